@@ -8,7 +8,8 @@ kinds/       the launchers: local, ssh, mpi, slurm, sge, yarn, kubernetes
 agents/      processes on other hosts, through an agent there
 processes/   processes on this machine
 hosts/       hostfiles, placement, addresses
-supervision/ the loop around a job: its output, and when and how it ends
+supervision/ the loop around a job: when and how it ends
+output/      where the lines of a job's processes go
 job/         what to run: the job, its processes, the environment of each. No I/O
 errors       what a user is told when a job cannot be started, or has failed
 

@@ -17,7 +17,7 @@ from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
 from launcher.kinds.registry import KINDS
-from launcher.options import checkpoints, failures, hosts, readers, resources
+from launcher.options import checkpoints, failures, hosts, output, readers, resources
 from launcher.options.values import count, name, variable
 
 _USAGE = f"""\
@@ -91,6 +91,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
             env_names=tuple(options.env),
             cluster=Cluster(**plain),
             verbose=verbose,
+            output=output.read(options),
         )
     except LaunchError as error:
         parser.error(str(error))
@@ -143,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     hosts.add_hosts(parser.add_argument_group("hosts (ssh, mpi)"))
     hosts.add_network(parser.add_argument_group("network"))
+    output.add(parser.add_argument_group("output"))
     failures.add(parser.add_argument_group("failures"))
     checkpoints.add(parser.add_argument_group("checkpoints"))
     readers.add(parser.add_argument_group("readers"))

@@ -12,6 +12,7 @@ In launch.py:
 run          a job through agents: start them, check the hosts, start the tasks, supervise
 fleet        the agents of one job: a crew
 remote       one agent as launch.py sees it
+answers      what hosts answer before the job begins
 roll_call    asks all agents at once, and collects the answers and the problems
 manager      agents that a cluster manager starts, which connect back
 carrier      a program that starts agents: ssh, mpirun, srun, qsub

@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from kvstore.job.exits import Exit
 from launcher.agents.links.link import PipeLink
+from launcher.output.lines import Prefixer
 from launcher.processes.child import Child
-from launcher.supervision.output import Prefixer
 
 _READ = 1 << 16
 _REMEMBERED = 20  # lines

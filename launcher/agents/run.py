@@ -5,7 +5,6 @@ No process starts before every host has answered, has an address that the others
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import selectors
 import socket
@@ -15,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import kvstore
 from kvstore.errors import ConfigError
 from kvstore.job.address import Address
 from kvstore.job.config import Config
@@ -24,6 +22,7 @@ from kvstore.job.keyring import Keyring
 from kvstore.job.processes import source_root
 from kvstore.job.settings import ENCRYPTION
 from kvstore.job.system import cores
+from launcher.agents.answers import has_servers, surveyed, unfit, unreached, version_problem
 from launcher.agents.fleet import Fleet
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
@@ -166,7 +165,7 @@ class _AgentJob:
             self._keyring = Keyring.random(
                 members(self._job, len(self._aggregated)), readers=cluster.readers is not None
             )
-        fit = roll_call.expect(self._remotes, p.Hello, HELLO_S, _version)
+        fit = roll_call.expect(self._remotes, p.Hello, HELLO_S, version_problem)
         if not fit:
             roll_call.conclude(len(self._remotes))
         own = self._address(self._recruiter.toward())
@@ -180,11 +179,11 @@ class _AgentJob:
             synced,
             [] if synced or self._sets_path() else [os.fsencode(word) for word in self._job.command],
         )
-        fit = roll_call.ask(dict.fromkeys(fit, question), p.Surveyed, SURVEY_S, _unfit)
+        fit = roll_call.ask(dict.fromkeys(fit, question), p.Surveyed, SURVEY_S, unfit)
         self._say_which(own, fit)
         targets: list[list[object]] = [["this machine", own.ip, self._listener.getsockname()[1]]]
-        targets += [[r.host, _surveyed(r).address, _surveyed(r).port] for r in fit if _has_servers(r)]
-        roll_call.ask(dict.fromkeys(fit, p.Probe(targets)), p.Probed, PROBE_S, _unreached)
+        targets += [[r.host, surveyed(r).address, surveyed(r).port] for r in fit if has_servers(r)]
+        roll_call.ask(dict.fromkeys(fit, p.Probe(targets)), p.Probed, PROBE_S, unreached)
         roll_call.conclude(len(self._remotes))
         self._recruiter.prepare(roll_call, selector)
 
@@ -194,13 +193,13 @@ class _AgentJob:
 
     def _say_which(self, own: Address, fit: Sequence[RemoteAgent]) -> None:
         """If hosts have several networks, print which address was chosen, and why."""
-        by_host = {remote.host: _surveyed(remote) for remote in fit}
-        others = {host: surveyed for host, surveyed in by_host.items() if surveyed.address != own.ip}
+        by_host = {remote.host: surveyed(remote) for remote in fit}
+        others = {host: answer for host, answer in by_host.items() if answer.address != own.ip}
         if others and own.others:
             print(f"launch.py: this machine is reached at {own.ip}: {own.why}", file=sys.stderr)
-        for host, surveyed in others.items():
-            if surveyed.several:
-                print(f"launch.py: {host} is reached at {surveyed.address}: {surveyed.why}", file=sys.stderr)
+        for host, answer in others.items():
+            if answer.several:
+                print(f"launch.py: {host} is reached at {answer.address}: {answer.why}", file=sys.stderr)
 
     def run(
         self,
@@ -266,6 +265,7 @@ class _AgentJob:
             environ=self._environ,
             limits=limits,
             selector=selector,
+            output=self._job.output,
             where=_where(tasks),
             restarts=restarts,
             drill=Drill(tasks, self._job.injections),
@@ -291,7 +291,7 @@ class _AgentJob:
                 continue
             remote = where[role, rank]
             remote.indices.append(index)
-            at_host = replace(at, node_host=_surveyed(remote).address, fd=None)
+            at_host = replace(at, node_host=surveyed(remote).address, fd=None)
             tasks.append(
                 Task(
                     role, rank, (), self._settings(at_host, role, rank) | self._locally(remote, role, rank), remote.host
@@ -348,40 +348,3 @@ def _listen(own: Address) -> socket.socket:
         return reach.listener(own.ip)
     except OSError as error:
         raise LaunchError(f"cannot listen at {own.ip}: {error.strerror}", exit_code=1) from None
-
-
-def _version(remote: RemoteAgent) -> str:
-    mine, hello = kvstore.__version__, remote.said(p.Hello)
-    if hello is None or hello.version == mine:
-        return ""
-    return f"has torch-kvstore {hello.version} (Python {hello.python}), but this machine has {mine}; install the same"
-
-
-def _surveyed(remote: RemoteAgent) -> p.Surveyed:
-    surveyed = remote.said(p.Surveyed)
-    assert surveyed is not None  # noqa: S101 (all have been asked)
-    return surveyed
-
-
-def _unfit(remote: RemoteAgent) -> str:
-    """What is wrong with a host. Its address is checked, because other agents will get it."""
-    surveyed = _surveyed(remote)
-    if surveyed.problem:
-        return surveyed.problem
-    try:
-        ipaddress.ip_address(surveyed.address)
-    except ValueError:
-        return f"reports the address {surveyed.address!r}, which is not an IP address"
-    return "" if surveyed.port else "its agent does not listen"
-
-
-def _has_servers(remote: RemoteAgent) -> bool:
-    return any(role in ("server", "standby") for role, _ in remote.members)
-
-
-def _unreached(remote: RemoteAgent) -> str:
-    probed = remote.said(p.Probed)
-    if probed is None or not probed.failures:
-        return ""
-    where = ", ".join(f"{name} ({why})" for name, why in probed.failures)
-    return f"cannot reach {where}; name the network that all share with --interface, or this machine's --host-ip"

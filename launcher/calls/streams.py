@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from launcher.supervision.output import Outlet
+from launcher.output.outlet import Outlet
 
 
 class Streams(Outlet):

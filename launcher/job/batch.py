@@ -10,6 +10,7 @@ from typing import Any
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
+from launcher.job.output_options import OutputOptions
 from launcher.job.tasks import passed
 
 _TUPLES = ("command", "env_names", "server_argv", "sync_exclude", "ssh_option", "cluster_option", "inject")
@@ -25,7 +26,7 @@ def dumps(job: Job, environ: Mapping[str, str], end: str) -> str:
         end: an existing file for the exit code. A manager may report the code late, if a host does not answer it.
     """
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(Job)}
-    fields["cluster"] = dataclasses.asdict(job.cluster)
+    fields["cluster"], fields["output"] = dataclasses.asdict(job.cluster), dataclasses.asdict(job.output)
     fields["env_server"], fields["env_worker"] = dict(job.env_server), dict(job.env_worker)
     return json.dumps([fields, passed(job, environ), end], ensure_ascii=True)
 
@@ -42,7 +43,10 @@ def loads(text: str) -> tuple[Job, dict[str, str], str]:
     try:
         fields, variables, end = json.loads(text)
         cluster = Cluster(**_tuples(fields["cluster"]))
-        return Job(**{**_tuples(fields), "cluster": cluster}), dict(variables), str(end)
+        output = fields["output"]
+        shown = None if output["show"] is None else tuple(output["show"])
+        options = OutputOptions(**{**output, "show": shown})
+        return Job(**{**_tuples(fields), "cluster": cluster, "output": options}), dict(variables), str(end)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise LaunchError("the job on standard input cannot be read; only launch.py writes it") from None
 

@@ -11,6 +11,7 @@ from kvstore.job.contract import COMPUTED, members
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.injection import Injection
+from launcher.job.output_options import OutputOptions
 
 # A typing error must not start a million processes.
 MAX_PER_ROLE = settings.MAX_NODES
@@ -42,6 +43,7 @@ class Job:
         server_argv: the command of the scheduler and the servers, if not `python -m servers`. `DMLC_ROLE` tells the
             process which of them it is. A job with such a command has no aggregators.
         verbose: whether every process prints its whole traceback at once if the job fails.
+        output: what is done with the lines that the processes print.
 
     Raises:
         LaunchError: a number is out of range, the command is empty, or a variable is reserved.
@@ -56,6 +58,7 @@ class Job:
     cluster: Cluster = field(default_factory=Cluster)
     server_argv: tuple[str, ...] = ()
     verbose: bool = False
+    output: OutputOptions = field(default_factory=OutputOptions)
 
     def __post_init__(self) -> None:
         for what, count in (("workers", self.num_workers), ("servers", self.num_servers)):
@@ -66,6 +69,7 @@ class Job:
         for option, names in (("--env-server", self.env_server), ("--env-worker", self.env_worker)):
             for name in sorted(RESERVED.intersection(names)):
                 raise LaunchError(f"{option} cannot set {name}: launch.py computes it for each process")
+        self.output.require_ranks(self.num_workers)
         known = set(members(self.num_workers, self.num_servers, replicas=self.cluster.replicas))
         for text in self.cluster.inject:
             if Injection.parse(text).member not in known:

@@ -57,7 +57,9 @@ def run(
     tasks = [Task(role, rank, words(job, role, PYTHON), {}) for role, rank in members(job)]
     with SignalQueue() as signals:
         pods = PodCrew(Kubectl(job.cluster.namespace), name, tasks, json.dumps(objects))
-        supervisor = Supervisor(tasks, [pods], signals, _tell_nobody, environ=environ, limits=limits or LIMITS)
+        supervisor = Supervisor(
+            tasks, [pods], signals, _tell_nobody, environ=environ, limits=limits or LIMITS, output=job.output
+        )
         try:
             supervisor.start()
             return supervisor.run()

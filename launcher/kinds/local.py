@@ -20,6 +20,8 @@ from launcher.job import dryrun
 from launcher.job.description import Job
 from launcher.job.tasks import HostEnvironment, Rendezvous, Task, members, render
 from launcher.kinds.kind import Kind
+from launcher.output.outlet import Outlet
+from launcher.output.terminal import columns
 from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
@@ -29,7 +31,6 @@ from launcher.processes.readers_file import readers_file
 from launcher.supervision.crew import Crew
 from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.output import Outlet, columns
 from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
@@ -160,6 +161,7 @@ def _run_tasks(
         environ=environ,
         limits=limits,
         outlet=caller.outlet,
+        output=job.output,
         name=caller.name,
         where="on this machine" if caller.says_start else None,
         restarts=restarts,

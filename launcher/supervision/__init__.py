@@ -1,4 +1,4 @@
-"""The loop around a job: output, signals, and when and how the job ends.
+"""The loop around a job: signals, and when and how the job ends.
 
 supervisor   the loop
 crew         the interface of what runs tasks, and of who hears from it
@@ -7,9 +7,6 @@ actions      what it has the supervisor do. No I/O
 restarts     which processes may die, and when they are started again. No I/O
 drill        the faults that launch.py injects by the time. No I/O
 postmortem   what a failed job says at its end. No I/O
-output       the output of many processes as whole lines
-rewritten    output that is rewritten, as a progress bar is, for a terminal
-status_line  where a terminal shows that. No I/O
 signals      signals as something to wait for
 report       tells the scheduler which process has failed, or died
 """

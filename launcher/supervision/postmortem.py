@@ -83,7 +83,7 @@ class Postmortem:
             how: what happened to it.
             last_line: the last line that it wrote to standard error, if others have written since.
         """
-        root = self._root(failed)
+        root = self.root(failed)
         if root != failed:
             how = str(self._exits[root]) if root in self._exits else "failed"
         if self._knows_only(root):
@@ -103,7 +103,7 @@ class Postmortem:
         """What to print when a job is over that a signal has ended."""
         return self._others(None, "")
 
-    def _root(self, failed: int) -> int:
+    def root(self, failed: int) -> int:
         """The process whose failure is the cause of the others'."""
         report = self._reports.get(failed)
         if report is None:

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
+from launcher.job.output_options import OutputOptions
 from launcher.job.tasks import Task, again
+from launcher.output.display import Display
+from launcher.output.outlet import Outlet
 from launcher.supervision.actions import Action, Kill, Lose, Restart, Say, Tell
 from launcher.supervision.crew import Crew, turn
 from launcher.supervision.drill import Drill
 from launcher.supervision.ending import Ending, EndingLimits, Phase
-from launcher.supervision.output import Outlet, Prefixer, is_terminal, prefix, wants_color
 from launcher.supervision.postmortem import Line, Postmortem
 from launcher.supervision.report import prepare, report_loss
 from launcher.supervision.restarts import Restarts
-from launcher.supervision.rewritten import StatusPrefixer
 from launcher.supervision.signals import CHILD, ENDING, SignalQueue, called
 
 # Called with the first process that fails, and how ("exited with code 7"), while the others still run.
@@ -31,7 +32,6 @@ _HIGH_WATER = 4 << 20
 _POLL_S = 0.02
 _CHECK_S = 0.25
 _FLUSH_S = 1.0
-_LONGEST = 300  # characters of a task's last line
 
 
 class Supervisor:
@@ -46,6 +46,7 @@ class Supervisor:
         limits: how long the phases of an ending may last.
         selector: a selector that the crews use already; None for a new one.
         outlet: where output goes; None for standard output and error.
+        output: which lines are shown, and which log files are written; None for all, and none.
         name: the prefix of the supervisor's own lines.
         where: where the tasks run, for the line that says what starts; None for no such line.
         restarts: which tasks may die and are started again; None for none.
@@ -64,6 +65,7 @@ class Supervisor:
         limits: EndingLimits | None = None,
         selector: selectors.BaseSelector | None = None,
         outlet: Outlet | None = None,
+        output: OutputOptions | None = None,
         name: str = "launch.py",
         where: str | None = None,
         restarts: Restarts | None = None,
@@ -81,14 +83,9 @@ class Supervisor:
         self._say_again_at = 0.0
         self._ending = Ending(tasks, limits, restarts)
         self._outlet = Outlet() if outlet is None else outlet
-        self._name = name
+        self._display = Display(tasks, self._outlet, environ=environ, options=output or OutputOptions(), name=name)
         self._where = where
         self._postmortem = Postmortem(tasks)
-        self._last: dict[int, bytes] = {}  # the last lines that each task has written to standard error
-        self._last_writer: int | None = None  # the task that has written the last line of all to standard error
-        self._color = {fd: wants_color(fd, environ) for fd in (self._outlet.stdout, self._outlet.stderr)}
-        self._terminal = {fd: is_terminal(fd, environ) for fd in self._color}
-        self._lines: dict[tuple[int, int], Prefixer] = {}
         self._own_selector = selector is None
         self._selector = selectors.DefaultSelector() if selector is None else selector
         self._selector.register(signals, selectors.EVENT_READ)
@@ -107,6 +104,8 @@ class Supervisor:
         """
         if self._where is not None:
             self.say(f"starting {self._counted(range(1, len(self._tasks)))} {self._where}")
+        for index in range(len(self._tasks)):
+            self._display.begins(index)
         for crew in self._crews:
             crew.start(self._selector, self)
         if self._restarts is not None and self._restarts.any:
@@ -124,6 +123,7 @@ class Supervisor:
                 self._inject()
                 self._print(self._postmortem.overdue(time.monotonic()))
             self._say_again()
+            self._display.tick(time.monotonic())
             self._outlet.pump()
             if self._ending.over:
                 return self._ending.exit_code
@@ -137,47 +137,41 @@ class Supervisor:
         if not self._closed:
             self._closed = True
             self._conclude()
+        self._display.close()
         self._flush()
         if self._own_selector:
             self._selector.close()
 
     def output(self, index: int, number: int, data: bytes) -> None:
-        """Print the whole lines of a task's output; see `Sink`."""
-        target = self._outlet.stdout if number == 1 else self._outlet.stderr
-        lines = self._lines.get((index, number))
-        if lines is None:
-            kind = StatusPrefixer if self._terminal[target] else Prefixer
-            lines = kind(prefix(self._tasks[index].name, index, self._color[target]))
-            self._lines[index, number] = lines
-        whole = lines.feed(data) if data else lines.finish()
-        if whole and number == 2:
-            self._last[index], self._last_writer = whole, index
-        self._outlet.put(target, whole)
-        if isinstance(lines, StatusPrefixer):
-            self._outlet.show(target, (index, number), lines.status)
+        """Show the whole lines of a task's output, and log them; see `Sink`."""
+        self._display.output(index, number, data)
 
     def reported(self, index: int, report: ExitReport) -> None:
         """Keep why a task ends until the job is over; see `Sink`."""
+        self._display.reported(index, report)
         self._postmortem.reported(index, report, time.monotonic())
         self._ending.reported(index, report)
 
     def exited(self, index: int, how: Exit) -> None:
         """Tell the ending; see `Sink`."""
+        self._display.exited(index, how)
         self._postmortem.exited(index, how)
         possible = self._crew_of(index) is not None
         self._perform(self._ending.exited(index, how, time.monotonic(), possible))
 
     def say(self, text: str) -> None:
         """Print a line of the supervisor's own; see `Sink`."""
-        self._last_writer = None
-        self._outlet.put(self._outlet.stderr, f"{self._name}: {text}\n".encode(errors="surrogateescape"))
+        self._display.say(text)
 
     def _conclude(self) -> None:
         """Print what there is to say of a job that has failed, or was interrupted."""
         failure, interruption = self._ending.failure, self._ending.interruption
+        self._display.conclude()
         if failure is not None:
-            last = b"" if self._last_writer == failure.index else self._last.get(failure.index, b"")
-            self._print(self._postmortem.lines(failure.index, failure.how, self._without_prefix(failure.index, last)))
+            last = self._display.last_line(failure.index)
+            for index in dict.fromkeys([failure.index, self._postmortem.root(failure.index)]):
+                self._display.show_hidden(index)
+            self._print(self._postmortem.lines(failure.index, failure.how, last))
             return
         self._print(self._postmortem.leftover())
         if interruption is not None and interruption.signum in ENDING:
@@ -186,18 +180,11 @@ class Supervisor:
             self.say(f"{called(interruption.signum)}: ended {ended}; {left}")
 
     def _print(self, lines: Sequence[Line]) -> None:
-        target = self._outlet.stderr
         for index, text in lines:
             if index is None:
                 self.say(text)
             else:
-                own = prefix(self._tasks[index].name, index, self._color[target])
-                self._outlet.put(target, own + text.encode(errors="surrogateescape") + b"\n")
-
-    def _without_prefix(self, index: int, lines: bytes) -> str:
-        own = prefix(self._tasks[index].name, index, self._color[self._outlet.stderr])
-        line = lines.rstrip(b"\n").rpartition(b"\n")[2]
-        return line.removeprefix(own)[:_LONGEST].decode(errors="replace").strip()
+                self._display.show(index, text)
 
     def _counted(self, indices: Iterable[int]) -> str:
         """How many tasks of each role these are: `2 workers, 1 server`; the scheduler, if it is among them."""
@@ -273,6 +260,7 @@ class Supervisor:
     def _restart(self, action: Restart) -> None:
         crew = self._crew_of(action.index)
         if crew is not None:
+            self._display.begins(action.index, action.start, str(action.before))
             crew.restart(action.index, again(action.start, action.before, action.since))
         else:
             self.exited(action.index, Exit(1, text="could not be started again"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from launcher.errors import LaunchError
 from launcher.job import batch
 from launcher.job.cluster import Cluster
 from launcher.job.description import RESERVED, Job
+from launcher.job.output_options import OutputOptions
 
 BYTES = st.binary(max_size=20).filter(lambda value: 0 not in value).map(os.fsdecode)
 
@@ -35,6 +37,7 @@ def test_a_job_of_any_bytes_arrives(
         cluster_option=options, ssh_option=options, sync_exclude=options, time="1:00:00", encryption=False
     )
     job = Job(2, 3, ("python", *words), server, worker, (*environ, "NOT_SET"), cluster, words)
+    job = replace(job, output=OutputOptions(log_dir="/d", log_files=2, show=(0, 1)))
     text = batch.dumps(job, {**environ, "OTHER": "hunter2"}, "/a\udcff/end")
     assert text.isascii()
     assert "\n" not in text

@@ -14,11 +14,11 @@ from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.job.injection import Injection
 from launcher.job.tasks import Task
+from launcher.output.outlet import Outlet
 from launcher.supervision.actions import Lose
 from launcher.supervision.crew import Sink
 from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.output import Outlet
 from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Supervisor

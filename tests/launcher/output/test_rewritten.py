@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.supervision import rewritten
-from launcher.supervision.rewritten import StatusPrefixer
+from launcher.output import rewritten
+from launcher.output.rewritten import StatusPrefixer
 
 P = b"[x] "
 TQDM = [b"\r 0%|   |", b"\r50%|#  |", b"\r100%|###|", b"\n"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.supervision.output import MAX_LINE, Prefixer
+from launcher.output.lines import MAX_LINE, Prefixer
 
 _SEGMENT = re.compile(rb"([^\r\n]*)(\r*\n|\r+|\Z)")
 

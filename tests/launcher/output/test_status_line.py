@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.supervision.status_line import ERASE, StatusLine
+from launcher.output.status_line import ERASE, StatusLine
 
 DRAWN = b"\x1b[?7l%b\x1b[0m\x1b[?7h"
 

@@ -1,0 +1,191 @@
+"""Where the lines of a job's processes go: to the terminal, or what is in its place, and into log files."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from kvstore.job.exit_report import ExitReport
+from kvstore.job.exits import Exit
+from launcher.job.output_options import OutputOptions
+from launcher.job.tasks import Task
+from launcher.output.lines import Prefixer, prefix
+from launcher.output.log_files import LogFiles
+from launcher.output.log_lines import STREAMS, LogLines, remark, said, stamp
+from launcher.output.outlet import Outlet
+from launcher.output.rewritten import StatusPrefixer
+from launcher.output.terminal import is_terminal, wants_color
+
+OWN_FILE = "launch"  # for the lines of launch.py itself
+_LONGEST = 300  # characters of a task's last line
+_REMEMBERED = 20  # lines of a process that are not shown, for the case that it fails
+_REMEMBERED_LINE = 2000  # bytes of each of them
+_UNENDED_S = 1.0  # after which the beginning of a line is written into its file, without the end
+
+
+class Display:
+    """Shows the lines of one job's processes, and those of whoever runs the job.
+
+    Args:
+        tasks: the processes.
+        outlet: where lines are shown.
+        environ: the caller's environment, for NO_COLOR.
+        options: which lines are shown, and which files are written.
+        name: the prefix of the caller's own lines.
+        clock: the time since the epoch, in seconds.
+
+    Raises:
+        LaunchError: the files cannot be written.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        outlet: Outlet,
+        *,
+        environ: Mapping[str, str],
+        options: OutputOptions,
+        name: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tasks = tasks
+        self._outlet = outlet
+        self._name = name
+        self._clock = clock
+        self._color = {fd: wants_color(fd, environ) for fd in (outlet.stdout, outlet.stderr)}
+        self._terminal = {fd: is_terminal(fd, environ) for fd in self._color}
+        self._hidden = {index for index, task in enumerate(tasks) if not options.shows(task.role, task.rank)}
+        self._lines: dict[tuple[int, int], Prefixer] = {}
+        self._last: dict[int, bytes] = {}  # the last lines that each task has written to standard error
+        self._last_writer: int | None = None  # the task that has written the last line of all to standard error
+        self._unshown: dict[int, deque[bytes]] = {}  # the last lines of tasks that are hidden
+        self._files: LogFiles | None = None
+        self._entries: dict[tuple[int, int], LogLines] = {}
+        self._flushed_at = 0.0
+        if options.log_dir is not None:
+            self._files = LogFiles(Path(options.log_dir), options.log_size, options.log_files)
+
+    def output(self, index: int, number: int, data: bytes) -> None:
+        """Take what a task has written; see `Sink.output`."""
+        if self._files is not None:
+            self._log(index, number, data)
+        target = self._outlet.stdout if number == 1 else self._outlet.stderr
+        lines = self._lines.get((index, number))
+        if lines is None:
+            kind = StatusPrefixer if self._terminal[target] else Prefixer
+            lines = kind(prefix(self._tasks[index].name, index, self._color[target]))
+            self._lines[index, number] = lines
+        whole = lines.feed(data) if data else lines.finish()
+        if index in self._hidden:
+            if whole:
+                self._remember(index, whole)
+            return
+        if whole and number == 2:
+            self._last[index], self._last_writer = whole, index
+        self._outlet.put(target, whole)
+        if isinstance(lines, StatusPrefixer):
+            self._outlet.show(target, (index, number), lines.status)
+
+    def say(self, text: str) -> None:
+        """Show a line of the caller's own."""
+        self._last_writer = None
+        self._outlet.put(self._outlet.stderr, f"{self._name}: {text}\n".encode(errors="surrogateescape"))
+        if self._files is not None:
+            at = stamp(self._clock())
+            self._files.write(OWN_FILE, said(text, at), at)
+
+    def show(self, index: int, text: str) -> None:
+        """Show a line on behalf of a task."""
+        target = self._outlet.stderr
+        own = prefix(self._tasks[index].name, index, self._color[target])
+        self._outlet.put(target, own + text.encode(errors="surrogateescape") + b"\n")
+
+    def show_hidden(self, index: int) -> bool:
+        """Show the last lines of a task that has failed, if they have not been shown. Return whether there were any."""
+        remembered = self._unshown.pop(index, None)
+        if not remembered:
+            return False
+        count = f"{len(remembered)} lines" if len(remembered) > 1 else "line"
+        self.say(f"the last {count} of {self._tasks[index].title}, which --show leaves out:")
+        self._outlet.put(self._outlet.stderr, b"".join(remembered))
+        return True
+
+    def last_line(self, index: int) -> str:
+        """The last line that a task has written to standard error, if others have been shown since."""
+        if self._last_writer == index:
+            return ""
+        own = prefix(self._tasks[index].name, index, self._color[self._outlet.stderr])
+        line = self._last.get(index, b"").rstrip(b"\n").rpartition(b"\n")[2]
+        return line.removeprefix(own)[:_LONGEST].decode(errors="replace").strip()
+
+    def begins(self, index: int, start: int = 1, why: str = "") -> None:
+        """A task is started.
+
+        Args:
+            index: of the task.
+            start: which start of it this is.
+            why: why it is started again.
+        """
+        again = f", because it {why}" if why else ""
+        self._note(index, f"start {start} of {self._tasks[index].title}{again}")
+
+    def reported(self, index: int, report: ExitReport) -> None:
+        """A task has said why it ends. It is shown later; its file has it now."""
+        if self._files is not None and not report.printed:
+            at = stamp(self._clock())
+            self._write(index, said(report.details.rstrip() or report.error, at), at)
+
+    def exited(self, index: int, how: Exit) -> None:
+        """A task has ended."""
+        self._note(index, str(how))
+
+    def tick(self, now: float) -> None:
+        """Time has passed: write what has waited in vain for the end of its line.
+
+        Args:
+            now: the time, by the monotonic clock.
+        """
+        if self._files is None or now < self._flushed_at + _UNENDED_S:
+            return
+        self._flushed_at = now
+        at = stamp(self._clock())
+        for (index, _), entries in self._entries.items():
+            if entries.holds:
+                self._write(index, entries.flush(at), at)
+
+    def conclude(self) -> None:
+        """The job is over: say what is missing, before its causes are told."""
+        if self._files is not None and (missing := self._files.missing):
+            self.say(f"{missing} lines could not be written, and are missing in {self._files.directory}")
+
+    def close(self) -> None:
+        """Close the files. Lines that are shown after that are in none. May be called again."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def _remember(self, index: int, lines: bytes) -> None:
+        remembered = self._unshown.setdefault(index, deque(maxlen=_REMEMBERED))
+        for line in lines.rsplit(b"\n", _REMEMBERED + 1)[-_REMEMBERED - 1 : -1]:
+            remembered.append(line[:_REMEMBERED_LINE] + b"\n")
+
+    def _log(self, index: int, number: int, data: bytes) -> None:
+        entries = self._entries.get((index, number))
+        if entries is None:
+            entries = self._entries[index, number] = LogLines(STREAMS[number])
+        at = stamp(self._clock())
+        self._write(index, entries.feed(data, at) if data else entries.finish(at), at)
+
+    def _note(self, index: int, text: str) -> None:
+        """Write a line of the caller's own into the file of a task."""
+        if self._files is not None:
+            at = stamp(self._clock())
+            self._write(index, remark(text, at), at)
+
+    def _write(self, index: int, entries: bytes, at: str) -> None:
+        assert self._files is not None  # noqa: S101 (for the type checker)
+        self._files.write(self._tasks[index].name.replace(" ", "-"), entries, at)
+        if problem := self._files.problem():
+            self.say(problem)

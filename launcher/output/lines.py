@@ -1,0 +1,77 @@
+"""Output as whole lines, each with the name of its process, and no byte lost. No I/O."""
+
+from __future__ import annotations
+
+import re
+
+# The longest line, in bytes. A longer one is split, or one process could fill the memory.
+MAX_LINE = 16 << 20
+
+_SEGMENT = re.compile(rb"([^\r\n]*)(\r\n|\r|\n|\Z)")
+# Cyan, green, magenta, yellow, blue, and the bright ones. Red is for errors, black and white are backgrounds.
+_COLORS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
+
+
+class Prefixer:
+    """Puts a prefix before each line of one stream. Bytes go in, whole lines come out.
+
+    A carriage return ends a line, as a newline does. So a progress bar, which rewrites its line, comes out as lines.
+    Empty lines of this kind are dropped.
+    """
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._partial: list[bytes] = []
+        self._held = 0
+        self._after_return = False  # a carriage return has ended the line that a newline would end now
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that `data` completes."""
+        if b"\r" in data or self._after_return:
+            data = self._without_returns(data)
+        whole, newline, rest = data.rpartition(b"\n")
+        lines = b""
+        if newline:
+            lines = self._prefixed(b"".join(self._partial) + whole)
+            self._partial, self._held = [], 0
+        if rest:
+            self._partial.append(rest)
+            self._held += len(rest)
+        return lines if self._held <= MAX_LINE else lines + self.finish()
+
+    def finish(self) -> bytes:
+        """The last line, if it has no newline."""
+        rest = b"".join(self._partial)
+        self._partial, self._held = [], 0
+        return self._prefixed(rest) if rest else b""
+
+    def _prefixed(self, lines: bytes) -> bytes:
+        return self._prefix + lines.replace(b"\n", b"\n" + self._prefix) + b"\n"
+
+    def _without_returns(self, data: bytes) -> bytes:
+        pieces = []
+        started = bool(self._partial)
+        for text, end in _SEGMENT.findall(data):
+            started = started or bool(text)
+            if text:
+                pieces.append(text)
+                self._after_return = False
+            if end == b"\r":
+                if started:
+                    pieces.append(b"\n")
+                    self._after_return = True
+            elif end:
+                if not self._after_return or started:
+                    pieces.append(b"\n")
+                self._after_return = False
+            if end:
+                started = False
+        return b"".join(pieces)
+
+
+def prefix(name: str, index: int, color: bool) -> bytes:
+    """The prefix of the lines of a process: its name, in a color that its index in the job selects."""
+    if not color:
+        return f"[{name}] ".encode()
+    # It begins with a reset, because the line before may have set a color.
+    return f"\x1b[0;{_COLORS[index % len(_COLORS)]}m[{name}]\x1b[0m ".encode()

@@ -1,0 +1,190 @@
+"""The log files of a job: one for each process, in one directory, of bounded size.
+
+Each entry is written at once by a single call, so what has been written is there whoever is killed then. Nothing that
+fails here raises: it is said once, and the file says how many lines are missing, when it can be written again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.errors import LaunchError
+from launcher.output.log_lines import remark
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class LogFiles:
+    """The log files of one job, in a directory that no other job uses meanwhile.
+
+    Args:
+        directory: where they are. It is made if it does not exist, for this user alone.
+        size: how large a file may be before the next one is begun, in bytes.
+        count: how many files of each process are kept.
+
+    Raises:
+        LaunchError: the directory cannot be made or written to, or another job uses it.
+    """
+
+    def __init__(self, directory: Path, size: int, count: int) -> None:
+        self.directory = directory
+        self._size, self._count = size, count
+        self._files: dict[str, _LogFile] = {}
+        self._said = False
+        self._lock = _lock(directory)
+
+    def write(self, name: str, entries: bytes, at: str) -> None:
+        """Append entries to the file of a process; none if that fails.
+
+        Args:
+            name: of the file, without its end.
+            entries: whole entries.
+            at: the time, from `stamp`.
+        """
+        if not entries:
+            return
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = _LogFile(self.directory / f"{name}.log", self._size, self._count)
+        file.write(entries, at)
+
+    def problem(self) -> str:
+        """What has failed first, to be said to the user; empty if nothing has, or if it was said before."""
+        failed = None if self._said else next((file for file in self._files.values() if file.problem), None)
+        if failed is None:
+            return ""
+        self._said = True
+        return f"cannot write {failed.path}: {failed.problem}; the job goes on without the lines that cannot be written"
+
+    @property
+    def missing(self) -> int:
+        """How many lines could not be written."""
+        return sum(file.missing for file in self._files.values())
+
+    def close(self) -> None:
+        """Close the files. May be called again."""
+        for file in self._files.values():
+            file.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+class _LogFile:
+    """One file, and those before it: `worker-0.log`, `worker-0.log.1` and so on, the newest first."""
+
+    def __init__(self, path: Path, size: int, count: int) -> None:
+        self.path = path
+        self.missing = 0
+        self.problem = ""  # what has failed first
+        self._limit, self._count = size, count
+        self._fd = -1
+        self._size = 0
+        self._torn = False  # the last entry is incomplete
+        self._unsaid = 0  # lines that are missing, which the file does not say yet
+
+    def write(self, entries: bytes, at: str) -> None:
+        """Append entries, all or none."""
+        try:
+            if self._fd < 0:
+                self._open()
+            if self._size and self._size + len(entries) > self._limit:
+                self._rotate()
+            unsaid = remark(f"{self._unsaid} lines are missing here: {self.problem}", at) if self._unsaid else b""
+            self._append(unsaid + entries)
+            self._unsaid = 0
+        except OSError as error:
+            lines = entries.count(b"\n")
+            self.missing += lines
+            self._unsaid += lines
+            self.problem = self.problem or error.strerror or str(error)
+
+    def close(self) -> None:
+        """Close it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> None:
+        fd = os.open(self.path, _FLAGS, 0o600)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "it is not a file")
+            if status.st_uid != os.getuid():
+                raise OSError(errno.EPERM, "it belongs to another user")
+            if stat.S_IMODE(status.st_mode) != 0o600:
+                os.fchmod(fd, 0o600)
+        except OSError:
+            os.close(fd)
+            raise
+        self._fd, self._size = fd, status.st_size
+        self._torn = not _ends_whole(self.path)
+
+    def _append(self, data: bytes) -> None:
+        rest = memoryview(b"\n" + data if self._torn else data)
+        whole = self._size
+        try:
+            while rest:
+                written = os.write(self._fd, rest)
+                self._size += written
+                rest = rest[written:]
+            self._torn = False
+        except OSError:
+            if self._size > whole:
+                self._torn = True
+                with suppress(OSError):
+                    os.ftruncate(self._fd, whole)
+                    self._size, self._torn = whole, False
+            raise
+
+    def _rotate(self) -> None:
+        """Begin the next file; go on with this one if it cannot be renamed."""
+        self.close()
+        try:
+            for number in range(self._count - 1, 0, -1):
+                with suppress(FileNotFoundError):
+                    self._numbered(number - 1).replace(self._numbered(number))
+            if self._count == 1:
+                self.path.unlink(missing_ok=True)
+        except OSError as error:
+            self.problem = self.problem or error.strerror or str(error)
+        self._open()
+        self._size = 0
+
+    def _numbered(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether a file ends with a newline, or is empty. Who has written it may have been killed meanwhile."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        return file.read(1) in (b"", b"\n")
+
+
+def _lock(directory: Path) -> int:
+    """Make the directory, and keep other jobs out of it."""
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise LaunchError(f"--log-dir {directory}: cannot make this directory: {error.strerror}", exit_code=1) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise LaunchError(f"--log-dir {directory}: another job writes there; name another directory") from None
+    except OSError:
+        pass  # a file system without locks
+    if not os.access(directory, os.W_OK | os.X_OK):
+        os.close(fd)
+        raise LaunchError(f"--log-dir {directory}: you may not write there", exit_code=1)
+    return fd

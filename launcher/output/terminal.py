@@ -1,0 +1,28 @@
+"""What the terminal of launch.py can show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from kvstore.job.settings import NO_COLOR
+
+# The width of a terminal that does not know its own.
+_COLUMNS = 80
+
+
+def wants_color(fd: int, environ: Mapping[str, str]) -> bool:
+    """Whether a descriptor is a terminal with colors, and the user wants them (https://no-color.org)."""
+    return not environ.get(NO_COLOR.name) and is_terminal(fd, environ)
+
+
+def is_terminal(fd: int, environ: Mapping[str, str]) -> bool:
+    """Whether a descriptor is a terminal that can erase a line."""
+    return environ.get("TERM") != "dumb" and os.isatty(fd)
+
+
+def columns(fd: int, environ: Mapping[str, str]) -> int:
+    """The width of a terminal that can erase a line; 0 for anything else."""
+    if not is_terminal(fd, environ):
+        return 0
+    return os.get_terminal_size(fd).columns or _COLUMNS
