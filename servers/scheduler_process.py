@@ -80,6 +80,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         service.run(
             lambda peer, message: stop_if_finished(core.handle(peer, message, clock())),
             lambda: stop_if_finished(core.tick(clock())),
+            scheduler.inquiries.due,
         )
     finally:
         transport.close(linger=1.0)

@@ -9,5 +9,6 @@ outstanding     the requests that have not been answered
 window          the send window: which request goes next, while the bytes in flight are bounded
 io_lock         lets one thread at a time use the links
 heartbeat       the thread that tells the scheduler that this process is alive
+stacks          where the threads of this process are in their code
 pulse           the process beside it that does the same while the interpreter is busy in C
 """

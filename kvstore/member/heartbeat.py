@@ -15,9 +15,10 @@ from typing import NamedTuple, Protocol
 
 from kvstore.errors import KVStoreError, NodeLost, WireError
 from kvstore.job.curve_keys import split_key
+from kvstore.member.stacks import where
 from kvstore.rare_log import Drops
 from kvstore.transport import Transport
-from kvstore.wire import Alive, Beat, Message, Node, decode, encode
+from kvstore.wire import Alive, Beat, Message, Node, Where, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -201,5 +202,16 @@ class Heartbeat:
         except WireError as exc:
             self._drops.note("a bad message from the scheduler", exc)
             return
-        if not isinstance(message, Alive):
+        if isinstance(message, Where):
+            self._tell_where(message.number)
+        elif not isinstance(message, Alive):
             self._listener.on_notice(message)
+
+    def _tell_where(self, number: int) -> None:
+        """Say where this process is in its code. A failure costs the answer, not the heartbeat."""
+        try:
+            frames = encode(where(self._node, number))
+        except Exception as exc:
+            self._drops.note("the question where this process is", exc)
+            return
+        self._transport.send(self._scheduler, frames)

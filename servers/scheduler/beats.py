@@ -51,6 +51,7 @@ class Beats:
         if peer != member.peer:  # a new link; notices that went over the old one may be lost
             member.peer, member.epoch, member.viewed = peer, 0, 0
         self._members.hear(member, now)
+        member.beaten = now
         failure = self._failure()
         if failure is not None and member.state is MemberState.READY:
             self._send(peer, JobFailed(failure))
@@ -66,6 +67,7 @@ class Beats:
         member = self._members.identify(message.node)
         if member is None or not self._reply_links.admit(peer, message, member.key):
             return
+        member.pulse_peer, member.pulsed = peer, now
         if member.state is MemberState.READY:
             self._members.hear(member, now)
 

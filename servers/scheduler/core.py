@@ -22,6 +22,7 @@ from kvstore.wire import (
     JobFailed,
     Join,
     Leave,
+    Locate,
     Lost,
     Message,
     Node,
@@ -29,6 +30,7 @@ from kvstore.wire import (
     Reply,
     Request,
     Sender,
+    Stacks,
     Standing,
 )
 from servers.requests.ledger import Ledger, Verdict
@@ -37,6 +39,7 @@ from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.beats import Beats
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
+from servers.scheduler.inquiries import Inquiries
 from servers.scheduler.joining import JoinRequests
 from servers.scheduler.losses import Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
@@ -64,6 +67,7 @@ class Scheduler:
         members: of the job.
         failure: why the job has failed; None if it has not.
         ledger: the requests that may be repeated.
+        inquiries: the questions where members are in their code.
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
     """
 
@@ -100,6 +104,7 @@ class Scheduler:
         self._beats = Beats(
             self.members, self._reply_links, self._failover, self._rosters, self._send, lambda: self.failure
         )
+        self.inquiries = Inquiries(self.members, self._reply_links, self._send)
         self._readers = (
             Readers(readers, reader_key, admission, self._stores, lambda: self._joining.servers, self._over)
             if readers
@@ -123,6 +128,9 @@ class Scheduler:
         if isinstance(message, Lost):
             self._losses.report(peer, message, now)
             return self._flush([])
+        if isinstance(message, Stacks):
+            self.inquiries.take(peer, message, now)
+            return self._flush([])
         if not isinstance(message, Request) and not isinstance(message, Here):
             log.debug("dropped a %s, which the scheduler does not handle", type(message).__name__)
             return []
@@ -139,6 +147,9 @@ class Scheduler:
             return turn_away(peer, message, "joined this job with another key than that of this link")
         if isinstance(message, Here):
             return []
+        if isinstance(message, Locate):  # not in the ledger: it changes nothing, and its answer may be long
+            self.inquiries.locate(peer, message, now)
+            return self._flush([])
         verdict = self.ledger.admit(message)
         if verdict is Verdict.STALE:
             return []
@@ -161,6 +172,7 @@ class Scheduler:
             self._losses.silent(member, now)
         if not self.members.complete and self.failure is None:
             self._joining.remind(now)
+        self.inquiries.tick(now)
         return self._flush(self._depart())
 
     def tick_again(self, now: float, silent: Sequence[tuple[Node, float]]) -> Outbox:

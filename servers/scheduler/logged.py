@@ -17,6 +17,7 @@ from kvstore.wire import (
     Declare,
     Join,
     Leave,
+    Located,
     Lost,
     Message,
     OpenStore,
@@ -113,7 +114,8 @@ class LoggedScheduler:
         """See ``Scheduler.tick``."""
         before = self._scheduler.epoch
         outbox = self._scheduler.tick(now)
-        if outbox or self._scheduler.silent or self._scheduler.epoch != before:
+        changed = any(not isinstance(message, Located) for _, message in outbox)
+        if changed or self._scheduler.silent or self._scheduler.epoch != before:
             self._log(Ticked(now, self._scheduler.silent))
         return _over_links(outbox)
 

@@ -62,6 +62,8 @@ class JobMember:
         key: the public key that its link proved then; empty where links prove no keys.
         peer: the link of its heartbeat, which takes notices; None before the first beat.
         heard: the time of its last sign of life.
+        beaten, pulsed: the times of its heartbeat's last sign of life, and of that of the process beside it.
+        pulse_peer: the link of the process beside it; None before its first sign of life.
         epoch: of the latest ``Roster`` that it has been sent over ``peer``.
         viewed: of the latest ``View`` that it has been sent over ``peer``, the epoch; of a worker or an aggregator, how
             many changes of servers it has been told of.
@@ -82,6 +84,9 @@ class JobMember:
     state: MemberState = MemberState.JOINED
     peer: bytes | None = None
     heard: float = 0.0
+    beaten: float = 0.0
+    pulsed: float = 0.0
+    pulse_peer: bytes | None = None
     epoch: int = 0
     viewed: int = 0
     notices: list[Message] = field(default_factory=list)

@@ -1,0 +1,205 @@
+"""Where the threads of this process are in their code, as texts: files, lines and functions, and nothing else.
+
+No values and no lines of the source, so nothing secret leaves the process. Files are named relative to the working
+directory, or to the directory that Python imports them from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from kvstore.wire import Node, Stacks
+from kvstore.wire.observing import MAX_PLACE, MOST_FRAMES, MOST_THREADS
+
+_OURS = ("kvstore", "workers", "servers", "launcher")
+_SOURCE = Path(__file__).parents[2]  # where these lie
+_INSTALLED = ("site-packages", "dist-packages")
+_DEEPEST = 2000  # frames of a thread that are looked at
+_LONGEST_NAME = 128
+_LONGEST_DOING = 256
+# What calls of a library do, in words: the file or the directory that they are in, functions (empty for all), and words.
+# The outermost call that matches counts: a queue says more than the lock inside it.
+_DOINGS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("queue.py", ("get", "put", "join"), "waits for a queue"),
+    ("concurrent/futures/", ("result", "wait", "as_completed"), "waits for a future"),
+    ("threading.py", ("join", "_wait_for_tstate_lock"), "waits for a thread to end"),
+    ("threading.py", ("wait", "acquire", "__enter__"), "waits for a lock"),
+    ("subprocess.py", (), "waits for a program"),
+    ("multiprocessing/", (), "waits for another process"),
+    ("selectors.py", (), "waits for files or sockets"),
+    ("socket.py", (), "waits for a socket"),
+    ("ssl.py", (), "waits for a socket"),
+    ("torch/distributed/", (), "is in torch.distributed"),
+    ("torch/utils/data/", (), "reads input"),
+    ("torch/autograd/", (), "computes gradients"),
+    ("torch/optim/", (), "updates weights"),
+    ("torch/nn/", (), "computes"),
+)
+
+
+class Place(NamedTuple):
+    """A line of code that a thread is at.
+
+    Attributes:
+        file: as messages name it.
+        line: 0 if it is not known.
+        function: its name.
+        path: of the file, as Python has it.
+    """
+
+    file: str
+    line: int
+    function: str
+    path: str
+
+    def __str__(self) -> str:
+        text = f"{self.file}:{self.line} in {self.function}"
+        return text if len(text) <= MAX_PLACE else "..." + text[3 - MAX_PLACE :]
+
+
+def where(node: Node, number: int) -> Stacks:
+    """Return where this process is: the answer of ``node`` to question ``number``.
+
+    The calling thread is left out.
+    """
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
+    main = threading.main_thread().ident
+    stacks = {ident: places(frame) for ident, frame in frames.items()}
+    place, doing = described(stacks.get(main or 0, ()))
+    return Stacks(node, number, place, doing, _listed(stacks, names, main))
+
+
+def main_place() -> str:
+    """Return where the thread is that the program began in; empty if it has ended."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "" if frame is None else described(places(frame))[0]
+
+
+def places(frame: FrameType | None) -> list[Place]:
+    """Return where a thread is whose innermost frame this is: the innermost last."""
+    found: list[Place] = []
+    while frame is not None and len(found) < _DEEPEST:
+        found.append(_placed(frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def described(stack: Sequence[Place]) -> tuple[str, str]:
+    """Return where a thread is, and what it does there.
+
+    Returns:
+        The innermost place in the program's own code, or, if there is none, the innermost that is not the standard
+        library's; and what is called from there, in words: ``waits for a lock (threading.py:320 in wait)``. Empty texts
+        if nothing is known.
+    """
+    if not stack:
+        return "", ""
+    own = [number for number, place in enumerate(stack) if _kind(place.path) == "own"]
+    others = [number for number, place in enumerate(stack) if _kind(place.path) not in ("standard", "frozen")]
+    number = (own or others or [len(stack) - 1])[-1]
+    return str(stack[number]), _doing(stack[number + 1 :])
+
+
+def _doing(called: Sequence[Place]) -> str:
+    """Say in words what the calls do that lead on from a place in the program's code."""
+    for place in called:
+        for part, functions, words in _DOINGS:
+            if _named(place, part) and (not functions or place.function in functions):
+                inside = [other for other in called if _named(other, part)][-1]
+                return f"{words} ({inside})"[:_LONGEST_DOING]
+    called = [place for place in called if _kind(place.path) != "frozen"]
+    return f"calls {called[0].function} ({called[-1]})"[:_LONGEST_DOING] if called else ""
+
+
+def _named(place: Place, part: str) -> bool:
+    if part.endswith("/"):
+        return place.file.startswith(part) and _kind(place.path) != "own"
+    return place.file == part and _kind(place.path) == "standard"
+
+
+def _listed(stacks: Mapping[int, Sequence[Place]], names: Mapping[int, str], main: int | None) -> list[list[object]]:
+    """Return names and places of the threads: the main thread, the program's own, and then ours."""
+
+    def rank(ident: int) -> tuple[int, str]:
+        if ident == main:
+            return 0, ""
+        return 2 if _is_ours(stacks[ident]) else 1, names.get(ident, "")
+
+    chosen = sorted(stacks, key=rank)[:MOST_THREADS]
+    return [
+        [names.get(ident, f"thread {ident}")[:_LONGEST_NAME], [str(place) for place in stacks[ident][-MOST_FRAMES:]]]
+        for ident in chosen
+    ]
+
+
+def _is_ours(stack: Iterable[Place]) -> bool:
+    """Whether a thread is one that this package has started: its outermost code beyond the library's is ours."""
+    first = next((place for place in stack if _kind(place.path) != "standard"), None)
+    return first is not None and _kind(first.path) == "ours"
+
+
+# ---- files
+
+
+@cache
+def _kind(path: str) -> str:
+    """Whose file this is: ``ours``, ``standard``, ``installed``, ``frozen``, or the program's ``own``."""
+    if path.startswith("<frozen "):
+        return "frozen"
+    return next((kind for kind, directory in _directories() if path.startswith(directory)), _elsewhere(path))
+
+
+def _elsewhere(path: str) -> str:
+    return "installed" if any(f"{os.sep}{name}{os.sep}" in path for name in _INSTALLED) else "own"
+
+
+@cache
+def _directories() -> Sequence[tuple[str, str]]:
+    """Return where files lie that are not the program's, and whose they are. Longer paths come first."""
+    named = sysconfig.get_paths()
+    found = {("ours", str(_SOURCE / name)) for name in _OURS}
+    found |= {("installed", named[scheme]) for scheme in ("purelib", "platlib")}
+    found |= {("installed", str(Path(named["stdlib"]) / name)) for name in _INSTALLED}
+    found |= {("standard", named[scheme]) for scheme in ("stdlib", "platstdlib")}
+    found |= {(kind, os.path.realpath(path)) for kind, path in found}
+    return sorted(((kind, path + os.sep) for kind, path in found), key=lambda entry: -len(entry[1]))
+
+
+def _placed(code: CodeType, line: int) -> Place:
+    path = code.co_filename
+    return Place(_shown(path), line, code.co_name, path)
+
+
+def _shown(path: str) -> str:
+    """Return the name of a file for messages."""
+    kind = _kind(path)
+    if kind == "own":
+        return _relative(path, _working_directory())
+    if kind == "ours":
+        return _relative(path, str(_SOURCE))
+    directory = next((directory for _, directory in _directories() if path.startswith(directory)), "")
+    if directory or kind == "frozen":
+        return path[len(directory) :]
+    return max((path.partition(f"{os.sep}{name}{os.sep}")[2] for name in _INSTALLED), key=len)
+
+
+def _relative(path: str, directory: str) -> str:
+    inside = directory and path.startswith(directory.rstrip(os.sep) + os.sep)
+    return os.path.relpath(path, directory) if inside else path
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return ""
