@@ -17,6 +17,7 @@ reading    readers on a server: what they ask is answered between the messages o
 aggregator a process for one host's workers: it sums what they push, and servers see it in their place
 observer   the process beside a job that shows how it is; no member
 replication a server's rank as a pair, of which one may die: records, the gate, taking over
+observer   a process beside a job that shows it: the page
 requests   what all cores do with requests: repeats, replies, links
 names      how messages to people name members
 garbage_collector  how often Python's garbage collector runs
