@@ -19,6 +19,7 @@ observer   the process beside a job that shows how it is; no member
 replication a server's rank as a pair, of which one may die: records, the gate, taking over
 observer   a process beside a job that shows it: the page
 requests   what all cores do with requests: repeats, replies, links
+activity   what a core has done so far, and who waits in it, for its reports
 names      how messages to people name members
 garbage_collector  how often Python's garbage collector runs
 """

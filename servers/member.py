@@ -8,16 +8,21 @@ from collections.abc import Callable
 
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config
+from kvstore.job.usage import cpu_us, memory_bytes
 from kvstore.member.session import Session
 from kvstore.transport import Transport
-from kvstore.wire import Message, Stop
+from kvstore.wire import Message, ServerReport, Stop
+from servers.activity import ServedActivity
 from servers.farewell import say
 from servers.requests.replies import Outbox
 from servers.service import Service
 
+MICRO = 1_000_000
+MAX_WHY = 1024  # characters; see ``ServerReport``
+
 
 class ServingMember:
-    """See the module. A subclass has a core, and serves it in ``_serve``.
+    """See the module. A subclass has a core, and serves it in ``_serve``; it calls ``_report`` at each tick.
 
     Args:
         config: the job.
@@ -37,6 +42,8 @@ class ServingMember:
         thread: Callable[..., threading.Thread],
         on_line_back: Callable[[], Outbox] | None = None,
     ) -> None:
+        self._clock = clock
+        self._report_s, self._reports_at = config.heartbeat_s, 0.0
         self._transport = make_transport()
         self._service = Service(self._transport, config.heartbeat_s / 2, clock)
         try:
@@ -84,6 +91,38 @@ class ServingMember:
     def _notice(self, notice: Message) -> Outbox:
         """Take a notice of the scheduler's; return what to send."""
         raise NotImplementedError
+
+    def _activity(self) -> ServedActivity:
+        """Return what the core has done, and who waits in it."""
+        raise NotImplementedError
+
+    def _report(self) -> None:
+        """Tell the scheduler what this member has done, if it is time for that."""
+        now = self._clock()
+        if now < self._reports_at:
+            return
+        self._reports_at = now + self._report_s
+        rounds, held, lateness, waits = self._activity()
+        self._session.report(
+            ServerReport(
+                self._session.client.node,
+                at=now,
+                rounds=rounds,
+                busy_us=int(MICRO * self._service.busy_s),
+                cpu_us=cpu_us(),
+                memory=memory_bytes(),
+                held=held,
+                received=self._service.received,
+                sent=self._service.sent,
+                waves=lateness.waves,
+                came_last=list(lateness.came_last),
+                alone_us=[int(MICRO * seconds) for seconds in lateness.alone_s],
+                waiting=sorted(waits.waiting),
+                missing=sorted(waits.missing),
+                oldest_us=int(MICRO * waits.oldest_s),
+                why=waits.why[:MAX_WHY],
+            )
+        )
 
     def _failed(self) -> bool:
         """Return whether the job has failed; stop the service then."""

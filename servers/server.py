@@ -24,6 +24,7 @@ class Server(ShardMember):
 
     def _tick(self) -> Outbox:
         self._failed()
+        self._report()
         self._prepare()
         return []
 

@@ -42,6 +42,11 @@ class Service:
         transport: bound already; only ``run`` uses it from now on.
         interval_s: how often, in seconds, ``run`` calls ``tick``.
         clock: seconds, monotonic.
+
+    Attributes:
+        now: when the message came that is being handled, by ``clock``.
+        busy_s: the seconds in which messages have been handled, and their answers sent.
+        received, sent: bytes of messages.
     """
 
     def __init__(
@@ -50,6 +55,9 @@ class Service:
         interval_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.now = clock()
+        self.busy_s = 0.0
+        self.received = self.sent = 0
         self._transport = transport
         self._interval_s = interval_s
         self._clock = clock
@@ -82,7 +90,9 @@ class Service:
             until = due if wished is None else min(due, wished)
             received = self._transport.recv(max(0.0, (until if spare is None else min(until, spare)) - self._clock()))
             came = received is not None
+            self.now = self._clock()
             if received is not None:
+                self.received += sum(map(len, received[1]))
                 outbox = None if take is None else take(*received)
                 if outbox is None:
                     self._receive(handle, *received)
@@ -92,6 +102,7 @@ class Service:
             while not self._posted.empty():
                 self._send(self._posted.get()())
             now = self._clock()
+            self.busy_s += now - self.now
             if now >= due + (self._interval_s if came else 0.0):
                 due = now + self._interval_s
                 self._send(tick())
@@ -131,5 +142,6 @@ class Service:
         for peer, message in outbox:
             if message is not before:  # a notice to thousands of members is encoded once
                 frames, before = encode(message), message
+            self.sent += sum(map(len, frames))
             urgency = message.priority if isinstance(message, Values) else None
             self._transport.send(peer, frames, urgency)

@@ -36,6 +36,7 @@ from kvstore.wire import (
     decode,
     encode,
 )
+from servers.activity import Lateness, ServedActivity, Waits
 from servers.reading.desk import ReadDesk
 from servers.requests.captured import CaptureDesk
 from servers.requests.ledger import Ledger, Verdict
@@ -116,6 +117,11 @@ class Shard:
         """The highest number of rounds that are over of any segment."""
         targets = (target for served in self.stores.values() for target in served.buckets.targets())
         return max((target.rounds.version for target in targets), default=0)
+
+    def activity(self, now: float) -> ServedActivity:
+        """Return what this server has done, and who waits in it."""
+        held = sum(bucket.value.nbytes for served in self.stores.values() for bucket in served.buckets.all())
+        return ServedActivity(self.rounds, held, Lateness(0, [], []), Waits())
 
     @property
     def capture_bytes(self) -> int:

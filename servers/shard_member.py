@@ -13,6 +13,7 @@ from kvstore.errors import CheckpointError, KVStoreError
 from kvstore.job.config import Config
 from kvstore.transport import Transport
 from kvstore.wire import Message
+from servers.activity import ServedActivity
 from servers.member import ServingMember
 from servers.reading.pace import IdleCores, ReaderPace
 from servers.requests.replies import Outbox
@@ -74,6 +75,9 @@ class ShardMember(ServingMember):
     def _answer(self, outbox: Outbox) -> Outbox:
         """Return what may be sent now of answers that no message has asked for at this moment."""
         return outbox
+
+    def _activity(self) -> ServedActivity:
+        return self._shard.activity(self._clock())
 
     def _prepare(self) -> None:
         """Once there are values and states, have memory for a checkpoint. Call it now and then."""

@@ -17,6 +17,7 @@ class Counts(NamedTuple):
         bytes_pushed, bytes_pulled: bytes of values that answered messages have carried.
         late: segments of pushes that came after their rounds were over.
         staleness: how often a read was so many pushes ahead of the slowest worker.
+        ahead: how many the last read was.
     """
 
     pushes: int = 0
@@ -25,6 +26,7 @@ class Counts(NamedTuple):
     bytes_pulled: int = 0
     late: int = 0
     staleness: tuple[tuple[int, int], ...] = ()
+    ahead: int = 0
 
     def called(self, pushes: int, pulls: int) -> Counts:
         """Return the counts after a call that pushes and pulls so many keys."""
@@ -36,15 +38,16 @@ class Counts(NamedTuple):
         Args:
             quorum: whether rounds may be over before this worker's push is there.
         """
-        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness = self
+        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness, ahead = self
         late += reply.missed if quorum else 0
-        return Counts(pushes, pulls, bytes_pushed + nbytes, bytes_pulled, late, staleness)
+        return Counts(pushes, pulls, bytes_pushed + nbytes, bytes_pulled, late, staleness, ahead)
 
     def received(self, nbytes: int, ahead: int | None) -> Counts:
         """Return the counts after values of ``nbytes`` came, read ``ahead`` of the slowest; None without a bound."""
-        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness = self
+        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness, before = self
         if ahead is not None:
             times = dict(staleness)
             times[ahead] = times.get(ahead, 0) + 1
             staleness = tuple(times.items())
-        return Counts(pushes, pulls, bytes_pushed, bytes_pulled + nbytes, late, staleness)
+        now = before if ahead is None else ahead
+        return Counts(pushes, pulls, bytes_pushed, bytes_pulled + nbytes, late, staleness, now)

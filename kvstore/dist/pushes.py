@@ -24,6 +24,7 @@ from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.requests import Requests
 from kvstore.dist.rows.pending import PushOfRows, RowAsker, RowNumbers, pulls_of_rows, pushes_of_rows
 from kvstore.errors import UsageError
+from kvstore.member.activity import StoreActivity
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
 from kvstore.member.session import Session
 from kvstore.rule import Rule
@@ -88,6 +89,10 @@ class Pushes:
         arrays = sum(request.sent for request in self._client.of(PushOfArrays) if request.asker is self._arrays)
         rows = sum(request.sent for request in self._client.of(PushOfRows) if request.asker is self._rows)
         return self.counts.bytes_pushed + arrays + rows
+
+    def activity(self) -> StoreActivity:
+        """Return what this worker has done in the store, for its reports. Any thread may call it."""
+        return StoreActivity(int(self.clocks.pushed.max(initial=0)), self.counts.ahead)
 
     def make(self, what: str, call: StoreCall, priority: int, wait: bool) -> Operation:
         """Make ``call``: send this worker's next contribution, ask for the values after it, or both.

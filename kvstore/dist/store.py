@@ -115,6 +115,7 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
             self._checkpoints.add(self._trained)
             self._pushes.before = partial(self._checkpoints.before, self._trained)
         session.flushes.append(self._pushes.flush)
+        session.activity.stores.append(self._pushes.activity)
         session.stores = ordinal  # last: if an exception has ended this before, the next store is made in its place
 
     @classmethod
@@ -314,6 +315,7 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
         self._closed = True
         with suppress(ValueError):
             self._session.flushes.remove(self._pushes.flush)
+            self._session.activity.stores.remove(self._pushes.activity)
 
     # ---- helpers
 

@@ -16,6 +16,7 @@ exit_report  why a process ends, told by itself to its supervisor
 tracebacks   tracebacks without the frames of this project
 uncaught     what becomes of an exception that nobody catches
 system       the operating systems that jobs run on, and a process's cores
+usage        what this process uses of its machine
 our_module   executes one of the project's modules, whatever the user's modules are called
 shadows      the user's modules that hide packages of the project
 exec_helper  what a new process does between fork and exec

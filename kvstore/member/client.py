@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
+from kvstore.member.blocked_time import BlockedTime
 from kvstore.member.explanations import Explanations
 from kvstore.member.io_lock import IOLock, under_way
 from kvstore.member.links import Links, Prepare
@@ -50,6 +51,7 @@ class Client:
         limits: see above.
         links: the links and the requests on them. Only code that runs ``alone`` may change them.
         failure: the error that has ended the job; None as long as it goes on.
+        blocked: how long callers have waited.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Client:
     ) -> None:
         self.limits = limits
         self.failure: KVStoreError | None = None
+        self.blocked = BlockedTime()
         self._clock = clock
         self.links = Links(make_transport, Node(role, -1, incarnation), window)
         self._lock = IOLock(self.links.interrupt)
@@ -191,9 +194,17 @@ class Client:
         self.alone(self.links.receive, self._failed, 0.0)
 
     def wait(self, operation: Operation, timeout: float | None = None) -> None:
-        """Return when ``operation`` is done; see ``Operation.wait``."""
+        """Return when ``operation`` is done; see ``Operation.wait``. Here all waiting is done that callers notice."""
+        began = self._clock()
+        try:
+            self.blocked.begin(began)
+            self._wait(operation, timeout, began)
+        finally:
+            self.blocked.end(self._clock())
+
+    def _wait(self, operation: Operation, timeout: float | None, began: float) -> None:
         answer_s, patience_s = operation.limits or self.limits
-        began, waited = self._clock(), answer_s if timeout is None else timeout
+        waited = answer_s if timeout is None else timeout
         if operation.open and self.links.congested:
             self._pace(operation, began + waited)
             self._hurry(operation)

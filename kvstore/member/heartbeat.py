@@ -65,6 +65,7 @@ class Heartbeat:
         listener: what to call.
         beside: starts a process that beats, too, until this ends; None for no such process.
         thread: makes the thread, with the arguments of ``threading.Thread``.
+        report: returns what goes to the scheduler behind each beat, None for nothing. Called in the heartbeat's thread.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Heartbeat:
         listener: Listener,
         beside: Callable[[], PulseHandle] | None = None,
         thread: Callable[..., threading.Thread] = threading.Thread,
+        report: Callable[[], Message | None] | None = None,
     ) -> None:
         self._make_transport = make_transport
         self._root = root
@@ -89,6 +91,7 @@ class Heartbeat:
         self._clock = clock
         self._listener = listener
         self._beside = beside
+        self._make_report = report
         self._pulse: PulseHandle | None = None
         self._drops = Drops(log)
         self._unsaid: deque[Message] = deque()
@@ -142,6 +145,7 @@ class Heartbeat:
         back = True
         while not self._stop.is_set():
             self._transport.send(self._scheduler, self._beat_frames)
+            self._report()
             last = self._hear(self._clock() + self._interval_s)
             if last is not None:
                 heard = last
@@ -176,6 +180,18 @@ class Heartbeat:
             heard = self._clock()
             self._take(received[1])
         return heard
+
+    def _report(self) -> None:
+        """Send what this process reports of itself. An error in making it must not end the beats."""
+        if self._make_report is None:
+            return
+        try:
+            report = self._make_report()
+        except Exception as exc:
+            self._drops.note("a report of this process", repr(exc))
+            return
+        if report is not None:
+            self._transport.send(self._scheduler, encode(report))
 
     def _redial(self) -> None:
         """Make the link anew."""

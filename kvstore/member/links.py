@@ -21,7 +21,7 @@ from kvstore.member.window import Window
 from kvstore.rare_log import Drops
 from kvstore.ticket import Operation
 from kvstore.transport import Peer, Transport
-from kvstore.transport.memory import ScatteredFrame
+from kvstore.transport.memory import ScatteredFrame, nbytes_of
 from kvstore.wire import Buffer, Failure, Here, Node, Reply, Sender, decode, encode, require_short
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Links:
     Attributes:
         outstanding: the requests that have not been answered.
         answers: how many answers have come.
+        sent, received: bytes to and from each peer, repeats included.
         lent: operations whose requests may read the caller's arrays, and the thread of that call.
         closed: whether this member has left.
         blamed: an exception that an operation has been given, so that the thread at the links must not raise it.
@@ -67,6 +68,8 @@ class Links:
         self.node = node
         self.outstanding = Outstanding()
         self.answers = 0
+        self.sent: dict[Peer, int] = {}
+        self.received: dict[Peer, int] = {}
         self.lent: dict[Operation, int] = {}
         self.closed = False
         self.blamed: Exception | None = None
@@ -134,6 +137,8 @@ class Links:
         self._doubtful = True
         self._links[peer] = link
         self._windows[peer] = Window(self._window)
+        self.sent.setdefault(peer, 0)
+        self.received.setdefault(peer, 0)
         route = self._ends.transport.connect(link.endpoint, bulk=link.bulk)
         self._ends.routes[peer], self._ends.peers[route] = route, peer
         self._introduce(route)
@@ -299,6 +304,7 @@ class Links:
             request.frames = frames
         request.gone = True
         self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
+        self.sent[request.peer] += sum(map(nbytes_of, frames))
 
     def _made(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame] | None:
         """Return the message of a request; None if it cannot be made, which fails the request's operation alone.
@@ -350,6 +356,7 @@ class Links:
         error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
         self.outstanding.settle(request, reply, error)
         self.answers += 1
+        self.received[peer] += sum(map(len, frames))
         self._windows[peer].answered(reply.seq)
         self._go_on(peer)
 

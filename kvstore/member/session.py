@@ -19,6 +19,7 @@ from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
+from kvstore.member.activity import WorkerActivity
 from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
 from kvstore.member.outstanding import PendingRequest, ready
@@ -57,6 +58,7 @@ class Session:
         worker_keys, aggregator_keys: for a server, the former for an aggregator, too: the public keys that these have
             proved, by rank; empty on links without keys.
         flushes: what is called before this process leaves.
+        activity: for workers: what this process has done.
         left: whether it has left.
     """
 
@@ -84,6 +86,7 @@ class Session:
         self.aggregator: Peer | None = None
         self.scheduler: Peer = b""
         self.client = Client(make_transport, clock, self.limits, config.role, secrets.randbits(62), config.window_bytes)
+        self.activity = WorkerActivity(self.client, clock, self._carriers)
         self._make_transport = make_transport
         self._address = address
         self._clock = clock
@@ -140,6 +143,7 @@ class Session:
                 Listener(self._take_notice, self.client.fail, self._line_is_back),
                 partial(PulseProcess, self.config, self.client.node) if self._pulse else None,
                 self._thread,
+                self.activity.report if self.config.role == "worker" else None,
             )
         self._heartbeat.start()
 
@@ -190,6 +194,9 @@ class Session:
     def carrier(self, server: int) -> Peer:
         """Return where this member sends its pushes and pulls for ``server``: to the aggregator, if it has one."""
         return self.servers[server] if self.aggregator is None else self.aggregator
+
+    def _carriers(self) -> list[Peer]:
+        return self.servers if self.aggregator is None else [self.aggregator]
 
     @property
     def rank(self) -> int:

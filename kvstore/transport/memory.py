@@ -27,6 +27,11 @@ class ScatteredFrame(list[memoryview]):
     """A frame in several buffers, none of them empty. It arrives as one."""
 
 
+def nbytes_of(frame: Buffer | ScatteredFrame) -> int:
+    """Return the length of a frame in bytes."""
+    return sum(map(len, frame)) if isinstance(frame, ScatteredFrame) else len(frame)
+
+
 def whole(frame: Buffer | ScatteredFrame) -> Buffer:
     """Return a frame as a single buffer; copies a scattered one."""
     return bytearray().join(frame) if isinstance(frame, ScatteredFrame) else frame

@@ -27,6 +27,7 @@ from kvstore.wire import (
     Reply,
     Request,
 )
+from servers.activity import Lateness, ServedActivity, Waits
 from servers.aggregator.exchanges import Exchange, Servers
 from servers.aggregator.store import HostStore
 from servers.requests.ledger import Ledger, Verdict
@@ -123,6 +124,10 @@ class Aggregator:
         """Return when ``tick`` has something to send on; None if nothing waits for the time."""
         times = [due for store in self.stores.values() if (due := store.due()) is not None]
         return min(times, default=None)
+
+    def activity(self, now: float) -> ServedActivity:
+        """Return what this aggregator has done, and who waits in it."""
+        return ServedActivity(0, 0, Lateness(0, [], []), Waits())
 
     # ---- helpers
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from kvstore.job.config import Config
 from kvstore.transport import Transport
 from kvstore.wire import Buffer, Message, Moved, Reply, Roster
+from servers.activity import ServedActivity
 from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.aggregator.upstream import Upstream
@@ -31,7 +32,6 @@ class AggregatorProcess(ServingMember):
         thread: Callable[..., threading.Thread],
     ) -> None:
         super().__init__(config, make_transport, endpoint, clock, thread, self._renew)
-        self._clock = clock
         self._outbox: Outbox = []
         self._upstream = Upstream(
             self._transport,
@@ -66,7 +66,11 @@ class AggregatorProcess(ServingMember):
     def _tick(self) -> Outbox:
         if self._failed():
             return []
+        self._report()
         return self._with_answers(self._aggregator.tick(self._clock()), self._upstream.tick())
+
+    def _activity(self) -> ServedActivity:
+        return self._aggregator.activity(self._clock())
 
     def _due(self) -> float | None:
         times = [due for due in (self._aggregator.due(), self._upstream.due()) if due is not None]

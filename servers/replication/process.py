@@ -37,7 +37,6 @@ class ReplicaProcess(ShardMember):
             recorder=lambda message: self._replica.record(message),
             on_line_back=self._renew,
         )
-        self._clock = clock
         self._interval_s = config.heartbeat_s / 2
         self._stands_at = 0.0
         self._replaced: Replaced | None = None
@@ -126,6 +125,7 @@ class ReplicaProcess(ShardMember):
     def _tick(self) -> Outbox:
         if self._failed() or self._replaced is not None:
             return []
+        self._report()
         self._replica.go_on()
         now = self._clock()
         if now >= self._stands_at:

@@ -16,6 +16,7 @@ keys        the keys of one store, as workers declare them
 placements  where the segments of the keys are
 barriers    who has come to which barrier of one store
 joins       who is inside ``join`` of one store
+reports     what members report of themselves
 readers     who may read, where the servers are, which keys there are
 logged      the scheduler with a log of its inputs, from which a successor is made
 records     what that log consists of

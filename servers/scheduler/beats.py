@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstore.wire import Alive, Beat, JobFailed, Message, Node, ProcessAlive, Stop
+from kvstore.wire.rendezvous import MemberNotice
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.departures import Rosters
 from servers.scheduler.failover import Failover
@@ -70,6 +71,11 @@ class Beats:
         member.pulse_peer, member.pulsed = peer, now
         if member.state is MemberState.READY:
             self._members.hear(member, now)
+
+    def is_from_member(self, peer: bytes, message: MemberNotice) -> bool:
+        """Whether ``message`` is of the member that it names: it came over the link of that member's latest beat."""
+        member = self._members.identify(message.node)
+        return member is not None and member.state is MemberState.READY and member.peer == peer
 
     def tell(self, member: JobMember) -> None:
         """Send the notices that wait for a member; if there is no link to it yet, they go at its first beat."""

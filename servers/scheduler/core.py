@@ -30,8 +30,10 @@ from kvstore.wire import (
     Reply,
     Request,
     Sender,
+    ServerReport,
     Stacks,
     Standing,
+    WorkerReport,
 )
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
@@ -44,6 +46,7 @@ from servers.scheduler.joining import JoinRequests
 from servers.scheduler.losses import Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
 from servers.scheduler.readers import Readers
+from servers.scheduler.reports import Reports
 from servers.scheduler.stores import Stores
 
 log = logging.getLogger(__name__)
@@ -69,6 +72,7 @@ class Scheduler:
         ledger: the requests that may be repeated.
         inquiries: the questions where members are in their code.
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
+        reports: what members report of themselves.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Scheduler:
         self.members = Members(num_workers, num_servers, limit_s, num_aggregators, replicas)
         self.failure: str | None = None
         self.silent: list[tuple[Node, float]] = []
+        self.reports = Reports()
         self._failed_at = 0.0
         self._now = self._ticked = 0.0
         self._faults = 0
@@ -121,6 +126,10 @@ class Scheduler:
             return self._flush([])
         if isinstance(message, ProcessAlive):
             self._beats.pulse(peer, message, now)
+            return []
+        if isinstance(message, WorkerReport | ServerReport):
+            if self._beats.is_from_member(peer, message):
+                self.reports.take(message, now)
             return []
         if isinstance(message, Standing):
             self._losses.stand(peer, message, now)

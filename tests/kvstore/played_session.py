@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from kvstore.job.config import Config
@@ -43,6 +44,7 @@ class PlayedSession:
         self.num_workers, self.rank, self.stores = 2, 0, 0
         self.takeovers = 0
         self.flushes: list[Callable[[float], None]] = []
+        self.activity: Any = SimpleNamespace(stores=[])
         self._reply = answer
 
     def carrier(self, server: int) -> bytes:

@@ -20,7 +20,11 @@ class Scheduler:
     """Plays the far end: after each beat ``answer`` says what comes back, and may stop the heartbeat."""
 
     def __init__(
-        self, answer: Callable[[int], list[Any]], beside: Callable[[], Any] | None = None, limit_s: float = LIMIT
+        self,
+        answer: Callable[[int], list[Any]],
+        beside: Callable[[], Any] | None = None,
+        limit_s: float = LIMIT,
+        report: Callable[[], Message | None] | None = None,
     ) -> None:
         self.answer = answer
         self.beats: list[tuple[float, Message]] = []
@@ -40,6 +44,7 @@ class Scheduler:
             lambda: self.now,
             Listener(lambda notice: self.on_notice(notice), self.lost.append, lambda: self.back.append(self.now)),
             beside,
+            report=report,
         )
 
     def on_notice(self, notice: Message) -> None:
@@ -263,3 +268,22 @@ def test_a_process_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptu
         played.run()
     assert played.lost == []
     assert caplog.text.count("no more processes") == 2  # the first and the tenth
+
+
+def test_a_report_goes_behind_each_beat():
+    report = ProcessAlive(Node("worker", 3, 1))  # any message
+    scheduler = Scheduler(lambda n: [Alive()] if n < 6 else scheduler.heartbeat.stop() or [], report=lambda: report)
+    scheduler.run()
+    assert [type(message) for _, message in scheduler.beats] == [Beat, ProcessAlive] * 3
+    assert [at for at, _ in scheduler.beats] == [100.0, 100.0, 101.0, 101.0, 102.0, 102.0]
+
+
+def test_a_report_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFixture):
+    def fail() -> Message:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    scheduler = Scheduler(lambda n: [Alive()] if n < 3 else scheduler.heartbeat.stop() or [], report=fail)
+    scheduler.run()
+    assert [type(message) for _, message in scheduler.beats] == [Beat] * 3
+    assert scheduler.lost == []
+    assert "a report of this process" in caplog.text

@@ -1,0 +1,57 @@
+"""What members report: which reports are kept, and whose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from made_reports import server_report, worker_report
+from rendezvous import Job
+
+from kvstore.wire import Node
+from servers.scheduler.reports import Reports
+
+
+def test_of_each_member_the_latest_report_and_one_of_ten_seconds_ago():
+    reports = Reports()
+    for second in range(30):
+        reports.take(worker_report(rank=1, rounds=second), 100.0 + second)
+        reports.take(server_report(rank=1, rounds=2 * second), 100.0 + second)
+    before, latest = reports.of(Node("worker", 1, 1))
+    assert (before.rounds, latest.rounds) == (19, 29)
+    before, latest = reports.of(Node("server", 1, 1))
+    assert (before.rounds, latest.rounds) == (38, 58)
+
+
+def test_one_report_is_one_and_another_process_begins_anew():
+    reports = Reports()
+    assert reports.of(Node("worker", 0, 1)) == ()
+    first = worker_report(rank=0)
+    reports.take(first, 1.0)
+    assert reports.of(Node("worker", 0, 1)) == (first,)
+    successor = replace(first, node=Node("worker", 0, 2))
+    reports.take(successor, 2.0)
+    assert reports.of(Node("worker", 0, 1)) == ()
+    assert reports.of(Node("worker", 0, 2)) == (successor,)
+
+
+def test_many_reports_take_the_memory_of_few():
+    reports = Reports()
+    for beat in range(10_000):
+        reports.take(worker_report(rank=0, rounds=beat), beat / 100)
+    assert reports.kept == 11
+    assert [report.rounds for report in reports.of(Node("worker", 0, 1))] == [8900, 9999]
+
+
+def test_a_member_is_believed_over_the_link_of_its_beats_alone():
+    job = Job()
+    w0, w1, s0 = job.everyone
+    honest = worker_report(rank=0, rounds=5)
+    assert job.handle(w0.beats, honest) == []
+    assert job.scheduler.reports.of(w0.node) == (honest,)
+    forged = worker_report(rank=1, rounds=5)
+    for link in (w0.beats, b"a stranger"):
+        assert job.handle(link, forged) == []
+    assert job.handle(w1.beats, replace(forged, node=Node("worker", 1, 9))) == []
+    assert job.handle(s0.beats, worker_report(role="server", rank=0)) == [], "a worker's report of a server"
+    assert job.handle(w1.beats, server_report(role="worker", rank=1)) == []
+    assert job.scheduler.reports.of(w1.node) == job.scheduler.reports.of(s0.node) == ()
