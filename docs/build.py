@@ -30,6 +30,8 @@ ELSEWHERE = {
     Path("CONTRIBUTING.md"): Path("contributing.md"),
 }
 
+PICTURES = (".png", ".svg")
+
 _BLOCK = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
@@ -39,7 +41,7 @@ def placed(source: Path) -> Path | None:
     """The site's page for a file, both from their roots; None if it has none."""
     if source in ELSEWHERE:
         return ELSEWHERE[source]
-    if source.suffix == ".md" and source.parts[0] == "docs":
+    if source.suffix in (".md", *PICTURES) and source.parts[0] == "docs":
         return source.relative_to("docs")
     return source.with_suffix(".md") if source.suffix == ".py" and source.parts[0] == "examples" else None
 
@@ -53,6 +55,10 @@ def collect(root: Path, folder: Path) -> None:
         _write(folder, source, text)
         for program in programs:
             _write(folder, program, f"# {program}\n\n````python\n{(root / program).read_text(encoding='utf-8')}````\n")
+    for picture in (path for path in (root / "docs").rglob("*") if path.suffix in PICTURES):
+        place = folder / picture.relative_to(root / "docs")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, place)
     shutil.copy(root / "docs" / "site.css", folder)
 
 

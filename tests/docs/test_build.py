@@ -20,6 +20,8 @@ def project(tmp_path: Path) -> Path:
         "CHANGELOG.md": "# Changelog\n[license](LICENSE)",
         "CONTRIBUTING.md": "# Contributing\n[`guide`](docs/guide.md#the-guide)",
         "docs/site.css": "",
+        "docs/images/page.png": "the page",
+        "docs/pictures.md": "# Pictures\n![the page](images/page.png)",
     }
     for name, text in pages.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,11 +35,13 @@ def test_links_lead_to_where_pages_are_in_the_site(project: Path, tmp_path: Path
     assert {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.md")} == {
         "guide.md": "# The guide\n[a](reference/names.md#x) [Names](reference/names.md) [b](#here)",
         "reference/names.md": "# Names\n[up](../guide.md) [start](../index.md) [out](https://example.org)",
+        "pictures.md": "# Pictures\n![the page](images/page.png)",
         "examples.md": "# Examples\n[code](examples/train.md) [guide](guide.md)\n```\n[kept](train.py)\n```\n",
         "examples/train.md": "# examples/train.py\n\n````python\nprint(1)\n````\n",
         "changelog.md": "# Changelog\nlicense",
         "contributing.md": "# Contributing\n[`guide`](guide.md#the-guide)",
     }
+    assert (folder / "images" / "page.png").read_text() == "the page"
 
 
 def test_what_is_wrong_with_a_site_is_found(tmp_path: Path) -> None:
