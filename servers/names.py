@@ -25,6 +25,11 @@ def workers(ranks: Sequence[int]) -> str:
     return f"workers {', '.join(map(str, ranks[:MOST]))}{more}"
 
 
+def wait(ranks: Collection[int]) -> str:
+    """Return "waits" or "wait", for after ``workers`` of these ranks."""
+    return "waits" if len(ranks) == 1 else "wait"
+
+
 def have(ranks: Collection[int]) -> str:
     """Return "has" or "have", for after ``name`` of these ranks."""
     return "has" if len(ranks) == 1 else "have"

@@ -43,6 +43,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         config.replicas,
         config.readers,
         "" if config.keys is None else config.keys.reader,
+        "" if config.keys is None else config.keys.observer,
     )
     core: Scheduler | LoggedScheduler = scheduler
     inputs: InputLog | None = None

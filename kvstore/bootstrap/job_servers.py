@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from kvstore.job.address import choose, is_loopback
 from kvstore.job.config import Config
 from kvstore.job.contract import Contract, Role, members
 from kvstore.job.directory import make_private, temporary_root
+from kvstore.job.observing_place import FILE, MAX_COMMAND, ObservingPlace, address_and_key
 from kvstore.job.processes import words
 from kvstore.job.ranks import Ranks
 from kvstore.job.settings import LOCAL_RANK, LOCAL_SIZE, NODE_HOST
@@ -65,6 +67,7 @@ class JobServers:
                 self.address = JobAddress(host, port, servers, job, groups)
             fd = -1 if listener is None else listener.fileno()
             contract = self.address.contract(ranks.size, secret, fd)
+            _write_place(Path(directory), contract, config.transport, ranks)
             own = self.address.aggregator_beside(ranks.rank)
             started = members(0, servers)
             if own >= 0:
@@ -102,6 +105,23 @@ def start_aggregator(config: Config, address: JobAddress, ranks: Ranks, secret: 
     process = _process(contract, "aggregator", own)
     reporter = contract.variables("scheduler", 0)
     return MemberProcesses(config, ranks.rank, [process], reporter, str(make_private(temporary_root())))
+
+
+def _write_place(directory: Path, contract: Contract, transport: str, ranks: Ranks) -> None:
+    """Write the file by which observers find the job; without it, they do not, and nothing else changes."""
+    address, key = address_and_key(contract.uri, contract.port, contract.keyring)
+    place = ObservingPlace(
+        *(address, key, transport),
+        job=contract.job,
+        command=" ".join(sys.argv)[:MAX_COMMAND],
+        launcher=ranks.family.starter,
+        pid=os.getpid(),
+        started=time.time(),
+        workers=contract.num_workers,
+        servers=contract.num_servers,
+    )
+    with contextlib.suppress(OSError):
+        place.write(directory / FILE, durable=False)
 
 
 def _process(contract: Contract, role: Role, rank: int, node_host: str = "") -> SupervisedProcess:

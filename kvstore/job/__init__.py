@@ -6,6 +6,8 @@ config       what one process has to know of its job, read from these once
 contract     what whoever starts a job tells each of its members
 keyring      the keys of all members of a job
 curve_keys   the CURVE keys of a job's members
+place        what a process outside of a job must know of it, and the file that says it
+observing_place  that of an observer, and this user's running jobs
 address      the address by which other hosts reach this one
 ranks        the rank of a process under torchrun, mpirun or srun
 directory    a job's private directory, for its unix sockets

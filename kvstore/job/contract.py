@@ -126,6 +126,6 @@ COMPUTED = frozenset(
         *(settings.ROOT_URI, settings.ROOT_PORT, settings.JOB, settings.CLUSTER, settings.ROOT_FD),
         *(settings.NUM_AGGREGATORS, settings.AGGREGATOR, settings.REPLICAS, settings.START),
         *(settings.LOST, settings.SCHEDULER_LOG, settings.READERS, settings.READER_KEY),
-        *(settings.SECRET_KEY, settings.ROOT_KEY, settings.MEMBER_KEYS),
+        *(settings.SECRET_KEY, settings.ROOT_KEY, settings.MEMBER_KEYS, settings.OBSERVER_KEY),
     )
 )

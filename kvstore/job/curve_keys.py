@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from kvstore.cached import cached
 from kvstore.errors import ConfigError
-from kvstore.job.settings import MEMBER_KEYS, READER_KEY, ROOT_KEY, SECRET_KEY
+from kvstore.job.settings import MEMBER_KEYS, OBSERVER_KEY, READER_KEY, ROOT_KEY, SECRET_KEY
 
 VARIABLES = (SECRET_KEY.name, ROOT_KEY.name, MEMBER_KEYS.name)
 MARK = "?key="
@@ -29,6 +29,7 @@ class CurveKeys:
         root: the scheduler's public key.
         members: the public keys of the whole job.
         reader: the public key of readers, which may connect, but are no members; empty where there are none.
+        observer: the public key of observers; likewise.
         follows: whether this process connects to whatever listener it is told of, of which the scheduler is one.
     """
 
@@ -36,6 +37,7 @@ class CurveKeys:
     root: str
     members: frozenset[str] = field(repr=False)
     reader: str = ""
+    observer: str = ""
     follows: bool = False
 
     @classmethod
@@ -44,6 +46,18 @@ class CurveKeys:
         import zmq
 
         return cls(secret, root, frozenset({root}), zmq.curve_public(secret.encode()).decode(), follows=True)
+
+    @classmethod
+    def of_observer(cls, secret: str, root: str) -> CurveKeys:
+        """Return the keys of an observer, which connects to the scheduler alone; ``root`` is its public key."""
+        import zmq
+
+        return cls(secret, root, frozenset({root}), observer=zmq.curve_public(secret.encode()).decode())
+
+    @property
+    def guests(self) -> frozenset[str]:
+        """The public keys of those who may connect, but are no members."""
+        return frozenset({self.reader, self.observer} - {""})
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> CurveKeys | None:
@@ -68,10 +82,11 @@ class CurveKeys:
                 )
         if root not in members:
             raise ConfigError("KVSTORE_ROOT_KEY is not among KVSTORE_MEMBER_KEYS: they are of different jobs")
-        reader = env.get(READER_KEY.name, "").strip()
-        if reader and not is_key(reader):
-            raise ConfigError(f"{READER_KEY.name} is not valid; valid: {LENGTH} characters of Z85")
-        return cls(secret, root, members, reader)
+        guests = {name: env.get(name, "").strip() for name in (READER_KEY.name, OBSERVER_KEY.name)}
+        for name, key in guests.items():
+            if key and not is_key(key):
+                raise ConfigError(f"{name} is not valid; valid: {LENGTH} characters of Z85")
+        return cls(secret, root, members, guests[READER_KEY.name], guests[OBSERVER_KEY.name])
 
     @cached
     def public(self) -> str:
@@ -83,7 +98,7 @@ class CurveKeys:
         import zmq  # only now: settings are read without ZeroMQ
 
         public = zmq.curve_public(self.secret.encode()).decode()
-        if public not in self.members and public != self.reader:
+        if public not in self.members | self.guests:
             raise ConfigError(
                 "KVSTORE_SECRET_KEY belongs to none of KVSTORE_MEMBER_KEYS, so no member would accept this process: "
                 "set all three keys as one launch.py has made them"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import ConfigError
@@ -13,6 +18,8 @@ from kvstore.errors import ConfigError
 MAX_PATH = 103
 _FOR_NAMES = 36
 _RANDOM = 8  # characters that mkdtemp adds
+_NAME = re.compile(r"kvstore-(?P<uid>\d+)-(?P<pid>\d+)-[^/]+")
+_LOCK = "lock"
 
 
 def temporary_root(wanted: Path | None = None) -> Path:
@@ -59,6 +66,79 @@ def require_private(directory: Path, *, follow_symlinks: bool = True) -> None:
         raise ConfigError(f"the directory of the job, {directory}, is not on this host: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(f"{directory} must belong to this user alone (mode 0700) to hold the job's sockets")
+
+
+@dataclass(frozen=True)
+class JobLauncher:
+    """The process that has made a job's private directory.
+
+    Attributes:
+        directory: the private directory.
+        pid: of the process.
+    """
+
+    directory: Path
+    pid: int
+
+    @property
+    def lives(self) -> bool:
+        """Whether it is alive. It may be in another container, with other pids; then it holds the directory's lock."""
+        return _alive(self.pid) or self._locked()
+
+    def _locked(self) -> bool:
+        with suppress(OSError):
+            fd = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(fd)
+        return False
+
+
+def lock(directory: Path) -> int:
+    """Take the lock of a private directory that this process has made; return its descriptor, to close at the end."""
+    fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd
+
+
+def private_directories(root: Path) -> Iterator[Path]:
+    """Yield what in ``root`` has the name of a private directory and is a directory of this user, not a link to one."""
+    for path in root.glob(f"kvstore-{os.getuid()}-*"):
+        if _NAME.fullmatch(path.name) is not None and _is_ours(path):
+            yield path
+
+
+def launcher_of(directory: Path) -> JobLauncher:
+    """Return who has made a private directory, by its name.
+
+    Raises:
+        ValueError: it has another name.
+    """
+    match = _NAME.fullmatch(directory.name)
+    if match is None:
+        raise ValueError(f"expected the name of a job's private directory, got {directory.name!r}")
+    return JobLauncher(directory, int(match["pid"]))
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _prefix() -> str:

@@ -14,7 +14,7 @@ _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
 @contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+def replacing(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterator[Path]:
     """Replace or create ``path`` with what the block writes to the file that it gets.
 
     Whenever the process is killed or the power fails, ``path`` holds the old content or the new one, never a part of
@@ -23,6 +23,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     Args:
         path: the file; its directory must exist.
         mode: permissions of the new file, less the umask.
+        durable: whether to wait until the new content is on the disk.
 
     Yields:
         An empty file in the same directory. It is removed if anything raises, ``KeyboardInterrupt`` included.
@@ -34,9 +35,11 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     try:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
         yield draft
-        _sync_file(draft)  # first, or the new name could reach the disk before the content
+        if durable:
+            _sync_file(draft)  # first, or the new name could reach the disk before the content
         draft.replace(path)
-        sync_directory(path.parent)
+        if durable:
+            sync_directory(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 

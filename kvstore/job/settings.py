@@ -194,6 +194,12 @@ ROOT_KEY = Setting("KVSTORE_ROOT_KEY", Text("a CURVE key in Z85"), "", "the sche
 MEMBER_KEYS = Setting(
     "KVSTORE_MEMBER_KEYS", Text("CURVE keys in Z85, with commas"), "", "the public keys of all members"
 )
+OBSERVER_KEY = Setting(
+    "KVSTORE_OBSERVER_KEY",
+    Text("a CURVE key in Z85"),
+    "",
+    "the public key of observers, such as `kvstore-status`, for the scheduler",
+)
 
 # ---- readers
 READERS = Setting(
@@ -364,7 +370,7 @@ EXIT_REPORT = Setting(
 GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
     "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING, AGGREGATE),
-    "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS),
+    "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS, OBSERVER_KEY),
     "Readers": (READERS, READER_SHARE, READ_FROM, READ_KEY, READER_KEY),
     "Training and output": (
         UPDATE_ON_KVSTORE,

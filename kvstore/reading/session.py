@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost
-from kvstore.job.address import host_and_port
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
 from kvstore.member.client import Client
@@ -23,13 +21,13 @@ from kvstore.member.outstanding import Question
 from kvstore.spec import Key
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
+from kvstore.transport.listening import listening
 from kvstore.wire import Connect, Connected, Leave, Node, Request
 
 LATE_S = 1.0  # an answer that takes longer may not come from there
 GONE_S = 5.0  # nobody has listened for so long: it is not started again
 FRESH_S = 20.0  # how long the servers' places count as known, and the scheduler counts this reader without hearing it
 AGAIN_S = 0.1  # between two questions whether all members have joined
-PROBE_S = 1.0
 CLOSE_S = 0.5  # how long goodbyes may take to leave
 
 Ask = tuple[
@@ -247,24 +245,6 @@ class ReaderSession:
             "workers go first, and readers get the time that is left (KVSTORE_READER_SHARE)",
             silent,
         )
-
-
-def listening(endpoint: str) -> bool | None:
-    """Return whether anybody listens at an endpoint; None if that cannot be known."""
-    bare = split_key(endpoint)[0]
-    try:
-        if bare.startswith("ipc://"):
-            with socket.socket(socket.AF_UNIX) as made:
-                made.settimeout(PROBE_S)
-                made.connect(bare.removeprefix("ipc://"))
-                return True
-        host, port = host_and_port(bare)
-        with socket.create_connection((host, int(port)), PROBE_S):
-            return True
-    except (ConnectionRefusedError, FileNotFoundError):
-        return False
-    except OSError:
-        return None
 
 
 def _may_come_back(endpoint: str) -> bool:

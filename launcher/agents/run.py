@@ -47,6 +47,7 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import open_standard_streams
+from launcher.processes.observers_file import write_observers_file
 from launcher.processes.readers_file import readers_file
 from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
@@ -235,6 +236,7 @@ class _AgentJob:
         fd = self._listener.fileno()
         log = directory.scheduler_log if self._job.restarts else ""
         at = Rendezvous(host, port, mark, self._kind, host, fd, self._keyring, self._aggregated, log)
+        write_observers_file(directory.path, self._job, at, self._environ)
         with readers_file(self._job, at, self._environ):
             return self._run_at(at, guard, selector, signals, on_failure, limits)
 

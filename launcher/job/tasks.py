@@ -27,6 +27,7 @@ ROOT_FD = settings.ROOT_FD.name
 _OWN = (
     *(ROOT_FD, settings.REPLICAS.name, settings.START.name, settings.INJECT.name),
     *(settings.LOST.name, settings.SCHEDULER_LOG.name, settings.READERS.name, settings.READER_KEY.name),
+    settings.OBSERVER_KEY.name,
 )
 
 

@@ -27,6 +27,7 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import open_standard_streams, require_files
+from launcher.processes.observers_file import write_observers_file
 from launcher.processes.readers_file import readers_file
 from launcher.supervision.crew import Crew
 from launcher.supervision.drill import Drill
@@ -135,6 +136,7 @@ def _run(
         source_root=source_root(),
     )
     at = replace(_rendezvous(directory, listener), scheduler_log=directory.scheduler_log if job.restarts else "")
+    write_observers_file(directory.path, job, at, environ)
     with readers_file(job, at, environ):
         return _run_tasks(job, render(job, at, around), on_failure, environ, limits, caller, guard, listener)
 

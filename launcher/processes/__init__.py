@@ -6,6 +6,7 @@ guard        our side of the keeper
 keeper       the process that ends the job's processes if this one is killed
 last_will    a command to run if this process is killed
 jobdir       the job's private directory
+observers_file the file that tells observers where the job is
 readers_file the file that tells readers where the job is
 suggestion   what may have been meant by a command that does not exist
 machine      open files and standard streams of this machine

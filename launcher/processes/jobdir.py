@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import shutil
-import stat
-from contextlib import suppress
 from pathlib import Path
 
 from kvstore.errors import ConfigError
-from kvstore.job.directory import make_private, temporary_root
+from kvstore.job.directory import launcher_of, lock, make_private, private_directories, temporary_root
 from launcher.errors import LaunchError
 from launcher.job.command import PYTHONS, shim
 from launcher.processes.keeper import remove_shared
-
-_NAME = re.compile(r"kvstore-(?P<uid>\d+)-(?P<pid>\d+)-[^/]+")
-_LOCK = "lock"
 
 
 class JobDir:
@@ -28,8 +21,7 @@ class JobDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock = lock(path)
 
     @classmethod
     def make(cls, parent: Path | None = None) -> JobDir:
@@ -76,40 +68,8 @@ def sweep(parent: Path) -> list[Path]:
         The removed directories.
     """
     removed = []
-    for path in parent.glob(f"kvstore-{os.getuid()}-*"):
-        match = _NAME.fullmatch(path.name)
-        if match is not None and _is_ours(path) and not _alive(int(match["pid"])) and not _locked(path):
+    for path in private_directories(parent):
+        if not launcher_of(path).lives:
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
     return removed
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _locked(path: Path) -> bool:
-    """Whether a launcher holds the lock. It may be in another container, with other pids."""
-    with suppress(OSError):
-        fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-    return False

@@ -18,6 +18,8 @@ barriers    who has come to which barrier of one store
 joins       who is inside ``join`` of one store
 reports     what members report of themselves
 readers     who may read, where the servers are, which keys there are
+observers   who may look on, and what they are told
+events      what has happened, for observers
 logged      the scheduler with a log of its inputs, from which a successor is made
 records     what that log consists of
 live_records  which of its records are still needed

@@ -65,6 +65,15 @@ class Barriers:
                 return self._workers - arrived.keys()
         return frozenset()
 
+    def unfinished(self) -> list[tuple[list[int], Set[int]]]:
+        """Return, for each barrier at which somebody waits, the ranks that wait and those that have not come."""
+        barriers: list[tuple[list[int], Set[int]]] = []
+        for arrived in self._arrived.values():
+            waiting = sorted(rank for rank, waiter in arrived.items() if waiter is not None)
+            if waiting:
+                barriers.append((waiting, self._workers - arrived.keys()))
+        return barriers
+
 
 def _waiting(arrived: dict[int, Waiter | None]) -> list[Waiter]:
     return [waiter for waiter in arrived.values() if waiter is not None]

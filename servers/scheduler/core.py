@@ -40,11 +40,13 @@ from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.beats import Beats
 from servers.scheduler.departures import Departures, Rosters
+from servers.scheduler.events import Events
 from servers.scheduler.failover import Failover
 from servers.scheduler.inquiries import Inquiries
 from servers.scheduler.joining import JoinRequests
 from servers.scheduler.losses import Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
+from servers.scheduler.observers import JobState, Observers
 from servers.scheduler.readers import Readers
 from servers.scheduler.reports import Reports
 from servers.scheduler.stores import Stores
@@ -65,6 +67,7 @@ class Scheduler:
         replicas: how many standbys each server has.
         readers: how many readers there may be at once; 0 for none.
         reader_key: the public key that readers prove; empty where links prove no keys.
+        observer_key: the public key that observers prove; likewise.
 
     Attributes:
         members: of the job.
@@ -87,8 +90,13 @@ class Scheduler:
         replicas: int = 0,
         readers: int = 0,
         reader_key: str = "",
+        observer_key: str = "",
     ) -> None:
-        self.members = Members(num_workers, num_servers, limit_s, num_aggregators, replicas)
+        self._events = Events()
+        self.members = Members(
+            *(num_workers, num_servers, limit_s, num_aggregators, replicas),
+            news=lambda line: self._events.add(self._now, line),
+        )
         self.failure: str | None = None
         self.silent: list[tuple[Node, float]] = []
         self.reports = Reports()
@@ -115,12 +123,16 @@ class Scheduler:
             if readers
             else None
         )
+        self._job = JobState(self._events, lambda: self.failure, self._waits, reports=lambda _: (), locate=self._locate)
+        self._observers = Observers(observer_key, admission, self.members, self._job)
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
-        self._now = now
+        self._set_time(now)
         if self._readers is not None and self._readers.links.concerns(peer, message):
             return self._readers.handle(peer, message, now)
+        if self._observers.links.concerns(peer, message):
+            return self._observers.handle(peer, message, now)
         if isinstance(message, Beat):
             self._beats.beat(peer, message, now)
             return self._flush([])
@@ -171,7 +183,7 @@ class Scheduler:
 
     def tick(self, now: float) -> Outbox:
         """Return what to send because time has passed. Call it when no message waits to be handled."""
-        self._now = now
+        self._set_time(now)
         if now - self._ticked > self.members.limit_s / 2:  # this process was stopped, and may have missed beats
             self.members.forgive(now)
         self._ticked = now
@@ -213,7 +225,10 @@ class Scheduler:
 
     def take_news(self) -> list[str]:
         """Return the lines for the user that have come up since the last call."""
-        return self._failover.take_news()
+        news = self._failover.take_news()
+        for line in news:
+            self._events.add(self._now, line)
+        return news
 
     # ---- members
 
@@ -244,9 +259,11 @@ class Scheduler:
             return NodeLost(self.failure)
         return NodeLost("the job has ended: all workers have left") if self.members.all_gone("worker") else None
 
-    def only_reads(self, peer: bytes, message: Message) -> bool:
-        """Return whether ``message`` is a reader's, so that it changes nothing, whatever it is."""
-        return self._readers is not None and self._readers.links.concerns(peer, message)
+    def changes_nothing(self, peer: bytes, message: Message) -> bool:
+        """Return whether ``message`` is a reader's or an observer's, so that it changes nothing, whatever it is."""
+        if self._readers is not None and self._readers.links.concerns(peer, message):
+            return True
+        return self._observers.links.concerns(peer, message)
 
     def _leave(self, member: JobMember, message: Leave) -> list[Answer]:
         if not self.members.happens(member, MemberEvent.LEAVES):
@@ -284,6 +301,7 @@ class Scheduler:
             return
         text = text[:MAX_REASON]
         self.failure, self._failed_at = text, self._now
+        self._events.add(self._now, f"the job has failed: {text}"[:MAX_REASON])
         failed = JobFailed(text)
         for member in self.members.everyone:
             if member.state is MemberState.READY and member.peer is not None:
@@ -326,6 +344,20 @@ class Scheduler:
         if joining is not None and not self.members.complete:
             return f"waits for {self.members.absent()} to join"
         return self._stores.explain(message.node.rank, message.about) if message.node.role == "worker" else ""
+
+    def _waits(self) -> str:
+        """Say what members wait for here; empty for nothing."""
+        if not self.members.complete:
+            return f"waits for {self.members.absent()} to join"
+        return "" if self.failure is not None else self._stores.waits()
+
+    def _locate(self, peer: bytes, message: Locate, now: float) -> Outbox:
+        return [(peer, refuse(peer, message, UsageError("members do not say yet where they are")).reply)]
+
+    def _set_time(self, now: float) -> None:
+        self._now = now
+        if self._job.started is None:
+            self._job.started = now
 
     # ---- answers
 

@@ -147,6 +147,11 @@ class DeclaredKeys:
         self._specs.clear()
         self._placements.clear()
 
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks whose declarations wait."""
+        return sorted(self._by_rank)
+
     def waits(self, rank: int) -> bool:
         """Return whether a declaration of ``rank`` waits."""
         return rank in self._by_rank

@@ -104,7 +104,7 @@ class LoggedScheduler:
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
         """See ``Scheduler.handle``."""
-        may_matter = not self._scheduler.only_reads(peer, message) and self._may_matter(message)
+        may_matter = not self._scheduler.changes_nothing(peer, message) and self._may_matter(message)
         outbox = self._scheduler.handle(peer, message, now)
         if may_matter and not (isinstance(message, Join) and not self._joined(message)):
             self._log(Came(now, peer, self._links.identity(peer), message))

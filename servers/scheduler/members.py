@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -104,6 +105,7 @@ class Members:
         num_workers, num_servers, num_aggregators: of the job.
         limit_s: after how many seconds of silence a member is lost.
         replicas: how many standbys each server has.
+        news: is told, line by line, what happens to members.
 
     Attributes:
         wanted: how many members of each role the job has.
@@ -113,7 +115,13 @@ class Members:
     """
 
     def __init__(
-        self, num_workers: int, num_servers: int, limit_s: float, num_aggregators: int = 0, replicas: int = 0
+        self,
+        num_workers: int,
+        num_servers: int,
+        limit_s: float,
+        num_aggregators: int = 0,
+        replicas: int = 0,
+        news: Callable[[str], object] = str,
     ) -> None:
         self.wanted = {
             "worker": num_workers,
@@ -132,6 +140,7 @@ class Members:
         self._ready: OrderedDict[int, JobMember] = OrderedDict()  # by nonce, the longest silent first
         self._joined = Counter[str]()  # by role: how many have joined
         self._gone = Counter[str]()  # and how many of them have left or been lost
+        self._news = news
         self._absent: str | None = None  # what ``absent`` says; None if that has to be worked out
 
     def __len__(self) -> int:
@@ -245,6 +254,7 @@ class Members:
         self._gone[member.role] -= 1
         self.present += 1
         self.lost -= before.state is MemberState.LOST
+        self._news(f"{member.node} has been started again")
 
     def end(self, role: str, rank: int, start: int) -> JobMember | None:
         """Note that ``start`` of a member that is started again has ended; 0 is the one that has joined.
@@ -276,6 +286,7 @@ class Members:
             return False
         self._rank()
         self.complete = True
+        self._news(f"all {len(self._by_nonce)} members have joined")
         for member in self._by_nonce.values():
             member.incarnation = member.start if self.restarts(member.role) else 1
             member.heard = now
@@ -326,6 +337,8 @@ class Members:
         self._gone[member.role] += 1
         self.present -= 1
         self.lost += after is MemberState.LOST
+        if self.complete:  # else it has no rank
+            self._news(f"{member.node} {'is lost' if after is MemberState.LOST else 'has left'}")
         return True
 
     def hear(self, member: JobMember, now: float) -> None:

@@ -78,6 +78,11 @@ class Store:
             return "is at another barrier"
         return "is in init()" if self.keys.waits(rank) else ""
 
+    @property
+    def inside_join(self) -> Collection[int]:
+        """The ranks that are inside ``join``."""
+        return self._joins.inside
+
     def _without(self, rank: int) -> list[Answer]:
         """Fail those who wait for ``rank``, which will not come."""
         answers = [answer for number in self.barriers.without(rank) for answer in self._in_vain(number)]

@@ -7,7 +7,7 @@ numbers, so the number of a store that all workers have closed is used again.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 
 from kvstore.errors import KeyNotInitialized, UsageError
 from kvstore.wire import (
@@ -23,7 +23,7 @@ from kvstore.wire import (
     Request,
     StoreOpened,
 )
-from servers.names import MOST
+from servers.names import MOST, wait, workers
 from servers.requests.replies import Answer
 from servers.scheduler.departures import Departures
 from servers.scheduler.store import Store
@@ -135,6 +135,20 @@ class Stores:
             if text:
                 return text
         return ""
+
+    def waits(self) -> str:
+        """Say what workers wait for in all stores; empty for nothing."""
+        return "; ".join(line for _, store in sorted(self._stores.items()) for line in self._waits_in(store))
+
+    def _waits_in(self, store: Store) -> Iterator[str]:
+        for waiting, missing in store.barriers.unfinished():
+            yield f"{workers(waiting)} {wait(waiting)} at the barrier for {self._with_reasons(missing)}"
+        initializing = store.keys.waiting
+        if initializing:
+            yield f"{workers(initializing)} {wait(initializing)} in init() for worker 0 to give keys their first values"
+        joined = sorted(store.inside_join)
+        if joined:
+            yield f"{workers(joined)} {wait(joined)} in join() for the workers that have not called it as often"
 
     def _with_reasons(self, missing: Set[int]) -> str:
         """Name the workers that have not come to a barrier, each with what the scheduler knows of where it is."""

@@ -37,7 +37,7 @@ class Curve:
         self._context = context
         self._socket = sock
         self._keys = keys
-        self._admitted = {key.encode() for key in (*keys.members, keys.reader) if key}
+        self._admitted = {key.encode() for key in keys.members | keys.guests}
         self._refused = 0
         self._checker: ThreadAuthenticator | None = None
 
@@ -81,7 +81,7 @@ class Curve:
         self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
 
     def knows(self, key: str) -> bool:
-        """Whether ``key`` is the public key of a member, or of readers."""
+        """Whether ``key`` is the public key of a member, or of readers or observers."""
         return key.encode() in self._admitted
 
     def callback(self, _domain: str, key: bytes) -> bool:

@@ -90,8 +90,10 @@ def test_all_that_is_computed_is_known() -> None:
     contract = replace(contract, aggregated=[[0, 1]], replicas=1, scheduler_log="/run/j/log", readers=4)
     again = {"KVSTORE_START", "KVSTORE_LOST"}  # of a process that is started again
     schedulers = {"KVSTORE_ROOT_FD", "KVSTORE_SCHEDULER_LOG", "KVSTORE_READERS", "KVSTORE_READER_KEY"}
+    schedulers.add("KVSTORE_OBSERVER_KEY")
     assert COMPUTED - set(contract.variables("scheduler", 0)) == {"KVSTORE_AGGREGATOR"} | again
     assert COMPUTED - set(contract.variables("worker", 0)) == schedulers | again
     absent = {"DMLC_JOB_CLUSTER", "KVSTORE_ROOT_FD", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", *KEYS}
     absent |= {"KVSTORE_REPLICAS", "KVSTORE_SCHEDULER_LOG", "KVSTORE_READERS", "KVSTORE_READER_KEY"} | again
+    absent.add("KVSTORE_OBSERVER_KEY")
     assert COMPUTED - set(CONTRACT.variables("worker", 0)) == absent

@@ -29,8 +29,19 @@ def test_each_member_has_its_own_keys_and_knows_all_public_ones(keyring: Keyring
 
 
 @KEYRINGS
+def test_the_scheduler_alone_is_told_the_observers_public_key(keyring: Keyring) -> None:
+    assert keyring.observer is not None
+    told = {member: keyring.variables(*member).get("KVSTORE_OBSERVER_KEY") for member in MEMBERS}
+    assert {member for member, key in told.items() if key == keyring.observer[0]} == {ROOT}
+    assert set(told.values()) == {keyring.observer[0], None}
+    assert not [1 for member in MEMBERS if keyring.observer[1] in "".join(keyring.variables(*member).values())]
+    assert keyring.observer not in keyring.pairs.values()
+
+
+@KEYRINGS
 def test_no_key_is_shown(keyring: Keyring) -> None:
-    assert not any(key in repr(keyring) for pair in keyring.pairs.values() for key in pair)
+    assert keyring.observer is not None
+    assert not any(key in repr(keyring) for pair in (*keyring.pairs.values(), keyring.observer) for key in pair)
 
 
 def test_random_keys_differ_each_time() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.errors import DeadlineExceeded, NodeLost, UsageError
 from kvstore.job.config import Config
-from kvstore.reading.session import FRESH_S, ReaderSession, listening
+from kvstore.reading.session import FRESH_S, ReaderSession
 from kvstore.wire import Connect, Connected, Failure, Here, Message, ReadValues, ValuesRead, decode, encode
 
 ROOT = "tcp://10.0.0.1:5555"
@@ -191,13 +191,3 @@ def test_a_job_that_does_not_begin_is_not_waited_for_without_end() -> None:
     transport.servers = []
     with pytest.raises(DeadlineExceeded, match="not all its members have joined"):
         connected(transport)
-
-
-def test_who_listens(tmp_path: Path) -> None:
-    import socket
-
-    assert listening(f"ipc://{tmp_path}/none") is False
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        endpoint = f"tcp://127.0.0.1:{there.getsockname()[1]}"
-        assert listening(endpoint) is True
-    assert listening(endpoint) is False

@@ -101,7 +101,9 @@ def test_the_whole_environment_of_a_worker() -> None:
 
 def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
     at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", cluster="ssh", node_host=None, fd=5, scheduler_log="/log")
-    at = dataclasses.replace(at, keyring=Keyring(dict.fromkeys(members(job()), ("public", "secret")), ("public", "")))
+    at = dataclasses.replace(
+        at, keyring=Keyring(dict.fromkeys(members(job()), ("public", "secret")), *[("public", "")] * 2)
+    )
     others = {AGENT, "KVSTORE_EXIT_REPORT", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", "KVSTORE_REPLICAS"}
     others |= {"KVSTORE_START", "KVSTORE_LOST", "KVSTORE_INJECT", "KVSTORE_READERS"}
     assert set(at.contract(job()).variables("scheduler", 0)) == RESERVED - others
@@ -109,6 +111,7 @@ def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
         "KVSTORE_ROOT_FD",
         "KVSTORE_SCHEDULER_LOG",
         "KVSTORE_READER_KEY",
+        "KVSTORE_OBSERVER_KEY",
     }
 
 

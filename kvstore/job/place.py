@@ -1,0 +1,128 @@
+"""What a process outside of a job must know to talk to its scheduler, and the file that says it.
+
+The file is JSON, and its owner's alone, for it may hold a secret key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from kvstore.errors import ConfigError
+from kvstore.job.config import Config, job_name
+from kvstore.job.curve_keys import CurveKeys, is_key, split_key
+from kvstore.job.files import replacing
+from kvstore.job.settings import TRANSPORTS
+
+VERSION = 1
+MODE = 0o600
+LONGEST = 1 << 16  # bytes of the file
+
+P = TypeVar("P", bound="JobPlace")
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """The base class; each subclass is for one role of those that are no members.
+
+    Attributes:
+        address: of the scheduler: ``ipc://path``, or ``tcp://host:port``, with ``?key=`` and its public key if there
+            are keys.
+        key: the secret key of the role; empty where links have no keys.
+        transport: see ``kvstore.job.settings.TRANSPORTS``; empty for that of the environment.
+    """
+
+    ROLE: ClassVar[str]  # as members know it
+    VERB: ClassVar[str]  # "a job is VERB at"
+    MADE_BY: ClassVar[str]  # what writes the file
+
+    address: str
+    key: str = field(default="", repr=False)
+    transport: str = ""
+
+    def __post_init__(self) -> None:
+        bare, root_key = split_key(self.address)
+        who = f"{self.ROLE}s"
+        if not bare.startswith(("ipc://", "tcp://")):
+            raise ConfigError(
+                f"a job is {self.VERB} at ipc://path or tcp://host:port, not at {bare!r}; give the file that "
+                f"{self.MADE_BY} has written, or the scheduler's address"
+            )
+        if self.key and not is_key(self.key):
+            raise ConfigError(f"the key of {who} is not valid; valid: 40 characters of Z85 (it is not shown)")
+        if bool(self.key) != bool(root_key) and bare.startswith("tcp://"):
+            has, lacks = ("a key", "the address none") if self.key else ("none", f"the address {bare} one")
+            raise ConfigError(
+                f"{who} have {has}, and {lacks}: where links are encrypted, both are needed, the scheduler's public "
+                f"key in the address (tcp://host:port?key=...), and the {who}' secret key beside it"
+            )
+
+    def curve_keys(self, root_key: str) -> CurveKeys:
+        """Return the role's keys; ``root_key`` is the scheduler's public key."""
+        raise NotImplementedError
+
+    def config(self, env: Mapping[str, str]) -> Config:
+        """Return the settings of a process of the role, beside those of ``env``."""
+        bare, root_key = split_key(self.address)
+        inside = bare.startswith("ipc://")
+        keys = self.curve_keys(root_key) if self.key and not inside else None
+        base = Config.from_env({name: value for name, value in env.items() if not name.startswith("DMLC_")})
+        return dataclasses.replace(
+            base,
+            role=self.ROLE,
+            root=bare if inside else self.address,
+            transport=self.transport or base.transport,
+            job=job_name(f"{self.ROLE}-{base.job}"),
+            keys=keys,
+            rank_hint=-1,
+            root_fd=-1,
+        )
+
+    def write(self, path: Path, *, durable: bool = True) -> None:
+        """Write the file, readable by its owner alone.
+
+        Args:
+            path: where.
+            durable: whether it is to outlive a loss of power.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with replacing(path, MODE, durable=durable) as draft:
+            draft.write_text(json.dumps({"version": VERSION, **dataclasses.asdict(self)}) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls: type[P], path: Path) -> P:
+        """Read the file.
+
+        Raises:
+            ConfigError: it is not there, others may read or write it, or it is not such a file.
+        """
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_mode & 0o077:
+                    raise ConfigError(f"{path} has a secret key, and others may open it: chmod 600 {path}")
+                told: Any = json.loads(file.read(LONGEST))
+        except OSError as exc:
+            raise ConfigError(
+                f"{path} cannot be read: {exc.strerror}; does the job run? {cls.MADE_BY} writes it"
+            ) from None
+        except (ValueError, RecursionError):
+            told = None
+        kinds = {one.name: _KINDS[str(one.type)] for one in dataclasses.fields(cls)}
+        if (
+            not isinstance(told, dict)
+            or told.get("version") != VERSION
+            or not all(type(told.get(name)) in kind for name, kind in kinds.items())
+            or told["transport"] not in ("", *TRANSPORTS)
+        ):
+            raise ConfigError(f"{path} is not a file that this version's {cls.MADE_BY} has written")
+        return cls(**{name: told[name] for name in kinds})
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}

@@ -1,0 +1,142 @@
+"""The observers of a job, in the scheduler: who may look on, and what they are told. Pure: the time is passed in.
+
+Observers are no members. They ask, and change nothing: nobody waits for them, and nothing is lost with them. So they
+are in no log. A scheduler that has been started again does not know them, and answers them all the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvstore.errors import KVStoreError, UsageError
+from kvstore.transport.base import Admission
+from kvstore.wire import (
+    MAX_REASON,
+    Ack,
+    Buffer,
+    Explain,
+    Explanation,
+    Leave,
+    Locate,
+    Message,
+    Observe,
+    Observed,
+    Reply,
+    Request,
+)
+from servers.requests.guest_links import GuestLinks
+from servers.requests.replies import Outbox, refuse
+from servers.scheduler.events import Events
+from servers.scheduler.members import JobMember, Members
+
+OBSERVER = "observer"  # the role of those who look on
+MOST_OBSERVERS = 8
+SILENT_S = 30.0  # observers ask more often; who does not is not counted any more
+
+
+@dataclass
+class JobState:
+    """What the scheduler tells observers, beside its members.
+
+    Attributes:
+        events: what has happened.
+        failure: returns why the job has failed; None if it has not.
+        waits: returns what members wait for at the scheduler, in words; empty for nothing.
+        reports: returns the encoded reports of a member, the older first.
+        locate: parks a ``Locate``, and returns what to send.
+        started: when the scheduler began; None before its first message or tick.
+    """
+
+    events: Events
+    failure: Callable[[], str | None]
+    waits: Callable[[], str]
+    reports: Callable[[JobMember], Sequence[Buffer]]
+    locate: Callable[[bytes, Locate, float], Outbox]
+    started: float | None = None
+
+
+class Observers:
+    """See the module.
+
+    Args:
+        key, admission: see ``GuestLinks``.
+        members: of the job.
+        job: what else is known of it.
+        most: how many observers there may be at once.
+    """
+
+    def __init__(
+        self, key: str, admission: Admission | None, members: Members, job: JobState, most: int = MOST_OBSERVERS
+    ) -> None:
+        # Links that are not gone yet may be more: their observer has made another.
+        self.links = GuestLinks(OBSERVER, (Observe, Locate), "looking on", 2 * most, key, admission)
+        self._members = members
+        self._job = job
+        self._most = most
+        self._heard: OrderedDict[int, float] = (
+            OrderedDict()
+        )  # by the observer's random number, the longest silent first
+
+    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+        """Return what to send, and to whom, because ``message``, which concerns observers, came from ``peer``."""
+        refusal = self.links.refusal(peer, message)
+        if refusal is not None or not isinstance(message, Request):
+            return refusal or []
+        try:
+            if isinstance(message, Locate):
+                self._hear(message.node.incarnation, now)
+                return self._job.locate(peer, message, now)
+            return [(peer, self._serve(message, now))]
+        except KVStoreError as exc:
+            return [(peer, refuse(peer, message, exc).reply)]
+
+    def _serve(self, message: Request, now: float) -> Reply:
+        if isinstance(message, Leave):
+            self._heard.pop(message.node.incarnation, None)
+            return Ack(message.seq)
+        if isinstance(message, Explain):
+            return Explanation(message.seq, "")
+        assert isinstance(message, Observe)  # noqa: S101 (for the type checker: the links let nothing else pass)
+        self._hear(message.node.incarnation, now)
+        return self._observed(message, now)
+
+    def _hear(self, nonce: int, now: float) -> None:
+        """Note that an observer was heard.
+
+        Raises:
+            UsageError: there are too many.
+        """
+        while self._heard and now - next(iter(self._heard.values())) > SILENT_S:
+            self._heard.popitem(last=False)
+        if nonce not in self._heard and len(self._heard) >= self._most:
+            raise UsageError(f"the job has its {self._most} observers already; close one, and ask again")
+        self._heard[nonce] = now
+        self._heard.move_to_end(nonce)
+
+    def _observed(self, message: Observe, now: float) -> Observed:
+        wanted = self._members.wanted
+        everyone = self._members.everyone
+        reports = [self._job.reports(member) for member in everyone]
+        first, events = self._job.events.after(message.after)
+        return Observed(
+            message.seq,
+            now,
+            now if self._job.started is None else self._job.started,
+            [wanted[role] for role in ("worker", "server", "standby", "aggregator")],
+            [_record(member, now) for member in everyone],
+            self._job.failure(),
+            self._job.waits()[:MAX_REASON],
+            first,
+            events,
+            [place for place, frames in enumerate(reports) for _ in frames],
+            [frame for frames in reports for frame in frames],
+        )
+
+
+def _record(member: JobMember, now: float) -> list[object]:
+    """Return what ``Observed.members`` has of a member; before it has a rank, the one it has asked for."""
+    rank = member.hint if member.rank < 0 else member.rank
+    silent_s = max(0.0, now - member.heard) if member.heard else 0.0
+    return [member.role, max(-1, rank), member.incarnation, member.state.name.lower(), silent_s, member.address]

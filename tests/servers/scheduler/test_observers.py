@@ -1,0 +1,142 @@
+"""What observers are told, and that they change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asking import Door, sender
+from rendezvous import LIMIT, Job
+
+from kvstore.observing.view import JobView
+from kvstore.wire import (
+    Ack,
+    Barrier,
+    Explain,
+    Explanation,
+    Failure,
+    Join,
+    Leave,
+    Locate,
+    Lost,
+    Message,
+    Observe,
+    Observed,
+    OpenStore,
+)
+from servers.scheduler.core import Scheduler
+from servers.scheduler.observers import MOST_OBSERVERS, SILENT_S
+
+
+def observe(after: int = 0, nonce: int = 7, seq: int = 1) -> Observe:
+    return Observe(sender(-1, seq, role="observer", incarnation=nonce), after)
+
+
+def ask(job: Job, message: Message, peer: bytes = b"observer") -> Any:
+    [(to, reply)] = job.scheduler.handle(peer, message, job.now)
+    assert to == peer
+    return reply
+
+
+def view(job: Job, after: int = 0) -> JobView:
+    observed = ask(job, observe(after))
+    assert isinstance(observed, Observed), observed
+    return JobView.of(observed)
+
+
+def test_a_job_that_has_begun_is_shown_with_its_members() -> None:
+    seen = view(Job(2, 1))
+    assert (seen.num_workers, seen.num_servers, seen.num_standbys, seen.num_aggregators) == (2, 1, 0, 0)
+    assert [(member.name, member.state) for member in seen.of_role("worker")] == [
+        ("worker 0", "ready"),
+        ("worker 1", "ready"),
+    ]
+    assert [event.text for event in seen.events] == ["all 3 members have joined"]
+    assert (seen.failure, seen.waits) == (None, "")
+
+
+def test_who_has_not_joined_is_named() -> None:
+    job = Job(2, 1, start=False)
+    w0, _, s0 = job.everyone
+    job.say(w0, w0.join())
+    job.say(s0, s0.join())
+    seen = view(job)
+    assert seen.waits == "waits for worker 1 to join"
+    assert [(member.name, member.state) for member in seen.members] == [("worker 0", "joined"), ("server 0", "joined")]
+
+
+def test_silence_loss_and_failure_are_shown() -> None:
+    job = Job(2, 1)
+    job.now += 3.0
+    assert [member.silent_s for member in view(job).members] == [3.0, 3.0, 3.0]
+    job.scheduler.handle(b"launcher", Lost("worker", 1, "was killed by SIGKILL", 0, False), job.now)
+    seen = view(job, after=1)
+    assert seen.failure == "worker 1 was killed by SIGKILL"
+    assert [event.text for event in seen.events] == [
+        "worker 1 is lost",
+        "the job has failed: worker 1 was killed by SIGKILL",
+    ]
+    assert {member.name: member.state for member in seen.members}["worker 1"] == "lost"
+
+
+def test_those_who_wait_at_a_barrier_are_named_and_those_who_do_not_come() -> None:
+    job = Job(3, 1)
+    for rank in (0, 2):
+        member = job.everyone[rank]
+        job.say(member, OpenStore(sender(rank, 2), 1))
+        job.say(member, Barrier(sender(rank, 3), 0, 1))
+    assert view(job).waits == "workers 0, 2 wait at the barrier for worker 1 (has not come yet)"
+
+
+def test_observers_are_counted_and_the_silent_ones_are_not() -> None:
+    job = Job(1, 1)
+    for nonce in range(MOST_OBSERVERS):
+        assert isinstance(ask(job, observe(nonce=nonce), b"%d" % nonce), Observed)
+    refused = ask(job, observe(nonce=100), b"one more")
+    assert isinstance(refused, Failure)
+    assert f"{MOST_OBSERVERS} observers already" in refused.text
+    assert ask(job, Leave(sender(-1, role="observer", incarnation=3), None), b"3") == Ack(1)
+    assert isinstance(ask(job, observe(nonce=100), b"one more"), Observed)
+    job.now += SILENT_S + 1
+    assert isinstance(ask(job, observe(nonce=101), b"and another"), Observed)
+
+
+def test_an_observer_asks_nothing_that_changes_the_job() -> None:
+    job = Job(1, 1)
+    me = sender(-1, role="observer")
+    requests: list[Message] = [
+        Barrier(sender(0, role="observer"), 0, 1),
+        OpenStore(me, 1),
+        Join(me, ""),
+    ]
+    for request in requests:
+        refused = ask(job, request)
+        assert isinstance(refused, Failure)
+        assert "observers change nothing" in refused.text
+    assert ask(job, Explain(me, 1)) == Explanation(1, "")
+
+
+KEYS = {b"observer": "observers' key", b"worker": "worker 0's key"}
+
+
+@pytest.mark.parametrize(
+    ("peer", "message", "why"),
+    [
+        (b"worker", observe(), "another key than observers have"),
+        (b"observer", Barrier(sender(0), 0, 1), "good for looking on alone"),
+        (b"observer", Locate(sender(0), "worker", [0]), "good for looking on alone"),
+    ],
+    ids=["another key", "another role", "a member's question"],
+)
+def test_the_key_decides(peer: bytes, message: Message, why: str) -> None:
+    scheduler = Scheduler(1, 1, LIMIT, admission=Door(KEYS), observer_key="observers' key")
+    [(_, refused)] = scheduler.handle(peer, message, 0.0)
+    assert isinstance(refused, Failure)
+    assert why in refused.text
+
+
+def test_with_the_right_key_an_observer_is_answered() -> None:
+    scheduler = Scheduler(1, 1, LIMIT, admission=Door(KEYS), observer_key="observers' key")
+    [(_, observed)] = scheduler.handle(b"observer", observe(), 5.0)
+    assert isinstance(observed, Observed)
+    assert (observed.at, observed.started) == (5.0, 5.0)
