@@ -123,7 +123,13 @@ class Scheduler:
             if readers
             else None
         )
-        self._job = JobState(self._events, lambda: self.failure, self._waits, reports=lambda _: (), locate=self._locate)
+        self._job = JobState(
+            self._events,
+            lambda: self.failure,
+            self._waits,
+            lambda member: self.reports.of(member.node),
+            self.inquiries.locate,
+        )
         self._observers = Observers(observer_key, admission, self.members, self._job)
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
@@ -132,7 +138,7 @@ class Scheduler:
         if self._readers is not None and self._readers.links.concerns(peer, message):
             return self._readers.handle(peer, message, now)
         if self._observers.links.concerns(peer, message):
-            return self._observers.handle(peer, message, now)
+            return self._observers.handle(peer, message, now) + self._flush([])
         if isinstance(message, Beat):
             self._beats.beat(peer, message, now)
             return self._flush([])
@@ -350,9 +356,6 @@ class Scheduler:
         if not self.members.complete:
             return f"waits for {self.members.absent()} to join"
         return "" if self.failure is not None else self._stores.waits()
-
-    def _locate(self, peer: bytes, message: Locate, now: float) -> Outbox:
-        return [(peer, refuse(peer, message, UsageError("members do not say yet where they are")).reply)]
 
     def _set_time(self, now: float) -> None:
         self._now = now

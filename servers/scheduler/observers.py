@@ -15,7 +15,6 @@ from kvstore.transport.base import Admission
 from kvstore.wire import (
     MAX_REASON,
     Ack,
-    Buffer,
     Explain,
     Explanation,
     Leave,
@@ -25,6 +24,7 @@ from kvstore.wire import (
     Observed,
     Reply,
     Request,
+    encode,
 )
 from servers.requests.guest_links import GuestLinks
 from servers.requests.replies import Outbox, refuse
@@ -44,16 +44,16 @@ class JobState:
         events: what has happened.
         failure: returns why the job has failed; None if it has not.
         waits: returns what members wait for at the scheduler, in words; empty for nothing.
-        reports: returns the encoded reports of a member, the older first.
-        locate: parks a ``Locate``, and returns what to send.
+        reports: returns the reports of a member, the older first.
+        locate: takes a ``Locate``, which is answered later.
         started: when the scheduler began; None before its first message or tick.
     """
 
     events: Events
     failure: Callable[[], str | None]
     waits: Callable[[], str]
-    reports: Callable[[JobMember], Sequence[Buffer]]
-    locate: Callable[[bytes, Locate, float], Outbox]
+    reports: Callable[[JobMember], Sequence[Message]]
+    locate: Callable[[bytes, Locate, float], None]
     started: float | None = None
 
 
@@ -87,7 +87,8 @@ class Observers:
         try:
             if isinstance(message, Locate):
                 self._hear(message.node.incarnation, now)
-                return self._job.locate(peer, message, now)
+                self._job.locate(peer, message, now)
+                return []
             return [(peer, self._serve(message, now))]
         except KVStoreError as exc:
             return [(peer, refuse(peer, message, exc).reply)]
@@ -130,8 +131,8 @@ class Observers:
             self._job.waits()[:MAX_REASON],
             first,
             events,
-            [place for place, frames in enumerate(reports) for _ in frames],
-            [frame for frames in reports for frame in frames],
+            [place for place, made in enumerate(reports) for _ in made],
+            [encode(report)[0] for made in reports for report in made],
         )
 
 
