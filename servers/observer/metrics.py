@@ -21,6 +21,8 @@ ROLES = ("worker", "server", "standby", "aggregator")
 STATES = ("joined", "ready", "left", "lost")
 GONE = ("left", "lost")
 STALE_S = 15.0  # a view that is older says nothing of the job now
+AWAITED = ("worker", "aggregator")  # whom others may wait for
+STRAGGLER = "straggler"  # how the kinds of advice begin that name one
 MOST_PAIRS = 8192  # of workers and servers, of which each pair has series of its own
 
 R = TypeVar("R")
@@ -39,13 +41,16 @@ class JobDescription:
     command: str = ""
 
 
-def exposition(view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None) -> bytes:
+def exposition(
+    view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None, advice: Sequence[Any] = ()
+) -> bytes:
     """Return the answer to ``GET /metrics``; its type is ``CONTENT_TYPE``.
 
     Args:
         view: the latest view of the job; None if there has been none yet.
         age_s: how long ago it came.
         about: what the job is called.
+        advice: what follows from the view: each has ``kind``, ``role`` and ``rank``.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -57,7 +62,7 @@ def exposition(view: JobView | None, age_s: float = 0.0, about: JobDescription |
         raise UsageError(f"/metrics needs prometheus-client: pip install 'torch-kvstore[dashboard]' ({exc})") from None
     types = {"counter": (CounterMetricFamily, "_total"), "gauge": (GaugeMetricFamily, "")}
     converted = []
-    for family in families(view, age_s, about or JobDescription()):
+    for family in families(view, age_s, about or JobDescription(), advice):
         made, suffix = types[family.kind]
         metric = made(family.name, family.meaning)
         for labels, number in family.samples:
@@ -76,7 +81,9 @@ class _Collected:
         return self.metrics
 
 
-def families(view: JobView | None, age_s: float, about: JobDescription) -> Iterator[MetricFamily]:
+def families(
+    view: JobView | None, age_s: float, about: JobDescription, advice: Sequence[Any]
+) -> Iterator[MetricFamily]:
     """Return every metric that has a number.
 
     A member that has left or is lost keeps the series of its state, and no other: what it did last is not what it does
@@ -88,7 +95,7 @@ def families(view: JobView | None, age_s: float, about: JobDescription) -> Itera
     info.add(1, name=about.name, command=about.command, version=kvstore.__version__)
     yield info
     if current is not None:
-        made = (*_job(current), *_members(current), *_reports(current))
+        made = (*_job(current), *_members(current), *_advice(current, advice), *_reports(current))
         yield from (family for family in made if family.samples)
 
 
@@ -97,6 +104,10 @@ def _job(view: JobView) -> Iterator[MetricFamily]:
     yield _single("job_failed", "gauge", "1 if the job has failed, else 0.", view.failure is not None)
     yield _single(
         "scheduler_waits", "gauge", "1 if members wait at a barrier, or for others to join, else 0.", bool(view.waits)
+    )
+    events = view.events[-1].number if view.events else 0  # they are numbered from 1 on
+    yield _single(
+        "events", "counter", "Events that the scheduler has noted: members that came and went, and news.", events
     )
     expected = _family("members_expected", "gauge", "How many members of each role the job has.")
     counted = _family("members", "gauge", "How many members are in each state.")
@@ -122,6 +133,19 @@ def _members(view: JobView) -> Iterator[MetricFamily]:
             silence.add(member.silent_s, **who)
     yield state
     yield silence
+
+
+def _advice(view: JobView, advice: Sequence[Any]) -> Iterator[MetricFamily]:
+    given = _family("advice", "gauge", "How many pieces of advice of each kind the observer gives now.")
+    for kind in sorted({each.kind for each in advice}):
+        given.add(sum(each.kind == kind for each in advice), kind=kind)
+    yield given
+    named = {(each.role, each.rank) for each in advice if each.kind.startswith(STRAGGLER)}
+    straggler = _family("straggler", "gauge", "1 if all others wait for the member, else 0.")
+    for member in _ranked(view):
+        if member.role in AWAITED and member.state not in GONE:
+            straggler.add((member.role, member.rank) in named, **_labels(member))
+    yield straggler
 
 
 def _reports(view: JobView) -> Iterator[MetricFamily]:
@@ -174,20 +198,29 @@ def _links(
 
 
 def _lateness(others: Sequence[tuple[MemberView, ServerReport]], in_pairs: bool) -> Iterator[MetricFamily]:
-    """For each worker, how often it came last at a server; without ``in_pairs``, at all of a role together."""
+    """For each worker, how often it came last at a server, of how many rounds; without ``in_pairs``, at all of a role.
+
+    ``server_waves`` has the same roles and ranks as the others, so that one can be divided by the other.
+    """
+    waves = _family("server_waves", "counter", "Rounds in which the server has noted which worker came last.")
     last = _family("server_last_arrivals", "counter", "Rounds in which the worker's push came last at the server.")
     alone = _family(
         "server_alone_awaited_seconds", "counter", "Seconds that others have waited at the server for the worker alone."
     )
+    rounds: dict[tuple[str, str], int] = {}
     totals: dict[tuple[str, str, int], tuple[int, int]] = {}
     for member, report in others:
         rank = str(member.rank) if in_pairs else "all"
+        rounds[member.role, rank] = rounds.get((member.role, rank), 0) + report.waves
         for worker, counts in enumerate(zip(report.came_last, report.alone_us, strict=True)):
             before = totals.get((member.role, rank, worker), (0, 0))
             totals[member.role, rank, worker] = (before[0] + counts[0], before[1] + counts[1])
-    for (role, rank, worker), (waves, alone_us) in totals.items():
-        last.add(waves, role=role, rank=rank, worker=str(worker))
-        alone.add(alone_us * MICRO, role=role, rank=rank, worker=str(worker))
+    for (role, rank), number in rounds.items():
+        waves.add(number, role=role, rank=rank)
+    for (role, rank, worker), (number, alone_us) in totals.items():
+        last.add(number, role=role, rank=rank, worker=str(worker))
+        alone.add(alone_us / MICRO, role=role, rank=rank, worker=str(worker))
+    yield waves
     yield last
     yield alone
 

@@ -18,7 +18,7 @@ Labels: TypeAlias = Mapping[str, str]
 R_contra = TypeVar("R_contra", contravariant=True)
 
 PREFIX = "kvstore_"
-MICRO = 1e-6
+MICRO = 1_000_000
 
 
 @dataclass
@@ -74,7 +74,7 @@ OF_MEMBERS: Sequence[Series[AnyReport]] = (
         "cpu_seconds",
         "counter",
         "Processor time that the process has used, in seconds.",
-        lambda report: report.cpu_us * MICRO,
+        lambda report: report.cpu_us / MICRO,
     ),
     Series(
         "resident_memory_bytes",
@@ -89,13 +89,13 @@ OF_WORKERS: Sequence[Series[WorkerReport]] = (
         "worker_blocked_seconds",
         "counter",
         "Seconds that the worker's program has waited for answers of servers.",
-        lambda report: report.blocked_us * MICRO,
+        lambda report: report.blocked_us / MICRO,
     ),
     Series(
         "worker_input_seconds",
         "counter",
         "Seconds that the worker's program has waited for its next batch of data. Absent where nothing measures it.",
-        lambda report: None if report.input_us < 0 else report.input_us * MICRO,
+        lambda report: None if report.input_us < 0 else report.input_us / MICRO,
     ),
     Series(
         "worker_outstanding_requests",
@@ -116,7 +116,7 @@ OF_SERVERS: Sequence[Series[ServerReport]] = (
         "server_busy_seconds",
         "counter",
         "Seconds that the server has spent on handling messages.",
-        lambda report: report.busy_us * MICRO,
+        lambda report: report.busy_us / MICRO,
     ),
     Series(
         "server_held_bytes",
@@ -137,12 +137,6 @@ OF_SERVERS: Sequence[Series[ServerReport]] = (
         lambda report: report.sent,
     ),
     Series(
-        "server_waves",
-        "counter",
-        "Rounds in which the server has noted which worker came last.",
-        lambda report: report.waves,
-    ),
-    Series(
         "server_waiting_workers",
         "gauge",
         "Workers whose requests wait at the server now.",
@@ -158,6 +152,6 @@ OF_SERVERS: Sequence[Series[ServerReport]] = (
         "server_oldest_wait_seconds",
         "gauge",
         "Seconds that the oldest request that waits at the server has waited; 0 if none waits.",
-        lambda report: report.oldest_us * MICRO,
+        lambda report: report.oldest_us / MICRO,
     ),
 )

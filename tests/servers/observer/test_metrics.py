@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 from job_views import job_view, member, server_report, worker_report
@@ -10,13 +12,22 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.errors import UsageError
-from kvstore.observing.view import JobView
+from kvstore.observing.view import Event, JobView
 from servers.observer.metrics import MOST_PAIRS, STALE_S, JobDescription, exposition
 
 
-def scraped(view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None) -> dict[str, Metric]:
+class Given(NamedTuple):
+    kind: str
+    role: str
+    rank: int
+
+
+def scraped(
+    view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None, advice: Sequence[Given] = ()
+) -> dict[str, Metric]:
     """What a scrape finds, by name; no series is there twice."""
-    found = {metric.name: metric for metric in text_string_to_metric_families(exposition(view, age_s, about).decode())}
+    text = exposition(view, age_s, about, advice).decode()
+    found = {metric.name: metric for metric in text_string_to_metric_families(text)}
     for metric in found.values():
         series = [(sample.name, *sorted(sample.labels.items())) for sample in metric.samples]
         assert len(series) == len(set(series)), "Prometheus refuses a scrape in which a series is twice"
@@ -62,8 +73,14 @@ def test_the_job_is_there() -> None:
     assert numbers(found["kvstore_job_failed"]) == {(): 1}
     assert numbers(found["kvstore_scheduler_waits"]) == {(): 1}
     assert numbers(found["kvstore_job_running_seconds"]) == {(): 60}
+    assert numbers(found["kvstore_events"]) == {(): 0}
     assert numbers(found["kvstore_members_expected"], "role") == {("worker",): 2, ("server",): 2}
     assert numbers(found["kvstore_members"], "role", "state")["server", "ready"] == 2
+
+
+def test_events_are_counted_though_only_the_latest_are_kept() -> None:
+    found = scraped(job_view(events=[Event(41, 90.0, "worker 1 joined"), Event(42, 91.0, "worker 1 left")]))
+    assert numbers(found["kvstore_events"]) == {(): 42}
 
 
 @pytest.mark.parametrize("state", ["left", "lost"])
@@ -124,6 +141,7 @@ def test_in_huge_jobs_pairs_of_workers_and_servers_are_added_up() -> None:
     found = scraped(job_view(workers=MOST_PAIRS, servers=2, members=few))
     assert numbers(found["kvstore_worker_sent_bytes"], "rank", "server") == {("0", "all"): 2001}
     assert numbers(found["kvstore_server_last_arrivals"], "rank", "worker") == {("all", "0"): 10, ("all", "1"): 2}
+    assert numbers(found["kvstore_server_waves"], "role", "rank") == {("server", "all"): 12}
     assert numbers(found["kvstore_server_alone_awaited_seconds"], "worker")["0",] == 6.0
 
 
@@ -131,6 +149,16 @@ def test_a_name_that_is_logged_twice_is_there_once() -> None:
     twice = worker_report(values=[["loss", 1.0], ["loss", 2.0]])
     found = scraped(job_view(members=[member("worker", 0, twice)]))
     assert numbers(found["kvstore_training_value"], "name") == {("loss",): 2.0}
+
+
+def test_advice_is_counted_and_a_straggler_named() -> None:
+    found = scraped(job_view(3), advice=[Given("straggler", "worker", 2), Given("uneven", "server", 1)])
+    assert numbers(found["kvstore_advice"], "kind") == {("straggler",): 1, ("uneven",): 1}
+    assert numbers(found["kvstore_straggler"], "role", "rank") == {
+        ("worker", "0"): 0,
+        ("worker", "1"): 0,
+        ("worker", "2"): 1,
+    }
 
 
 def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
