@@ -12,13 +12,11 @@ from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireErro
 from kvstore.transport.base import Admission
 from kvstore.transport.memory import Heap, Memory
 from kvstore.wire import (
-    MAX_REASON,
     Ack,
     AwaitCapture,
     Capture,
     Captured,
     Explain,
-    Explanation,
     Failure,
     Here,
     LedgerPage,
@@ -41,6 +39,7 @@ from servers.reading.desk import ReadDesk
 from servers.requests.captured import CaptureDesk
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reader_links import ReaderLinks
+from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
 from servers.requests.speakers import Speakers
@@ -138,7 +137,7 @@ class Shard:
         if not isinstance(message, Request):
             return []
         if isinstance(message, Explain):
-            return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
+            return [(peer, self._explain(message).reply(message.seq))]
         verdict = self.ledger.admit(message)
         if verdict is Verdict.REPEAT:
             return self._again(peer, message)
@@ -246,8 +245,9 @@ class Shard:
             answers[seq] = answer
         self.ledger.restore(message.node, message.done, answers)
 
-    def _explain(self, message: Explain) -> str:
-        return self._captures.explain(message.node, message.about) or self._stores.explain(message)
+    def _explain(self, message: Explain) -> Reason:
+        capture = self._captures.explain(message.node, message.about)
+        return Reason(capture) if capture else self._stores.explain(message)
 
     def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> Outbox:
         """Note that ``capture`` has been written to ``path``, or why not; answer who waits for that."""

@@ -10,6 +10,7 @@ dropped and made anew, and requests without an answer are sent again. Servers re
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
@@ -25,7 +26,7 @@ from kvstore.member.links import Links, Prepare
 from kvstore.member.outstanding import Question, ready
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Explain, Node, Request
+from kvstore.wire import Buffer, Explain, Locate, Node, Request
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 SLICE_S = 0.5  # the longest single wait for the transport
 STALL_S = 0.1  # if no answer comes for so long, requests that a caller waits for go out of turn
 EXPLAIN_S = 15.0  # how long a peer may take to explain what a late request waits for
+LOCATE_S = 3.0  # how long the answer may take where those are that it waits for
 NEWS_S = 60.0  # how often a wait that goes on logs what it waits for
 
 
@@ -52,6 +54,7 @@ class Client:
         links: the links and the requests on them. Only code that runs ``alone`` may change them.
         failure: the error that has ended the job; None as long as it goes on.
         blocked: how long callers have waited.
+        guide: the link to the scheduler, which can tell where members are; None where it is not asked.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Client:
         self.limits = limits
         self.failure: KVStoreError | None = None
         self.blocked = BlockedTime()
+        self.guide: Peer | None = None
         self._clock = clock
         self.links = Links(make_transport, Node(role, -1, incarnation), window)
         self._lock = IOLock(self.links.interrupt)
@@ -259,10 +263,10 @@ class Client:
             self.alone(self.links.hurry, operation)
 
     def _reasons(self, operation: Operation) -> tuple[str, tuple[str, ...]]:
-        """Ask the peers that have not answered what they wait for.
+        """Ask the peers that have not answered what they wait for, and where those are.
 
         Returns:
-            Their answers in words, and the names of the peers that have not even answered this.
+            The answers in words, and the names of the peers that have not even answered this.
         """
         first: dict[Peer, int] = {}  # request of each peer
         for seq, peer in self.alone(self.links.outstanding.of, operation).items():
@@ -271,7 +275,22 @@ class Client:
         for peer, seq in first.items():
             self.ask(question, Question(peer, question, Explain, {"about": seq}, partial(explanations.take, peer)))
         self._wait_until(lambda: not question.open, EXPLAIN_S)
-        return explanations.known
+        self._locate(operation, explanations)
+        return explanations.known, explanations.silent
+
+    def _locate(self, operation: Operation, explanations: Explanations) -> None:
+        """Find out where those are that ``operation`` waits for. Without an answer the message says less."""
+        if self.guide is None or self.guide.decode() in explanations.silent:
+            return
+        question = Operation("question where others are", (), self)
+        awaited = explanations.awaited(self.node)
+        with contextlib.suppress(UsageError):
+            for role, ranks in awaited.items():
+                take = partial(explanations.take_places, role)
+                fields = {"role": role, "ranks": ranks}
+                self.ask(question, Question(self.guide, question, Locate, fields, take))
+            self._wait_until(lambda: not (question.open and operation.open), LOCATE_S)
+        self.give_up(question)
 
     # ---- alone at the links
 

@@ -94,6 +94,7 @@ class Heartbeat:
         self._make_report = report
         self._pulse: PulseHandle | None = None
         self._drops = Drops(log)
+        self._program: threading.Thread | None = None  # the thread that has started this
         self._unsaid: deque[Message] = deque()
         self._stop = threading.Event()
         self._transport = make_transport()
@@ -102,6 +103,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start the pulse, then the thread. When this returns, the caller may enter C at once and stay there."""
+        self._program = threading.current_thread()
         self._see_to_pulse()
         try:
             self._thread.start()
@@ -226,7 +228,7 @@ class Heartbeat:
     def _tell_where(self, number: int) -> None:
         """Say where this process is in its code. A failure costs the answer, not the heartbeat."""
         try:
-            frames = encode(where(self._node, number))
+            frames = encode(where(self._node, number, self._program))
         except Exception as exc:
             self._drops.note("the question where this process is", exc)
             return

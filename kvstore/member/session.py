@@ -120,6 +120,7 @@ class Session:
         self.scheduler = self.client.connect(self.config.root, "the scheduler")
         welcome = self._welcome()
         self.client.node = Node(self.config.role, welcome.rank, welcome.incarnation)
+        self.client.guide = self.scheduler
         self.num_workers = welcome.num_workers
         self.worker_keys, self.aggregator_keys = welcome.worker_keys, welcome.aggregator_keys
         self.aggregated = welcome.aggregated

@@ -25,7 +25,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _DEEPEST = 2000  # frames of a thread that are looked at
 _LONGEST_NAME = 128
 _LONGEST_DOING = 256
-# What calls of a library do, in words: the file or the directory that they are in, functions (empty for all), and words.
+# What calls of a library do: the file or the directory that they are in, functions (empty for all), and words.
 # The outermost call that matches counts: a queue says more than the lock inside it.
 _DOINGS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("queue.py", ("get", "put", "join"), "waits for a queue"),
@@ -65,24 +65,19 @@ class Place(NamedTuple):
         return text if len(text) <= MAX_PLACE else "..." + text[3 - MAX_PLACE :]
 
 
-def where(node: Node, number: int) -> Stacks:
-    """Return where this process is: the answer of ``node`` to question ``number``.
+def where(node: Node, number: int, program: threading.Thread | None = None) -> Stacks:
+    """Return where this process is, without the calling thread: the answer of ``node`` to question ``number``.
 
-    The calling thread is left out.
+    Args:
+        program: the thread whose place counts; without one that is alive, the main thread.
     """
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)
     names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
-    main = threading.main_thread().ident
+    first = (program if program is not None and program.is_alive() else threading.main_thread()).ident
     stacks = {ident: places(frame) for ident, frame in frames.items()}
-    place, doing = described(stacks.get(main or 0, ()))
-    return Stacks(node, number, place, doing, _listed(stacks, names, main))
-
-
-def main_place() -> str:
-    """Return where the thread is that the program began in; empty if it has ended."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "" if frame is None else described(places(frame))[0]
+    place, doing = described(stacks.get(first or 0, ()))
+    return Stacks(node, number, place, doing, _listed(stacks, names, first))
 
 
 def places(frame: FrameType | None) -> list[Place]:
@@ -127,11 +122,11 @@ def _named(place: Place, part: str) -> bool:
     return place.file == part and _kind(place.path) == "standard"
 
 
-def _listed(stacks: Mapping[int, Sequence[Place]], names: Mapping[int, str], main: int | None) -> list[list[object]]:
-    """Return names and places of the threads: the main thread, the program's own, and then ours."""
+def _listed(stacks: Mapping[int, Sequence[Place]], names: Mapping[int, str], first: int | None) -> list[list[object]]:
+    """Return names and places of the threads: ``first``, the program's own, and then ours."""
 
     def rank(ident: int) -> tuple[int, str]:
-        if ident == main:
+        if ident == first:
             return 0, ""
         return 2 if _is_ours(stacks[ident]) else 1, names.get(ident, "")
 

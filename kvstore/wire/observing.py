@@ -130,8 +130,8 @@ class Stacks(MemberNotice):
 
     Attributes:
         number: of the question.
-        place: of the thread that the program began in, the innermost frame of the program's own code: ``train.py:41
-            in load_batch``.
+        place: of the thread in which the process has joined the job, or of its main thread if that one has ended: the
+            innermost frame of the program's own code, as ``train.py:41 in load_batch``.
         doing: what that thread does there, in the words of ``kvstore.member.stacks``.
         threads: for each thread its name, and its frames as texts like ``place``, the innermost last.
     """

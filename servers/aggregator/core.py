@@ -10,12 +10,10 @@ from kvstore.rule import Rule
 from kvstore.transport.base import Admission
 from kvstore.transport.memory import Memory
 from kvstore.wire import (
-    MAX_REASON,
     Ack,
     Close,
     Describe,
     Explain,
-    Explanation,
     GetStates,
     Here,
     Message,
@@ -31,6 +29,7 @@ from servers.activity import Lateness, ServedActivity, Waits
 from servers.aggregator.exchanges import Exchange, Servers
 from servers.aggregator.store import HostStore
 from servers.requests.ledger import Ledger, Verdict
+from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
 
@@ -107,9 +106,9 @@ class Aggregator:
         store = self.stores.get(exchange.fields["store"])
         return [] if store is None else self._note(store.answered(exchange, reply))
 
-    def explained(self, peer: bytes, seq: int, text: str) -> Outbox:
+    def explained(self, peer: bytes, seq: int, reason: Reason) -> Outbox:
         """Return the answer to a worker that has asked what a request waits for, which a server has said."""
-        return [(peer, Explanation(seq, text[:MAX_REASON]))]
+        return [(peer, reason.reply(seq))]
 
     def depart(self, workers: Collection[int]) -> Outbox:
         """Note which workers have left in order: nobody of this host waits for them."""
@@ -191,7 +190,7 @@ class Aggregator:
                 return []
             if found is not None:
                 return self.explained(peer, message.seq, found)
-        return self.explained(peer, message.seq, "")
+        return self.explained(peer, message.seq, Reason())
 
     def _each(self, action: Callable[[HostStore], list[Answer]]) -> Outbox:
         return self._note([answer for store in self.stores.values() for answer in action(store)])

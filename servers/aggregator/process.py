@@ -39,7 +39,7 @@ class AggregatorProcess(ServingMember):
             self._session.addresses,
             config.window_bytes,
             clock,
-            lambda peer, seq, text: self._outbox.extend(self._aggregator.explained(peer, seq, text)),
+            lambda peer, seq, reason: self._outbox.extend(self._aggregator.explained(peer, seq, reason)),
         )
         workers = self._session.aggregated[self._session.rank]
         keys = self._session.worker_keys

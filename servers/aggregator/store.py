@@ -33,6 +33,7 @@ from servers.aggregator.exchanges import Exchange, Servers, landed, pull
 from servers.aggregator.gathering import Asker, ClockKey, Gathering, Group, Pulled, Pushed, clock_key
 from servers.aggregator.segments import HostSegments, SegmentList
 from servers.aggregator.sums import HostSums
+from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, refuse
 
 HOLD_S = 0.02  # how long a push waits for those of the same host where a round does not need them all
@@ -183,14 +184,14 @@ class HostStore:
         waiting += [asker for queue in self._queues.values() for asker in queue]
         return [refuse(asker.peer, asker.request, error) for asker in waiting]
 
-    def find(self, rank: int, about: int) -> Exchange | str | None:
-        """Return what request ``about`` of a worker waits for: a server's answer, or other workers, in words."""
+    def find(self, rank: int, about: int) -> Exchange | Reason | None:
+        """Return what request ``about`` of a worker waits for: a server's answer, or other workers."""
         for exchange in self._under_way:
             if any(_is(asker, rank, about) for asker in exchange.askers):
                 return exchange
         for group in self._gathering.groups():
             if any(_is(asker, rank, about) for asker in group.pushes.values()):
-                return f"waits for {self._words(group)}"
+                return Reason(f"waits for {self._words(group)}", self._gathering.missing(group))
         for listed, queue in self._queues.items():
             if any(_is(asker, rank, about) for asker in queue):
                 return self._busy.get(listed)

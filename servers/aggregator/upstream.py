@@ -18,6 +18,7 @@ from kvstore.transport import Peer, Transport
 from kvstore.transport.base import Frames
 from kvstore.wire import MAX_REASON, Buffer, Explain, Explanation, Failure, Message, Node, Reply, Sender
 from servers.aggregator.exchanges import Exchange
+from servers.requests.reasons import Reason
 
 SILENT_S = 10.0  # after so long without a word of a server a worker is told that; it gives up waiting for one later
 
@@ -40,7 +41,7 @@ class Upstream:
         addresses: of the servers, by rank.
         window: see ``Links``.
         clock: seconds, monotonic.
-        explained: takes what a server says that a request waits for: the worker's link, its question, and the words.
+        explained: takes what a server says that a request waits for: the worker's link, its question, and the reason.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Upstream:
         addresses: Sequence[str],
         window: int,
         clock: Callable[[], float],
-        explained: Callable[[bytes, int, str], None],
+        explained: Callable[[bytes, int, Reason], None],
     ) -> None:
         self._clock = clock
         self._explained = explained
@@ -96,7 +97,7 @@ class Upstream:
             self._progress = (self._links.answers, now)
         for operation, asked in [(op, asked) for op, asked in self._asked.items() if now - asked.since > SILENT_S]:
             del self._asked[operation]
-            self._explained(asked.peer, asked.seq, f"waits for server {asked.server}, which does not answer")
+            self._explained(asked.peer, asked.seq, Reason(f"waits for server {asked.server}, which does not answer"))
         return self._taken()
 
     def due(self) -> float | None:
@@ -114,8 +115,9 @@ class Upstream:
     def _taken(self) -> list[tuple[Exchange, Reply]]:
         for operation in [operation for operation in self._asked if not operation.open]:
             asked = self._asked.pop(operation)
-            text = operation.result.text if isinstance(operation.result, Explanation) else ""
-            self._explained(asked.peer, asked.seq, text)
+            answer = operation.result
+            reason = Reason(answer.text, answer.missing) if isinstance(answer, Explanation) else Reason()
+            self._explained(asked.peer, asked.seq, reason)
         answers = list(self._answers)
         self._answers.clear()
         return answers

@@ -16,7 +16,6 @@ from kvstore.wire import (
     Census,
     Counted,
     Explain,
-    Explanation,
     Fault,
     Here,
     JobFailed,
@@ -36,6 +35,7 @@ from kvstore.wire import (
     WorkerReport,
 )
 from servers.requests.ledger import Ledger, Verdict
+from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.beats import Beats
@@ -162,7 +162,7 @@ class Scheduler:
             log.debug("dropped a %s, which the scheduler does not handle", type(message).__name__)
             return []
         if isinstance(message, Explain):
-            return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
+            return [(peer, self._explain(message).reply(message.seq))]
         if isinstance(message, Join):  # not in the ledger: without a rank, a sender is not identified
             return self._flush(self._answers(peer, message, self._join))
         if isinstance(message, Leave) and message.node.rank < 0:
@@ -345,11 +345,11 @@ class Scheduler:
             self._blame(fault)
         return answers
 
-    def _explain(self, message: Explain) -> str:
+    def _explain(self, message: Explain) -> Reason:
         joining = self.members.by_nonce(message.node.incarnation)
         if joining is not None and not self.members.complete:
-            return f"waits for {self.members.absent()} to join"
-        return self._stores.explain(message.node.rank, message.about) if message.node.role == "worker" else ""
+            return Reason(f"waits for {self.members.absent()} to join")
+        return self._stores.explain(message.node.rank, message.about) if message.node.role == "worker" else Reason()
 
     def _waits(self) -> str:
         """Say what members wait for here; empty for nothing."""

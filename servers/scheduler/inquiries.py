@@ -200,12 +200,9 @@ def _silence(member: JobMember | None, asked: _Asked | None, now: float) -> str:
         return f"is alive, and has not said in {ANSWER_S:g} s where it is"
     beside, silent_s = asked.beside, now - member.beaten
     if beside is None and member.pulsed <= member.beaten:
-        return (
-            f"does not answer: nothing has been heard of it for {silent_s:.1f} s, "
-            "so it is stopped, or its host is not reached"
-        )
-    doing = "is in a call that keeps the interpreter's lock, it seems: its process is there, and"
+        return f"does not answer: no sign of life for {silent_s:.0f} s, so stopped, or not reached"
+    doing = "is in a call that keeps the interpreter's lock, it seems"
     if beside is not None and beside.doing:
-        doing = f"{beside.doing}:"
-    before = f", and it was at {beside.place} before" if beside is not None and beside.place else ""
-    return f"{doing} its heartbeat has been silent for {silent_s:.1f} s{before}"
+        doing = beside.doing
+    before = f"; before that at {beside.place}" if beside is not None and beside.place else ""
+    return f"{doing}: no heartbeat for {silent_s:.0f} s, though the process is there{before}"

@@ -24,6 +24,7 @@ from kvstore.wire import (
     StoreOpened,
 )
 from servers.names import MOST, wait, workers
+from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
 from servers.scheduler.departures import Departures
 from servers.scheduler.store import Store
@@ -125,16 +126,16 @@ class Stores:
         """Fail those who wait for workers that have left, now that the others are to know."""
         return [answer for store in self._stores.values() for answer in store.depart(ranks)]
 
-    def explain(self, rank: int, seq: int) -> str:
-        """Say what request ``seq`` of worker ``rank`` waits for; empty if it does not wait in any store."""
+    def explain(self, rank: int, seq: int) -> Reason:
+        """Say what request ``seq`` of worker ``rank`` waits for; nothing if it does not wait in any store."""
         for store in self._stores.values():
             missing = store.barriers.awaited(rank, seq)
             if missing:
-                return f"waits at the barrier for {self._with_reasons(missing)}"
+                return Reason(f"waits at the barrier for {self._with_reasons(missing)}", missing)
             text = store.keys.explain(rank, seq)
             if text:
-                return text
-        return ""
+                return Reason(text, [0])
+        return Reason()
 
     def waits(self) -> str:
         """Say what workers wait for in all stores; empty for nothing."""

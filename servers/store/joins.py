@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from kvstore.errors import UsageError
 from kvstore.wire import Node, Pause, Push, PushRows
 from servers.names import name
+from servers.requests.reasons import Reason
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,12 @@ class Pauses:
         self._known.clear()
         return everyone
 
-    def explain(self, node: Node, seq: int, workers: Collection[int]) -> str:
-        """Say what request ``seq`` of ``node`` waits for; empty if it is not a pause that waits."""
+    def explain(self, node: Node, seq: int, workers: Collection[int]) -> Reason:
+        """Say what request ``seq`` of ``node`` waits for; nothing if it is not a pause that waits."""
         paused = self._paused.get(node.rank)
         if paused is None or (paused.request.node, paused.request.seq) != (node, seq):
-            return ""
+            return Reason()
         missing = set(workers) - self.ranks
         if not missing:
-            return "waits for pushes that are still on their way, since all workers have joined"
-        return f"waits for {name('worker', missing)} to join"
+            return Reason("waits for pushes that are still on their way, since all workers have joined")
+        return Reason(f"waits for {name('worker', missing)} to join", missing)

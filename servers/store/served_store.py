@@ -36,6 +36,7 @@ from kvstore.wire import (
     Reply,
     Resume,
 )
+from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
@@ -259,8 +260,8 @@ class ServedStore:
                 target.rounds.pause(message.node.rank, clocks[target.ids[0]])
         return self._advance(targets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
 
-    def explain(self, node: Node, about: int) -> str:
-        """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
+    def explain(self, node: Node, about: int) -> Reason:
+        """Say what request ``about`` of ``node`` waits for; nothing if it does not wait."""
         return self._waiting.explain(node, about)
 
     def _updates_of(self, message: Push, buckets: Sequence[Bucket]) -> list[Update]:

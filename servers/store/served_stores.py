@@ -45,6 +45,7 @@ from kvstore.wire import (
     encode,
 )
 from servers.requests.agreement import Agreement
+from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, described_error, refuse
 from servers.requests.reply_links import NOWHERE
 from servers.store.hyperparameters import UpdateHyperparameters, changed
@@ -313,17 +314,17 @@ class ServedStores:
             answers += [refuse(*asker, error) for asker in agreement.abandon()]
         return answers
 
-    def explain(self, message: Explain) -> str:
-        """Say what a request waits for; empty if it does not wait."""
+    def explain(self, message: Explain) -> Reason:
+        """Say what a request waits for; nothing if it does not wait."""
         for served in self.open.values():
-            text = served.explain(message.node, message.about)
+            text, missing = served.explain(message.node, message.about)
             if text:
-                return text + self._inside()
+                return Reason(text + self._inside(), missing)
         for agreement in self._agreements.values():
             asked = ((request.node, request.seq) for _, request in agreement.waiting)
             if (message.node, message.about) in asked:
-                return "waits for worker 0, which has not called set_optimizer"
-        return ""
+                return Reason("waits for worker 0, which has not called set_optimizer", [0])
+        return Reason()
 
     def _inside(self) -> str:
         """Say who is inside ``join`` of any store: waiting for such a worker may be in vain."""

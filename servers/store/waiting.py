@@ -14,6 +14,7 @@ from kvstore.rule import Rule
 from kvstore.spec import Key, shorten
 from kvstore.wire import Node, Pause
 from servers.names import MOST, have, name, workers
+from servers.requests.reasons import Reason
 from servers.store.buckets import Buckets
 from servers.store.joins import Pauses
 from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
@@ -123,12 +124,13 @@ class Waiting:
         self._parked.clear()
         return parked, self.pauses.end()
 
-    def explain(self, node: Node, about: int) -> str:
-        """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
+    def explain(self, node: Node, about: int) -> Reason:
+        """Say what request ``about`` of ``node`` waits for; nothing if it does not wait."""
         parked = self._parked.get((node, about))
         if parked is None:
             return self.pauses.explain(node, about, self._workers)
-        return f"waits for {_words(self._missing(parked.request, lambda *_: True))}"
+        missing = self._missing(parked.request, lambda *_: True)
+        return Reason(f"waits for {_words(missing)}", {rank for rank, _ in missing})
 
     def _settled(self) -> bool:
         return all(target.rounds.settled for target in self._buckets.targets())

@@ -8,6 +8,7 @@ from hosting import Host, describe
 from kvstore.transport.memory import Heap
 from kvstore.wire import Ack, Explanation, Failure, Here, Stop
 from servers.aggregator.core import Aggregator
+from servers.requests.reasons import Reason
 
 
 def test_only_workers_of_the_host_are_served():
@@ -66,17 +67,18 @@ def test_what_a_request_waits_for_is_asked_of_the_server():
     assert host.ask(2, question) == {}
     ((exchange, peer, seq),) = host.explained
     assert (exchange, peer, seq) == (host.sent[0], host.workers[2].peer, question.seq)
-    assert host.named(host.core.explained(peer, seq, "waits for worker 9")) == {
-        (2, question.seq): Explanation(question.seq, "waits for worker 9")
+    assert host.named(host.core.explained(peer, seq, Reason("waits for worker 9", [9]))) == {
+        (2, question.seq): Explanation(question.seq, "waits for worker 9", [9])
     }
 
 
 def test_what_is_known_here_is_explained_here():
     host = Host()
     message = host.push(2, {1: [1, 2]})
-    for about, text in ((message.seq, "waits for worker 3, whose push 1 of 'a' is missing"), (99, "")):
+    missing = "waits for worker 3, whose push 1 of 'a' is missing"
+    for about, text, ranks in ((message.seq, missing, [3]), (99, "", [])):
         question = host.workers[2].explain(about)
-        assert host.ask(2, question) == {(2, question.seq): Explanation(question.seq, text)}
+        assert host.ask(2, question) == {(2, question.seq): Explanation(question.seq, text, ranks)}
 
 
 def test_an_answer_for_a_store_that_was_closed_is_dropped():

@@ -8,6 +8,7 @@ from hosting import Host, floats_in, total, values
 
 from kvstore.wire import Ack, Close, Failure, Push, Values
 from servers.aggregator.store import HOLD_S
+from servers.requests.reasons import Reason
 
 
 def test_a_round_is_one_push_with_the_sum_and_one_answer_for_all():
@@ -224,7 +225,7 @@ def test_what_a_request_waits_for_is_said():
     host = Host()
     first = host.push(2, {1: [1, 2]})
     store = host.core.stores[0]
-    assert store.find(2, first.seq) == "waits for worker 3, whose push 1 of 'a' is missing"
+    assert store.find(2, first.seq) == Reason("waits for worker 3, whose push 1 of 'a' is missing", [3])
     host.push(3, {1: [1, 2]})
     assert store.find(2, first.seq) is host.sent[0]
     assert store.find(2, 99) is None

@@ -13,6 +13,7 @@ from servers.aggregator.exchanges import Exchange, push
 from servers.aggregator.gathering import Pushed
 from servers.aggregator.segments import HostSegments
 from servers.aggregator.upstream import SILENT_S, STALL_S, Upstream
+from servers.requests.reasons import Reason
 
 ME = Node("aggregator", 0, 1)
 
@@ -115,8 +116,8 @@ def test_a_server_says_what_a_request_waits_for():
     line.upstream.explain(exchange, b"worker", 9)
     (_, (peer, question)) = line.heard(0)
     assert (type(question), question.about) == (Explain, exchange.seq)
-    assert line.answer(0, peer, Explanation(question.seq, "waits for worker 5")) == []
-    assert line.explained == [(b"worker", 9, "waits for worker 5")]
+    assert line.answer(0, peer, Explanation(question.seq, "waits for worker 5", [5])) == []
+    assert line.explained == [(b"worker", 9, Reason("waits for worker 5", [5]))]
 
 
 def test_a_server_that_says_nothing_is_named():
@@ -126,7 +127,7 @@ def test_a_server_that_says_nothing_is_named():
     line.upstream.explain(exchange, b"worker", 9)
     line.now = SILENT_S + 1
     line.upstream.tick()
-    assert line.explained == [(b"worker", 9, "waits for server 1, which does not answer")]
+    assert line.explained == [(b"worker", 9, Reason("waits for server 1, which does not answer"))]
 
 
 def test_a_server_that_is_elsewhere_is_asked_there():

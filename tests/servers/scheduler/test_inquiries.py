@@ -137,8 +137,7 @@ def test_a_process_that_is_there_and_whose_heartbeat_is_silent_is_in_a_call_that
     job.handle(BESIDE, ProcessAlive(w1.node))
     assert ask(job, w0, 1) == [(w1, Where(1)), (BESIDE, Where(1))]
     assert the_place(time_over(job)) == (
-        "is in a call that keeps the interpreter's lock, it seems: its process is there, and its heartbeat has been "
-        "silent for 5.5 s"
+        "is in a call that keeps the interpreter's lock, it seems: no heartbeat for 6 s, though the process is there"
     )
 
 
@@ -150,8 +149,8 @@ def test_what_the_process_beside_a_silent_member_knows_is_told():
     stopped = Stacks(w1.node, 1, "train.py:41 in load", "is stopped, by a signal or a debugger", [])
     assert job.handle(BESIDE, stopped) == [], "its own answer may still come"
     assert the_place(time_over(job)) == (
-        "is stopped, by a signal or a debugger: its heartbeat has been silent for 1.5 s, and it was at "
-        "train.py:41 in load before"
+        "is stopped, by a signal or a debugger: no heartbeat for 2 s, though the process is there; before that at "
+        "train.py:41 in load"
     )
 
 
@@ -168,9 +167,7 @@ def test_a_member_of_whom_nothing_is_heard():
     job = Job()
     w0, _, _ = job.everyone
     ask(job, w0, 1)
-    assert the_place(time_over(job)) == (
-        "does not answer: nothing has been heard of it for 1.5 s, so it is stopped, or its host is not reached"
-    )
+    assert the_place(time_over(job)) == "does not answer: no sign of life for 2 s, so stopped, or not reached"
 
 
 def test_a_member_that_is_lost_meanwhile():
