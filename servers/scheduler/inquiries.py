@@ -58,7 +58,7 @@ class _Look:
 
 
 @dataclass
-class _Asked:
+class _MemberQuestion:
     """A member that has been asked and has not answered.
 
     Attributes:
@@ -87,7 +87,7 @@ class Inquiries:
         self._send = send
         self._number = 0
         self._looks: list[_Look] = []  # in the order of their limits
-        self._asked: dict[tuple[str, int], _Asked] = {}
+        self._asked: dict[tuple[str, int], _MemberQuestion] = {}
         self._links: dict[tuple[Node, int], bytes] = {}  # by asker and number of a ``Locate``: the link for its answer
 
     def locate(self, peer: bytes, message: Locate, now: float) -> None:
@@ -155,7 +155,7 @@ class Inquiries:
         if (member.role, member.rank) in self._asked or member.peer is None:
             return
         self._number += 1
-        self._asked[member.role, member.rank] = _Asked(self._number, now)
+        self._asked[member.role, member.rank] = _MemberQuestion(self._number, now)
         self._send(member.peer, Where(self._number))
         if member.pulse_peer is not None:
             self._send(member.pulse_peer, Where(self._number))
@@ -191,7 +191,7 @@ def _place(stacks: Stacks) -> str:
     return f"is at {stacks.place}" + (f", which {stacks.doing}" if stacks.doing else "")
 
 
-def _silence(member: JobMember | None, asked: _Asked | None, now: float) -> str:
+def _silence(member: JobMember | None, asked: _MemberQuestion | None, now: float) -> str:
     """Say what is known of a member that has not answered."""
     words = _absence(member)
     if member is None or words or asked is None:

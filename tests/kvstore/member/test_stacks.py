@@ -1,0 +1,154 @@
+"""Where threads are, in words: their files, lines and functions, and nothing else."""
+
+from __future__ import annotations
+
+import queue
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore.member.stacks import Place, described, where
+from kvstore.wire import Node, Stacks, decode, encode
+from kvstore.wire.observing import MAX_PLACE, MOST_FRAMES, MOST_THREADS
+
+NODE = Node("worker", 1, 1)
+STANDARD = Path(sysconfig.get_paths()["stdlib"])
+INSTALLED = Path(sysconfig.get_paths()["purelib"])
+OURS = Path(kvstore.__file__).parent
+
+
+def at(path: Path | str, line: int = 1, function: str = "f", root: Path | None = None) -> Place:
+    file = str(path) if root is None else str(Path(path).relative_to(root))
+    return Place(file, line, function, str(path))
+
+
+MAIN = at("/home/me/train.py", 90, "main")
+LOAD = at("/home/me/data/images.py", 41, "load_batch")
+PULL = at(OURS / "dist" / "store.py", 7, "pull", OURS.parent)
+CLIENT = at(OURS / "member" / "client.py", 9, "wait", OURS.parent)
+QUEUE = at(STANDARD / "queue.py", 171, "get", STANDARD)
+WAIT = at(STANDARD / "threading.py", 320, "wait", STANDARD)
+JOIN = at(STANDARD / "threading.py", 1100, "join", STANDARD)
+JSON = at(STANDARD / "json" / "decoder.py", 3, "decode", STANDARD)
+LOGGED = at(INSTALLED / "torch/distributed/c10d_logger.py", 81, "wrapper", INSTALLED)
+BARRIER = at(INSTALLED / "torch/distributed/distributed_c10d.py", 4159, "barrier", INSTALLED)
+LOADER = at(INSTALLED / "torch/utils/data/dataloader.py", 631, "__next__", INSTALLED)
+FROZEN = at("<frozen importlib._bootstrap>", 1, "_call")
+
+
+@pytest.mark.parametrize(
+    ("stack", "place", "doing"),
+    [
+        ([], "", ""),
+        ([MAIN, LOAD], LOAD, ""),
+        ([MAIN, LOAD, WAIT], LOAD, f"waits for a lock ({WAIT})"),
+        ([MAIN, LOAD, QUEUE, WAIT], LOAD, f"waits for a queue ({QUEUE})"),
+        ([MAIN, JOIN, WAIT], MAIN, f"waits for a thread to end ({WAIT})"),
+        ([MAIN, LOGGED, BARRIER], MAIN, f"is in torch.distributed ({BARRIER})"),
+        ([MAIN, LOADER, QUEUE, WAIT], MAIN, f"reads input ({LOADER})"),
+        ([MAIN, PULL, CLIENT], MAIN, f"calls pull ({CLIENT})"),
+        ([MAIN, FROZEN, JSON], MAIN, f"calls decode ({JSON})"),
+        ([MAIN, FROZEN], MAIN, ""),
+        ([PULL, CLIENT, WAIT], CLIENT, f"waits for a lock ({WAIT})"),
+        ([QUEUE, WAIT], WAIT, ""),
+    ],
+)
+def test_the_place_is_the_programs_innermost_and_what_is_called_from_there_is_told(stack, place, doing):
+    assert described(stack) == (str(place) if place else "", doing)
+
+
+def test_a_long_name_loses_its_beginning():
+    text = str(at("/home/" + "x" * 1000 + "/train.py", 41, "load"))
+    assert len(text) == MAX_PLACE
+    assert text.startswith("...xxx")
+    assert text.endswith("x/train.py:41 in load")
+
+
+@contextmanager
+def thread_in(target: Callable[[queue.Queue[int]], object], name: str = "held") -> Iterator[threading.Thread]:
+    """A thread that is inside ``target`` when this begins, and is let go when it ends."""
+    inside = threading.Event()
+    held: queue.Queue[int] = queue.Queue()
+
+    def run() -> None:
+        inside.set()
+        target(held)
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    assert inside.wait(60.0)
+    yield thread
+    held.put(1)
+    thread.join()
+
+
+def until_it_waits(thread: threading.Thread, program: threading.Thread | None) -> Stacks:
+    """The answer once ``thread`` waits, which it does soon."""
+    while True:
+        stacks = where(NODE, 7, program)
+        if any(name == thread.name and "threading.py" in frames[-1] for name, frames in stacks.threads):
+            return stacks
+
+
+def test_a_process_tells_where_its_threads_are_and_the_answer_can_be_sent():
+    secret = "a value that must stay here"
+
+    def held_up(held: queue.Queue[int], password: str = secret) -> int:
+        return held.get()
+
+    with thread_in(held_up) as thread:
+        stacks = until_it_waits(thread, thread)
+    line = held_up.__code__.co_firstlineno + 1
+    assert (stacks.node, stacks.number) == (NODE, 7)
+    assert stacks.place.endswith(f"test_stacks.py:{line} in held_up")
+    assert stacks.doing.startswith("waits for a queue (queue.py:")
+    name, frames = stacks.threads[0]
+    assert name == "held", "the program's thread comes first"
+    assert stacks.place in frames
+    frame = encode(stacks)[0]
+    assert decode([frame]) == stacks
+    assert secret.encode() not in bytes(frame)
+    assert b"held.get()" not in bytes(frame)
+
+
+def test_the_main_thread_counts_where_the_joining_thread_has_ended():
+    ended = threading.Thread(target=lambda: None)
+    ended.start()
+    ended.join()
+    answers: list[Stacks] = []
+    for program in (ended, None):
+        asking = threading.Thread(target=lambda program=program: answers.append(where(NODE, 1, program)))
+        asking.start()
+        asking.join()
+    for stacks in answers:
+        assert "in test_the_main_thread_counts_where_the_joining_thread_has_ended" in stacks.place
+        assert stacks.threads[0][0] == threading.main_thread().name
+
+
+def test_a_deep_stack_and_many_threads_fit_into_an_answer():
+    def deep(held: queue.Queue[int], more: int = MOST_FRAMES) -> int:
+        return deep(held, more - 1) if more else held.get()
+
+    with thread_in(deep, "x" * 1000) as thread:
+        stacks = where(NODE, 1, thread)
+    assert len(stacks.threads) <= MOST_THREADS
+    assert max(len(frames) for _, frames in stacks.threads) <= MOST_FRAMES
+    assert decode(encode(stacks)) == stacks
+
+
+def test_files_are_named_from_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "inside").mkdir()
+    path = tmp_path / "inside" / "train_here.py"
+    path.write_text("def load(held):\n    return held.get()\n")
+    scope: dict[str, Callable[[queue.Queue[int]], object]] = {}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    monkeypatch.chdir(tmp_path)
+    with thread_in(scope["load"]) as thread:
+        assert until_it_waits(thread, thread).place == "inside/train_here.py:2 in load"
+        monkeypatch.chdir("/")
+        assert where(NODE, 1, thread).place.endswith("inside/train_here.py:2 in load")
