@@ -187,7 +187,7 @@ JOB_SECRET = Setting(
     "KVSTORE_JOB_SECRET",
     Text("a text of at least 32 characters, the same for all ranks"),
     "",
-    "what ranks that torchrun, mpirun or srun has started on several hosts make their keys from",
+    "what ranks of torchrun, mpirun or srun on several hosts make their keys from, and pods (`kvstore-pod`)",
 )
 SECRET_KEY = Setting("KVSTORE_SECRET_KEY", Text("a CURVE key in Z85"), "", "this process's own secret key")
 ROOT_KEY = Setting("KVSTORE_ROOT_KEY", Text("a CURVE key in Z85"), "", "the scheduler's public key")

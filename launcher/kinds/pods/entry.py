@@ -1,7 +1,9 @@
-"""The first program in a container of a Kubernetes job. It completes the environment and executes the member.
+"""``kvstore-pod``: the first program in a container. It completes the environment and executes the member.
 
-The pods of one Kubernetes Job are all told the same. Each finds out here which of them it is, and takes its variables
-from files of a mounted Secret: so no value is subject to anybody's quoting, and none shows in the pod's description.
+The pods of one Kubernetes Job are all told the same. Each finds out here which of them it is. What ``launch.py`` has
+started takes its variables from files of a mounted Secret: so no value is subject to anybody's quoting, and none shows
+in the pod's description. Where somebody else has written the manifest, such as a JobSet, each pod makes its keys from a
+secret that all have.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from kvstore.bootstrap.job_address import require_safe
+from kvstore.errors import ConfigError
 from kvstore.job import settings
-from kvstore.job.contract import Role
+from kvstore.job.config import Config
+from kvstore.job.contract import Role, members
+from kvstore.job.keyring import Keyring
 from kvstore.job.system import cores
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
@@ -29,7 +35,7 @@ TIMEOUT_S = 600
 
 
 def main(argv: Sequence[str] | None = None, mount: str = MOUNT) -> int:
-    """Execute the member that this pod is. The words are the worker's command; none are a server or the scheduler.
+    """Execute the member that this pod is. The words are a worker's command; none are a server or the scheduler.
 
     Returns:
         The exit code, if it cannot be executed.
@@ -50,19 +56,48 @@ def compose(command: Sequence[str], environ: Mapping[str, str], mount: Path) -> 
         command: the worker's command; empty for a server or the scheduler.
         environ: the container's environment, which has the role and the number.
         mount: the directory of the Secrets.
+
+    Raises:
+        SystemExit: a variable is missing or wrong, or the command cannot be parsed; with the reason.
     """
+    for name in (settings.ROLE.name, INDEX):
+        if not environ.get(name):
+            raise SystemExit(f"kvstore-pod: {name} is not set; the manifest sets the role, an Indexed Job the number")
     role, rank = cast(Role, environ[settings.ROLE.name]), int(environ[INDEX])
     timeout_s = environ.get(settings.JOIN_TIMEOUT_S.name, str(TIMEOUT_S))
     variables = {settings.JOIN_TIMEOUT_S.name: timeout_s, **_variables(mount / VARIABLES)}
     variables[settings.TASK_ID.name] = str(rank)
+    if role == "scheduler" and environ.get(settings.NODE_HOST.name):
+        # Others know it by its name, which is not in the DNS yet when it starts.
+        variables[settings.ROOT_URI.name] = environ[settings.NODE_HOST.name]
     if (mount / KEY).exists():
         variables[settings.SECRET_KEY.name] = (mount / KEY).read_text(encoding="ascii")
+    elif environ.get(settings.JOB_SECRET.name):
+        environ = dict(environ)
+        variables.update(_derived_keys(environ, role, rank))
+        del environ[settings.JOB_SECRET.name]  # the member needs no other keys
     around = HostEnvironment(environ=environ, python=sys.executable, cores=cores())
     try:
         argv = argv_of(command, sys.executable) if command else our_servers(sys.executable)
     except LaunchError as error:
         raise SystemExit(str(error)) from None
     return Task(role, rank, argv, environment(around, role, 1, variables))
+
+
+def _derived_keys(environ: Mapping[str, str], role: Role, rank: int) -> dict[str, str]:
+    """The keys that this member makes from the secret that all pods have."""
+    try:
+        config = Config.from_env(environ)
+        secret = require_safe(config, one_host=False)
+    except ConfigError as error:
+        raise SystemExit(f"kvstore-pod: {error}") from None
+    everyone = members(config.num_workers, config.num_servers)
+    if (role, rank) not in everyone:
+        raise SystemExit(
+            f"kvstore-pod: this pod is number {rank} of the {role}s, counted from 0, but DMLC_NUM_WORKER is "
+            f"{config.num_workers} and DMLC_NUM_SERVER is {config.num_servers}; set them to the parallelism of the Jobs"
+        )
+    return Keyring.derived(secret, config.job, everyone).variables(role, rank) if secret else {}
 
 
 def _variables(directory: Path) -> dict[str, str]:

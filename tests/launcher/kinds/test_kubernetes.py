@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +16,7 @@ from typing import Any
 
 import goldens
 import pytest
-from launched import ROOT, WAITS, Launched, launch
+from launched import ROOT, WAITS
 from pod_jobs import FULL, HOSTILE, RAW, job
 from waiting import LONG
 
@@ -190,53 +186,3 @@ def test_a_job_that_is_refused_leaves_nothing(cluster: FakeCluster) -> None:
     assert code == 1
     assert err == "refused: the cluster refused the job: quota exceeded\n"
     assert cluster.commands[-1].startswith("delete")
-
-
-def _free_port() -> int:
-    """A port that is free, and not one that a connection of somebody else's may be given meanwhile."""
-    for port in range(20000 + os.getpid() % 5000, 32000):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no port is free")
-
-
-@pytest.mark.long
-def test_the_variables_of_an_mxjob_are_enough(tmp_path: Path) -> None:
-    port = str(_free_port())
-    roles = [("scheduler", 1), ("server", 1), ("worker", 2)]
-    config = {
-        "cluster": {role: [{"url": "127.0.0.1", "port": int(port)}] * count for role, count in roles},
-        "labels": {role: "" for role, _ in roles},
-    }
-    running = []
-    for role, count in roles:
-        for index in range(count):
-            environ = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-            environ |= {
-                "PYTHONPATH": str(ROOT),
-                "MX_CONFIG": json.dumps({**config, "task": {"type": role, "index": index}}),
-                "DMLC_PS_ROOT_PORT": port,
-                "DMLC_PS_ROOT_URI": "127.0.0.1",
-                "DMLC_NUM_SERVER": "1",
-                "DMLC_NUM_WORKER": "2",
-                "DMLC_ROLE": role,
-                "DMLC_USE_KUBERNETES": "1",
-                "KVSTORE_TIMEOUT_S": str(LONG),  # who waits for longer says for whom, and that is in `outputs`
-                "HOSTILE": "",
-                "RAW": "",
-            }
-            words = ["-c", WORKER] if role == "worker" else ["-m", "servers"]
-            directory, token = tmp_path / f"{role}-{index}", uuid.uuid4().hex
-            process = launch([sys.executable, *words], environ, token, tmp_path, directory)
-            running.append(Launched(process, directory, token))
-    deadline = time.monotonic() + 2 * LONG
-    try:
-        for one in running:
-            with suppress(subprocess.TimeoutExpired):
-                one.wait(max(0.0, deadline - time.monotonic()))
-    finally:
-        for one in running:
-            one.end()
-    outputs = [one.err + one.out for one in running]
-    assert [one.process.returncode for one in running] == [0] * 4, outputs
-    assert [output.splitlines()[0] for output in outputs[2:]] == ["sum 2.0"] * 2

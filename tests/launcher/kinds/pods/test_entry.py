@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.job.contract import members
+from kvstore.job.keyring import Keyring
 from launcher.kinds.pods.entry import INDEX, KEY, TIMEOUT_S, VARIABLES, compose, main
 
 RAW = os.fsdecode(b"\xff\xfe\n")
@@ -54,6 +56,60 @@ def test_members_wait_for_images_unless_somebody_says_how_long(mount: Path) -> N
     assert compose([], {**environ, "KVSTORE_JOIN_TIMEOUT_S": "7"}, mount).env["KVSTORE_JOIN_TIMEOUT_S"] == "7"
     (mount / VARIABLES / "KVSTORE_JOIN_TIMEOUT_S").write_text("8")
     assert compose([], {**environ, "KVSTORE_JOIN_TIMEOUT_S": "7"}, mount).env["KVSTORE_JOIN_TIMEOUT_S"] == "8"
+
+
+SECRET = {"KVSTORE_JOB_SECRET": "s" * 32, "KVSTORE_JOB": "train", "DMLC_NUM_WORKER": "4", "DMLC_NUM_SERVER": "2"}
+SECRET |= {"DMLC_PS_ROOT_URI": "train-scheduler-0-0.train", "DMLC_PS_ROOT_PORT": "9091"}
+
+
+def test_keys_are_made_from_the_secret_that_all_pods_have(tmp_path: Path) -> None:
+    tasks = [compose([], {"DMLC_ROLE": "server", INDEX: str(rank), **SECRET}, tmp_path) for rank in (0, 1)]
+    keyring = Keyring.derived("s" * 32, "train", members(4, 2))
+    for rank, task in enumerate(tasks):
+        assert keyring.variables("server", rank).items() <= task.env.items()
+        assert "KVSTORE_JOB_SECRET" not in task.env
+
+
+def test_a_key_of_its_own_comes_before_the_secret(tmp_path: Path) -> None:
+    (tmp_path / KEY).write_text("own")
+    env = compose([], {"DMLC_ROLE": "server", INDEX: "0", **SECRET}, tmp_path).env
+    assert env["KVSTORE_SECRET_KEY"] == "own"
+    assert "KVSTORE_MEMBER_KEYS" not in env
+
+
+def test_no_keys_are_made_where_links_are_plain(tmp_path: Path) -> None:
+    environ = {"DMLC_ROLE": "server", INDEX: "0", **SECRET, "KVSTORE_ENCRYPTION": "0"}
+    assert "KVSTORE_SECRET_KEY" not in compose([], environ, tmp_path).env
+
+
+def test_the_scheduler_listens_at_its_own_address(tmp_path: Path) -> None:
+    environ = {INDEX: "0", **SECRET, "DMLC_NODE_HOST": "10.0.0.1"}
+    uris = [
+        compose([], {**environ, "DMLC_ROLE": role}, tmp_path).env["DMLC_PS_ROOT_URI"]
+        for role in ("scheduler", "server")
+    ]
+    assert uris == ["10.0.0.1", "train-scheduler-0-0.train"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({INDEX: "0"}, "DMLC_ROLE is not set"),
+        ({"DMLC_ROLE": "server"}, "JOB_COMPLETION_INDEX is not set; .* an Indexed Job the number"),
+        (
+            {"DMLC_ROLE": "server", INDEX: "2", **SECRET},
+            r"number 2 of the servers, counted from 0, .* DMLC_NUM_SERVER is 2",
+        ),
+        (
+            {"DMLC_ROLE": "server", INDEX: "0", **SECRET, "KVSTORE_JOB_SECRET": "short"},
+            "KVSTORE_JOB_SECRET is too short",
+        ),
+        ({"DMLC_ROLE": "server", INDEX: "0", **SECRET, "DMLC_NUM_WORKER": "many"}, "kvstore-pod: DMLC_NUM_WORKER"),
+    ],
+)
+def test_what_a_manifest_may_lack_is_said(environ: dict[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=message):
+        compose([], environ, tmp_path)
 
 
 def test_a_command_that_is_badly_quoted_ends_it(tmp_path: Path) -> None:
