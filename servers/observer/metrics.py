@@ -90,7 +90,12 @@ def families(
     now. Members without a rank are counted, no more. The same holds for all members if the view is stale.
     """
     current = view if age_s <= STALE_S else None
-    yield _single("scheduler_up", "gauge", "1 if the scheduler has answered lately, else 0.", current is not None)
+    yield _single(
+        "scheduler_up",
+        "gauge",
+        "1 if the scheduler has answered in the last 15 s, else 0; then no member is shown.",
+        current is not None,
+    )
     info = _family("job_info", "gauge", "Always 1. The labels have the job's name and command, and kvstore's version.")
     info.add(1, name=about.name, command=about.command, version=kvstore.__version__)
     yield info
@@ -182,9 +187,9 @@ def _links(
     workers: Sequence[tuple[MemberView, WorkerReport]], aggregated: bool, in_pairs: bool
 ) -> Iterator[MetricFamily]:
     """Bytes of each worker's links; without ``in_pairs``, of all of its links together."""
-    to = "The label server has the server's rank, aggregator, or all."
+    to = "The label server has its rank, or aggregator where the worker has one."
     for name, words in ("sent", "has sent to"), ("received", "has received from"):
-        family = _family(f"worker_{name}_bytes", "counter", f"Bytes that the worker {words} a server. {to}")
+        family = _family(f"worker_{name}_bytes", "counter", f"Bytes that the worker {words} the server. {to}")
         for member, report in workers:
             counts: Sequence[int] = getattr(report, name)
             if not in_pairs:

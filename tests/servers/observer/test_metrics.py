@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvstore.errors import UsageError
 from kvstore.observing.view import Event, JobView
 from servers.observer.metrics import MOST_PAIRS, STALE_S, JobDescription, exposition
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "observing.md"
 
 
 class Given(NamedTuple):
@@ -165,3 +169,12 @@ def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch: p
     monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
     with pytest.raises(UsageError, match=r"pip install 'torch-kvstore\[dashboard\]'"):
         exposition(job_view())
+
+
+def test_the_docs_list_every_metric_with_its_labels_and_meaning() -> None:
+    listed = re.findall(r"^\| `(kvstore_\w+)` \|(.*?)\| (.*) \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    there = {}
+    for metric in scraped(job_view(), advice=[Given("straggler", "worker", 0)]).values():
+        labels = dict.fromkeys(label for sample in metric.samples for label in sample.labels)
+        there[metric.samples[0].name] = (sorted(labels), metric.documentation.rstrip("."))
+    assert {name: (sorted(re.findall(r"`(\w+)`", labels)), text) for name, labels, text in listed} == there
