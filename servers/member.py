@@ -15,6 +15,7 @@ from kvstore.wire import Message, ServerReport, Stop
 from servers.activity import ServedActivity
 from servers.farewell import say
 from servers.requests.replies import Outbox
+from servers.requests.request_tracer import RequestTracer
 from servers.service import Service
 
 MICRO = 1_000_000
@@ -56,6 +57,8 @@ class ServingMember:
                 thread=thread,
                 on_line_back=None if on_line_back is None else lambda: self._service.post(on_line_back),
             ).join()
+            if self._session.tracer is not None:
+                self._service.tracer = RequestTracer(self._session.tracer)
         except BaseException:
             self._transport.close()
             raise

@@ -17,6 +17,7 @@ from servers.requests.replies import Outbox
 from servers.scheduler import Scheduler
 from servers.scheduler.logged import FormerLinks, LoggedScheduler
 from servers.scheduler.records import Succession
+from servers.scheduler_tracing import SchedulerTracing
 from servers.service import Service
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,9 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         config.readers,
         "" if config.keys is None else config.keys.reader,
         "" if config.keys is None else config.keys.observer,
+        config.start,
     )
+    tracing = SchedulerTracing(scheduler, config, clock) if config.trace.last else None
     core: Scheduler | LoggedScheduler = scheduler
     inputs: InputLog | None = None
     stays_until = 0.0
@@ -59,6 +62,11 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
             stays_until = clock() + LATE_S
     reported = False
 
+    def tick() -> Outbox:
+        if tracing is not None:
+            tracing.tick()
+        return stop_if_finished(core.tick(clock()))
+
     def stop_if_finished(outbox: Outbox) -> Outbox:
         nonlocal reported
         for line in scheduler.take_news():
@@ -66,11 +74,13 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         if scheduler.failure is not None and not reported:
             reported = True
             say("the job has failed", scheduler.failure)
-        if scheduler.finished and clock() >= stays_until:
+        if scheduler.finished and clock() >= stays_until and not (tracing is not None and tracing.awaited()):
             service.stop()
         return outbox
 
     service = Service(transport, config.heartbeat_s / 2, clock)
+    if tracing is not None:
+        service.tracer = tracing.requests
     try:
         endpoint = scheduler_endpoint(config)
         transport.bind(endpoint)
@@ -80,7 +90,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
             log.warning("the scheduler was lost (%s); its successor took over in %.1f s", how, clock() - when)
         service.run(
             lambda peer, message: stop_if_finished(core.handle(peer, message, clock())),
-            lambda: stop_if_finished(core.tick(clock())),
+            tick,
             scheduler.inquiries.due,
         )
     finally:

@@ -13,6 +13,7 @@ from kvstore.rare_log import Drops
 from kvstore.transport import Transport
 from kvstore.wire import Buffer, Message, Values, decode, encode
 from servers.requests.replies import Outbox
+from servers.requests.request_tracer import RequestTracer
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Service:
         now: when the message came that is being handled, by ``clock``.
         busy_s: the seconds in which messages have been handled, and their answers sent.
         received, sent: bytes of messages.
+        tracer: notes what is handled, for the job's trace; None notes nothing.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Service:
         self._clock = clock
         self._posted: queue.SimpleQueue[Callable[[], Outbox]] = queue.SimpleQueue()
         self._stopped = False
+        self.tracer: RequestTracer | None = None
         self._drops = Drops(log)
 
     def run(
@@ -97,7 +100,7 @@ class Service:
                 if outbox is None:
                     self._receive(handle, *received)
                 else:
-                    self._send(outbox)
+                    self._send(outbox, self.now)
                 del received  # its sender waits for the memory
             while not self._posted.empty():
                 self._send(self._posted.get()())
@@ -135,9 +138,24 @@ class Service:
         except Exception:
             log.exception("a %s could not be handled", "message" if message is None else type(message).__name__)
             return
-        self._send(outbox)
+        self._send(outbox, self.now, peer, message)
 
-    def _send(self, outbox: Outbox) -> None:
+    def _send(self, outbox: Outbox, began: float = 0.0, peer: bytes = b"", message: Message | None = None) -> None:
+        """Send ``outbox``, and note it for the trace.
+
+        Args:
+            began: since when this has been worked on; 0 for now.
+            peer, message: what it answers, and from where that came, if it answers a message.
+        """
+        tracer = self.tracer
+        if tracer is None:
+            self._put(outbox)
+            return
+        left = self._clock()
+        self._put(outbox)
+        tracer.note(began or left, left, outbox, peer, message)
+
+    def _put(self, outbox: Outbox) -> None:
         before: Message | None = None
         for peer, message in outbox:
             if message is not before:  # a notice to thousands of members is encoded once

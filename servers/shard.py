@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport.base import Admission
 from kvstore.transport.memory import Heap, Memory
 from kvstore.wire import (
@@ -176,6 +177,10 @@ class Shard:
     def record(self, recorder: Recorder | None) -> None:
         """Tell ``recorder`` of each change from now on; None tells nobody."""
         self._stores.record(recorder)
+
+    def trace(self, tracer: Tracer) -> None:
+        """Note updates for the job's trace from now on."""
+        self._stores.trace(tracer)
 
     def apply(self, message: Message) -> None:
         """Make a change that a primary has recorded. Its answers, which the primary sends, are known here for repeats.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.dist.clocks import PushClocks
@@ -11,8 +12,12 @@ from kvstore.dist.outgoing import Load
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
 from kvstore.member.session import Session
+from kvstore.spec import Key
 from kvstore.ticket import Operation
+from kvstore.tracing.tracer import Tracer
 from kvstore.wire import Ack, CodecDescription, Pull, Push, Sender, Values
+
+WORTH_NOTING = 64 << 10  # bytes; copies of fewer take less time than it takes to note them
 
 
 class ParcelNoted(Protocol):
@@ -82,8 +87,19 @@ class _ArrayRequest(PendingRequest):
         """See ``PendingRequest``."""
         incoming = self.incoming
         if incoming is not None:
+            tracer = self._tracer
+            began = 0.0 if tracer is None else tracer.clock()
             incoming.writer.take(self.parcel, reply, incoming.decode)
+            if tracer is not None:
+                tracer.span(
+                    "unpack" if incoming.decode is None else "decode", began, self.operation.keys, self.parcel.nbytes
+                )
         return self.asker.noted(self.parcel, reply, self._sent, incoming is not None)
+
+    @property
+    def traced(self) -> tuple[str, Sequence[Key], int]:
+        """See ``PendingRequest``."""
+        return self.operation.what, self.operation.keys, self.parcel.nbytes
 
     def forsake(self) -> None:
         """See ``PendingRequest``."""
@@ -92,6 +108,14 @@ class _ArrayRequest(PendingRequest):
     @property
     def _sent(self) -> int:
         return 0
+
+    @property
+    def _tracer(self) -> Tracer | None:
+        """What notes how long it takes to copy values, or to encode them; None where nobody does."""
+        tracer = self.asker.session.tracer
+        if tracer is None or not tracer.open or self.parcel.nbytes < WORTH_NOTING:
+            return None
+        return tracer
 
 
 class PullOfArrays(_ArrayRequest):
@@ -137,7 +161,11 @@ class PushOfArrays(_ArrayRequest):
         """See ``PendingRequest``."""
         gather = self.turn is not None and self.asker.session.client.gathers(self.peer)
         load, hyper, order = self.contribution
+        tracer = self._tracer
+        began = 0.0 if tracer is None else tracer.clock()
         buffers, codec, lengths, segment_counts, encode = load.pack(self.parcel, gather)
+        if tracer is not None:
+            tracer.span("pack" if codec is None else "encode", began, self.operation.keys, self.parcel.nbytes)
         self.sent = self.parcel.nbytes if codec is None else sum(lengths)
         return Push(
             sender,

@@ -103,12 +103,16 @@ class Pushes:
             wait: return when it has taken effect. Until then messages may wait for their turn, and read the values when
                 they leave.
         """
+        tracer = self.session.tracer
+        began = 0.0 if tracer is None else tracer.clock()
         if self.before is not None and call.pushes:
             self.before(call.places)
         load = self._load(call) if call.pushes else None
         operation = Operation(what, call.keys, self._client, self._fail, self._requests.limits)
         send = self._client.exchange if wait else self._client.submit
         send(operation, self._prepare, call, load, priority, wait)
+        if tracer is not None and tracer.open:
+            tracer.span(what, began, call.keys)
         return operation
 
     def _load(self, call: StoreCall) -> Load | None:
@@ -185,6 +189,8 @@ class Pushes:
 
     def _made(self, number: int, operation: Operation, places: Column, clocks: Column, counts: Counts) -> None:
         self.clocks.note(places, clocks, number)
+        if self.session.tracer is not None and len(clocks):
+            self.session.tracer.reached(int(clocks[0]))
         self._pushed[number] = operation
         self._number = number
         self.counts = counts

@@ -14,7 +14,7 @@ from kvstore.job import settings
 from kvstore.job.address import host_and_port, is_loopback, tcp_endpoint
 from kvstore.job.curve_keys import CurveKeys, split_key, with_key
 from kvstore.job.ranks import Ranks
-from kvstore.job.valid_values import Interval
+from kvstore.job.valid_values import Interval, RoundWindow
 
 FOR_EVER_S = 1e9  # thirty years; clocks and sockets take no infinity
 MAX_JOB = 40  # characters of a job's name
@@ -72,6 +72,7 @@ class Config:
         job_secret: what all processes make their keys from, where nobody gives each its own.
         readers: how many readers the job has at most at once.
         reader_share: the part of a server's time that they get, however busy its host is.
+        trace: which rounds this process notes for the job's trace.
         ranks: who this is among those that torchrun, mpirun or srun has started; None if nobody has said, or if
             ``root`` says where the job is.
     """
@@ -118,6 +119,7 @@ class Config:
     job_secret: str = field(default="", repr=False)
     readers: int = 0
     reader_share: float = settings.READER_SHARE.default
+    trace: RoundWindow = settings.TRACE.default
     ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
@@ -199,6 +201,7 @@ class Config:
             job_secret=settings.JOB_SECRET.read(env),
             readers=settings.READERS.read(env),
             reader_share=settings.READER_SHARE.read(env),
+            trace=settings.TRACE.read(env),
             ranks=ranks,
         )
 

@@ -24,6 +24,8 @@ from kvstore.job.valid_values import (
     Intervals,
     OneOf,
     RoundFaults,
+    RoundWindow,
+    RoundWindows,
     Seconds,
     Text,
     ValidValues,
@@ -291,6 +293,15 @@ CHECKPOINT_RESUME = Setting(
     "(`--resume`)",
 )
 
+# ---- observing
+TRACE: Setting[RoundWindow] = Setting(
+    "KVSTORE_TRACE",
+    RoundWindows(),
+    RoundWindow(),
+    "which rounds members note for the job's trace; `launch.py --trace` sets it",
+    shown="none",
+)
+
 # ---- the job
 ROLE = Setting("DMLC_ROLE", OneOf(ROLES), "worker", "what this process is")
 ROOT_URI = Setting(
@@ -382,6 +393,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
         COLUMNS,
     ),
     "Checkpoints": (CHECKPOINT_DIR, CHECKPOINT_EVERY, CHECKPOINT_KEEP, CHECKPOINT_RESUME),
+    "Observing": (TRACE,),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
         *(

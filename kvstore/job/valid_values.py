@@ -126,6 +126,33 @@ class Intervals:
         return Interval(0, seconds)
 
 
+class RoundWindow(NamedTuple):
+    """Some rounds in a row, which are counted from 1; both 0 for none."""
+
+    first: int = 0
+    last: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}" if self.last else "none"
+
+
+class RoundWindows:
+    """How many rounds from the first on (``100``), or the first and the last of them (``500-600``)."""
+
+    valid = "a number of rounds from the first on, such as 100, or a first and a last one, such as 500-600"
+    _BOTH = re.compile(r"(?:([1-9]\d{0,14})-)?([1-9]\d{0,14})", re.ASCII)
+
+    def parse(self, text: str) -> RoundWindow:
+        """See ``ValidValues``."""
+        match = self._BOTH.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(text)
+        window = RoundWindow(int(match[1] or 1), int(match[2]))
+        if window.last < window.first:
+            raise ValueError(text)
+        return window
+
+
 @dataclass(frozen=True)
 class OneOf:
     """One of several words, in upper or lower case."""

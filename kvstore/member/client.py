@@ -25,8 +25,9 @@ from kvstore.member.io_lock import IOLock, under_way
 from kvstore.member.links import Links, Prepare
 from kvstore.member.outstanding import Question, ready
 from kvstore.ticket import Operation, WaitLimits
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Explain, Locate, Node, Request
+from kvstore.wire import Buffer, Explain, Locate, Message, Node, Request
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Client:
         self._clock = clock
         self.links = Links(make_transport, Node(role, -1, incarnation), window)
         self._lock = IOLock(self.links.interrupt)
+        self._tracer: Tracer | None = None
 
     @property
     def node(self) -> Node:
@@ -82,6 +84,10 @@ class Client:
     @node.setter
     def node(self, node: Node) -> None:
         self.links.node = node
+
+    def trace(self, tracer: Tracer | None) -> None:
+        """Note requests and waits with ``tracer`` from now on."""
+        self._tracer = self.links.tracer = tracer
 
     # ---- links
 
@@ -155,6 +161,10 @@ class Client:
         operation = Operation("farewell")
         self.alone(self.links.submit, operation, ready, ([Question(peer, operation, kind, fields)],))
 
+    def notify(self, peer: Peer, notice: Message) -> None:
+        """Send a notice, behind the requests that have left. It is lost if the link is."""
+        self.alone(self.links.notify, peer, notice)
+
     def renew(self) -> None:
         """Have all links made anew: what was sent over the old ones may take long to come. Any thread may call it."""
         self.links.suspect()
@@ -205,6 +215,8 @@ class Client:
             self._wait(operation, timeout, began)
         finally:
             self.blocked.end(self._clock())
+            if self._tracer is not None and self._tracer.open:
+                self._tracer.span("wait", began, operation.keys)
 
     def _wait(self, operation: Operation, timeout: float | None, began: float) -> None:
         answer_s, patience_s = operation.limits or self.limits

@@ -17,11 +17,13 @@ from kvstore.errors import KVStoreError, NodeLost, WireError
 from kvstore.job.curve_keys import split_key
 from kvstore.member.stacks import where
 from kvstore.rare_log import Drops
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Transport
 from kvstore.wire import Alive, Beat, Message, Node, Where, decode, encode
 
 log = logging.getLogger(__name__)
 
+CLOCK_S = 0.05  # the time between the first beats, where the scheduler's clock is asked for
 REDIAL_S = 3.0  # after so long without a message, or three beats, the link is made anew, repeatedly
 
 
@@ -64,6 +66,7 @@ class Heartbeat:
         clock: seconds, monotonic.
         listener: what to call.
         beside: starts a process that beats, too, until this ends; None for no such process.
+        tracer: what this process notes for the job's trace, which goes over this link; None for nothing.
         thread: makes the thread, with the arguments of ``threading.Thread``.
         report: returns what goes to the scheduler behind each beat, None for nothing. Called in the heartbeat's thread.
     """
@@ -80,6 +83,7 @@ class Heartbeat:
         beside: Callable[[], PulseHandle] | None = None,
         thread: Callable[..., threading.Thread] = threading.Thread,
         report: Callable[[], Message | None] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._make_transport = make_transport
         self._root = root
@@ -92,6 +96,8 @@ class Heartbeat:
         self._listener = listener
         self._beside = beside
         self._make_report = report
+        self._tracer = tracer
+        self._trace_now = False
         self._pulse: PulseHandle | None = None
         self._drops = Drops(log)
         self._program: threading.Thread | None = None  # the thread that has started this
@@ -117,6 +123,11 @@ class Heartbeat:
         Nobody says whether it has arrived: it is lost if the link is.
         """
         self._unsaid.append(notice)
+        self._transport.interrupt()
+
+    def flush_trace(self) -> None:
+        """Send what has been noted for the trace soon, in the heartbeat's thread. Any thread may call it."""
+        self._trace_now = True
         self._transport.interrupt()
 
     def stop(self) -> None:
@@ -146,9 +157,9 @@ class Heartbeat:
         heard = looked = dialled = self._clock()
         back = True
         while not self._stop.is_set():
-            self._transport.send(self._scheduler, self._beat_frames)
+            self._say_alive()
             self._report()
-            last = self._hear(self._clock() + self._interval_s)
+            last = self._hear(self._clock() + self._pause())
             if last is not None:
                 heard = last
                 if not back:
@@ -171,16 +182,19 @@ class Heartbeat:
         """Take messages until the time ``until``; return when the last one came, None if none did."""
         heard: float | None = None
         while not self._stop.is_set() and (left := until - self._clock()) > 0:
+            if self._trace_now:
+                self._send_trace()
             while self._unsaid:
                 self._transport.send(self._scheduler, encode(self._unsaid.popleft()))
             received = self._transport.recv(left)
             if received is None:
                 continue
             if not received[1]:  # the link has been made anew: the scheduler may have news, and tells it at a beat
-                self._transport.send(self._scheduler, self._beat_frames)
+                self._say_alive()
                 continue
             heard = self._clock()
-            self._take(received[1])
+            self._take(received[1], heard)
+        self._send_trace()
         return heard
 
     def _report(self) -> None:
@@ -194,6 +208,23 @@ class Heartbeat:
             return
         if report is not None:
             self._transport.send(self._scheduler, encode(report))
+
+    def _say_alive(self) -> None:
+        frames = self._beat_frames if self._tracer is None else encode(Beat(self._node, self._clock()))
+        self._transport.send(self._scheduler, frames)
+
+    def _pause(self) -> float:
+        """Return how long to wait for the next beat: not long before the scheduler's clock is known, if it is asked."""
+        if self._tracer is None or self._tracer.offsets.settled:
+            return self._interval_s
+        return min(self._interval_s, CLOCK_S)
+
+    def _send_trace(self) -> None:
+        """Send what has been noted since the last time."""
+        self._trace_now = False
+        if self._tracer is not None:
+            for chunk in self._tracer.chunks(self._node):
+                self._transport.send(self._scheduler, encode(chunk))
 
     def _redial(self) -> None:
         """Make the link anew."""
@@ -214,7 +245,7 @@ class Heartbeat:
         if self._pulse is not None:
             self._pulse.end()
 
-    def _take(self, frames: list[bytes | bytearray | memoryview]) -> None:
+    def _take(self, frames: list[bytes | bytearray | memoryview], received: float) -> None:
         try:
             message = decode(frames)
         except WireError as exc:
@@ -224,6 +255,8 @@ class Heartbeat:
             self._tell_where(message.number)
         elif not isinstance(message, Alive):
             self._listener.on_notice(message)
+        elif self._tracer is not None and message.now:
+            self._tracer.offsets.take(message.start, message.sent, received, message.now)
 
     def _tell_where(self, number: int) -> None:
         """Say where this process is in its code. A failure costs the answer, not the heartbeat."""

@@ -20,9 +20,10 @@ from kvstore.member.outstanding import Effect, Outstanding, PendingRequest
 from kvstore.member.window import Window
 from kvstore.rare_log import Drops
 from kvstore.ticket import Operation
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
 from kvstore.transport.memory import ScatteredFrame, nbytes_of
-from kvstore.wire import Buffer, Failure, Here, Node, Reply, Sender, decode, encode, require_short
+from kvstore.wire import Buffer, Failure, Here, Message, Node, Reply, Sender, decode, encode, require_short
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Links:
         sent, received: bytes to and from each peer, repeats included.
         lent: operations whose requests may read the caller's arrays, and the thread of that call.
         closed: whether this member has left.
+        tracer: notes requests and answers; None notes nothing.
         blamed: an exception that an operation has been given, so that the thread at the links must not raise it.
     """
 
@@ -72,6 +74,7 @@ class Links:
         self.received: dict[Peer, int] = {}
         self.lent: dict[Operation, int] = {}
         self.closed = False
+        self.tracer: Tracer | None = None
         self.blamed: Exception | None = None
         self._make_transport = make_transport
         self._links: dict[Peer, _Address] = {}
@@ -171,6 +174,12 @@ class Links:
         self._doubtful = False
         if lends and not any(request.borrows for request in requests):
             self.lent.pop(operation, None)
+
+    def notify(self, peer: Peer, notice: Message) -> None:
+        """Send a notice, which is not answered."""
+        self._doubtful = True
+        self._ends.transport.send(self._ends.routes[peer], encode(notice))
+        self._doubtful = False
 
     def hurry(self, operation: Operation | None) -> None:
         """Send the requests of ``operation`` that wait for their turn; None sends all that do."""
@@ -302,6 +311,8 @@ class Links:
             if frames is None:
                 return
             request.frames = frames
+        if self.tracer is not None and self.tracer.open and not request.gone:
+            self.tracer.asked(request.seq, request.peer, *request.traced)
         request.gone = True
         self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
         self.sent[request.peer] += sum(map(nbytes_of, frames))
@@ -353,6 +364,8 @@ class Links:
         request = self.outstanding.find(peer, reply.seq)
         if request is None:
             return
+        if self.tracer is not None:
+            self.tracer.answered(reply.seq)
         error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
         self.outstanding.settle(request, reply, error)
         self.answers += 1

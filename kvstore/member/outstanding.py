@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.errors import KVStoreError
+from kvstore.spec import Key
 from kvstore.ticket import Operation
 from kvstore.transport.memory import ScatteredFrame, whole
 from kvstore.wire import Buffer, Message, Reply, Request, Sender
@@ -68,6 +69,11 @@ class PendingRequest:
             KVStoreError: the answer cannot be taken, which fails the operation.
         """
         return None
+
+    @property
+    def traced(self) -> tuple[str, Sequence[Key], int]:
+        """What a trace calls it, its keys, and how many bytes it is about."""
+        return self.operation.what, self.operation.keys, 0
 
     def forsake(self) -> None:
         """Take no values from now on: the caller has its arrays back."""

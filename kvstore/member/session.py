@@ -25,6 +25,7 @@ from kvstore.member.heartbeat import Heartbeat, Listener
 from kvstore.member.outstanding import PendingRequest, ready
 from kvstore.member.pulse import PulseProcess
 from kvstore.ticket import Operation, WaitLimits
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
 from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Moved, Node, Sender, Welcome
 
@@ -57,6 +58,7 @@ class Session:
         aggregated: for servers and aggregators: for each aggregator, the ranks of the workers that it speaks for.
         worker_keys, aggregator_keys: for a server, the former for an aggregator, too: the public keys that these have
             proved, by rank; empty on links without keys.
+        tracer: what this process notes for the job's trace; None for nothing.
         flushes: what is called before this process leaves.
         activity: for workers: what this process has done.
         left: whether it has left.
@@ -87,6 +89,8 @@ class Session:
         self.scheduler: Peer = b""
         self.client = Client(make_transport, clock, self.limits, config.role, secrets.randbits(62), config.window_bytes)
         self.activity = WorkerActivity(self.client, clock, self._carriers)
+        self.tracer = Tracer(config.trace, clock) if config.trace.last else None
+        self.client.trace(self.tracer)
         self._make_transport = make_transport
         self._address = address
         self._clock = clock
@@ -145,7 +149,10 @@ class Session:
                 partial(PulseProcess, self.config, self.client.node) if self._pulse else None,
                 self._thread,
                 self.activity.report if self.config.role == "worker" else None,
+                self.tracer,
             )
+            if self.tracer is not None:
+                self.tracer.wake = self._heartbeat.flush_trace
         self._heartbeat.start()
 
     def _welcome(self) -> Welcome:
@@ -231,6 +238,7 @@ class Session:
         self.left = True
         text = error if error is None else error[:MAX_REASON]
         try:
+            self._send_trace()
             if self.client.failure is None:
                 self.client.call(self.scheduler, "leaving the job", Leave, LEAVE_S, error=text)
             else:
@@ -241,6 +249,12 @@ class Session:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
             self.client.close(linger=1.0)
+
+    def _send_trace(self) -> None:
+        """Send the last of what was noted, before the scheduler lets this process go, over the link of requests."""
+        if self.tracer is not None and self.rank >= 0:
+            for chunk in self.tracer.chunks(self.client.node):
+                self.client.notify(self.scheduler, chunk)
 
     def abandon(self) -> None:
         """End this process's membership without a word: another process has its place, and the scheduler knows."""

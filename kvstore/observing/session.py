@@ -22,7 +22,7 @@ from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.listening import listening
-from kvstore.wire import Leave, Locate, Located, Observe, Observed, Request, Stacks, decode
+from kvstore.wire import FetchTrace, Leave, Locate, Located, Observe, Observed, Request, Stacks, TraceFetched, decode
 from kvstore.wire.observing import MOST_EVENTS, MOST_LOCATED
 
 TIMEOUT_S = 5.0
@@ -109,6 +109,15 @@ class ObserverSession:
             [place for part in parts for place in part.places],
             [buffer for part in parts for buffer in part.buffers],
         )
+
+    def fetch_trace(self, after: int) -> TraceFetched:
+        """Return what members have noted for the job's trace, after the chunk with this number.
+
+        Raises:
+            KVStoreError: see ``look``; the job has no trace.
+        """
+        fetched: TraceFetched = self._ask(FetchTrace, after=after)
+        return fetched
 
     def close(self) -> None:
         """Say goodbye, and close the link. May be called again."""

@@ -6,6 +6,7 @@ rows        messages between workers and servers about tables: rows by their ids
 reading     messages of readers, which take no part in training
 rendezvous  messages between members and the scheduler: joining, beating, keys, barriers, leaving
 observing   messages about how a job is: reports of members, stacks, what observers ask
+tracing     messages of a job's trace: what members note, in chunks
 views       messages about which process serves a server's rank
 replication messages between a server and its standby
 records     what a server tells its standby: changes of its state, and the whole of it
@@ -117,6 +118,7 @@ from kvstore.wire.rows import (
     TableCounts,
     Thaw,
 )
+from kvstore.wire.tracing import FetchTrace, TraceChunk, TraceFetched
 from kvstore.wire.views import Moved, Standing, View
 
 __all__ = [
@@ -153,6 +155,7 @@ __all__ = [
     "Explanation",
     "Failure",
     "Fault",
+    "FetchTrace",
     "FindKeys",
     "FreezeTable",
     "Frozen",
@@ -218,6 +221,8 @@ __all__ = [
     "TablePage",
     "TableRest",
     "Thaw",
+    "TraceChunk",
+    "TraceFetched",
     "Values",
     "ValuesRead",
     "View",

@@ -283,10 +283,12 @@ class Alive(Message):
     Attributes:
         sent: of the beat that this answers.
         now: the scheduler's time when it answers, by its monotonic clock; 0 if it was not asked for.
+        start: how often the scheduler has been started: each process may have another clock.
     """
 
     sent: Annotated[float, f.number] = 0.0
     now: Annotated[float, f.number] = 0.0
+    start: Annotated[int, f.integer(1)] = 1
 
 
 @message(31)

@@ -40,6 +40,7 @@ class AggregatorProcess(ServingMember):
             config.window_bytes,
             clock,
             lambda peer, seq, reason: self._outbox.extend(self._aggregator.explained(peer, seq, reason)),
+            self._session.tracer,
         )
         workers = self._session.aggregated[self._session.rank]
         keys = self._session.worker_keys

@@ -13,7 +13,9 @@ from kvstore.errors import KVStoreError
 from kvstore.member.client import STALL_S
 from kvstore.member.links import Links
 from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
+from kvstore.spec import Key
 from kvstore.ticket import Operation
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
 from kvstore.transport.base import Frames
 from kvstore.wire import MAX_REASON, Buffer, Explain, Explanation, Failure, Message, Node, Reply, Sender
@@ -42,6 +44,7 @@ class Upstream:
         window: see ``Links``.
         clock: seconds, monotonic.
         explained: takes what a server says that a request waits for: the worker's link, its question, and the reason.
+        tracer: notes the requests for the job's trace; None notes nothing.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Upstream:
         window: int,
         clock: Callable[[], float],
         explained: Callable[[bytes, int, Reason], None],
+        tracer: Tracer | None = None,
     ) -> None:
         self._clock = clock
         self._explained = explained
@@ -59,6 +63,7 @@ class Upstream:
         self._answers: list[tuple[Exchange, Reply]] = []
         self._made = _MadeLinks(transport)
         self._links = Links(lambda: self._made, node, window)
+        self._links.tracer = tracer
         self._servers = [
             self._links.connect(f"server {rank}".encode(), address, True) for rank, address in enumerate(addresses)
         ]
@@ -154,6 +159,11 @@ class _Forwarded(PendingRequest):
     def message(self, sender: Sender) -> Message:
         """See ``PendingRequest``."""
         return self.exchange.kind(sender, **self.exchange.fields)
+
+    @property
+    def traced(self) -> tuple[str, Sequence[Key], int]:
+        """See ``PendingRequest``."""
+        return self.operation.what, list(self.exchange.listed.keys), self.exchange.listed.nbytes
 
     def take(self, reply: Reply) -> None:
         """See ``PendingRequest``."""

@@ -25,6 +25,7 @@ class Beats:
         rosters: has the news of workers that have left.
         send: sends a message over a link.
         failure: returns why the job has failed; None if it has not.
+        start: how often the scheduler has been started.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Beats:
         rosters: Rosters,
         send: Callable[[bytes, Message], None],
         failure: Callable[[], str | None],
+        start: int = 1,
     ) -> None:
         self._members = members
         self._reply_links = reply_links
@@ -42,6 +44,7 @@ class Beats:
         self._rosters = rosters
         self._send = send
         self._failure = failure
+        self._start = start
 
     def beat(self, peer: bytes, message: Beat, now: float) -> None:
         """Take a member's beat, and send what it may have missed; a beat of nobody is answered with why."""
@@ -56,7 +59,7 @@ class Beats:
         failure = self._failure()
         if failure is not None and member.state is MemberState.READY:
             self._send(peer, JobFailed(failure))
-        self._send(peer, Alive(message.sent, now) if message.sent else Alive())
+        self._send(peer, Alive(message.sent, now, self._start) if message.sent else Alive())
         self.tell(member)
         if failure is None:
             self._failover.show(member)

@@ -17,6 +17,7 @@ from kvstore.wire import (
     Counted,
     Explain,
     Fault,
+    FetchTrace,
     Here,
     JobFailed,
     Join,
@@ -32,6 +33,8 @@ from kvstore.wire import (
     ServerReport,
     Stacks,
     Standing,
+    TraceChunk,
+    TraceFetched,
     WorkerReport,
 )
 from servers.requests.ledger import Ledger, Verdict
@@ -50,6 +53,7 @@ from servers.scheduler.observers import JobState, Observers
 from servers.scheduler.readers import Readers
 from servers.scheduler.reports import Reports
 from servers.scheduler.stores import Stores
+from servers.scheduler.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +72,17 @@ class Scheduler:
         readers: how many readers there may be at once; 0 for none.
         reader_key: the public key that readers prove; empty where links prove no keys.
         observer_key: the public key that observers prove; likewise.
+        start: how often the scheduler has been started.
 
     Attributes:
         members: of the job.
         failure: why the job has failed; None if it has not.
         ledger: the requests that may be repeated.
         inquiries: the questions where members are in their code.
+        traces: what members have noted for the job's trace; None if there is to be none.
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
         reports: what members report of themselves.
+        events: what has happened.
     """
 
     def __init__(
@@ -91,11 +98,12 @@ class Scheduler:
         readers: int = 0,
         reader_key: str = "",
         observer_key: str = "",
+        start: int = 1,
     ) -> None:
-        self._events = Events()
+        self.events = Events()
         self.members = Members(
             *(num_workers, num_servers, limit_s, num_aggregators, replicas),
-            news=lambda line: self._events.add(self._now, line),
+            news=lambda line: self.events.add(self._now, line),
         )
         self.failure: str | None = None
         self.silent: list[tuple[Node, float]] = []
@@ -115,8 +123,9 @@ class Scheduler:
             self.members, self._reply_links, self._failover, key, self._fail, lambda: self.failure is not None
         )
         self._beats = Beats(
-            self.members, self._reply_links, self._failover, self._rosters, self._send, lambda: self.failure
+            self.members, self._reply_links, self._failover, self._rosters, self._send, lambda: self.failure, start
         )
+        self.traces: Traces | None = None
         self.inquiries = Inquiries(self.members, self._reply_links, self._send)
         self._readers = (
             Readers(readers, reader_key, admission, self._stores, lambda: self._joining.servers, self._over)
@@ -124,11 +133,12 @@ class Scheduler:
             else None
         )
         self._job = JobState(
-            self._events,
+            self.events,
             lambda: self.failure,
             self._waits,
             lambda member: self.reports.of(member.node),
             self.inquiries.locate,
+            self._fetch_trace,
         )
         self._observers = Observers(observer_key, admission, self.members, self._job)
 
@@ -155,6 +165,9 @@ class Scheduler:
         if isinstance(message, Lost):
             self._losses.report(peer, message, now)
             return self._flush([])
+        if isinstance(message, TraceChunk):
+            self._note_trace(peer, message)
+            return []
         if isinstance(message, Stacks):
             self.inquiries.take(peer, message, now)
             return self._flush([])
@@ -233,10 +246,21 @@ class Scheduler:
         """Return the lines for the user that have come up since the last call."""
         news = self._failover.take_news()
         for line in news:
-            self._events.add(self._now, line)
+            self.events.add(self._now, line)
         return news
 
     # ---- members
+
+    def _note_trace(self, peer: bytes, chunk: TraceChunk) -> None:
+        """Keep what a member has noted for the job's trace."""
+        member = self.members.identify(chunk.node)
+        if self.traces is not None and member is not None and self._reply_links.admit(peer, chunk, member.key):
+            self.traces.take(chunk)
+
+    def _fetch_trace(self, message: FetchTrace, now: float) -> TraceFetched:
+        if self.traces is None:
+            raise UsageError("this job has no trace; start it with launch.py --trace FILE")
+        return self.traces.fetch(message, now)
 
     def _join(self, peer: bytes, message: Join) -> list[Answer]:
         if self.failure is not None:
@@ -307,7 +331,7 @@ class Scheduler:
             return
         text = text[:MAX_REASON]
         self.failure, self._failed_at = text, self._now
-        self._events.add(self._now, f"the job has failed: {text}"[:MAX_REASON])
+        self.events.add(self._now, f"the job has failed: {text}"[:MAX_REASON])
         failed = JobFailed(text)
         for member in self.members.everyone:
             if member.state is MemberState.READY and member.peer is not None:

@@ -17,6 +17,7 @@ from kvstore.wire import (
     Ack,
     Explain,
     Explanation,
+    FetchTrace,
     Leave,
     Locate,
     Message,
@@ -24,6 +25,7 @@ from kvstore.wire import (
     Observed,
     Reply,
     Request,
+    TraceFetched,
     encode,
 )
 from servers.requests.guest_links import GuestLinks
@@ -46,6 +48,7 @@ class JobState:
         waits: returns what members wait for at the scheduler, in words; empty for nothing.
         reports: returns the reports of a member, the older first.
         locate: takes a ``Locate``, which is answered later.
+        trace: returns what members have noted for the job's trace.
         started: when the scheduler began; None before its first message or tick.
     """
 
@@ -54,6 +57,7 @@ class JobState:
     waits: Callable[[], str]
     reports: Callable[[JobMember], Sequence[Message]]
     locate: Callable[[bytes, Locate, float], None]
+    trace: Callable[[FetchTrace, float], TraceFetched]
     started: float | None = None
 
 
@@ -71,7 +75,7 @@ class Observers:
         self, key: str, admission: Admission | None, members: Members, job: JobState, most: int = MOST_OBSERVERS
     ) -> None:
         # Links that are not gone yet may be more: their observer has made another.
-        self.links = GuestLinks(OBSERVER, (Observe, Locate), "looking on", 2 * most, key, admission)
+        self.links = GuestLinks(OBSERVER, (Observe, Locate, FetchTrace), "looking on", 2 * most, key, admission)
         self._members = members
         self._job = job
         self._most = most
@@ -99,6 +103,9 @@ class Observers:
             return Ack(message.seq)
         if isinstance(message, Explain):
             return Explanation(message.seq, "")
+        if isinstance(message, FetchTrace):
+            self._hear(message.node.incarnation, now)
+            return self._job.trace(message, now)
         assert isinstance(message, Observe)  # noqa: S101 (for the type checker: the links let nothing else pass)
         self._hear(message.node.incarnation, now)
         return self._observed(message, now)

@@ -8,13 +8,15 @@ updated by one call of the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.spec import Spec
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import ranges_of
 from kvstore.wire import (
@@ -54,6 +56,8 @@ from servers.store.updates import Update, Updates, is_late
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Waiting
 
+_UNNOTED: AbstractContextManager[None] = nullcontext()
+
 
 class ServedStore:
     """One store.
@@ -72,6 +76,7 @@ class ServedStore:
         tables: those of its segments that are of tables, and what requests do to these.
         values: makes the answers that bring values.
         recording: tells a standby, if there is one.
+        tracer: notes updates for the job's trace; None notes nothing.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class ServedStore:
         self.tables = ServedTables(rule, self.buckets, self.updates, memory, self.recording, self._progress)
         self.captures = Captures(self.buckets, self.updates)
         self.values = ValueReplies(rule, self.buckets, self.updates, self.recording)
+        self.tracer: Tracer | None = None
         self._workers = frozenset(workers)
         self._waiting = Waiting(rule, self._workers, self.buckets)
 
@@ -125,7 +131,10 @@ class ServedStore:
                 contribute(message, bucket, part)
         if self.captures and self.rule.mode == "async":
             self.captures.secure(buckets)
-        errors = self.updates.make(updates) if self.rule.mode == "async" else {}
+        errors: Mapping[Bucket, Exception] = {}
+        if self.rule.mode == "async":
+            with self._noted(buckets):
+                errors = self.updates.make(updates)
         return self._pushed(peer, message, buckets, late, next(iter(errors.values()), None))
 
     def push_rows(self, peer: bytes, message: PushRows) -> list[Answer]:
@@ -288,15 +297,24 @@ class ServedStore:
             if self.captures:
                 self.captures.secure([bucket for bucket, _ in whole])
             errors: dict[Any, Exception] = {}
-            if whole:
-                errors.update(self.updates.close(whole))
-            if striped:
-                errors.update(self.tables.updates.close(striped))
+            with self._noted([target for target, _ in wave]):
+                if whole:
+                    errors.update(self.updates.close(whole))
+                if striped:
+                    errors.update(self.tables.updates.close(striped))
             if self.captures:
                 self.captures.reached([target for target, _ in wave])
             touched = [target for target, _ in wave]  # no other has a round that is complete now
             answers += self._answer(self._waiting.release(touched, errors))
         return answers
+
+    def _noted(self, targets: Sequence[AnyTarget]) -> AbstractContextManager[None]:
+        """Return a context that notes how long the updates of ``targets`` take, if somebody wants to know."""
+        if self.tracer is None:
+            return _UNNOTED
+        if not targets or not self.tracer.has(round_ := targets[0].rounds.version):
+            return _UNNOTED
+        return self.tracer.during("update", list(targets[0].segments.keys), round_)
 
     def _answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
         """Answer requests that need not wait. One that cannot be answered fails alone."""

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from kvstore.errors import Mismatch, NodeLost, UsageError, rebuild
 from kvstore.optim.optimizer import Optimizer, describe
 from kvstore.rule import Rule
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport.memory import Memory
 from kvstore.wire import (
     Ack,
@@ -86,6 +87,7 @@ class ServedStores:
     def __init__(self, rank: int, workers: Collection[int], memory: Memory) -> None:
         self.open: dict[int, ServedStore] = {}
         self.recorder: Recorder | None = None
+        self._tracer: Tracer | None = None
         self._rank = rank
         self._workers = workers
         self._memory = memory
@@ -99,6 +101,12 @@ class ServedStores:
         self.recorder = recorder
         for served in self.open.values():
             served.recording.use(recorder)
+
+    def trace(self, tracer: Tracer) -> None:
+        """Note updates with ``tracer`` from now on."""
+        self._tracer = tracer
+        for served in self.open.values():
+            served.tracer = tracer
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note which workers have left in order; fail the requests that wait for them."""
@@ -198,6 +206,7 @@ class ServedStores:
         served = self.open[store] = ServedStore(
             rule, self._workers, self._memory, Recording(store, self.recorder, self._memory)
         )
+        served.tracer = self._tracer
         served.depart(self._departed)
         self._closed_by[store] = set()
         self._agreements[store] = Agreement("set_optimizer")

@@ -1,0 +1,50 @@
+"""What a process that serves notes for the job's trace: the requests that it has handled, and the replies that left."""
+
+from __future__ import annotations
+
+from kvstore.tracing.tracer import NOBODY, Tracer
+from kvstore.wire import Message, Node, Reply, Request
+from servers.requests.replies import Outbox
+
+MOST_LINKS = 1 << 14  # whose links are remembered: of all members of a job there are fewer
+
+
+class RequestTracer:
+    """See the module.
+
+    Args:
+        tracer: of this process.
+
+    Attributes:
+        tracer: see above.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self._nodes: dict[bytes, Node] = {}  # who speaks over each link
+
+    def note(self, began: float, left: float, outbox: Outbox, peer: bytes, message: Message | None) -> None:
+        """Note that ``outbox`` has been sent because ``message`` came from ``peer``, if that is of interest.
+
+        Args:
+            began: since when this has been worked on.
+            left: when the replies left, at the earliest.
+            message: None if no message has asked for it at this moment.
+        """
+        tracer, round_ = self.tracer, 0
+        if isinstance(message, Request):
+            self._nodes[peer] = message.node
+            if len(self._nodes) > MOST_LINKS:
+                self._nodes.clear()
+            clocks = getattr(message, "clocks", None)
+            if clocks:
+                round_ = clocks[0]
+                tracer.reached(round_)
+        if not (tracer.has(round_) if round_ else tracer.open):
+            return
+        replies = [(self._nodes.get(link, NOBODY), reply.seq) for link, reply in outbox if isinstance(reply, Reply)]
+        if isinstance(message, Request):
+            nbytes = sum(map(len, getattr(message, "buffers", ())))
+            tracer.handled(began, left, type(message).__name__, message.node, message.seq, nbytes, round_, replies)
+        elif replies:
+            tracer.handled(began, left, "", NOBODY, 0, 0, tracer.round, replies)

@@ -1,0 +1,81 @@
+"""What members have noted for the job's trace, on its way to the observer that makes a file of it. Pure.
+
+Chunks are kept until the observer has fetched them, and asks for what comes after. Beyond a limit the oldest are
+forgotten, and counted: a trace must not fill the scheduler's memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.wire import Buffer, FetchTrace, TraceChunk, TraceFetched, encode
+from kvstore.wire.tracing import MOST_CHUNKS
+
+MOST_BYTES = 32 << 20  # of chunks that wait
+ANSWER_BYTES = 8 << 20  # in one answer, but at least one chunk
+ATTENTIVE_S = 5.0  # an observer that has not asked for so long does not come again
+FIRST_S = 10.0  # how long an observer may take to ask for the first time
+_NUMBERS = 1 << 40  # chunks of one start of the scheduler, so that those of the next have other numbers
+
+
+class _Kept(NamedTuple):
+    number: int
+    frames: Sequence[Buffer]
+    nbytes: int
+
+
+class Traces:
+    """See the module.
+
+    Args:
+        now: the time.
+        start: how often the scheduler has been started.
+        most: bytes of chunks that are kept.
+
+    Attributes:
+        open: whether workers are in rounds that are of interest; None as long as none has said.
+    """
+
+    def __init__(self, now: float, start: int = 1, most: int = MOST_BYTES) -> None:
+        self.open: bool | None = None
+        self._most = most
+        self._next = (start - 1) * _NUMBERS + 1
+        self._kept: deque[_Kept] = deque()
+        self._nbytes = 0
+        self._dropped = 0
+        self._patient_until = now + FIRST_S
+
+    def take(self, chunk: TraceChunk) -> None:
+        """Keep a chunk."""
+        if chunk.node.role == "worker":
+            self.open = not chunk.over
+        frames = [bytes(frame) for frame in encode(chunk)]  # a view may be of a transport's memory
+        kept = _Kept(self._next, frames, sum(map(len, frames)))
+        self._next += 1
+        self._kept.append(kept)
+        self._nbytes += kept.nbytes
+        while self._nbytes > self._most and len(self._kept) > 1:
+            self._nbytes -= self._kept.popleft().nbytes
+            self._dropped += 1
+
+    def fetch(self, message: FetchTrace, now: float) -> TraceFetched:
+        """Return the next chunks for an observer."""
+        self._patient_until = now + ATTENTIVE_S
+        while self._kept and self._kept[0].number <= message.after:
+            self._nbytes -= self._kept.popleft().nbytes
+        chosen: list[_Kept] = []
+        nbytes = 0
+        for kept in self._kept:
+            if chosen and (nbytes + kept.nbytes > ANSWER_BYTES or len(chosen) == MOST_CHUNKS):
+                break
+            chosen.append(kept)
+            nbytes += kept.nbytes
+        frames = [frame for kept in chosen for frame in kept.frames]
+        first = chosen[0].number if chosen else self._next
+        return TraceFetched(message.seq, first, self._dropped, len(chosen) < len(self._kept), frames)
+
+    def awaited(self, now: float) -> bool:
+        """Return whether an observer is still to fetch something, and has asked lately."""
+        return bool(self._kept) and now < self._patient_until
