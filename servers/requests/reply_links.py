@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from kvstore.errors import UsageError
 from kvstore.rare_log import Drops
 from kvstore.transport.base import Admission
-from kvstore.wire import Beat, Here, Node, ProcessAlive, Request, Stacks, Standing
+from kvstore.wire import Beat, Here, Node, ProcessAlive, Request, Stacks, Standing, TraceChunk
 from servers.requests.replies import Answer, Outbox, refuse
 
 log = logging.getLogger(__name__)
 
-FromMember = Request | Here | Beat | ProcessAlive | Stacks | Standing  # what names its sender
+FromMember = Request | Here | Beat | ProcessAlive | Stacks | Standing | TraceChunk  # what names its sender
 
 NOWHERE = b""  # the link of a request that another server has recorded; its answer leaves over links of repeats only
 KEPT = 16  # links of one member, which needs three; when there are more, the oldest is dropped

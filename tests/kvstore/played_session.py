@@ -43,6 +43,7 @@ class PlayedSession:
         self.limits = WaitLimits(1.0, 1.0)
         self.num_workers, self.rank, self.stores = 2, 0, 0
         self.takeovers = 0
+        self.tracer = None
         self.flushes: list[Callable[[float], None]] = []
         self.activity: Any = SimpleNamespace(stores=[])
         self._reply = answer

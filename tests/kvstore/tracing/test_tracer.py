@@ -1,0 +1,108 @@
+"""A member's notes: which rounds are noted, what a record has, and what is lost when records come too fast."""
+
+from __future__ import annotations
+
+import itertools
+
+from kvstore.job.valid_values import RoundWindow
+from kvstore.tracing.tracer import NOBODY, Tracer
+from kvstore.wire import Node, TraceChunk, decode, encode
+from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, MOST_RECORDS, SPAN, read_records
+
+ME = Node("worker", 1, 1)
+FIRST_THREE = RoundWindow(1, 3)
+
+
+def made(window: RoundWindow = FIRST_THREE, most: int = 1 << 12) -> Tracer:
+    return Tracer(window, map(float, itertools.count()).__next__, most)
+
+
+def records(chunks: list[TraceChunk]) -> list[list[object]]:
+    return [record for chunk in chunks for record in read_records(decode(encode(chunk)))]
+
+
+def test_a_window_is_open_from_the_start_if_it_has_the_first_round_and_until_its_last_is_over() -> None:
+    tracer = made()
+    seen = [(tracer.open, tracer.over)]
+    for number in (1, 3, 2, 4):
+        tracer.reached(number)
+        seen.append((tracer.open, tracer.over))
+    assert seen == [(True, False)] * 4 + [(False, True)]
+
+
+def test_a_later_window_opens_with_its_first_round() -> None:
+    tracer = made(RoundWindow(5, 6))
+    opened = []
+    for number in range(4, 8):
+        tracer.reached(number)
+        opened.append((number, tracer.open))
+    assert opened == [(4, False), (5, True), (6, True), (7, False)]
+
+
+def test_records_have_numbers_kinds_and_times() -> None:
+    tracer = made()
+    tracer.reached(2)
+    tracer.span("push", 0.5, ["w", "b"], 8)
+    tracer.asked(7, b"server 0", "push", ["w"], 4)
+    tracer.answered(7)
+    tracer.handled(0.25, 0.5, "Push", Node("worker", 0, 1), 9, 4, 2, [(NOBODY, 3)])
+    tracer.mark("lost")
+    span, asked, answered, handled, mark = records(tracer.chunks(ME))
+    thread = span[4]
+    assert span == [1, SPAN, 0.5, 0.0, thread, "push", "w", 2, 8, 2]
+    assert asked == [2, ASKED, 1.0, 7, "push", "w", 1, 4, 2, thread, "server 0"]
+    assert answered == [3, ANSWERED, 2.0, 7, thread]
+    assert handled == [4, HANDLED, 0.25, 0.5, 3.0, thread, "Push", ["worker", 0, 1], 9, 4, 2, [[["", -1, 0], 3]]]
+    assert mark == [5, MARK, 4.0, "lost"]
+
+
+def test_the_answer_of_a_request_is_noted_after_the_window_and_no_other() -> None:
+    tracer = made()
+    tracer.asked(7, b"server 0", "push", ["w"], 4)
+    tracer.reached(4)
+    tracer.answered(7)
+    tracer.answered(7)
+    tracer.answered(8)
+    assert [record[1] for record in records(tracer.chunks(ME))] == [ASKED, ANSWERED]
+
+
+def test_what_takes_a_while_is_noted_of_the_round_that_it_is_about() -> None:
+    tracer = made(RoundWindow(2, 2))
+    with tracer.during("forward"):
+        pass
+    with tracer.during("update", ["w"], 2):
+        pass
+    assert [record[5] for record in records(tracer.chunks(ME))] == ["update"]
+
+
+def test_records_that_come_too_fast_leave_a_gap_in_the_numbers_and_wake_somebody_before() -> None:
+    tracer = made(most=8)
+    woken = []
+    tracer.wake = lambda: woken.append(len(woken))
+    for _ in range(11):
+        tracer.mark("again")
+    assert [record[0] for record in records(tracer.chunks(ME))] == list(range(4, 12))
+    assert len(woken) == 5
+
+
+def test_many_records_take_several_chunks() -> None:
+    tracer = made(most=3 * MOST_RECORDS)
+    for _ in range(MOST_RECORDS + 1):
+        tracer.mark("again")
+    assert [len(read_records(chunk)) for chunk in tracer.chunks(ME)] == [MOST_RECORDS, 1]
+
+
+def test_the_end_of_the_window_is_told_once() -> None:
+    tracer = made()
+    assert tracer.chunks(ME) == []
+    tracer.reached(4)
+    assert [chunk.over for chunk in tracer.chunks(ME)] == [True]
+    assert tracer.chunks(ME) == []
+
+
+def test_a_chunk_names_the_threads() -> None:
+    tracer = made()
+    tracer.span("push", 0.0)
+    (chunk,) = tracer.chunks(ME)
+    (record,) = read_records(chunk)
+    assert dict(map(tuple, chunk.thread_names))[record[4]] == "MainThread"
