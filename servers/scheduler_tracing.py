@@ -41,7 +41,7 @@ class SchedulerTracing:
         self._seen = first + len(events) - 1
         if self._tracer.open:
             for at, text in events:
-                self._tracer.mark(str(text), float(at))
+                self._tracer.mark(text, at)
         for chunk in self._tracer.chunks(self._node):
             self._traces.take(chunk)
 

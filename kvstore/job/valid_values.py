@@ -137,13 +137,15 @@ class RoundWindow(NamedTuple):
 
 
 class RoundWindows:
-    """How many rounds from the first on (``100``), or the first and the last of them (``500-600``)."""
+    """How many rounds from the first on (``100``), the first and the last of them (``500-600``), or ``none``."""
 
-    valid = "a number of rounds from the first on, such as 100, or a first and a last one, such as 500-600"
+    valid = "a number of rounds from the first on, such as 100, a first and a last one, such as 500-600, or none"
     _BOTH = re.compile(r"(?:([1-9]\d{0,14})-)?([1-9]\d{0,14})", re.ASCII)
 
     def parse(self, text: str) -> RoundWindow:
         """See ``ValidValues``."""
+        if text.strip().lower() == "none":
+            return RoundWindow()
         match = self._BOTH.fullmatch(text.strip())
         if match is None:
             raise ValueError(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from typing import Any
 
 from kvstore.wire.observing import MOST_EVENTS
 
@@ -20,7 +21,7 @@ class Events:
         self._lines.append((now, text))
         self._count += 1
 
-    def after(self, number: int) -> tuple[int, list[list[object]]]:
+    def after(self, number: int) -> tuple[int, list[list[Any]]]:
         """Return those after event ``number`` that are kept, each as its time and a line, behind the first's number.
 
         If there is no event ``number`` yet, it was one of a scheduler before this, and all are returned.

@@ -20,7 +20,7 @@ FIRST_S = 10.0  # how long an observer may take to ask for the first time
 _NUMBERS = 1 << 40  # chunks of one start of the scheduler, so that those of the next have other numbers
 
 
-class _Kept(NamedTuple):
+class _KeptChunk(NamedTuple):
     number: int
     frames: Sequence[Buffer]
     nbytes: int
@@ -42,7 +42,7 @@ class Traces:
         self.open: bool | None = None
         self._most = most
         self._next = (start - 1) * _NUMBERS + 1
-        self._kept: deque[_Kept] = deque()
+        self._kept: deque[_KeptChunk] = deque()
         self._nbytes = 0
         self._dropped = 0
         self._patient_until = now + FIRST_S
@@ -52,7 +52,7 @@ class Traces:
         if chunk.node.role == "worker":
             self.open = not chunk.over
         frames = [bytes(frame) for frame in encode(chunk)]  # a view may be of a transport's memory
-        kept = _Kept(self._next, frames, sum(map(len, frames)))
+        kept = _KeptChunk(self._next, frames, sum(map(len, frames)))
         self._next += 1
         self._kept.append(kept)
         self._nbytes += kept.nbytes
@@ -65,7 +65,7 @@ class Traces:
         self._patient_until = now + ATTENTIVE_S
         while self._kept and self._kept[0].number <= message.after:
             self._nbytes -= self._kept.popleft().nbytes
-        chosen: list[_Kept] = []
+        chosen: list[_KeptChunk] = []
         nbytes = 0
         for kept in self._kept:
             if chosen and (nbytes + kept.nbytes > ANSWER_BYTES or len(chosen) == MOST_CHUNKS):

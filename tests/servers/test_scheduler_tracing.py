@@ -17,16 +17,18 @@ def made(now: float = 50.0) -> tuple[Scheduler, SchedulerTracing]:
     return scheduler, SchedulerTracing(scheduler, Config(trace=RoundWindow(1, 2), start=3), lambda: now)
 
 
-def test_marks_become_a_chunk_at_the_next_tick() -> None:
+def test_events_become_a_chunk_at_the_next_tick() -> None:
     scheduler, tracing = made()
-    tracing.mark("worker 1 was lost")
+    scheduler.events.add(49.0, "worker 1 was lost")
     tracing.tick()
     assert scheduler.traces is not None
     assert tracing.awaited()
     (chunk,) = scheduler.traces.fetch(FETCH, 50.0).chunks
     assert chunk.node == ("scheduler", 0, 3)
     assert chunk.offsets == [[3, 0.0, 0.0]]
-    assert [record[3] for record in read_records(chunk)] == ["worker 1 was lost"]
+    assert [record[2:] for record in read_records(chunk)] == [[49.0, "worker 1 was lost"]]
+    tracing.tick()
+    assert len(scheduler.traces.fetch(FETCH, 50.0).chunks) == 1
 
 
 def test_it_stops_with_the_workers() -> None:
