@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import configparser
 import os
 import sys
 from pathlib import Path
@@ -37,6 +38,13 @@ def test_a_worker_is_its_command_with_its_own_number_and_variables(mount: Path) 
     }
     assert (task.env["KVSTORE_SECRET_KEY"], task.env["KVSTORE_ROOT_KEY"]) == ("own", "root")
     assert "..data" not in task.env
+
+
+def test_it_is_a_command_of_the_package() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).resolve().parents[4] / "setup.cfg")
+    scripts = setup["options.entry_points"]["console_scripts"].split("\n")
+    assert f"kvstore-pod = {main.__module__}:{main.__name__}" in scripts
 
 
 def test_without_a_command_it_is_a_server_or_the_scheduler(tmp_path: Path) -> None:
