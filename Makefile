@@ -44,7 +44,7 @@ install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-
 DEMO := --dataset digits --batch-size 16 --num-epochs 6
 
 demo: $(EXTRA)-examples  ## train a small residual network with two workers and two servers, on digits
-	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"
+	$(BIN)/launch.py -n 2 -s 2 --launcher local --show 0 "python examples/train_cifar10.py $(DEMO)"
 
 EPOCHS := 9
 

@@ -29,6 +29,7 @@ from launcher.cli import parse
 from launcher.errors import LaunchError
 from launcher.job.command import module_directories
 from launcher.kinds.registry import find
+from launcher.output.display import prepare
 from launcher.supervision.report import report
 from launcher.supervision.supervisor import OnFailure
 
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
             return 0
         for shadow in shadows(module_directories(job.command, {**os.environ, **job.env_worker})):
             print(f"launch.py: warning: in the command, {shadow}", file=sys.stderr)
+        prepare(job.output, os.environ)
         return launcher.run(job, on_failure)
     except LaunchError as error:
         print(f"launch.py: {error}", file=sys.stderr)

@@ -43,6 +43,8 @@ from launcher.job.tasks import (
     passed,
     words,
 )
+from launcher.output.display import of_terminal
+from launcher.output.outlet import Outlet
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
@@ -303,7 +305,8 @@ class _AgentJob:
 
     def _settings(self, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
         plain = {} if at.keyring is not None else {ENCRYPTION.name: "0"}
-        return {**passed(self._job, self._environ), **member_variables(self._job, at, role, rank), **plain}
+        shown = of_terminal(Outlet(), self._environ, self._job.output) if role == "worker" else {}
+        return {**shown, **passed(self._job, self._environ), **member_variables(self._job, at, role, rank), **plain}
 
     def _locally(self, remote: RemoteAgent, role: Role, rank: int) -> dict[str, str]:
         """The variables with its number among the members of its role on its host."""

@@ -20,8 +20,9 @@ class OutputOptions:
         log_dir: the directory for a file for each process; None for no files.
         log_size: how large a file may be before a new one is begun, in bytes.
         log_files: how many files of each process are kept.
-        show: the ranks of the workers whose lines are shown; None for all, or for what `live` leaves.
-        live: whether a terminal shows one line for each process instead of all lines.
+        show: the ranks of the workers whose lines are shown; None for all.
+        live: whether a terminal shows one line for each process.
+        scroll: whether it shows the lines of `show` above that, too.
 
     Raises:
         LaunchError: `live` would lose lines.
@@ -32,6 +33,14 @@ class OutputOptions:
     log_files: int = LOG_FILES
     show: tuple[int, ...] | None = None
     live: bool = False
+    scroll: bool = False
+
+    def __post_init__(self) -> None:
+        if self.live and self.log_dir is None and not self.scroll:
+            raise LaunchError(
+                "--live shows the last line of each process; say where the others go: into files, with --log-dir DIR, "
+                "or above it, with --show all or --show RANKS"
+            )
 
     def require_ranks(self, num_workers: int) -> None:
         """Check that the job has the workers that are to be shown.

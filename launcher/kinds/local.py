@@ -13,15 +13,15 @@ from typing import Protocol
 
 from kvstore.errors import ConfigError
 from kvstore.job.processes import source_root
-from kvstore.job.settings import COLUMNS, TRANSPORT
+from kvstore.job.settings import TRANSPORT
 from kvstore.job.system import cores
 from launcher.errors import LaunchError
 from launcher.job import dryrun
 from launcher.job.description import Job
 from launcher.job.tasks import HostEnvironment, Rendezvous, Task, members, render
 from launcher.kinds.kind import Kind
+from launcher.output.display import of_terminal
 from launcher.output.outlet import Outlet
-from launcher.output.terminal import columns
 from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
@@ -129,7 +129,7 @@ def _run(
 ) -> int:
     listener = _listen() if _transport(environ) == "tcp" else None
     around = HostEnvironment(
-        environ={**environ, COLUMNS.name: str(columns(caller.outlet.stderr, environ))},
+        environ={**environ, **of_terminal(caller.outlet, environ, job.output)},
         python=sys.executable,
         cores=cores(),
         shims=str(directory.shims(sys.executable)),

@@ -39,6 +39,11 @@ def add(group: argparse._ArgumentGroup) -> None:
         default=argparse.SUPPRESS,
         help="show the lines of these workers only: ranks such as 0 or 0,4-7, all, or none (default: all)",
     )
+    group.add_argument(
+        "--live",
+        action="store_true",
+        help="on a terminal, show one line for each process, with its state and its last line; needs rich",
+    )
 
 
 def read(options: argparse.Namespace) -> OutputOptions:
@@ -49,6 +54,8 @@ def read(options: argparse.Namespace) -> OutputOptions:
         log_size=options.log_size,
         log_files=options.log_files,
         show=getattr(options, "show", None),
+        live=options.live,
+        scroll="show" in options,
     )
 
 

@@ -9,19 +9,26 @@ from pathlib import Path
 
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
+from kvstore.job.settings import COLUMNS, NO_COLOR
 from launcher.job.output_options import OutputOptions
 from launcher.job.tasks import Task
 from launcher.output.lines import Prefixer, prefix
+from launcher.output.live import LiveView
+from launcher.output.live_table import BESIDE, LiveTable, require_rich
 from launcher.output.log_files import LogFiles
 from launcher.output.log_lines import STREAMS, LogLines, remark, said, stamp
 from launcher.output.outlet import Outlet
 from launcher.output.rewritten import StatusPrefixer
-from launcher.output.terminal import is_terminal, wants_color
+from launcher.output.terminal import columns, height, is_terminal, wants_color
 
 OWN_FILE = "launch"  # for the lines of launch.py itself
 _LONGEST = 300  # characters of a task's last line
 _REMEMBERED = 20  # lines of a process that are not shown, for the case that it fails
 _REMEMBERED_LINE = 2000  # bytes of each of them
+_REDRAW_S, _REDRAW_CHANGED_S = 1.0, 0.25
+_FEWEST_ROWS, _BESIDE_ROWS = 4, 3
+_FEWEST_COLUMNS = 20
+_BLANK_LINES = 10  # at the end of what is written, before which the last line is looked for
 _UNENDED_S = 1.0  # after which the beginning of a line is written into its file, without the end
 
 
@@ -35,9 +42,10 @@ class Display:
         options: which lines are shown, and which files are written.
         name: the prefix of the caller's own lines.
         clock: the time since the epoch, in seconds.
+        monotonic: a clock that nobody sets, for how long something has lasted.
 
     Raises:
-        LaunchError: the files cannot be written.
+        LaunchError: the files cannot be written, or rich is missing that is to draw the lines of `live`.
     """
 
     def __init__(
@@ -49,14 +57,26 @@ class Display:
         options: OutputOptions,
         name: str,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
         self._outlet = outlet
         self._name = name
-        self._clock = clock
+        self._clock, self._now = clock, monotonic
         self._color = {fd: wants_color(fd, environ) for fd in (outlet.stdout, outlet.stderr)}
         self._terminal = {fd: is_terminal(fd, environ) for fd in self._color}
+        self._environ = environ
         self._hidden = {index for index, task in enumerate(tasks) if not options.shows(task.role, task.rank)}
+        self._unscrolled: set[int] = set()  # tasks whose lines a terminal does not show
+        self._live: LiveView | None = None
+        self._drawn_at = 0.0
+        if options.live and self._terminal[outlet.stderr]:
+            require_rich()
+            self._table = LiveTable(self._color[outlet.stderr])
+            watched = [index for index in range(len(tasks)) if index not in self._hidden or not options.show]
+            self._live = LiveView(tasks, watched, self._now())
+            if not options.scroll:
+                self._unscrolled = {index for index, task in enumerate(tasks) if task.role == "worker"}
         self._lines: dict[tuple[int, int], Prefixer] = {}
         self._last: dict[int, bytes] = {}  # the last lines that each task has written to standard error
         self._last_writer: int | None = None  # the task that has written the last line of all to standard error
@@ -78,15 +98,17 @@ class Display:
             lines = kind(prefix(self._tasks[index].name, index, self._color[target]))
             self._lines[index, number] = lines
         whole = lines.feed(data) if data else lines.finish()
-        if index in self._hidden:
-            if whole:
-                self._remember(index, whole)
+        status = lines.status if isinstance(lines, StatusPrefixer) else b""
+        if self._live is not None:
+            self._follow(self._live, index, target, whole, status)
+        if index in self._hidden or (index in self._unscrolled and self._terminal[target]):
+            self._remember(index, whole)
             return
         if whole and number == 2:
             self._last[index], self._last_writer = whole, index
         self._outlet.put(target, whole)
-        if isinstance(lines, StatusPrefixer):
-            self._outlet.show(target, (index, number), lines.status)
+        if self._live is None:
+            self._outlet.show(target, (index, number), status)
 
     def say(self, text: str) -> None:
         """Show a line of the caller's own."""
@@ -108,7 +130,7 @@ class Display:
         if not remembered:
             return False
         count = f"{len(remembered)} lines" if len(remembered) > 1 else "line"
-        self.say(f"the last {count} of {self._tasks[index].title}, which --show leaves out:")
+        self.say(f"the last {count} of {self._tasks[index].title}, which had not been shown:")
         self._outlet.put(self._outlet.stderr, b"".join(remembered))
         return True
 
@@ -116,9 +138,8 @@ class Display:
         """The last line that a task has written to standard error, if others have been shown since."""
         if self._last_writer == index:
             return ""
-        own = prefix(self._tasks[index].name, index, self._color[self._outlet.stderr])
-        line = self._last.get(index, b"").rstrip(b"\n").rpartition(b"\n")[2]
-        return line.removeprefix(own)[:_LONGEST].decode(errors="replace").strip()
+        line = self._without_prefix(index, self._outlet.stderr, b"".join(_tail(self._last.get(index, b""), 1)))
+        return line[:_LONGEST].decode(errors="replace").strip()
 
     def begins(self, index: int, start: int = 1, why: str = "") -> None:
         """A task is started.
@@ -129,24 +150,38 @@ class Display:
             why: why it is started again.
         """
         again = f", because it {why}" if why else ""
+        if self._live is not None:
+            self._live.begins(index, start, self._now())
         self._note(index, f"start {start} of {self._tasks[index].title}{again}")
 
     def reported(self, index: int, report: ExitReport) -> None:
         """A task has said why it ends. It is shown later; its file has it now."""
+        if self._live is not None:
+            self._live.reported(index, report, self._now())
         if self._files is not None and not report.printed:
             at = stamp(self._clock())
             self._write(index, said(report.details.rstrip() or report.error, at), at)
 
-    def exited(self, index: int, how: Exit) -> None:
-        """A task has ended."""
-        self._note(index, str(how))
-
-    def tick(self, now: float) -> None:
-        """Time has passed: write what has waited in vain for the end of its line.
+    def exited(self, index: int, how: Exit, failed: bool) -> None:
+        """A task has ended.
 
         Args:
-            now: the time, by the monotonic clock.
+            index: of the task.
+            how: in what way.
+            failed: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
         """
+        if self._live is not None:
+            self._live.exited(index, how, failed, self._now())
+        self._note(index, str(how))
+
+    def tick(self) -> None:
+        """Time has passed: show for how long, and write what has waited in vain for the end of its line."""
+        now = self._now()
+        if self._live is not None:
+            since = now - self._drawn_at
+            if since >= _REDRAW_S or (self._live.changed and since >= _REDRAW_CHANGED_S):
+                self._drawn_at = now
+                self._outlet.show(self._outlet.stderr, self, self._drawn(self._live, now))
         if self._files is None or now < self._flushed_at + _UNENDED_S:
             return
         self._flushed_at = now
@@ -156,7 +191,11 @@ class Display:
                 self._write(index, entries.flush(at), at)
 
     def conclude(self) -> None:
-        """The job is over: say what is missing, before its causes are told."""
+        """The job is over: leave the last state of its processes, before what has failed is told."""
+        if self._live is not None:
+            self._outlet.show(self._outlet.stderr, self, b"")
+            self._outlet.put(self._outlet.stderr, self._drawn(self._live, self._now()) + b"\n")
+            self._live = None
         if self._files is not None and (missing := self._files.missing):
             self.say(f"{missing} lines could not be written, and are missing in {self._files.directory}")
 
@@ -166,9 +205,26 @@ class Display:
             self._files.close()
             self._files = None
 
+    def _follow(self, live: LiveView, index: int, target: int, whole: bytes, status: bytes) -> None:
+        now = self._now()
+        lines = [self._without_prefix(index, target, line) for line in _tail(whole, _BLANK_LINES)]
+        if said := next((line for line in reversed(lines) if line.strip()), b""):
+            live.said(index, said, now)
+        live.rewrites(index, self._without_prefix(index, target, status), now)
+
+    def _drawn(self, live: LiveView, now: float) -> bytes:
+        fd = self._outlet.stderr
+        rows, rest = live.rows(now, max(_FEWEST_ROWS, height(fd) - _BESIDE_ROWS))
+        return self._table.draw(rows, rest, columns(fd, self._environ))
+
+    def _without_prefix(self, index: int, target: int, line: bytes) -> bytes:
+        return line.removeprefix(prefix(self._tasks[index].name, index, self._color[target]))
+
     def _remember(self, index: int, lines: bytes) -> None:
+        if not lines:
+            return
         remembered = self._unshown.setdefault(index, deque(maxlen=_REMEMBERED))
-        for line in lines.rsplit(b"\n", _REMEMBERED + 1)[-_REMEMBERED - 1 : -1]:
+        for line in _tail(lines, _REMEMBERED):
             remembered.append(line[:_REMEMBERED_LINE] + b"\n")
 
     def _log(self, index: int, number: int, data: bytes) -> None:
@@ -189,3 +245,31 @@ class Display:
         self._files.write(self._tasks[index].name.replace(" ", "-"), entries, at)
         if problem := self._files.problem():
             self.say(problem)
+
+
+def _tail(lines: bytes, count: int) -> list[bytes]:
+    """The last lines, so many at most, without their newlines."""
+    return lines.rsplit(b"\n", count + 1)[-count - 1 : -1]
+
+
+def prepare(options: OutputOptions, environ: Mapping[str, str]) -> None:
+    """Check that a job can have this output, before anything is started that might wait for hours.
+
+    Raises:
+        LaunchError: it cannot.
+    """
+    if options.live and is_terminal(2, environ):
+        require_rich()
+    if options.log_dir is not None:
+        LogFiles(Path(options.log_dir), options.log_size, options.log_files).close()
+
+
+def of_terminal(outlet: Outlet, environ: Mapping[str, str], options: OutputOptions) -> dict[str, str]:
+    """What workers are told of the terminal: how wide a progress bar may be, 0 for none, and whether to use colors."""
+    width = columns(outlet.stderr, environ)
+    if options.live and width:
+        width = max(_FEWEST_COLUMNS, width - BESIDE)
+    elif not options.shows("worker", 0):  # whose bar it is
+        width = 0
+    refused = {NO_COLOR.name: environ[NO_COLOR.name]} if environ.get(NO_COLOR.name) else {}
+    return {COLUMNS.name: str(width), **refused}

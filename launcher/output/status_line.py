@@ -1,4 +1,4 @@
-"""The line below all lines of a terminal, for text that a process rewrites, such as a progress bar. No I/O."""
+"""What is below all lines of a terminal: text that is rewritten, such as a progress bar. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class StatusLine:
         self._drawn = b""
 
     def set(self, source: Hashable, text: bytes) -> None:
-        """Set the status of a source; empty for none. The source that has one for the longest is shown."""
+        """Set the status of a source, of one line or several; empty for none.
+
+        The source that has one for the longest is shown.
+        """
         if text:
             self._statuses[source] = text
         else:
@@ -28,8 +31,10 @@ class StatusLine:
 
     def make_room(self) -> bytes:
         """What to write before other lines."""
-        erase, self._drawn = ERASE if self._drawn else b"", b""
-        return erase
+        drawn, self._drawn = self._drawn, b""
+        if above := drawn.count(b"\n"):
+            return b"\r\x1b[%dA\x1b[J" % above
+        return ERASE if drawn else b""
 
     def draw(self) -> bytes:
         """What to write when all lines have been written; empty if nothing has changed."""

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from kvstore.job.settings import NO_COLOR
 
-# The width of a terminal that does not know its own.
+# The size of a terminal that does not know its own.
 _COLUMNS = 80
+_LINES = 24
 
 
 def wants_color(fd: int, environ: Mapping[str, str]) -> bool:
@@ -19,6 +20,11 @@ def wants_color(fd: int, environ: Mapping[str, str]) -> bool:
 def is_terminal(fd: int, environ: Mapping[str, str]) -> bool:
     """Whether a descriptor is a terminal that can erase a line."""
     return environ.get("TERM") != "dumb" and os.isatty(fd)
+
+
+def height(fd: int) -> int:
+    """The height of a terminal, in lines."""
+    return os.get_terminal_size(fd).lines or _LINES
 
 
 def columns(fd: int, environ: Mapping[str, str]) -> int:

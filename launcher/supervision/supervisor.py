@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.job.output_options import OutputOptions
@@ -123,7 +124,7 @@ class Supervisor:
                 self._inject()
                 self._print(self._postmortem.overdue(time.monotonic()))
             self._say_again()
-            self._display.tick(time.monotonic())
+            self._display.tick()
             self._outlet.pump()
             if self._ending.over:
                 return self._ending.exit_code
@@ -154,7 +155,9 @@ class Supervisor:
 
     def exited(self, index: int, how: Exit) -> None:
         """Tell the ending; see `Sink`."""
-        self._display.exited(index, how)
+        ended = self._ending.phase in (Phase.TERMINATING, Phase.KILLING)
+        told = how.code == JOB_FAILED_EXIT and self._tasks[index].role != "worker"  # the failure of another
+        self._display.exited(index, how, failed=bool(how.status) and not ended and not told)
         self._postmortem.exited(index, how)
         possible = self._crew_of(index) is not None
         self._perform(self._ending.exited(index, how, time.monotonic(), possible))

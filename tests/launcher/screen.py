@@ -49,16 +49,22 @@ def _read(fd: int) -> bytes:
 
 def seen(output: str) -> list[str]:
     """The lines that are on the terminal in the end. Colors are left out, and there is no other movement than these."""
-    lines, at = [""], 0
+    lines, row, at = [""], 0, 0
     for piece in _PIECES.findall(output):
-        line = lines[-1]
+        line = lines[row]
         if piece == "\n":
-            lines.append("")
+            row += 1
+            lines[row:] = lines[row:] or [""]
         elif piece == "\r":
             at = 0
-        elif piece == "\x1b[K":
-            lines[-1] = line[:at]
+        elif up := re.fullmatch(r"\x1b\[(\d+)A", piece):
+            row -= int(up[1])
+            assert row >= 0, "above the first line"
+        elif piece in ("\x1b[K", "\x1b[J"):
+            lines[row] = line[:at]
+            if piece == "\x1b[J":
+                del lines[row + 1 :]
         elif not piece.startswith("\x1b"):
-            lines[-1] = line[:at] + piece + line[at + 1 :]
+            lines[row] = line[:at] + piece + line[at + 1 :]
             at += 1
     return lines

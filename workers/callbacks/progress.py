@@ -44,7 +44,7 @@ class Bar(Protocol):
 class ProgressBar:
     """Shows the progress of the epoch on rank 0; a ``batch_end_callback``. Log lines appear above the bar.
 
-    The bar is on the terminal of the process, or on that of ``launch.py`` if the whole job runs on this machine. rich
+    The bar is on the terminal of the process, or on that of ``launch.py``, also if the process is on another host. rich
     draws it (``pip install rich``). Without a terminal, and without rich, a line is logged every ten seconds instead.
     (MXNet's bar fills log files.)
 

@@ -47,9 +47,13 @@ def gone(site: Site) -> None:
 
 def test_every_process_runs_and_says_who_it_is(site: Site) -> None:
     code = "import os, socket; print(os.environ['DMLC_ROLE'], os.environ['DMLC_TASK_ID'], socket.gethostname())"
-    run = site.launch("-n", "3", "-s", "1", "python", "-c", code)
+    run = site.launch("-n", "3", "-s", "1", "--log-dir", "logs", "python", "-c", code)
     assert run.wait() == 0, run.err
     lines = [line.split() for line in run.lines]
+    for line in lines:
+        log = (site.directory / "logs" / f"worker-{line[3]}.log").read_text()
+        assert f" stdout F {' '.join(line[2:])}\n" in log
+        assert "launch.py: exited with code 0" in log
     assert [line[:4] for line in lines] == [["[worker", f"{rank}]", "worker", str(rank)] for rank in range(3)]
     assert {line[4] for line in lines} <= set(site.hosts.names)
     assert len({line[4] for line in lines}) > 1

@@ -41,7 +41,7 @@ def test_a_job_goes_on_when_a_server_a_standby_and_the_scheduler_are_killed(tmp_
     faults = ("kill:server:0@round:40", "kill:scheduler@15s")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
     environ |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(short)}
-    options = ["-n", "2", "-s", "1", "--replicas", "1", *(f"--inject={fault}" for fault in faults)]
+    options = ["-n", "2", "-s", "1", "--replicas", "1", "--log-dir", "logs", *(f"--inject={fault}" for fault in faults)]
     err = (tmp_path / "err").open("w+")
     with (
         err,
@@ -67,6 +67,13 @@ def test_a_job_goes_on_when_a_server_a_standby_and_the_scheduler_are_killed(tmp_
         out, _ = job.communicate(timeout=LONG)
         assert job.returncode == 0, said()
     assert sorted(out.splitlines()) == [f"[worker {rank}] exact, with 1 takeovers" for rank in (0, 1)]
+    for name in ("server 0", "scheduler"):
+        log = (tmp_path / "logs" / f"{name.replace(' ', '-')}.log").read_text()
+        starts = [line.partition("launch.py: ")[2] for line in log.splitlines() if "launch.py: " in line]
+        assert starts[:3] == [
+            *(f"start 1 of {name}", "was killed by SIGKILL"),
+            f"start 2 of {name}, because it was killed by SIGKILL",
+        ]
     assert "server 0 was killed by SIGKILL; its standby took over at round 40" in said()
     assert "launch.py: --inject: SIGKILL for scheduler, 15 s after the start" in said()
 

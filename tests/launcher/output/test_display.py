@@ -1,0 +1,278 @@
+"""What is shown of the lines of processes, and what their files have."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import screen
+
+from kvstore.job.exit_report import ExitReport
+from kvstore.job.exits import Exit
+from launcher.errors import LaunchError
+from launcher.job.output_options import OutputOptions
+from launcher.job.tasks import Task
+from launcher.output import live_table
+from launcher.output.display import Display, of_terminal, prepare
+from launcher.output.outlet import Outlet
+
+TASKS = [
+    *(Task("scheduler", 0, (), {}), Task("server", 0, (), {})),
+    *(Task("worker", rank, (), {}, host="node7") for rank in range(2)),
+]
+SERVER, FIRST, SECOND = 1, 2, 3
+AT = "2026-03-01T09:30:00.000000Z"
+CLOCK = 1772357400.0  # that time
+
+
+class Shown:
+    """A display whose output goes to files, or to a terminal."""
+
+    def __init__(self, stdout: int, stderr: int, options: OutputOptions) -> None:
+        self.outlet = Outlet(stdout, stderr)
+        self.now = 0.0
+        self.received = b""  # by the terminal
+        self.display = Display(
+            TASKS,
+            self.outlet,
+            environ={"TERM": "xterm", "NO_COLOR": "1"},
+            options=options,
+            name="launch.py",
+            clock=lambda: CLOCK,
+            monotonic=lambda: self.now,
+        )
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        self.display.tick()
+
+    def lines(self, index: int, *lines: str, number: int = 1) -> None:
+        self.display.output(index, number, "".join(f"{line}\n" for line in lines).encode())
+
+
+Show = Callable[..., Shown]
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Iterator[Show]:
+    """Make a display that writes into the files `out` and `err`."""
+    fds = [os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT) for name in ("out", "err")]
+    made: list[Shown] = []
+
+    def show(**options: object) -> Shown:
+        made.append(Shown(*fds, OutputOptions(**options)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield show
+    for each in made:
+        each.display.close()
+    for fd in fds:
+        os.close(fd)
+
+
+def read(tmp_path: Path, shown: Shown) -> tuple[str, str]:
+    shown.outlet.pump()
+    return (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
+
+
+def test_only_the_workers_that_are_asked_for(shown: Show, tmp_path: Path) -> None:
+    few = shown(show=(1,))
+    for index in (SERVER, FIRST, SECOND):
+        few.lines(index, "hi")
+        few.lines(index, "oh", number=2)
+    assert read(tmp_path, few) == (
+        "[server 0] hi\n[worker 1] hi\n",
+        "[server 0] oh\n[worker 1] oh\n",
+    )
+
+
+def test_the_last_lines_of_a_worker_that_fails_are_shown_once(shown: Show, tmp_path: Path) -> None:
+    none = shown(show=())
+    none.lines(FIRST, *(f"step {number}" for number in range(30)))
+    none.lines(FIRST, "x" * 5000, number=2)
+    none.display.output(FIRST, 1, b"no end")
+    none.display.output(FIRST, 1, b"")
+    none.lines(SERVER, "hi", number=2)
+    assert [none.display.show_hidden(index) for index in (FIRST, FIRST, SECOND, SERVER)] == [True, False, False, False]
+    _, err = read(tmp_path, none)
+    assert err.splitlines() == [
+        "[server 0] hi",
+        "launch.py: the last 20 lines of worker 0 on node7, which had not been shown:",
+        *(f"[worker 0] step {number}" for number in range(12, 30)),
+        f"[worker 0] {'x' * 1989}",
+        "[worker 0] no end",
+    ]
+
+
+def test_a_file_for_each_process_and_one_for_launch_py(shown: Show, tmp_path: Path) -> None:
+    logged = shown(log_dir=str(tmp_path / "logs"), show=())
+    display = logged.display
+    display.say("starting 2 workers")
+    for index in range(len(TASKS)):
+        display.begins(index)
+    logged.lines(FIRST, "Epoch[0]")
+    display.output(FIRST, 2, b"\xff\x1b[1mwarning\r\n")
+    display.output(SERVER, 2, b"slow")
+    display.output(SERVER, 2, b"")
+    display.exited(SERVER, Exit(signum=9), failed=True)
+    display.begins(SERVER, 2, "was killed by SIGKILL")
+    display.reported(FIRST, ExitReport("ValueError: no", details="Traceback\n  ValueError: no\n"))
+    display.reported(SECOND, ExitReport("NodeLost: worker 0", consequence=True))
+    display.reported(SECOND, ExitReport("printed", printed=True))
+    display.exited(FIRST, Exit(code=1), failed=True)
+    contents = {path.name: path.read_bytes() for path in (tmp_path / "logs").iterdir()}
+    assert {name: re.findall(rb"^%s (.*)$" % AT.encode(), text, re.MULTILINE) for name, text in contents.items()} == {
+        "launch.log": [b"stderr F starting 2 workers"],
+        "scheduler.log": [b"stderr F launch.py: start 1 of scheduler"],
+        "server-0.log": [
+            b"stderr F launch.py: start 1 of server 0",
+            b"stderr P slow",
+            b"stderr F launch.py: was killed by SIGKILL",
+            b"stderr F launch.py: start 2 of server 0, because it was killed by SIGKILL",
+        ],
+        "worker-0.log": [
+            b"stderr F launch.py: start 1 of worker 0 on node7",
+            b"stdout F Epoch[0]",
+            b"stderr F \xff\x1b[1mwarning\r",
+            b"stderr F Traceback",
+            b"stderr F   ValueError: no",
+            b"stderr F launch.py: exited with code 1",
+        ],
+        "worker-1.log": [
+            b"stderr F launch.py: start 1 of worker 1 on node7",
+            b"stderr F NodeLost: worker 0",
+        ],
+    }
+    assert "Epoch" not in "".join(read(tmp_path, logged))
+
+
+def test_a_line_that_does_not_end_is_written_after_a_second(shown: Show, tmp_path: Path) -> None:
+    logged = shown(log_dir=str(tmp_path / "logs"))
+    file = tmp_path / "logs" / "worker-0.log"
+    logged.display.output(FIRST, 1, b"loading...")
+    logged.tick(0.5)
+    assert not file.exists()
+    logged.tick(1.5)
+    logged.tick(9.0)
+    assert file.read_text() == f"{AT} stdout P loading...\n"
+
+
+def test_a_disk_that_is_full_is_said_once_and_counted_at_the_end(shown: Show, tmp_path: Path) -> None:
+    logged = shown(log_dir=str(tmp_path / "logs"))
+    (tmp_path / "logs" / "worker-0.log").mkdir()
+    (tmp_path / "logs" / "worker-1.log").mkdir()
+    for index in (FIRST, SECOND, FIRST):
+        logged.lines(index, "hi")
+    logged.display.conclude()
+    out, err = read(tmp_path, logged)
+    assert out.count("hi") == 3
+    first, last = err.splitlines()
+    assert first.startswith(f"launch.py: cannot write {tmp_path}/logs/worker-0.log: Is a directory; the job goes on")
+    assert last == f"launch.py: 3 lines could not be written, and are missing in {tmp_path}/logs"
+
+
+def test_without_a_terminal_live_changes_nothing(shown: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_table, "find_spec", lambda _: None)
+    plain = shown(live=True, log_dir=str(tmp_path / "logs"))
+    plain.lines(FIRST, "hi")
+    plain.tick(9.0)
+    plain.display.conclude()
+    assert read(tmp_path, plain) == ("[worker 0] hi\n", "")
+
+
+def drawn(ours: int, shown: Shown) -> list[str]:
+    """What is on the terminal, without what the columns are called."""
+    shown.outlet.pump()
+    shown.received += os.read(ours, 1 << 16)
+    lines = screen.seen(shown.received.decode())
+    return [re.sub(r"  +", "  ", line.rstrip()) for line in lines if not line.startswith("process ")]
+
+
+def test_one_line_for_each_process_on_a_terminal(tmp_path: Path) -> None:
+    with screen.terminal() as (ours, theirs):
+        live = Shown(theirs, theirs, OutputOptions(live=True, log_dir=str(tmp_path)))
+        live.lines(FIRST, "Epoch[0]", "", "Epoch[1]", "")
+        live.display.output(SECOND, 2, b"50%\r")
+        live.lines(SERVER, "careful", number=2)
+        live.tick(1.0)
+        assert drawn(ours, live) == [
+            "[server 0] careful",
+            "worker 0  running  0:01  Epoch[1]",
+            "worker 1  running  0:01  50%",
+            "server 0  running  0:01  careful",
+            "scheduler  running  0:01",
+        ]
+        live.display.output(SECOND, 2, b" \r")
+        live.display.exited(SECOND, Exit(code=7), failed=True)
+        live.display.exited(FIRST, Exit(), failed=False)
+        live.display.conclude()
+        live.display.show_hidden(FIRST)
+        live.display.say("it is over")
+        assert drawn(ours, live) == [
+            "[server 0] careful",
+            *("worker 0  ended  0:00  Epoch[1]", "worker 1  failed  0:00  exited with code 7"),
+            *("server 0  running  0:01  careful", "scheduler  running  0:01"),
+            "launch.py: the last 4 lines of worker 0 on node7, which had not been shown:",
+            *("[worker 0] Epoch[0]", "[worker 0]", "[worker 0] Epoch[1]", "[worker 0]"),
+            *("launch.py: it is over", ""),
+        ]
+        live.display.close()
+
+
+def test_lines_scroll_above_if_they_are_asked_for(tmp_path: Path) -> None:
+    with screen.terminal() as (ours, theirs), (tmp_path / "out").open("wb") as out:
+        live = Shown(theirs, theirs, OutputOptions(live=True, scroll=True, show=(0,)))
+        live.lines(FIRST, "a")
+        live.lines(SECOND, "b")
+        live.tick(1.0)
+        rows = ["worker 0  running  0:01  a", "server 0  running  0:01", "scheduler  running  0:01"]
+        assert drawn(ours, live) == ["[worker 0] a", *rows]
+        piped = Shown(out.fileno(), theirs, OutputOptions(live=True, log_dir=str(tmp_path / "logs")))
+        piped.lines(SECOND, "b")
+        piped.outlet.pump()
+        piped.display.close()
+    assert (tmp_path / "out").read_bytes() == b"[worker 1] b\n", "what goes into a file is not on the terminal"
+
+
+def test_live_needs_a_place_for_the_lines() -> None:
+    with pytest.raises(LaunchError, match="into files, with --log-dir DIR, or above it, with --show all or --show"):
+        OutputOptions(live=True)
+
+
+def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(OutputOptions(log_dir=str(tmp_path / "logs")), {})
+    assert list((tmp_path / "logs").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="cannot make this directory"):
+        prepare(OutputOptions(log_dir=str(tmp_path / "file")), {})
+    monkeypatch.setattr(live_table, "find_spec", lambda _: None)
+    with screen.terminal() as (_, theirs):
+        before = os.dup(2)
+        os.dup2(theirs, 2)
+        try:
+            with pytest.raises(LaunchError, match="--live needs rich"):
+                prepare(OutputOptions(live=True, scroll=True), {"TERM": "xterm"})
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [
+        (OutputOptions(), 90),
+        (OutputOptions(show=(0,)), 90),
+        (OutputOptions(show=(1,)), 0),
+        (OutputOptions(live=True, log_dir="x"), 50),
+    ],
+)
+def test_workers_are_told_how_wide_a_bar_may_be_and_that_colors_are_not_wanted(
+    options: OutputOptions, width: int
+) -> None:
+    with screen.terminal() as (_, theirs):
+        told = of_terminal(Outlet(1, theirs), {"TERM": "xterm", "NO_COLOR": "1"}, options)
+        assert told == {"KVSTORE_COLUMNS": str(width), "NO_COLOR": "1"}
+        assert of_terminal(Outlet(1, theirs), {"TERM": "dumb"}, options) == {"KVSTORE_COLUMNS": "0"}

@@ -1,0 +1,116 @@
+"""What `--live` knows of each process, and which processes get a line."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.job.exit_report import ExitReport
+from kvstore.job.exits import Exit
+from launcher.job.tasks import Task
+from launcher.output.live import LiveRow, LiveView, duration
+
+TASKS = [
+    *(Task("scheduler", 0, (), {}), Task("server", 0, (), {})),
+    *(Task("worker", rank, (), {}) for rank in range(4)),
+]
+
+
+@pytest.fixture
+def view() -> LiveView:
+    return LiveView(TASKS, range(len(TASKS)), 0.0)
+
+
+def row(view: LiveView, name: str, now: float = 0.0) -> LiveRow:
+    (found,) = (row for row in view.rows(now, 99)[0] if row.name == name)
+    return found
+
+
+def test_workers_are_above(view: LiveView) -> None:
+    rows, rest = view.rows(61.0, 6)
+    names = ["worker 0", "worker 1", "worker 2", "worker 3", "server 0", "scheduler"]
+    assert ([row.name for row in rows], rest) == (names, "")
+    assert [TASKS[row.task].name for row in rows] == names
+    assert {(row.state, row.lasting, row.silent, row.text) for row in rows} == {("running", "1:01", "1:01", b"")}
+
+
+def test_the_last_line_and_how_long_ago_it_was(view: LiveView) -> None:
+    view.said(2, b"step 1", 5.0)
+    assert row(view, "worker 0", 14.0)[3:] == ("0:14", "", b"step 1")
+    assert row(view, "worker 0", 15.0)[3:] == ("0:15", "0:10", b"step 1")
+    view.rewrites(2, b"50%", 16.0)
+    assert row(view, "worker 0", 17.0)[3:] == ("0:17", "", b"50%")
+    view.rewrites(2, b"50%", 30.0)
+    assert row(view, "worker 0", 30.0).silent == "0:14", "what stays the same is silence"
+    view.rewrites(2, b"", 31.0)
+    assert row(view, "worker 0", 31.0).text == b"step 1"
+
+
+@pytest.mark.parametrize(
+    ("how", "failed", "state", "text"),
+    [
+        (Exit(), False, "ended", b"bye"),
+        (Exit(code=3), True, "failed", b"exited with code 3; bye"),
+        (Exit(signum=15), False, "ended", b"was killed by SIGTERM; bye"),
+    ],
+)
+def test_ends(view: LiveView, how: Exit, failed: bool, state: str, text: bytes) -> None:
+    view.said(2, b"bye", 1.0)
+    view.rewrites(2, b"99%", 2.0)
+    view.exited(2, how, failed, 3.0)
+    assert row(view, "worker 0", 63.0)[2:] == (state, "1:00", "", text)
+
+
+def test_who_ends_because_of_another_has_not_failed(view: LiveView) -> None:
+    view.reported(2, ExitReport("worker 1 was lost", consequence=True), 1.0)
+    view.reported(3, ExitReport("ValueError: no data"), 1.0)
+    for index in (2, 3):
+        view.exited(index, Exit(code=1), True, 2.0)
+    assert row(view, "worker 0")[2::3] == ("ended", b"exited with code 1; worker 1 was lost")
+    assert row(view, "worker 1")[2::3] == ("failed", b"exited with code 1; ValueError: no data")
+
+
+def test_a_restart(view: LiveView) -> None:
+    view.begins(1, 1, 1.0)
+    view.exited(1, Exit(signum=9), True, 2.0)
+    view.begins(1, 2, 3.0)
+    assert row(view, "server 0", 5.0)[2:] == ("restarted", "0:02", "", b"start 2")
+
+
+def test_if_there_is_no_room_for_all_those_that_matter_have_a_line(view: LiveView) -> None:
+    view.exited(5, Exit(code=1), True, 0.0)
+    view.exited(2, Exit(), False, 0.0)
+    rows, rest = view.rows(0.0, 4)
+    assert [row.name for row in rows] == ["worker 0", "worker 1", "worker 3"]
+    assert rest == "and 3 more: 3 running"
+    rows, rest = view.rows(0.0, 2)
+    assert [row.name for row in rows] == ["worker 3"]
+    assert rest == "and 5 more: 1 ended, 4 running"
+
+
+def test_who_is_not_asked_for_has_a_line_once_it_fails() -> None:
+    view = LiveView(TASKS, [1, 2], 0.0)
+    view.said(5, b"x", 0.0)
+    assert [row.name for row in view.rows(0.0, 9)[0]] == ["worker 0", "server 0"]
+    view.exited(5, Exit(code=1), True, 0.0)
+    assert [row.name for row in view.rows(0.0, 9)[0]] == ["worker 0", "worker 3", "server 0"]
+
+
+def test_it_says_whether_there_is_anything_new(view: LiveView) -> None:
+    seen = []
+    for change in (
+        lambda: None,
+        lambda: view.said(2, b"x", 0.0),
+        lambda: view.rewrites(2, b"1%", 0.0),
+        lambda: view.rewrites(2, b"1%", 0.0),
+        lambda: view.exited(2, Exit(), False, 0.0),
+    ):
+        view.rows(0.0, 9)
+        change()
+        seen.append(view.changed)
+    assert seen == [False, True, True, False, True]
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (0, 7.9, 61, 3599, 3600, 360000)] == [
+        *("0:00", "0:07", "1:01", "59:59", "1:00:00", "100:00:00")
+    ]
