@@ -17,7 +17,7 @@ from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
 from launcher.kinds.registry import KINDS
-from launcher.options import checkpoints, failures, hosts, output, readers, resources
+from launcher.options import checkpoints, failures, hosts, observing, output, readers, resources
 from launcher.options.values import count, name, variable
 
 _USAGE = f"""\
@@ -60,11 +60,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
         SystemExit: -h or --version.
     """
     parser = _parser()
-    options, unknown = parser.parse_known_args(argv)
+    options, unknown = parser.parse_known_args(observing.with_ports(argv))
     if unknown:
         # Only the name: its value may be a secret.
         parser.error(f"there is no option {unknown[0].split('=')[0]}; options of the command go after the command")
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    command = observing.as_given(options.command[1:] if options.command[:1] == ["--"] else options.command)
     for passed in options.env:
         if passed not in environ:
             parser.error(f"--env {passed}: this variable is not set; export it first")
@@ -148,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     failures.add(parser.add_argument_group("failures"))
     checkpoints.add(parser.add_argument_group("checkpoints"))
     readers.add(parser.add_argument_group("readers"))
+    observing.add(parser.add_argument_group("observing"))
     resources.add(parser.add_argument_group("cluster managers (slurm, sge, yarn, kubernetes)"))
     add("command", nargs=argparse.REMAINDER, help="the command of each worker: one quoted string, or separate words")
     return parser

@@ -90,7 +90,7 @@ class Setting(Generic[T]):
 
 
 MAX_NODES = 4096  # of each role in one job: so many workers have been simulated, see docs/scaling.md
-ROLES = ("worker", "server", "standby", "aggregator", "scheduler")
+ROLES = ("worker", "server", "standby", "aggregator", "scheduler", "observer")
 TRANSPORTS = ("sockets", "tcp", "zeromq")
 
 # ---- waiting, and failure
@@ -225,6 +225,31 @@ READ_FROM = Setting(
 READ_KEY = Setting("KVSTORE_READ_KEY", Text("a CURVE key in Z85"), "", "the secret key that `kvstore.connect()` uses")
 READER_KEY = Setting(
     "KVSTORE_READER_KEY", Text("a CURVE key in Z85"), "", "the public key of readers, for the scheduler and the servers"
+)
+
+# ---- observing
+OBSERVE = Setting(
+    "KVSTORE_OBSERVE",
+    Text("the file `observe.json` in a running job's private directory"),
+    "",
+    "the job that an observer looks at (`DMLC_ROLE=observer python -m servers`)",
+)
+DASHBOARD_PORT = Setting(
+    "KVSTORE_DASHBOARD_PORT", Integer(0, 65535), 0, "the port of an observer's page; 0 takes a free one"
+)
+DASHBOARD_TOKEN_FILE = Setting(
+    "KVSTORE_DASHBOARD_TOKEN_FILE",
+    Text("a file that only you can read"),
+    "",
+    "the token of the page, so that it is the same for many jobs; the file is made if it is not there "
+    "(`--dashboard-token-file`)",
+    shown="a new token for each job",
+)
+DASHBOARD_TOKEN = Setting(
+    "KVSTORE_DASHBOARD_TOKEN", Text("32 to 128 letters, digits, - and _"), "", "the token itself, from `launch.py`"
+)
+DASHBOARD_FD = Setting(
+    "KVSTORE_DASHBOARD_FD", Integer(-1), -1, "a listening socket that the observer inherits; -1 for none"
 )
 
 # ---- training
@@ -383,6 +408,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING, AGGREGATE),
     "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS, OBSERVER_KEY),
     "Readers": (READERS, READER_SHARE, READ_FROM, READ_KEY, READER_KEY),
+    "Observing": (OBSERVE, DASHBOARD_PORT, DASHBOARD_TOKEN_FILE, DASHBOARD_TOKEN, DASHBOARD_FD),
     "Training and output": (
         UPDATE_ON_KVSTORE,
         OPTIMIZERS,

@@ -46,11 +46,13 @@ from launcher.job.tasks import (
 from launcher.output.display import of_terminal
 from launcher.output.outlet import Outlet
 from launcher.processes.children import Children
+from launcher.processes.dashboard import companions
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import open_standard_streams
 from launcher.processes.observers_file import write_observers_file
 from launcher.processes.readers_file import readers_file
+from launcher.supervision.crew import Crew
 from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.restarts import Restarts
@@ -239,8 +241,9 @@ class _AgentJob:
         log = directory.scheduler_log if self._job.restarts else ""
         at = Rendezvous(host, port, mark, self._kind, host, fd, self._keyring, self._aggregated, log)
         write_observers_file(directory.path, self._job, at, self._environ)
-        with readers_file(self._job, at, self._environ):
-            return self._run_at(at, guard, selector, signals, on_failure, limits)
+        beside = companions(self._job, directory.path, self._environ)
+        with readers_file(self._job, at, self._environ), beside as crews:
+            return self._run_at(at, guard, selector, signals, on_failure, limits, crews)
 
     def _run_at(
         self,
@@ -250,6 +253,7 @@ class _AgentJob:
         signals: SignalQueue,
         on_failure: OnFailure,
         limits: EndingLimits | None,
+        beside: Sequence[Crew],
     ) -> int:
         assert self._listener is not None  # noqa: S101 (for the type checker)
         fd = self._listener.fileno()
@@ -263,7 +267,7 @@ class _AgentJob:
         starts = {remote: self._start(remote, tasks, at.mark, limit_s) for remote in self._remotes}
         supervisor = Supervisor(
             tasks,
-            [scheduler, Fleet(self._remotes, starts, limit_s)],
+            [scheduler, Fleet(self._remotes, starts, limit_s), *beside],
             signals,
             on_failure,
             environ=self._environ,

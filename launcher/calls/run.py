@@ -24,8 +24,8 @@ from launcher.calls.outcome import Failed, Outcome, Returned, Unfinished
 from launcher.calls.spawned import SpawnedCrew
 from launcher.calls.streams import Streams
 from launcher.errors import LaunchError, WorkerFailed
-from launcher.job.description import RESERVED, Job
-from launcher.job.tasks import Task
+from launcher.job.description import Job
+from launcher.job.tasks import Task, outside_a_job
 from launcher.kinds import local
 from launcher.supervision.ending import UNNAMED
 from launcher.supervision.report import report
@@ -149,7 +149,7 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
 
     interrupts = Interrupts(timeout)
     caller = local.Caller("launcher.run", interrupts, Streams(), partial(SpawnedCrew, handover), says_start=False)
-    code = local.run(job, on_failure, environ=_outside_a_job(os.environ), caller=caller)
+    code = local.run(job, on_failure, environ=outside_a_job(os.environ), caller=caller)
     if interrupts.first not in (None, TIME_LIMIT):
         signal.raise_signal(interrupts.first)  # for the caller's handler, now that no job runs; most handlers raise
         raise WorkerFailed("the job", f"was ended by {signal_name(interrupts.first)}")
@@ -173,11 +173,6 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
     _raise_first(outcomes)
     silent = next(rank for rank, outcome in enumerate(outcomes) if isinstance(outcome, Unfinished))
     raise WorkerFailed(f"worker {silent}", f"exited with code 0 before {handover.name} returned")
-
-
-def _outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables that make this process a member of a job."""
-    return {name: value for name, value in environ.items() if not name.startswith("DMLC_") and name not in RESERVED}
 
 
 def _outcome(handover: Handover, rank: int) -> Outcome:

@@ -16,7 +16,7 @@ from kvstore.job.exits import Exit, signal_name
 from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
-from launcher.job.description import Job
+from launcher.job.description import RESERVED, Job
 
 # Every process of a job has this variable, so that it is found at the end even if it has left its session.
 MARK = settings.JOB.name
@@ -152,6 +152,11 @@ def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """
     same = settings.TRANSPORT, *settings.GROUPS["Checkpoints"]
     return {name: environ[name] for name in (*job.env_names, *(each.name for each in same)) if name in environ}
+
+
+def outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables that make this process a member of a job."""
+    return {name: value for name, value in environ.items() if not name.startswith("DMLC_") and name not in RESERVED}
 
 
 def again(start: int, how: Exit, when: float) -> dict[str, str]:

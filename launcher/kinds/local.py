@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +24,7 @@ from launcher.output.display import of_terminal
 from launcher.output.outlet import Outlet
 from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
+from launcher.processes.dashboard import companions
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import open_standard_streams, require_files
@@ -137,8 +138,8 @@ def _run(
     )
     at = replace(_rendezvous(directory, listener), scheduler_log=directory.scheduler_log if job.restarts else "")
     write_observers_file(directory.path, job, at, environ)
-    with readers_file(job, at, environ):
-        return _run_tasks(job, render(job, at, around), on_failure, environ, limits, caller, guard, listener)
+    with readers_file(job, at, environ), companions(job, directory.path, environ) as beside:
+        return _run_tasks(job, render(job, at, around), on_failure, environ, limits, caller, guard, listener, beside)
 
 
 def _run_tasks(
@@ -150,6 +151,7 @@ def _run_tasks(
     caller: Caller,
     guard: Guard,
     listener: socket.socket | None,
+    beside: Sequence[Crew],
 ) -> int:
     _check_command(tasks[-job.num_workers])
     pass_fds = {} if listener is None else {0: (listener.fileno(),)}
@@ -157,7 +159,7 @@ def _run_tasks(
     restarts = Restarts.of(job, tasks)
     supervisor = Supervisor(
         tasks,
-        [crew],
+        [crew, *beside],
         caller.signals,
         on_failure,
         environ=environ,
@@ -228,6 +230,8 @@ KIND = Kind(
     dry_run=dry_run,
     takes=frozenset(
         {
+            "dashboard",
+            "dashboard_token_file",
             "gpus_per_worker",
             "host_aggregation",
             "inject",

@@ -145,6 +145,8 @@ KIND = Kind(
     dry_run=dry_run,
     takes=frozenset(
         {
+            "dashboard",
+            "dashboard_token_file",
             "hostfile",
             "python",
             "host_ip",

@@ -132,6 +132,8 @@ KIND = Kind(
     dry_run=dry_run,
     takes=frozenset(
         {
+            "dashboard",
+            "dashboard_token_file",
             "python",
             "host_ip",
             "interface",

@@ -232,6 +232,8 @@ KIND = Kind(
     dry_run=dry_run,
     takes=frozenset(
         {
+            "dashboard",
+            "dashboard_token_file",
             "python",
             "host_ip",
             "interface",

@@ -191,6 +191,8 @@ KIND = Kind(
     dry_run=dry_run,
     takes=frozenset(
         {
+            "dashboard",
+            "dashboard_token_file",
             "hostfile",
             "server_hosts",
             "placement",

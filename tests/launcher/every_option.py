@@ -25,6 +25,8 @@ VALUES: dict[str, Any] = {
     "restarts": 7,
     "readers": "/r",
     "max_readers": 8,
+    "dashboard": 8080,
+    "dashboard_token_file": "/t",
     "inject": ("kill:server:0@round:9", "stop:scheduler@0.5s"),
     "job_name": "mnist",
     "queue": "gpu",

@@ -1,0 +1,60 @@
+"""The address of a job's page: where it listens, the token that it is opened with, and the lines that say so."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+
+HOST = "127.0.0.1"
+TOKEN = re.compile(r"[A-Za-z0-9_-]{32,128}")
+_MODE = 0o600
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens at a port of this machine, for this machine alone; 0 for a free port.
+
+    Raises:
+        OSError: the port is not free.
+    """
+    return socket.create_server((HOST, port), backlog=64)
+
+
+def token_of(path: Path) -> str:
+    """Return the token in a file. If the file is not there, it is made, with a new token, for its owner alone to read.
+
+    Raises:
+        ConfigError: others may open it, it cannot be read or made, or has no token.
+    """
+    try:
+        try:
+            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+        except FileExistsError:
+            with path.open(encoding="ascii", errors="replace") as file:
+                if os.fstat(file.fileno()).st_mode & 0o077:
+                    raise ConfigError(f"{path} has a token, and others may open it: chmod 600 {path}") from None
+                token = file.read(256).strip()
+        else:
+            token = secrets.token_urlsafe(32)
+            with open(made, "w", encoding="ascii") as file:  # noqa: PTH123 (of a descriptor)
+                file.write(f"{token}\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read or made: {error.strerror}") from None
+    if not TOKEN.fullmatch(token):
+        raise ConfigError(f"{path} has no token; valid: 32 to 128 letters, digits, - and _ (what it has is not shown)")
+    return token
+
+
+def lines(port: int, token: str, env: Mapping[str, str]) -> list[str]:
+    """Return the lines that say where the page is; over ssh, or without a display, how to reach it, too."""
+    found = [f"dashboard: http://{HOST}:{port}/?token={token}"]
+    if env.get("SSH_CONNECTION") or not (env.get("DISPLAY") or env.get("WAYLAND_DISPLAY")):
+        found.append(
+            f"dashboard: from another machine, first: ssh -N -L {port}:{HOST}:{port} {socket.gethostname()}"
+        )
+    return found

@@ -1,0 +1,51 @@
+"""Options of what shows a running job. No I/O."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+_DASHBOARD = "--dashboard"
+_ANY = f"{_DASHBOARD}=\0"  # no word of a command line can be it
+
+
+def add(group: argparse._ArgumentGroup) -> None:
+    """Add the options."""
+    group.add_argument(
+        _DASHBOARD,
+        metavar="PORT",
+        nargs="?",
+        type=_port,
+        help="serve a page that shows the running job, at 127.0.0.1 and this port (default: a free one). Its address, "
+        "with a token, is printed",
+    )
+    group.add_argument(
+        "--dashboard-token-file",
+        metavar="FILE",
+        default="",
+        type=lambda text: str(Path(text).absolute()),
+        help="the token of the page, so that it is the same for many jobs; FILE is made if it is not there",
+    )
+
+
+def with_ports(argv: Sequence[str]) -> list[str]:
+    """Say for each `--dashboard` that no port follows it, or the parser would take the command for one."""
+    followers = [*argv[1:], ""]
+    return [
+        _ANY if word == _DASHBOARD and not (after.isascii() and after.isdigit()) else word
+        for word, after in zip(argv, followers, strict=True)
+    ]
+
+
+def as_given(command: Sequence[str]) -> list[str]:
+    """Return the words of a command without what `with_ports` has done to them."""
+    return [_DASHBOARD if word == _ANY else word for word in command]
+
+
+def _port(text: str) -> int:
+    if text == "\0":
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; valid: 1 to 65535")
+    return int(text)

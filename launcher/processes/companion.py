@@ -1,0 +1,155 @@
+"""A process beside a job that is no member of it: the observer. Its end changes nothing; one line reports it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from launcher.errors import LaunchError
+from launcher.output.lines import Prefixer
+from launcher.processes.child import Child
+from launcher.supervision.crew import Sink
+
+_READ = 1 << 16
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class CompanionProgram:
+    """What a companion executes; see `Program`.
+
+    Args:
+        name: what it is called: `dashboard`.
+        argv: the words to execute.
+        env: the whole environment. It has neither the mark of the job nor that of an agent, by which members are found
+            and ended.
+        pass_fds: the file descriptors that it inherits beside its standard streams.
+        grace_s: how long it may take to end when the job is over.
+    """
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+    pass_fds: tuple[int, ...] = ()
+    grace_s: float = 2.0
+
+
+class Companion:
+    """Runs a companion as long as its job; a `Crew` that has no tasks.
+
+    Its standard input ends when the job is over, and when launch.py dies: then it must end. What it writes is shown,
+    line by line, as said by launch.py.
+
+    Args:
+        program: what to run.
+        announcement: lines that are shown before it starts.
+    """
+
+    def __init__(self, program: CompanionProgram, announcement: Sequence[str] = ()) -> None:
+        self._program = program
+        self._announcement = announcement
+        self._child: Child | None = None
+        self._lifeline = -1
+        self._lines: dict[int, Prefixer] = {}
+        self._reported = False
+
+    def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
+        """Start it. If that fails, the job goes on without it."""
+        self._selector, self._sink = selector, sink
+        for line in self._announcement:
+            sink.say(line)
+        theirs, self._lifeline = os.pipe()
+        try:
+            self._child = Child(self._program, pass_fds=self._program.pass_fds, stdin=theirs)
+            self._child.execute()
+        except LaunchError as error:
+            sink.say(f"{error}; the job goes on without it")
+            self._reported = True
+        finally:
+            os.close(theirs)
+        if self._child is not None:
+            for source in (self._child.stdout, self._child.stderr):
+                self._lines[source] = Prefixer(b"")
+                selector.register(source, selectors.EVENT_READ, partial(self._read, source))
+
+    def can_restart(self, index: int) -> bool:
+        """It runs no task."""
+        return False
+
+    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+        """It runs no task."""
+
+    def collect(self) -> None:
+        """Report its end, once."""
+        if self._child is None or self._reported or (how := self._child.poll()) is None:
+            return
+        self._reported = True
+        self._drain()
+        if how.status:
+            self._sink.say(f"the {self._program.name} is gone: it {how}; the job goes on without it")
+
+    def reading(self, wanted: bool) -> None:
+        """Read on: it writes little."""
+
+    def signal(self, signum: int) -> None:
+        """Signals are for the job. It sees the end of that, and then ends itself."""
+
+    def signal_task(self, index: int, signum: int) -> bool:
+        """It runs no task."""
+        return False
+
+    def leftovers(self) -> bool:
+        """The job does not wait for it."""
+        return False
+
+    def close(self) -> None:
+        """End it: it may show the end of the job first."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        if self._child is None:
+            return
+        deadline = time.monotonic() + self._program.grace_s
+        while self._child.poll() is None and time.monotonic() < deadline:
+            self._drain()
+            time.sleep(_POLL_S)
+        self.collect()
+        if self._child.exit is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+        self._drain()
+        for source in list(self._lines):
+            self._finish(source)
+        self._child.reap()
+        self._child = None
+
+    def _drain(self) -> None:
+        for source in list(self._lines):
+            while source in self._lines and self._read(source):
+                pass
+
+    def _read(self, source: int) -> int:
+        try:
+            data = os.read(source, _READ)
+        except BlockingIOError:
+            return 0
+        if data:
+            self._say(self._lines[source].feed(data))
+        else:
+            self._finish(source)
+        return len(data)
+
+    def _finish(self, source: int) -> None:
+        self._say(self._lines.pop(source).finish())
+        self._selector.unregister(source)
+        os.close(source)
+
+    def _say(self, lines: bytes) -> None:
+        for line in lines.splitlines():
+            self._sink.say(line.decode(errors="surrogateescape"))

@@ -1,0 +1,72 @@
+"""The page of a job: its address, which is known before anything starts, and the process that serves it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+from kvstore.job import processes
+from kvstore.job.page_address import lines, listen, token_of
+from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE, OBSERVE, ROLE
+from launcher.errors import LaunchError
+from launcher.job.description import Job
+from launcher.job.tasks import outside_a_job
+from launcher.processes.companion import Companion, CompanionProgram
+
+
+@contextmanager
+def companions(job: Job, place: Path, environ: Mapping[str, str]) -> Iterator[list[Companion]]:
+    """Have what runs beside a job: nothing, or the observer.
+
+    Args:
+        job: the job.
+        place: the file that tells observers where the job is.
+        environ: the caller's environment.
+
+    Raises:
+        LaunchError: the page's port is not free, or its token cannot be read.
+    """
+    if job.cluster.dashboard is None:
+        yield []
+        return
+    with _listening(job.cluster.dashboard) as listener:
+        token = _token(job.cluster.dashboard_token_file or DASHBOARD_TOKEN_FILE.read(environ))
+        told = {
+            ROLE.name: "observer",
+            OBSERVE.name: str(place),
+            DASHBOARD_FD.name: str(listener.fileno()),
+            DASHBOARD_TOKEN.name: token,
+        }
+        program = CompanionProgram(
+            "dashboard",
+            processes.words(sys.executable, "servers"),
+            processes.complete({**outside_a_job(environ), **told}, processes.source_root()),
+            (listener.fileno(),),
+        )
+        yield [Companion(program, lines(listener.getsockname()[1], token, environ))]
+
+
+@contextmanager
+def _listening(port: int) -> Iterator[socket.socket]:
+    try:
+        listener = listen(port)
+    except OSError as error:
+        raise LaunchError(f"--dashboard={port}: cannot listen at 127.0.0.1:{port}: {os.strerror(error.errno or 0)}", 1) from None
+    with listener:
+        yield listener
+
+
+def _token(file: str) -> str:
+    """A new token, or the one in a file."""
+    if not file:
+        return secrets.token_urlsafe(32)
+    try:
+        return token_of(Path(file))
+    except ConfigError as error:
+        raise LaunchError(f"--dashboard-token-file: {error}", exit_code=1) from None
