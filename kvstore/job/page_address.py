@@ -54,7 +54,5 @@ def lines(port: int, token: str, env: Mapping[str, str]) -> list[str]:
     """Return the lines that say where the page is; over ssh, or without a display, how to reach it, too."""
     found = [f"dashboard: http://{HOST}:{port}/?token={token}"]
     if env.get("SSH_CONNECTION") or not (env.get("DISPLAY") or env.get("WAYLAND_DISPLAY")):
-        found.append(
-            f"dashboard: from another machine, first: ssh -N -L {port}:{HOST}:{port} {socket.gethostname()}"
-        )
+        found.append(f"dashboard: from another machine, first: ssh -N -L {port}:{HOST}:{port} {socket.gethostname()}")
     return found

@@ -57,7 +57,8 @@ def _listening(port: int) -> Iterator[socket.socket]:
     try:
         listener = listen(port)
     except OSError as error:
-        raise LaunchError(f"--dashboard={port}: cannot listen at 127.0.0.1:{port}: {os.strerror(error.errno or 0)}", 1) from None
+        why = os.strerror(error.errno or 0)
+        raise LaunchError(f"--dashboard={port}: cannot listen at 127.0.0.1:{port}: {why}", exit_code=1) from None
     with listener:
         yield listener
 

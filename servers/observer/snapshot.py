@@ -27,7 +27,8 @@ def snapshot(view: JobView, advice: Sequence[Mapping[str, Any]]) -> dict[str, An
         view: how the job is.
         advice: what is said about it; see ``kvstore.observing.advice``.
     """
-    workers = [_worker(member) for member in view.of_role("worker")]
+    late = lateness(view)
+    workers = [_worker(member, late.get(member.rank, (None, None))) for member in view.of_role("worker")]
     servers = [_server(member) for role in _ROLES for member in view.of_role(role)]
     return {
         "age": max(0.0, view.at - view.started),
@@ -121,7 +122,32 @@ def waiting(view: JobView) -> list[dict[str, Any]]:
     return sorted(found, key=lambda wait: -float(str(wait["seconds"])))
 
 
-def _worker(member: MemberView) -> dict[str, Any]:
+def lateness(view: JobView) -> dict[int, tuple[float | None, float | None]]:
+    """Return for each worker in which part of the rounds it came last, and in which part of the time others waited for
+    it alone: of all servers' rounds, and at the server where they waited the longest.
+    """
+    reports = [member.server for member in view.members if _counts(member) and member.server is not None]
+    waves = sum(each.latest.waves - each.before.waves for each in reports)
+    last: dict[int, int] = {}
+    alone: dict[int, float] = {}
+    for each in reports:
+        for worker, number in enumerate(_since(each.before.came_last, each.latest.came_last)):
+            last[worker] = last.get(worker, 0) + number
+        if each.seconds > 0:
+            for worker, microseconds in enumerate(_since(each.before.alone_us, each.latest.alone_us)):
+                alone[worker] = max(alone.get(worker, 0.0), _share(microseconds / each.seconds))
+    return {
+        worker: (round(number / waves, 4) if waves > 0 else None, _number(alone.get(worker, math.nan), True))
+        for worker, number in last.items()
+    }
+
+
+def _since(before: Sequence[int], latest: Sequence[int]) -> list[int]:
+    """By how much each count has grown; there may be more counts than before."""
+    return [now - then for now, then in zip(latest, [*before, *[0] * (len(latest) - len(before))], strict=False)]
+
+
+def _worker(member: MemberView, late: tuple[float | None, float | None]) -> dict[str, Any]:
     told = _member(member)
     if (reports := member.worker) is None:
         return told
@@ -133,6 +159,8 @@ def _worker(member: MemberView) -> dict[str, Any]:
         input=_number(_share(reports.rate("input_us")), known and reports.before.input_us >= 0),
         outstanding=latest.outstanding,
         ahead=latest.ahead,
+        last=late[0],
+        alone=late[1],
         sent=_number(_grown(reports, "sent"), known),
         received=_number(_grown(reports, "received"), known),
         links=_links(reports) if known else [],
@@ -182,11 +210,9 @@ def _counts(member: MemberView) -> bool:
 
 def _links(reports: Reports[WorkerReport]) -> list[int]:
     """Bytes a second to and from each server, or the aggregator that stands in the place of all."""
-    before, latest, seconds = reports.before, reports.latest, reports.seconds
-    both = zip(latest.sent, latest.received, strict=False)
-    earlier = [sent + received for sent, received in zip(before.sent, before.received, strict=False)]
-    earlier += [0] * (len(latest.sent) - len(earlier))
-    return [round((sent + received - start) / seconds) for (sent, received), start in zip(both, earlier, strict=False)]
+    sent = _since(reports.before.sent, reports.latest.sent)
+    received = _since(reports.before.received, reports.latest.received)
+    return [round((there + back) / reports.seconds) for there, back in zip(sent, received, strict=False)]
 
 
 def _grown(reports: Reports[WorkerReport], counts: str) -> float:

@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, answer: Answer, query: str) -> None:
         try:
             content_type, body = answer(query)
-        except LookupError:
+        except (LookupError, ValueError):
             self._refuse(404, "there is no such page")
         except UsageError as error:
             self._refuse(501, str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvstore.observing.view import Event, JobView, MemberView, Span
@@ -105,3 +106,23 @@ class SimulatedJob:
             40_000 if waits else 0,
             f"round {waves} of 'layer1.weight' lacks the push of worker {self.straggler}" if waits else "",
         )
+
+
+@dataclass
+class SimulatedSession:
+    """A session of an observer with it, in which every look is at one time later.
+
+    Args:
+        job: the job.
+        now: how old the job is.
+    """
+
+    job: SimulatedJob
+    now: Callable[[], float]
+
+    def look(self) -> JobView:
+        """Return how the job is now."""
+        return self.job.view(self.now())
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,146 @@
+"""The observer as a process: it looks at the job, and serves the page, until the job is over."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from kvstore.errors import ConfigError, NodeLost
+from kvstore.job import page_address
+from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_PORT, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE
+from kvstore.observing.view import JobView
+from servers.observer import files, metrics
+from servers.observer.access import Access
+from servers.observer.feed import Feed
+from servers.observer.watcher import Session, Watcher
+from servers.observer.web import Answer, Web
+
+LOOK_S = 1.0
+FIRST_S = 0.1  # until there is something to see
+WATCHED_S = 0.5  # between two looks while the page is open
+MISSING_S = 15.0  # without an answer, the job is taken to be over, where nobody says when it is
+_BOARD = Path(__file__).with_name("grafana")
+_TYPES = {".json": "application/json", ".yml": "text/plain; charset=utf-8"}
+
+Connect = Callable[[], Session]
+Advise = Callable[[JobView], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class PageServing:
+    """How the page of a job is served.
+
+    Attributes:
+        listener: a socket that listens at 127.0.0.1.
+        token: what whoever opens the page must have.
+        title: what the job is called.
+        over: set when the job is over; None if nobody says so.
+    """
+
+    listener: socket.socket
+    token: str = field(repr=False)
+    title: str = ""
+    over: threading.Event | None = None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str], title: str) -> PageServing:
+        """Return what launch.py has prepared, or, where it has not, a page of this process's own.
+
+        Raises:
+            ConfigError: the port is not free, or the token cannot be read.
+        """
+        if (fd := DASHBOARD_FD.read(env)) >= 0:
+            return cls(socket.socket(fileno=fd), DASHBOARD_TOKEN.read(env), title, _lifeline())
+        port, file = DASHBOARD_PORT.read(env), DASHBOARD_TOKEN_FILE.read(env)
+        token = page_address.token_of(Path(file)) if file else secrets.token_urlsafe(32)
+        try:
+            listener = page_address.listen(port)
+        except OSError as error:
+            raise ConfigError(
+                f"the page cannot be at port {port} ({os.strerror(error.errno or 0)}): set {DASHBOARD_PORT.name} to "
+                "one that is free, or to 0"
+            ) from None
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # no launch.py ends this process
+        for line in page_address.lines(listener.getsockname()[1], token, env):
+            print(line, file=sys.stderr, flush=True)
+        return cls(listener, token, title)
+
+
+def serve(page: PageServing, connect: Connect, advise: Advise, missing_s: float = MISSING_S) -> None:
+    """Look at a job and serve its page until the job is over.
+
+    Args:
+        page: where, and for whom.
+        connect: makes a link to the scheduler.
+        advise: what is said about a view.
+        missing_s: see ``MISSING_S``.
+
+    Raises:
+        NodeLost: the scheduler has never answered, and nobody says when the job is over.
+    """
+    feed = Feed()
+    watcher = Watcher(connect, advise, feed, page.title)
+    access = Access(page.token, secrets.token_urlsafe(32), page.listener.getsockname()[1])
+    web = Web(page.listener, access, files.load(), feed, _answers(watcher))
+    web.start()
+    began, over = time.monotonic(), page.over or threading.Event()
+    try:
+        while True:
+            watcher.look(time.monotonic())
+            if page.over is None and time.monotonic() - max(began, watcher.answered) > missing_s:
+                if watcher.view is None:
+                    raise NodeLost(f"the scheduler has not answered within {missing_s:g} s")
+                return
+            pause = FIRST_S if watcher.view is None else WATCHED_S if web.streams else LOOK_S
+            if over.wait(pause):
+                return
+    finally:
+        watcher.end("The job is over.")
+        web.close()
+
+
+def _answers(watcher: Watcher) -> dict[str, Answer]:
+    """What the page, and Prometheus, can ask for."""
+
+    def history(query: str) -> tuple[str, bytes]:
+        asked = dict(parse_qsl(query, max_num_fields=4))
+        return "application/json", watcher.history(asked.get("span", "recent"), asked.get("member", ""))
+
+    def exposition(_query: str) -> tuple[str, bytes]:
+        text = metrics.exposition(watcher.view, time.monotonic() - watcher.answered)
+        return metrics.CONTENT_TYPE, text
+
+    found: dict[str, Answer] = {"/history": history, "/metrics": exposition}
+    for path in sorted(_BOARD.glob("*.*")):
+        found[f"/grafana/{path.name}"] = partial(_file, path)
+    return found
+
+
+def _file(path: Path, _query: str) -> tuple[str, bytes]:
+    return _TYPES.get(path.suffix, "text/plain; charset=utf-8"), path.read_bytes()
+
+
+def _lifeline() -> threading.Event:
+    """Return what is set when the standard input ends: the job is over, or launch.py dead."""
+    over = threading.Event()
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 1024):
+                pass
+        over.set()
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+    return over

@@ -1,0 +1,129 @@
+"""Looks at a job again and again, keeps what is drawn, and tells the page. No sockets, no clock of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kvstore.errors import KVStoreError
+from kvstore.observing.view import JobView
+from servers.observer.feed import Feed
+from servers.observer.history import History
+from servers.observer.snapshot import drawn, snapshot
+
+
+class Session(Protocol):
+    """A link to the scheduler, as observers have one."""
+
+    def look(self) -> JobView:
+        """Return how the job is now.
+
+        Raises:
+            KVStoreError: the scheduler does not answer.
+        """
+
+    def close(self) -> None:
+        """Close the link."""
+
+
+class Watcher:
+    """The latest state of one job, and its history.
+
+    Args:
+        connect: makes a session. It raises KVStoreError if the scheduler is not there.
+        advise: what is said about a view, as the page shows it.
+        feed: where each state goes.
+        title: what the job is called.
+
+    Attributes:
+        view: the latest view; None if there has been none yet.
+        answered: when it came, by the clock of ``look``.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Session],
+        advise: Callable[[JobView], Sequence[Mapping[str, Any]]],
+        feed: Feed,
+        title: str = "",
+    ) -> None:
+        self._connect = connect
+        self._advise = advise
+        self._feed = feed
+        self._title = title
+        self._session: Session | None = None
+        self._history = History()
+        self._lock = threading.Lock()  # around the history, which the web server's threads read
+        self.answered = -math.inf
+        self.view: JobView | None = None
+
+    def look(self, now: float) -> bool:
+        """Look once, and tell the page. Return whether the scheduler has answered.
+
+        Args:
+            now: the time, by a monotonic clock.
+        """
+        try:
+            if self._session is None:
+                self._session = self._connect()
+            view = self._session.look()
+        except KVStoreError as error:
+            self.close()
+            self._tell("silent", text=str(error), since=None if self.view is None else now - self.answered)
+            return False
+        self.view, self.answered = view, now
+        with self._lock:
+            self._history.add(view.at - view.started, drawn(view))
+        self._tell("view", title=self._title, **snapshot(view, self._advise(view)))
+        return True
+
+    def end(self, text: str) -> None:
+        """Tell the page that the job is over, and why. It keeps what it shows."""
+        self._tell("over", text=text)
+        self._feed.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close the session. The next look makes another."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def history(self, timeline: str, member: str = "") -> bytes:
+        """Return what is drawn as JSON: the job's columns, or those of one member.
+
+        Args:
+            timeline: ``recent``, ``hours`` or ``all``.
+            member: its name.
+
+        Raises:
+            LookupError: there is no such timeline or member.
+        """
+        with self._lock:
+            found = self._history.timelines[timeline]
+            names = [name for name in self._history.names if _of(name) == member]
+            if member and not names:
+                raise LookupError(member)
+            drawing = found.drawing(names)
+        columns = {name.removeprefix(f"{member} "): _plain(column) for name, column in drawing.columns.items()}
+        told = {"width": drawing.width_s, "times": _plain(drawing.times), "columns": columns}
+        return json.dumps(told, separators=(",", ":")).encode()
+
+    def _tell(self, kind: str, **told: Any) -> None:
+        self._feed.publish(json.dumps({"kind": kind, **told}, separators=(",", ":"), allow_nan=False).encode())
+
+
+def _of(column: str) -> str:
+    """The member that a column is of; empty for the job."""
+    first, _, rest = column.partition(" ")
+    rank, _, _ = rest.partition(" ")
+    return f"{first} {rank}" if first in ("worker", "server", "standby", "aggregator") and rank.isdigit() else ""
+
+
+def _plain(column: array[float]) -> list[float | None]:
+    """The numbers with so many digits as can be seen; None for none."""
+    return [float(f"{value:.5g}") if abs(value) < 1e5 else round(value) if value == value else None for value in column]
