@@ -1,4 +1,4 @@
-"""``python -m servers``: run a server, its standby, an aggregator or the scheduler, as ``DMLC_ROLE`` says."""
+"""``python -m servers``: run a server, its standby, an aggregator, the scheduler or an observer, by ``DMLC_ROLE``."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ def main() -> int:
         os.environ.update(threads.variables(os.environ, config.role))  # before anything here imports torch
         allow_many_files()
         collect_seldom(config.num_workers)
+        if config.role == "observer":
+            from servers.observer.process import run_observer
+
+            return run_observer(os.environ)
         if config.role == "scheduler":
             from servers.scheduler_process import run_scheduler
 

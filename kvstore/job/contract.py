@@ -127,6 +127,5 @@ COMPUTED = frozenset(
         *(settings.NUM_AGGREGATORS, settings.AGGREGATOR, settings.REPLICAS, settings.START),
         *(settings.LOST, settings.SCHEDULER_LOG, settings.READERS, settings.READER_KEY),
         *(settings.SECRET_KEY, settings.ROOT_KEY, settings.MEMBER_KEYS, settings.OBSERVER_KEY),
-        *(settings.OBSERVE, settings.DASHBOARD_TOKEN, settings.DASHBOARD_FD),
     )
 )

@@ -31,7 +31,7 @@ class Cluster:
         readers: the file to write for readers, who read the values of the job while it runs; None for no readers.
         max_readers: how many readers there may be at once.
         dashboard: the port of the page that shows the job, 0 for any; None for no page.
-        dashboard_token_file: the file with the page's token; empty for a new token.
+        dashboard_token_file: the file with the page's token; None for a new token.
         inject: faults to inject, as `launcher.job.injection` reads them.
         job_name: the name of the job in the cluster's tools.
         queue: the queue or partition.
@@ -63,7 +63,7 @@ class Cluster:
     readers: str | None = None
     max_readers: int = 64
     dashboard: int | None = None
-    dashboard_token_file: str = ""
+    dashboard_token_file: str | None = None
     inject: tuple[str, ...] = ()
     job_name: str = "kvstore"
     queue: str = ""

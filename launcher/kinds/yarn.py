@@ -36,6 +36,8 @@ from launcher.supervision.supervisor import OnFailure
 CLIENT = "org.apache.hadoop.yarn.applications.distributedshell.Client"
 TAKES = frozenset(
     {
+        "dashboard",
+        "dashboard_token_file",
         "encryption",
         "host_aggregation",
         "replicas",

@@ -23,7 +23,6 @@ def add(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dashboard-token-file",
         metavar="FILE",
-        default="",
         type=lambda text: str(Path(text).absolute()),
         help="the token of the page, so that it is the same for many jobs; FILE is made if it is not there",
     )

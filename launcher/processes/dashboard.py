@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.job import processes
+from kvstore.job.observing_place import FILE
 from kvstore.job.page_address import lines, listen, token_of
 from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE, OBSERVE, ROLE
 from launcher.errors import LaunchError
@@ -21,12 +22,12 @@ from launcher.processes.companion import Companion, CompanionProgram
 
 
 @contextmanager
-def companions(job: Job, place: Path, environ: Mapping[str, str]) -> Iterator[list[Companion]]:
+def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterator[list[Companion]]:
     """Have what runs beside a job: nothing, or the observer.
 
     Args:
         job: the job.
-        place: the file that tells observers where the job is.
+        directory: the job's private directory, with the file that tells observers where the job is.
         environ: the caller's environment.
 
     Raises:
@@ -39,7 +40,7 @@ def companions(job: Job, place: Path, environ: Mapping[str, str]) -> Iterator[li
         token = _token(job.cluster.dashboard_token_file or DASHBOARD_TOKEN_FILE.read(environ))
         told = {
             ROLE.name: "observer",
-            OBSERVE.name: str(place),
+            OBSERVE.name: str(directory / FILE),
             DASHBOARD_FD.name: str(listener.fileno()),
             DASHBOARD_TOKEN.name: token,
         }

@@ -42,11 +42,6 @@ class JobDir:
         """The file for what a scheduler that is started again needs of the one before it."""
         return str(self.path / "scheduler.log")
 
-    @property
-    def observers_file(self) -> Path:
-        """The file that tells observers where the job is."""
-        return self.path / "observe.json"
-
     def shims(self, python: str) -> Path:
         """Make a directory for PATH, in which `python` and `python3` are an interpreter, and return it."""
         directory = self.path / "bin"

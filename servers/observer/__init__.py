@@ -1,5 +1,7 @@
 """The observer: a process beside a job, which shows how the job is. It is no member; its end changes nothing.
 
+process     looks at the job, and serves the page, until the job is over
+watcher     the latest state of the job, and its history
 web         the page's web server
 access      who may read it. Pure
 files       the page itself, in page/

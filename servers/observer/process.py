@@ -19,7 +19,9 @@ from urllib.parse import parse_qsl
 
 from kvstore.errors import ConfigError, NodeLost
 from kvstore.job import page_address
-from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_PORT, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE
+from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_PORT, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE, OBSERVE
+from kvstore.observing.session import ObserverSession
 from kvstore.observing.view import JobView
 from servers.observer import files, metrics
 from servers.observer.access import Access
@@ -31,6 +33,7 @@ LOOK_S = 1.0
 FIRST_S = 0.1  # until there is something to see
 WATCHED_S = 0.5  # between two looks while the page is open
 MISSING_S = 15.0  # without an answer, the job is taken to be over, where nobody says when it is
+LOST_S = 3.0  # the scheduler answers within this time, or the page says that it does not
 _BOARD = Path(__file__).with_name("grafana")
 _TYPES = {".json": "application/json", ".yml": "text/plain; charset=utf-8"}
 
@@ -76,6 +79,27 @@ class PageServing:
         for line in page_address.lines(listener.getsockname()[1], token, env):
             print(line, file=sys.stderr, flush=True)
         return cls(listener, token, title)
+
+
+def run_observer(env: Mapping[str, str]) -> int:
+    """Show the job that ``KVSTORE_OBSERVE`` names until it is over; return 0.
+
+    Raises:
+        ConfigError: nothing says which job, or see ``PageServing.from_env``.
+        NodeLost: see ``serve``.
+    """
+    file = OBSERVE.read(env)
+    if not file:
+        raise ConfigError(f"an observer must know which job: set {OBSERVE.name} to {OBSERVE.values.valid}")
+    place = ObservingPlace.read(Path(file))
+    page = PageServing.from_env(env, place.command)
+    serve(page, lambda: ObserverSession.of(place, LOST_S, env), _advice)
+    return 0
+
+
+def _advice(_view: JobView) -> list[dict[str, Any]]:
+    """What is said about a view, as the page shows it."""
+    return []  # until there are rules
 
 
 def serve(page: PageServing, connect: Connect, advise: Advise, missing_s: float = MISSING_S) -> None:
