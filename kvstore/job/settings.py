@@ -408,7 +408,6 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING, AGGREGATE),
     "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS, OBSERVER_KEY),
     "Readers": (READERS, READER_SHARE, READ_FROM, READ_KEY, READER_KEY),
-    "Observing": (OBSERVE, DASHBOARD_PORT, DASHBOARD_TOKEN_FILE, DASHBOARD_TOKEN, DASHBOARD_FD),
     "Training and output": (
         UPDATE_ON_KVSTORE,
         OPTIMIZERS,
@@ -419,7 +418,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
         COLUMNS,
     ),
     "Checkpoints": (CHECKPOINT_DIR, CHECKPOINT_EVERY, CHECKPOINT_KEEP, CHECKPOINT_RESUME),
-    "Observing": (TRACE,),
+    "Observing": (TRACE, OBSERVE, DASHBOARD_PORT, DASHBOARD_TOKEN_FILE, DASHBOARD_TOKEN, DASHBOARD_FD),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
         *(

@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvstore.errors import ConfigError
@@ -23,7 +23,7 @@ from launcher.processes.companion import Companion, CompanionProgram
 
 @contextmanager
 def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterator[list[Companion]]:
-    """Have what runs beside a job: nothing, or the observer.
+    """Have what runs beside a job: the observer, if it has anything to do; else nothing.
 
     Args:
         job: the job.
@@ -33,24 +33,23 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
     Raises:
         LaunchError: the page's port is not free, or its token cannot be read.
     """
-    if job.cluster.dashboard is None:
-        yield []
-        return
-    with _listening(job.cluster.dashboard) as listener:
-        token = _token(job.cluster.dashboard_token_file or DASHBOARD_TOKEN_FILE.read(environ))
-        told = {
-            ROLE.name: "observer",
-            OBSERVE.name: str(directory / FILE),
-            DASHBOARD_FD.name: str(listener.fileno()),
-            DASHBOARD_TOKEN.name: token,
-        }
-        program = CompanionProgram(
-            "dashboard",
-            processes.words(sys.executable, "servers"),
-            processes.complete({**outside_a_job(environ), **told}, processes.source_root()),
-            (listener.fileno(),),
-        )
-        yield [Companion(program, lines(listener.getsockname()[1], token, environ))]
+    told: dict[str, str] = {}
+    pass_fds: tuple[int, ...] = ()
+    announcement: list[str] = []
+    with ExitStack() as stack:
+        if job.cluster.dashboard is not None:
+            listener = stack.enter_context(_listening(job.cluster.dashboard))
+            token = _token(job.cluster.dashboard_token_file or DASHBOARD_TOKEN_FILE.read(environ))
+            pass_fds = (listener.fileno(),)
+            told |= {DASHBOARD_FD.name: str(listener.fileno()), DASHBOARD_TOKEN.name: token}
+            announcement += lines(listener.getsockname()[1], token, environ)
+        if not told:
+            yield []
+            return
+        told |= {ROLE.name: "observer", OBSERVE.name: str(directory / FILE)}
+        env = processes.complete({**outside_a_job(environ), **told}, processes.source_root())
+        program = CompanionProgram("dashboard", processes.words(sys.executable, "servers"), env, pass_fds)
+        yield [Companion(program, announcement)]
 
 
 @contextmanager
