@@ -21,7 +21,7 @@ from threaded import ThreadedJob
 
 import kvstore as kv
 from workers import Checkpoint, Reducer, callbacks, fit, metrics
-from workers.callbacks import Log
+from workers.callbacks import BatchEndParam, Log
 
 
 class Recorder:
@@ -156,15 +156,61 @@ def test_training_goes_on_without_a_tracker_that_fails(caplog: pytest.LogCapture
 def test_the_end_of_the_program_closes_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     hooks: list[Any] = []
     monkeypatch.setattr(atexit, "register", hooks.append)
+    monkeypatch.setattr(atexit, "unregister", hooks.remove)
     tracker = Recorder()
     log = Log(tracker.make)
     log.log({"loss": 1.0}, step=0)
-    hooks.pop()()
+    hooks[0]()
     assert (tracker.closed, hooks) == (1, [])
     log.log({"loss": 1.0}, step=1)
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a copy that the program has made of itself
-    hooks.pop()()
+    hooks[0]()
     assert tracker.closed == 1
+
+
+def test_a_with_block_keeps_a_log_open_over_several_runs() -> None:
+    tracker = Recorder()
+    with Log(tracker.make, frequent=1) as log:
+        for _ in range(2):
+            fit(network(), loader(4, 4), num_epoch=1, kvstore=None, batch_end_callback=log)
+        assert (tracker.made, tracker.closed) == (1, 0)
+    assert (tracker.made, tracker.closed, len(tracker.calls)) == (1, 1, 2)
+
+
+class Clock:
+    """Time that a test moves."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_the_speed_is_that_within_an_epoch_after_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tracker, run = Clock(), Recorder(), Ran()
+    monkeypatch.setattr("workers.callbacks.log.time", clock)
+    log = Log(tracker.make, frequent=3)
+    for epoch, batches in enumerate((1, 6)):
+        run.samples = 0
+        clock.now += 100  # for the evaluation
+        for number in range(batches):
+            clock.now += 2
+            run.samples += 10
+            log(BatchEndParam(epoch, number, None, {"self": run}))
+    log.close()
+    speeds = [(step, values.get("batch/samples_per_s")) for step, values in tracker.calls]
+    assert speeds == [(3, 5.0), (6, 5.0)]
+
+
+class OnDevice(metrics.Loss):
+    """A metric whose value is to be waited for."""
+
+    def get_name_value(self) -> list[tuple[str, float]]:
+        pytest.fail("it has been waited for")
+
+
+def test_other_ranks_do_not_wait_for_the_device() -> None:
+    Log("run.csv", rank=1, frequent=1)(BatchEndParam(0, 0, OnDevice(), {"loss": object()}))
 
 
 def test_what_fit_logs(tmp_path: Path) -> None:
