@@ -42,6 +42,10 @@ class OutputOptions:
                 "or above it, with --show all or --show RANKS"
             )
 
+    def open_files(self, num_processes: int) -> int:
+        """How many files are open for so many processes, and for launch.py itself."""
+        return num_processes + 2 if self.log_dir is not None else 0
+
     def require_ranks(self, num_workers: int) -> None:
         """Check that the job has the workers that are to be shown.
 

@@ -94,7 +94,7 @@ def run(
         LaunchError: the job cannot be started. None of its processes runs.
     """
     environ = dict(os.environ) if environ is None else environ
-    require_files(2 * (job.num_placed + 1))
+    require_files(2 * (job.num_placed + 1) + job.output.open_files(job.num_placed + 1))
     open_standard_streams()
     caller = Caller() if caller is None else caller
     if job.cluster.sync_dst_dir is not None:  # existing command lines for MXNet have it

@@ -62,7 +62,8 @@ _RSYNC = {
 def run(job: Job, on_failure: OnFailure) -> int:
     """Run a job on the hosts of its hostfile; see `Kind`."""
     hosts = placed(job)
-    require_files(_FILES * len(hosts) * (1 if job.cluster.sync_dst_dir is None else 2))
+    connections = len(hosts) * (1 if job.cluster.sync_dst_dir is None else 2)
+    require_files(_FILES * connections + job.output.open_files(job.num_placed + 1))
     if job.cluster.ssh_config is not None and not os.access(job.cluster.ssh_config, os.R_OK):
         raise LaunchError(f"cannot read --ssh-config {job.cluster.ssh_config}")
     return agents.run(job, on_failure, SshRecruiter(job, hosts), "ssh")

@@ -25,7 +25,8 @@ OWN_FILE = "launch"  # for the lines of launch.py itself
 _LONGEST = 300  # characters of a task's last line
 _REMEMBERED = 20  # lines of a process that are not shown, for the case that it fails
 _REMEMBERED_LINE = 2000  # bytes of each of them
-_REDRAW_S, _REDRAW_CHANGED_S = 1.0, 0.25
+_REDRAW_S, _REDRAW_CHANGED_S = 1.0, 0.25  # between two drawings, of the same lines and of new ones
+_REST = 50  # times as long as a drawing has taken, the next one waits: a large table takes 2 % of a core
 _FEWEST_ROWS, _BESIDE_ROWS = 4, 3
 _FEWEST_COLUMNS = 20
 _BLANK_LINES = 10  # at the end of what is written, before which the last line is looked for
@@ -69,7 +70,7 @@ class Display:
         self._hidden = {index for index, task in enumerate(tasks) if not options.shows(task.role, task.rank)}
         self._unscrolled: set[int] = set()  # tasks whose lines a terminal does not show
         self._live: LiveView | None = None
-        self._drawn_at = 0.0
+        self._drawn_at, self._redraw_s = 0.0, 0.0
         if options.live and self._terminal[outlet.stderr]:
             require_rich()
             self._table = LiveTable(self._color[outlet.stderr])
@@ -179,9 +180,10 @@ class Display:
         now = self._now()
         if self._live is not None:
             since = now - self._drawn_at
-            if since >= _REDRAW_S or (self._live.changed and since >= _REDRAW_CHANGED_S):
-                self._drawn_at = now
+            if since >= self._redraw_s and (self._live.changed or since >= _REDRAW_S):
                 self._outlet.show(self._outlet.stderr, self, self._drawn(self._live, now))
+                self._drawn_at = self._now()
+                self._redraw_s = max(_REDRAW_CHANGED_S, _REST * (self._drawn_at - now))
         if self._files is None or now < self._flushed_at + _UNENDED_S:
             return
         self._flushed_at = now

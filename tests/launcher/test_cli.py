@@ -7,6 +7,7 @@ import pytest
 from launcher.cli import parse
 from launcher.errors import LaunchError
 from launcher.job.description import Job
+from launcher.job.output_options import OutputOptions
 from launcher.kinds import local
 from launcher.kinds.registry import KINDS, find
 from launcher.launch import main
@@ -153,6 +154,8 @@ def test_a_job_needs_no_more_files_than_there_are(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
     with pytest.raises(LaunchError, match=r"466 open files, but 256 are allowed; raise that: ulimit -n 466"):
         local.run(Job(num_workers=100, num_servers=100, command=("true",)))
+    with pytest.raises(LaunchError, match=r"669 open files, but 256 are allowed"):
+        local.run(Job(num_workers=100, num_servers=100, command=("true",), output=OutputOptions(log_dir="logs")))
 
 
 @pytest.mark.parametrize(
