@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -34,6 +34,17 @@ class Waits(NamedTuple):
     missing: Sequence[int] = ()
     oldest_s: float = 0.0
     why: str = ""
+
+
+def together(waits: Iterable[Waits]) -> Waits:
+    """Return what ``waits`` of several stores are together: who waits in any, and why the oldest request does."""
+    parts = [part for part in waits if part.waiting]
+    if len(parts) < 2:
+        return parts[0] if parts else Waits()
+    waiting = {rank for part in parts for rank in part.waiting}
+    missing = {rank for part in parts for rank in part.missing}
+    oldest = max(parts, key=lambda part: part.oldest_s)
+    return Waits(sorted(waiting), sorted(missing), oldest.oldest_s, oldest.why)
 
 
 class ServedActivity(NamedTuple):

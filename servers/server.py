@@ -17,7 +17,7 @@ class Server(ShardMember):
     """A member that serves its shard until the workers are done or the job has failed. See ``ShardMember``."""
 
     def _serve(self) -> None:
-        self._service.run(self._injecting(self._shard.handle), self._tick, between=self._pace)
+        self._service.run(self._handling(self._shard.handle), self._tick, between=self._pace)
 
     def _notice(self, notice: Message) -> Outbox:
         return self._shard.depart(notice.departed) if isinstance(notice, Roster) else []

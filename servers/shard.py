@@ -35,7 +35,7 @@ from kvstore.wire import (
     decode,
     encode,
 )
-from servers.activity import Lateness, ServedActivity, Waits
+from servers.activity import ServedActivity
 from servers.reading.desk import ReadDesk
 from servers.requests.captured import CaptureDesk
 from servers.requests.ledger import Ledger, Verdict
@@ -44,8 +44,10 @@ from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
 from servers.requests.speakers import Speakers
+from servers.store.activity_of_stores import activity
 from servers.store.capture import StoreCapture
 from servers.store.capture_memory import CaptureMemory
+from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recorder
 from servers.store.served_store import ServedStore
 from servers.store.served_stores import ServedStores
@@ -80,6 +82,7 @@ class Shard:
         reading: the requests of readers; None if there are to be none.
         save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
         capture_memory: what captures are copied to.
+        times: when pushes come. Its ``now`` is set before a message is handled.
     """
 
     def __init__(
@@ -98,7 +101,8 @@ class Shard:
         self.rank = rank
         self._speakers = Speakers(num_workers, keys, aggregated, aggregator_keys)
         memory = memory or Heap()
-        self._stores = ServedStores(rank, range(num_workers), memory)
+        self.times = ArrivalTimes(num_workers)
+        self._stores = ServedStores(rank, range(num_workers), memory, self.times)
         self._stores.record(recorder)
         self.ledger: Ledger[Reply | Pull | PullRows] = Ledger()
         self.save: Callable[[StoreCapture], None] | None = None
@@ -120,8 +124,7 @@ class Shard:
 
     def activity(self, now: float) -> ServedActivity:
         """Return what this server has done, and who waits in it."""
-        held = sum(bucket.value.nbytes for served in self.stores.values() for bucket in served.buckets.all())
-        return ServedActivity(self.rounds, held, Lateness(0, [], []), Waits())
+        return activity(self.stores.values(), self.times.lateness, now)
 
     @property
     def capture_bytes(self) -> int:

@@ -70,9 +70,15 @@ class ShardMember(ServingMember):
             self._saver = Saver(memory, directory, self._session.rank, self._saved, thread)
             self._shard.save = self._saver.save
 
-    def _injecting(self, handle: Handle) -> Handle:
-        """Return ``handle`` with the faults that this process is to inject, if any."""
-        return injecting(handle, self._faults, lambda: self._shard.rounds)
+    def _handling(self, handle: Handle) -> Handle:
+        """Return ``handle`` for the loop: it tells the shard the time, and injects the faults that there are to be."""
+        times, service = self._shard.times, self._service
+
+        def at_its_time(peer: bytes, message: Message) -> Outbox:
+            times.now = service.now
+            return handle(peer, message)
+
+        return injecting(at_its_time, self._faults, lambda: self._shard.rounds)
 
     def _answer(self, outbox: Outbox) -> Outbox:
         """Return what may be sent now of answers that no message has asked for at this moment."""

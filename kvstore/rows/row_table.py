@@ -104,7 +104,7 @@ class RowTable(TableStripe):
             "made": self._made,
             "evicted": self._evicted + len(self._slots) - rows,
             "refused": self._refused,
-            "bytes": self._nbytes(),
+            "bytes": self.nbytes,
             "version": self.version,
         }
 

@@ -73,7 +73,9 @@ class TableStripe:
                 specs[name] = PartSpec(slab.dtype.name, slab.items.shape[1] if slab.items.ndim > 1 else 0)
         return specs
 
-    def _nbytes(self) -> int:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept for the rows here."""
         used = len(self._slots) if self.table.rows is not None else self._slots.top
         row_bytes: int = sum(slab.item_bytes for slab in self._slabs().values())
         others: int = self._slots.nbytes + self._admission.nbytes + self._gone.nbytes

@@ -25,13 +25,14 @@ from kvstore.wire import (
     Reply,
     Request,
 )
-from servers.activity import Lateness, ServedActivity, Waits
+from servers.activity import ServedActivity, together
 from servers.aggregator.exchanges import Exchange, Servers
 from servers.aggregator.store import HostStore
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
+from servers.store.lateness import ArrivalTimes
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Aggregator:
         self._workers = tuple(workers)
         self._incarnations = dict.fromkeys(workers, 1)  # as the scheduler gives them; nobody is replaced yet
         self._memory = memory
+        self._times = ArrivalTimes(max(workers, default=0) + 1)
         self._servers = servers
         self.stores: dict[int, HostStore] = {}
         self._opened_by: dict[int, set[int]] = {}
@@ -126,7 +128,10 @@ class Aggregator:
 
     def activity(self, now: float) -> ServedActivity:
         """Return what this aggregator has done, and who waits in it."""
-        return ServedActivity(0, 0, Lateness(0, [], []), Waits())
+        stores = self.stores.values()
+        waits = together(store.waits(now) for store in stores)
+        rounds = max((store.rounds for store in stores), default=0)
+        return ServedActivity(rounds, 0, self._times.lateness, waits)
 
     # ---- helpers
 
@@ -162,7 +167,9 @@ class Aggregator:
         others = self._opened_by.setdefault(message.store, set()) - {message.node.rank}
         # A worker that was interrupted while it made a store may make another with the same number.
         if store is None or (store.rule != rule and not others):
-            store = self.stores[message.store] = HostStore(rule, self._workers, self._memory, self._servers)
+            store = self.stores[message.store] = HostStore(
+                rule, self._workers, self._memory, self._servers, self._times
+            )
             store.depart(self._departed)
             self._closed_by[message.store] = set()
         elif store.rule != rule:

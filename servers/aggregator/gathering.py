@@ -46,13 +46,15 @@ class Group:
 
     Attributes:
         listed, clocks, since: see above.
-        pushes: by rank.
+        last_at: when the last push came before that which has completed it.
+        pushes: by rank, in the order in which they came.
     """
 
     def __init__(self, listed: SegmentList, clocks: Sequence[int], since: float) -> None:
         self.listed = listed
         self.clocks = clocks
         self.since = since
+        self.last_at = since
         self.pushes: dict[int, Pushed] = {}
 
     @property
@@ -85,6 +87,11 @@ class Gathering:
     def __len__(self) -> int:
         return sum(map(len, self._open.values()))
 
+    @property
+    def rounds(self) -> int:
+        """How often the most pushed segment has been pushed."""
+        return int(self._pushed.max(initial=0))
+
     def groups(self) -> list[Group]:
         """Return the open groups."""
         return [group for groups in self._open.values() for group in groups.values()]
@@ -103,7 +110,10 @@ class Gathering:
             group = groups[clock_key(clocks)] = Group(listed, clocks, now)
         group.pushes[rank] = asker
         beside = [other for near in listed.others for other in self._open.get(near, {}).values()]
-        return self._complete([group, *beside])
+        complete = self._complete([group, *beside])
+        if group not in complete:
+            group.last_at = now
+        return complete
 
     def pause(self, rank: int, clocks: Mapping[int, int]) -> list[Group]:
         """Note that a worker pushes nothing after ``clocks``, by segment; return the groups that are complete now."""

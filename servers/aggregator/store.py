@@ -28,6 +28,7 @@ from kvstore.wire import (
     Reply,
     Values,
 )
+from servers.activity import Waits
 from servers.aggregator.encoding import Encoding
 from servers.aggregator.exchanges import Exchange, Servers, landed, pull
 from servers.aggregator.gathering import Asker, ClockKey, Gathering, Group, Pulled, Pushed, clock_key
@@ -35,7 +36,9 @@ from servers.aggregator.segments import HostSegments, SegmentList
 from servers.aggregator.sums import HostSums
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, refuse
+from servers.store.lateness import ArrivalTimes
 
+FEW = 8  # groups whose missing workers a report names
 HOLD_S = 0.02  # how long a push waits for those of the same host where a round does not need them all
 
 
@@ -67,13 +70,17 @@ class HostStore:
         workers: the ranks of this host's workers.
         memory: for sums and values.
         servers: take requests.
+        times: when pushes come.
     """
 
-    def __init__(self, rule: Rule, workers: Sequence[int], memory: Memory, servers: Servers) -> None:
+    def __init__(
+        self, rule: Rule, workers: Sequence[int], memory: Memory, servers: Servers, times: ArrivalTimes
+    ) -> None:
         self.rule = rule
         self._workers = frozenset(workers)
         self._memory = memory
         self._servers = servers
+        self._times = times
         self._segments = HostSegments()
         self._encoding = Encoding(self._segments.key, self._segments.size, keeper=min(workers, default=None))
         self._gathering = Gathering(workers, self._segments)
@@ -100,7 +107,9 @@ class HostStore:
             ranges_of(message.buffers, listed.dtype, listed.size)  # it must be whole before it waits for others
         asker = Pushed(peer, message)
         if self.rule.mode == "sync":
-            return self._go_on(self._gathering.add(listed, message.node.rank, asker, now))
+            groups = self._gathering.add(listed, message.node.rank, asker, now)
+            self._judge(groups, asker, now)
+            return self._go_on(groups)
         if self.rule.aggregate == "rounds":
             return self._send(listed, [asker])
         self._queues.setdefault(listed, []).append(asker)
@@ -197,7 +206,29 @@ class HostStore:
                 return self._busy.get(listed)
         return None
 
+    @property
+    def rounds(self) -> int:
+        """How often the most pushed segment has been pushed."""
+        return self._gathering.rounds
+
+    def waits(self, now: float) -> Waits:
+        """Return who waits for workers of this host; for servers they wait elsewhere."""
+        groups = sorted(self._gathering.groups(), key=lambda group: group.since)
+        if not groups:
+            return Waits()
+        waiting = {rank for group in groups for rank in group.pushes}
+        missing = {rank for group in groups[:FEW] for rank in self._gathering.missing(group)}
+        return Waits(sorted(waiting), sorted(missing), now - groups[0].since, f"waits for {self._words(groups[0])}")
+
     # ---- helpers
+
+    def _judge(self, groups: Sequence[Group], asker: Pushed, now: float) -> None:
+        """Note whether this push has ended the wait of others of this host."""
+        self._times.now, rank = now, asker.request.node.rank
+        for group in groups:
+            if group.pushes.get(rank) is asker:
+                alone = self.rule.quorum is None and len(group.pushes) > 1
+                self._times.wave([rank], group.last_at if alone else None)
 
     def _go_on(self, groups: Sequence[Group]) -> list[Answer]:
         return [answer for group in groups for answer in self._send(group.listed, list(group.pushes.values()))]

@@ -90,7 +90,7 @@ class ReplicaProcess(ShardMember):
 
     def _serve(self) -> None:
         pace = None if self._pace is None else _Gated(self._pace, self._replica.answer)
-        self._service.run(self._injecting(self._replica.handle), self._tick, self._soon, self._take, pace)
+        self._service.run(self._handling(self._replica.handle), self._tick, self._soon, self._take, pace)
 
     def _take(self, peer: bytes, frames: list[Buffer]) -> Outbox | None:
         link = self._link

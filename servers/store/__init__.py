@@ -1,6 +1,7 @@
 """The stores on one server. Pure: no I/O, no clock.
 
 served_stores    the open stores, and who has opened and closed them
+activity_of_stores  what all of them have done, and who waits in them, for reports
 served_store     what requests do to one store
 buckets          the store's segments, grouped into buckets as workers push them
 served_tables    what requests do to its tables
@@ -11,6 +12,7 @@ bucket           segments that are pushed together: one piece of memory, one set
 target           what contributions go to and requests wait for; a bucket is one
 rounds           who has contributed to which round, where pushes are summed in rounds
 clocks           how often each worker has pushed, where every push is an update
+lateness         which workers' pushes come last, and how long others wait for one worker alone
 updates          what contributions do to values: they are summed, or the optimizer steps with them
 row_target       the stripe of a table that is here, and its rounds
 row_requests     pushes and pulls of rows, checked; rows as answers

@@ -39,6 +39,11 @@ class WorkerClocks(Generic[T]):
         return not any(self._clocks.values()) and not self._paused
 
     @property
+    def one_behind(self) -> bool:
+        """Whether one worker has pushed less often than all others."""
+        return self._counts[self.version] == 1 and len(self._clocks) > 1
+
+    @property
     def state(self) -> tuple[dict[int, int], dict[int, int]]:
         """What must be equal for two buckets to be merged."""
         return self._clocks, self._paused

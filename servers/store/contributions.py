@@ -14,6 +14,7 @@ from servers.names import workers
 from servers.store.bucket import Bucket, Contribution
 from servers.store.compression import contribution
 from servers.store.hyperparameters import asked
+from servers.store.target import PushRequest
 from servers.store.updates import Update, is_late
 
 
@@ -66,6 +67,14 @@ def contribute(message: Push, bucket: Bucket, part: Contribution) -> None:
         return
     for rank, own in zip(part.ranks, message.rank_clocks, strict=True):
         bucket.rounds.contribute((rank,), own, part)
+
+
+def behind_most(message: PushRequest) -> Sequence[int]:
+    """Return those workers whose contribution a push is that have pushed least, of several with clocks of their own."""
+    own = message.rank_clocks if isinstance(message, Push) else ()
+    if not own:
+        return message.workers
+    return [rank for rank, clock in zip(message.workers, own, strict=True) if clock == min(own)]
 
 
 def _payload(message: Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:

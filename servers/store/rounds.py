@@ -64,6 +64,11 @@ class Rounds(Generic[T]):
         return not self._open and not self._late
 
     @property
+    def one_behind(self) -> bool:
+        """False: see ``WorkerClocks``. Whom a round waits for, its contributions say."""
+        return False
+
+    @property
     def state(self) -> tuple[int, int, dict[int, int], dict[int, int]]:
         """What must be equal for two idle buckets to be merged."""
         return self.version, self._followed, self._counted, self._paused

@@ -38,14 +38,16 @@ from kvstore.wire import (
     Reply,
     Resume,
 )
+from servers.activity import Waits
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.clocks import WorkerClocks
-from servers.store.contributions import contribute, require_mergeable, updates_of
+from servers.store.contributions import behind_most, contribute, require_mergeable, updates_of
 from servers.store.joins import Pauses
+from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.row_target import RowTarget
@@ -67,6 +69,7 @@ class ServedStore:
         workers: the ranks of the job's workers.
         memory: for values and sums.
         recording: tells a standby, if there is one.
+        times: when pushes come; None keeps no account.
 
     Attributes:
         rule: of the store.
@@ -85,6 +88,7 @@ class ServedStore:
         workers: Collection[int],
         memory: Memory | None = None,
         recording: Recording | None = None,
+        times: ArrivalTimes | None = None,
     ) -> None:
         rule.require_workers(len(workers))
         memory = memory or Heap()
@@ -97,7 +101,8 @@ class ServedStore:
         self.values = ValueReplies(rule, self.buckets, self.updates, self.recording)
         self.tracer: Tracer | None = None
         self._workers = frozenset(workers)
-        self._waiting = Waiting(rule, self._workers, self.buckets)
+        self._times = times or ArrivalTimes(max(workers, default=0) + 1)
+        self._waiting = Waiting(rule, self._workers, self.buckets, self._times)
 
     @property
     def pauses(self) -> Pauses:
@@ -162,7 +167,10 @@ class ServedStore:
         else:
             # Parked before rounds are closed, so that it learns of their errors.
             answers = self._answer(self._waiting.park(peer, message, late))
-        return answers + self._advance(targets) + self._resume()
+        answers += self._advance(targets, message)
+        if self.rule.mode == "sync" and targets:
+            self._times.contributed(message.workers, message.clocks[0], targets, self.rule.quorum is not None)
+        return answers + self._resume()
 
     def follow_push_rows(self, message: PushRows) -> Exception | None:
         """Take contributions to tables that another server has recorded; see ``follow_push``."""
@@ -273,6 +281,10 @@ class ServedStore:
         """Say what request ``about`` of ``node`` waits for; nothing if it does not wait."""
         return self._waiting.explain(node, about)
 
+    def waits(self, now: float) -> Waits:
+        """Return who waits for whom."""
+        return self._waiting.waits(now)
+
     def _updates_of(self, message: Push, buckets: Sequence[Bucket]) -> list[Update]:
         self.updates.require(buckets)
         return updates_of(message, buckets, self.rule, self.updates.optimizer)
@@ -286,10 +298,17 @@ class ServedStore:
         made.leave(self._waiting.departed)
         return made
 
-    def _advance(self, touched: Sequence[AnyTarget]) -> list[Answer]:
-        """Close the rounds of ``touched`` that are complete, and answer the requests that waited for them."""
+    def _advance(self, touched: Sequence[AnyTarget], push: PushRequest | None = None) -> list[Answer]:
+        """Close the rounds of ``touched`` that are complete, and answer the requests that waited for them.
+
+        Args:
+            push: which has changed ``touched``, if one has.
+        """
         if self.rule.mode == "async":
-            return self._answer(self._waiting.release(touched, {}))
+            ready = self._waiting.release(touched, {})
+            if push is not None:
+                self._times.updated(behind_most(push), touched, ready)
+            return self._answer(ready)
         answers: list[Answer] = []
         while wave := [(target, items) for target in touched if (items := target.rounds.complete()) is not None]:
             whole = [(target, items) for target, items in wave if isinstance(target, Bucket)]

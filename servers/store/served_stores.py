@@ -50,6 +50,7 @@ from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, described_error, refuse
 from servers.requests.reply_links import NOWHERE
 from servers.store.hyperparameters import UpdateHyperparameters, changed
+from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recorder, Recording, grouped_record
 from servers.store.row_service import RowRequest, serve_rows
 from servers.store.served_store import ServedStore
@@ -78,19 +79,21 @@ class ServedStores:
         rank: of the server, for messages.
         workers: the ranks of the job's workers.
         memory: for values and sums.
+        times: when pushes come.
 
     Attributes:
         open: the stores, by number.
         recorder: is told of each change; None if there is no standby. See ``record``.
     """
 
-    def __init__(self, rank: int, workers: Collection[int], memory: Memory) -> None:
+    def __init__(self, rank: int, workers: Collection[int], memory: Memory, times: ArrivalTimes) -> None:
         self.open: dict[int, ServedStore] = {}
         self.recorder: Recorder | None = None
         self._tracer: Tracer | None = None
         self._rank = rank
         self._workers = workers
         self._memory = memory
+        self._times = times
         self._opened_by: dict[int, set[int]] = {}
         self._closed_by: dict[int, set[int]] = {}
         self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
@@ -204,7 +207,7 @@ class ServedStores:
 
     def _new(self, store: int, rule: Rule) -> ServedStore:
         served = self.open[store] = ServedStore(
-            rule, self._workers, self._memory, Recording(store, self.recorder, self._memory)
+            rule, self._workers, self._memory, Recording(store, self.recorder, self._memory), self._times
         )
         served.tracer = self._tracer
         served.depart(self._departed)

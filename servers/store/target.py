@@ -33,6 +33,7 @@ class ParkedRequest:
         late: how many of its segments came after their round was over.
         left: how many targets it still waits for.
         error: the first error among the rounds that it has waited for.
+        since: when it came.
     """
 
     peer: bytes
@@ -40,6 +41,7 @@ class ParkedRequest:
     late: int = 0
     left: int = 0
     error: Exception | None = None
+    since: float = 0.0
 
 
 class HeldSegment(NamedTuple):
@@ -75,6 +77,8 @@ class Target(Generic[Item]):
         ids: of the segments.
         parked: the requests that wait for a round, with its number.
         failures: why the last rounds have failed that another server has closed, by number.
+        judged, last_at: of ``ArrivalTimes``: the last version that it has seen, and when the last contribution to the
+            next round came; where each push is an update, since when one worker alone is behind all others.
     """
 
     def __init__(self, segments: HeldSegments, rounds: Rounds[Item] | WorkerClocks[Item]) -> None:
@@ -83,6 +87,8 @@ class Target(Generic[Item]):
         self.rounds = rounds
         self.parked: list[tuple[int, ParkedRequest]] = []
         self.failures: dict[int, Exception] = {}
+        self.judged = rounds.version
+        self.last_at: float | None = None
 
     @cached
     def places(self) -> dict[int, int]:

@@ -13,12 +13,15 @@ from kvstore.errors import NodeLost, UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Key, shorten
 from kvstore.wire import Node, Pause
+from servers.activity import Waits
 from servers.names import MOST, have, name, workers
 from servers.requests.reasons import Reason
 from servers.store.buckets import Buckets
 from servers.store.joins import Pauses
+from servers.store.lateness import ArrivalTimes
 from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
 
+FEW = 8  # requests, and segments of each, that a report looks at
 Missing = dict[tuple[int, int], dict[Key, None]]  # by worker and number of its first missing push: the keys
 
 
@@ -43,19 +46,21 @@ class Waiting:
         rule: of the store.
         workers: the ranks of the job's workers.
         buckets: of the store.
+        times: says what time it is.
 
     Attributes:
         pauses: the workers inside ``join``.
         departed: the workers that have left in order.
     """
 
-    def __init__(self, rule: Rule, workers: frozenset[int], buckets: Buckets) -> None:
+    def __init__(self, rule: Rule, workers: frozenset[int], buckets: Buckets, times: ArrivalTimes) -> None:
         self.pauses = Pauses()
         self.departed: frozenset[int] = frozenset()
         self._rule = rule
         self._needs_all = rule.mode == "sync" and rule.quorum is None  # rounds wait for workers that have left, too
         self._workers = workers
         self._buckets = buckets
+        self._times = times
         self._parked: dict[tuple[Node, int], ParkedRequest] = {}  # by sender and number
 
     @property
@@ -69,7 +74,7 @@ class Waiting:
         Args:
             late: how many of its segments came when their round was over.
         """
-        parked = ParkedRequest(peer, message, late)
+        parked = ParkedRequest(peer, message, late, since=self._times.now)
         for target, clock in self._needs(message):
             if target.rounds.version < clock:
                 target.parked.append((clock, parked))
@@ -132,6 +137,20 @@ class Waiting:
         missing = self._missing(parked.request, lambda *_: True)
         return Reason(f"waits for {_words(missing)}", {rank for rank, _ in missing})
 
+    def waits(self, now: float) -> Waits:
+        """Return who waits for whom. The cost is bounded: of who is missing, only the oldest requests are asked."""
+        if not self._parked:
+            return Waits()
+        everybody = list(self._parked.values())
+        oldest = everybody[0]
+        missing: Missing = {}
+        for parked in everybody[:FEW]:
+            missing |= self._missing(parked.request, lambda *_: True, FEW)
+        words = _words(self._missing(oldest.request, lambda *_: True, FEW))
+        why = f"waits for {words or 'rounds of some of its keys'}"
+        waiting = {rank for parked in everybody for rank in parked.request.workers}
+        return Waits(sorted(waiting), sorted({rank for rank, _ in missing}), now - oldest.since, why)
+
     def _settled(self) -> bool:
         return all(target.rounds.settled for target in self._buckets.targets())
 
@@ -178,11 +197,16 @@ class Waiting:
     def _ignorant(self, rank: int, segment: int) -> bool:
         return rank in self.pauses.ranks and not self.pauses.knows(rank, segment)
 
-    def _missing(self, message: WaitingRequest, among: Callable[[int, int], bool]) -> Missing:
-        """Return the pushes that a request waits for, of the workers for which ``among(rank, segment)`` is true."""
+    def _missing(self, message: WaitingRequest, among: Callable[[int, int], bool], most: int | None = None) -> Missing:
+        """Return the pushes that a request waits for, of the workers for which ``among(rank, segment)`` is true.
+
+        Args:
+            most: look at so many of its segments only, from all over it; None for all.
+        """
         missing: Missing = {}
         rounds: dict[tuple[AnyTarget, int], dict[int, int]] = {}
-        for number, clock in zip(message.ids, message.clocks, strict=True):
+        step = 1 if most is None else -(-len(message.ids) // most)
+        for number, clock in zip(message.ids[::step], message.clocks[::step], strict=True):
             target = self._buckets.target(number)
             if (target, clock) not in rounds:
                 rounds[target, clock] = target.rounds.missing(self._rule.needs(clock))

@@ -7,6 +7,7 @@ from hosting import Host, describe
 
 from kvstore.transport.memory import Heap
 from kvstore.wire import Ack, Explanation, Failure, Here, Stop
+from servers.activity import Lateness
 from servers.aggregator.core import Aggregator
 from servers.requests.reasons import Reason
 
@@ -95,3 +96,19 @@ def test_those_who_have_left_before_a_store_is_opened_are_not_waited_for():
     worker = host.workers[2]
     host.reply(worker, worker.open(store=1))
     assert host.core.stores[1] is not host.core.stores[0]
+
+
+def test_an_aggregator_says_which_of_its_workers_comes_last():
+    host = Host((2, 3))
+    for clock, late in ((1, 0.75), (2, 0.25)):
+        for rank in (2, 3):
+            host.now += late if rank == 3 else 0.0
+            host.push(rank, {1: [1.0, 1.0]}, clock)
+            if rank == 2:
+                waits = host.core.activity(host.now + 0.5).waits
+                assert waits == ([2], [3], 0.5, f"waits for worker 3, whose push {clock} of 'a' is missing")
+        host.sent.clear()
+    activity = host.core.activity(host.now)
+    assert activity.lateness == Lateness(2, [0, 0, 0, 2], [0.0, 0.0, 0.0, 1.0])
+    assert activity.rounds == 2
+    assert activity.waits.waiting == (), "for servers they wait elsewhere"
