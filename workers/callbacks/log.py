@@ -35,7 +35,7 @@ class Logged(Protocol):
 
 
 class Log:
-    """Passes a run's values on to trackers: JSON lines, CSV, TensorBoard, or any other. Rank 0 does, no other worker.
+    """Passes a run's values on to trackers: JSON lines, CSV, TensorBoard, or any other. Only rank 0 has trackers.
 
         log = callbacks.Log("run.csv", "runs/first/")
         fit(..., batch_end_callback=log, epoch_end_callback=log, eval_end_callback=log)
@@ -54,17 +54,17 @@ class Log:
     - epoch: ``train/METRIC`` of all workers' data, ``epoch``, and ``validation/METRIC`` if there was an evaluation;
     - eval: ``validation/METRIC`` of all workers' data at once, and ``epoch``.
 
-    Values are files' or services', and training goes on without them: what a tracker raises after it was made is logged
-    as a warning. What a factory raises ends the run, at its first value.
+    A tracker that fails, because a disk is full or a service is down, does not end the training: what it raises is
+    logged as a warning. What the function that makes it raises does end the run, at the first value.
 
-    A log is closed at the end of ``fit`` or of a ``with`` block that it was entered by, and when the program ends. The
-    next value opens it again.
+    Trackers are closed at the end of ``fit``, or of the ``with`` block around it, and when the program ends. After that
+    the next value makes new ones.
 
     Args:
         trackers: where to. Each is a function without arguments that makes a ``Tracker``; it is called on rank 0 only,
             at the first value. A path stands for one of ours, by its end: ``.jsonl``, ``.csv``, or ``/`` for a folder
             for TensorBoard.
-        frequent: from how many to how many steps ``fit`` logs a batch.
+        frequent: the number of steps of ``fit`` from one logged batch to the next.
         rank: this worker's rank. None for what ``fit`` says, or the environment.
 
     Raises:
