@@ -12,5 +12,6 @@ window          the send window: which request goes next, while the bytes in fli
 io_lock         lets one thread at a time use the links
 heartbeat       the thread that tells the scheduler that this process is alive
 stacks          where the threads of this process are in their code
+last_place      where this process was at its last beat, in memory that the pulse reads
 pulse           the process beside it that does the same while the interpreter is busy in C
 """

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from kvstore.errors import KVStoreError, NodeLost, WireError
 from kvstore.job.curve_keys import split_key
-from kvstore.member.stacks import where
+from kvstore.member.stacks import place_of, where
 from kvstore.rare_log import Drops
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Transport
@@ -33,6 +33,10 @@ class PulseHandle(Protocol):
     @property
     def ended(self) -> bool:
         """Whether it has ended by itself."""
+        ...
+
+    def note_place(self, place: str) -> None:
+        """Let it know where this process is in its code."""
         ...
 
     def end(self) -> None:
@@ -159,6 +163,7 @@ class Heartbeat:
         while not self._stop.is_set():
             self._say_alive()
             self._report()
+            self._note_place()
             last = self._hear(self._clock() + self._pause())
             if last is not None:
                 heard = last
@@ -226,6 +231,14 @@ class Heartbeat:
             for chunk in self._tracer.chunks(self._node):
                 self._transport.send(self._scheduler, encode(chunk))
 
+    def _note_place(self) -> None:
+        """Let the pulse know where this process is, in case that this thread cannot say it later."""
+        if self._pulse is not None:
+            try:
+                self._pulse.note_place(place_of(self._program))
+            except Exception as exc:
+                self._drops.note("a note where this process is", repr(exc))
+
     def _redial(self) -> None:
         """Make the link anew."""
         before, self._transport = self._transport, self._make_transport()
@@ -236,6 +249,7 @@ class Heartbeat:
         """Start the process that beats beside this one; start it again if it has ended."""
         if self._beside is None or self._stop.is_set() or (self._pulse is not None and not self._pulse.ended):
             return
+        self._end_pulse()
         try:
             self._pulse = self._beside()
         except OSError as exc:
@@ -263,6 +277,6 @@ class Heartbeat:
         try:
             frames = encode(where(self._node, number, self._program))
         except Exception as exc:
-            self._drops.note("the question where this process is", exc)
+            self._drops.note("the question where this process is", repr(exc))
             return
         self._transport.send(self._scheduler, frames)

@@ -3,6 +3,8 @@
 A call into C that keeps the interpreter's lock stops all threads of a worker, the heartbeat's too. This process beats
 for the worker as long as the worker's process exists and is not stopped, since slow is not dead. It reads all that it
 needs from its standard input, and ends when that ends.
+
+It is also a witness: asked where the worker is, it tells where that was at its last beat, and whether it is stopped.
 """
 
 from __future__ import annotations
@@ -10,20 +12,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
+from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys
 from kvstore.job.processes import complete, source_root, words
+from kvstore.member.last_place import LastPlace
 from kvstore.transport.choose import links
-from kvstore.wire import Node, ProcessAlive, encode
+from kvstore.wire import Node, ProcessAlive, Stacks, Where, decode, encode
 
-_STOPPED = "TtZX"  # states of processes that are stopped, traced, zombies or dead
+_STOPPED = {
+    "T": "is stopped by a signal",
+    "t": "is stopped by a debugger",
+    "Z": "has ended",
+    "X": "has ended",
+}  # states of processes that do nothing
 _LONGEST = 1 << 20  # bytes of the input; the keys of 4,096 members are 164 KiB
 END_S = 1.0
 
@@ -40,7 +50,11 @@ class PulseProcess:
     """
 
     def __init__(self, config: Config, node: Node) -> None:
+        self._place: LastPlace | None = None
+        with contextlib.suppress(OSError):  # without it the process beside knows less
+            self._place = LastPlace()
         told = {
+            "place": None if self._place is None else self._place.fd,
             "pid": os.getpid(),
             "node": [*node],
             "interval_s": config.heartbeat_s,
@@ -49,13 +63,18 @@ class PulseProcess:
             "transport": config.transport,
             "congestion": config.congestion,
         }
-        self._process = subprocess.Popen(
-            words(sys.executable, "kvstore.member.pulse"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env=complete(_nobodys(os.environ), source_root()),
-            start_new_session=True,  # Ctrl-C, and a stop of the whole group, are for the worker
-        )
+        try:
+            self._process = subprocess.Popen(
+                words(sys.executable, "kvstore.member.pulse"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env=complete(_nobodys(os.environ), source_root()),
+                start_new_session=True,  # Ctrl-C, and a stop of the whole group, are for the worker
+                pass_fds=() if self._place is None else (self._place.fd,),
+            )
+        except BaseException:
+            self._forget_place()
+            raise
         with contextlib.suppress(BrokenPipeError):  # it has ended, and has said why
             self._pipe.write(json.dumps(told).encode() + b"\n")
             self._pipe.flush()
@@ -74,8 +93,14 @@ class PulseProcess:
         """Whether it has ended by itself."""
         return self._process.poll() is not None
 
+    def note_place(self, place: str) -> None:
+        """Let it know where this process is in its code."""
+        if self._place is not None:
+            self._place.write(place)
+
     def end(self) -> None:
         """End it."""
+        self._forget_place()
         with contextlib.suppress(BrokenPipeError):
             self._pipe.close()
         try:
@@ -83,6 +108,11 @@ class PulseProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _forget_place(self) -> None:
+        if self._place is not None:
+            self._place.close()
+            self._place = None
 
 
 def _nobodys(env: Mapping[str, str]) -> dict[str, str]:
@@ -97,36 +127,75 @@ def available() -> bool:
 
 def runs(stat: str) -> bool:
     """Whether a process is neither stopped nor dead; ``stat`` is its line in /proc."""
-    return stat.rpartition(")")[2].split()[0] not in _STOPPED
+    return not stopped(stat)
 
 
-def _beat(told: dict[str, Any]) -> None:
-    """Beat until the parent has ended, or has closed the pipe."""
-    keys = None
-    if told["keys"]:
-        secret, root, members = told["keys"]
-        keys = CurveKeys(secret, root, frozenset(members))
-    config = Config(root=told["root"], keys=keys, transport=told["transport"], congestion=told["congestion"])
-    transport = links(config)()
-    try:
-        scheduler = transport.connect(told["root"])
-        pulse = encode(ProcessAlive(Node(*told["node"])))
-        stat = Path(f"/proc/{told['pid']}/stat")
-        while os.getppid() == told["pid"]:
-            with contextlib.suppress(OSError):  # it is no more
-                if runs(stat.read_text()):
-                    transport.send(scheduler, pulse)
-            while transport.recv(0) is not None:  # at most the news that the link has been made anew
-                pass
-            if select.select([sys.stdin.buffer], [], [], told["interval_s"])[0]:
-                return
-    finally:
-        transport.close()
+def stopped(stat: str) -> str:
+    """Return why a process does nothing, in words that follow its name; empty if it may do something."""
+    return _STOPPED.get(stat.rpartition(")")[2].split()[0], "")
+
+
+class _Pulse:
+    """Beats for the parent, and answers for it, until the parent has ended or has closed the pipe."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        keys = None
+        if told["keys"]:
+            secret, root, members = told["keys"]
+            keys = CurveKeys(secret, root, frozenset(members))
+        config = Config(root=told["root"], keys=keys, transport=told["transport"], congestion=told["congestion"])
+        self._pid = told["pid"]
+        self._interval_s = told["interval_s"]
+        self._node = Node(*told["node"])
+        self._place = None if told["place"] is None else LastPlace(told["place"])
+        self._ended = False
+        self._transport = links(config)()
+        self._scheduler = self._transport.connect(told["root"])
+
+    def run(self) -> None:
+        """Do it."""
+        threading.Thread(target=self._watch, daemon=True).start()
+        pulse, due = encode(ProcessAlive(self._node)), time.monotonic()
+        try:
+            while os.getppid() == self._pid and not self._ended:
+                now = time.monotonic()
+                if now >= due:
+                    due = now + self._interval_s
+                    if not stopped(self._stat()):
+                        self._transport.send(self._scheduler, pulse)
+                received = self._transport.recv(max(0.0, due - now))
+                if received is not None and received[1]:  # else at most the news that the link has been made anew
+                    self._answer(received[1])
+        finally:
+            self._transport.close()
+
+    def _watch(self) -> None:
+        """Wait until the pipe is closed."""
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        self._ended = True
+        with contextlib.suppress(OSError):  # it is closed already
+            self._transport.interrupt()
+
+    def _stat(self) -> str:
+        """Return the parent's line in /proc; the line of one that has ended if there is none."""
+        try:
+            return Path(f"/proc/{self._pid}/stat").read_text()
+        except OSError:
+            return ") X"
+
+    def _answer(self, frames: list[Any]) -> None:
+        with contextlib.suppress(WireError):
+            message = decode(frames)
+            if isinstance(message, Where):
+                place = "" if self._place is None else self._place.read()
+                answer = Stacks(self._node, message.number, place, stopped(self._stat()), [])
+                self._transport.send(self._scheduler, encode(answer))
 
 
 def main() -> None:
     """Read the input, and beat."""
-    _beat(json.loads(sys.stdin.buffer.readline(_LONGEST)))
+    _Pulse(json.loads(sys.stdin.buffer.readline(_LONGEST))).run()
 
 
 if __name__ == "__main__":

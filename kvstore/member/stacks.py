@@ -80,6 +80,12 @@ def where(node: Node, number: int, program: threading.Thread | None = None) -> S
     return Stacks(node, number, place, doing, _listed(stacks, names, first))
 
 
+def place_of(program: threading.Thread | None) -> str:
+    """Return the place of ``where`` alone, which takes some ten microseconds; empty if it is not known."""
+    first = (program if program is not None and program.is_alive() else threading.main_thread()).ident
+    return described(places(sys._current_frames().get(first or 0)))[0]
+
+
 def places(frame: FrameType | None) -> list[Place]:
     """Return where a thread is whose innermost frame this is: the innermost last."""
     found: list[Place] = []

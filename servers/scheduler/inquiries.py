@@ -201,8 +201,8 @@ def _silence(member: JobMember | None, asked: _MemberQuestion | None, now: float
     beside, silent_s = asked.beside, now - member.beaten
     if beside is None and member.pulsed <= member.beaten:
         return f"does not answer: no sign of life for {silent_s:.0f} s, so stopped, or not reached"
-    doing = "is in a call that keeps the interpreter's lock, it seems"
+    doing = f"is in a call that keeps the interpreter's lock, it seems: no heartbeat for {silent_s:.0f} s"
     if beside is not None and beside.doing:
-        doing = beside.doing
-    before = f"; before that at {beside.place}" if beside is not None and beside.place else ""
-    return f"{doing}: no heartbeat for {silent_s:.0f} s, though the process is there{before}"
+        doing = f"{beside.doing}: no sign of life for {silent_s:.0f} s"
+    before = f"; at its last beat it was at {beside.place}" if beside is not None and beside.place else ""
+    return doing + before

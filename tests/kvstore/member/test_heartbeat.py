@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvstore.errors import KVStoreError, NodeLost
+from kvstore.member import heartbeat as heartbeats
 from kvstore.member.heartbeat import REDIAL_S, Heartbeat, Listener
 from kvstore.transport import InprocNetwork
-from kvstore.wire import Alive, Beat, JobFailed, Message, Node, ProcessAlive, Stop, decode, encode
+from kvstore.wire import Alive, Beat, JobFailed, Message, Node, ProcessAlive, Stacks, Stop, Where, decode, encode
 
 INTERVAL, LIMIT = 1.0, 5.0
 
@@ -229,6 +231,10 @@ class Beside:
 
     def __init__(self) -> None:
         self.ended = False
+        self.places: list[str] = []
+
+    def note_place(self, place: str) -> None:
+        self.places.append(place)
 
     def end(self) -> None:
         self.ended = True
@@ -252,6 +258,8 @@ def test_what_beats_beside_it_is_started_again_if_it_ends_and_ends_with_it():
     played.run()
     assert len(started) == 2
     assert started[1].ended
+    assert [len(other.places) for other in started] == [2, 3], "at each beat once it is there"
+    assert all(" in " in place for other in started for place in other.places)
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture):
@@ -287,3 +295,33 @@ def test_a_report_that_cannot_be_made_ends_nothing(caplog: pytest.LogCaptureFixt
     assert [type(message) for _, message in scheduler.beats] == [Beat] * 3
     assert scheduler.lost == []
     assert "a report of this process" in caplog.text
+
+
+def test_the_question_where_this_process_is_is_answered_at_once_and_is_no_notice():
+    played = until(3, lambda n: [Where(7), Alive()] if n == 1 else [Alive()])
+    thread = threading.Thread(target=played.run)
+    thread.start()
+    thread.join()
+    (asked_at, stacks) = played.beats[1]
+    assert asked_at == 100.0, "before the next beat"
+    assert isinstance(stacks, Stacks)
+    assert (stacks.node, stacks.number) == (Node("worker", 3, 1), 7)
+    assert "in test_the_question" in stacks.place
+    assert played.notices == []
+
+
+def test_a_process_that_cannot_say_where_it_is_beats_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fails(*_args: Any) -> Any:
+        raise RuntimeError("no frames")
+
+    for name in ("where", "place_of"):
+        monkeypatch.setattr(heartbeats, name, fails)
+    played = until(4, lambda n: [Where(7), Alive()])
+    played.heartbeat._beside = Beside
+    with caplog.at_level(logging.WARNING):
+        played.run()
+    assert [type(message) for _, message in played.beats] == [Beat] * 4
+    assert "no frames" in caplog.text
+    assert played.lost == []

@@ -20,7 +20,7 @@ from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.member.pulse import PulseProcess, runs
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
-from kvstore.wire import Node, ProcessAlive, decode
+from kvstore.wire import Node, ProcessAlive, Stacks, Where, decode, encode
 
 NODE = Node("worker", 3, 1)
 
@@ -65,6 +65,30 @@ def test_it_beats_until_it_is_ended(heard: tuple[Transport, Config]) -> None:
     assert process.ended
 
 
+def answer_of(transport: Transport, number: int) -> Stacks:
+    """What the process says to the question where the other is: after beats that were on their way."""
+    received = transport.recv(LONG)
+    assert received is not None
+    transport.send(received[0], encode(Where(number)))
+    while True:
+        received = transport.recv(LONG)
+        assert received is not None
+        message = decode(received[1])
+        if isinstance(message, Stacks):
+            return message
+
+
+def test_it_tells_where_the_process_was_at_its_last_beat(heard: tuple[Transport, Config]) -> None:
+    transport, config = heard
+    process = PulseProcess(config, NODE)
+    try:
+        assert answer_of(transport, 1) == Stacks(NODE, 1, "", "", [])
+        process.note_place("train.py:41 in load_batch")
+        assert answer_of(transport, 2) == Stacks(NODE, 2, "train.py:41 in load_batch", "", [])
+    finally:
+        process.end()
+
+
 BESIDE = """
 import sys, time
 from kvstore.job.config import Config
@@ -98,13 +122,19 @@ def beside(tmp_path: Path) -> Iterator[tuple[Transport, subprocess.Popen[str], i
 
 def test_a_process_that_is_stopped_has_no_pulse(beside: tuple[Transport, subprocess.Popen[str], int]) -> None:
     transport, process, _ = beside
-    assert hears(transport)
+    first = transport.recv(LONG)
+    assert first is not None
+    pulse = first[0]
     os.kill(process.pid, signal.SIGSTOP)
     until(lambda: state(process.pid) == "T", "the process to stop")
     while transport.recv(0) is not None:
         pass
     transport.recv(0.2)  # one may have been on its way
     assert transport.recv(0.5) is None
+    transport.send(pulse, encode(Where(5)))
+    received = transport.recv(LONG)
+    assert received is not None
+    assert decode(received[1]) == Stacks(NODE, 5, "", "is stopped by a signal", [])
     os.kill(process.pid, signal.SIGCONT)
     assert hears(transport)
 

@@ -137,7 +137,7 @@ def test_a_process_that_is_there_and_whose_heartbeat_is_silent_is_in_a_call_that
     job.handle(BESIDE, ProcessAlive(w1.node))
     assert ask(job, w0, 1) == [(w1, Where(1)), (BESIDE, Where(1))]
     assert the_place(time_over(job)) == (
-        "is in a call that keeps the interpreter's lock, it seems: no heartbeat for 6 s, though the process is there"
+        "is in a call that keeps the interpreter's lock, it seems: no heartbeat for 6 s"
     )
 
 
@@ -146,11 +146,10 @@ def test_what_the_process_beside_a_silent_member_knows_is_told():
     w0, w1, _ = job.everyone
     job.handle(BESIDE, ProcessAlive(w1.node))
     ask(job, w0, 1)
-    stopped = Stacks(w1.node, 1, "train.py:41 in load", "is stopped, by a signal or a debugger", [])
+    stopped = Stacks(w1.node, 1, "train.py:41 in load", "is stopped by a signal", [])
     assert job.handle(BESIDE, stopped) == [], "its own answer may still come"
     assert the_place(time_over(job)) == (
-        "is stopped, by a signal or a debugger: no heartbeat for 2 s, though the process is there; before that at "
-        "train.py:41 in load"
+        "is stopped by a signal: no sign of life for 2 s; at its last beat it was at train.py:41 in load"
     )
 
 
