@@ -1,0 +1,151 @@
+"""Tables of members: a row each or, of many, what is usual and who differs. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kvstore.observing.quantities import UNKNOWN
+
+FEW = 12  # members that are all shown
+MOST_DIFFERENT = 8  # of more, so many of those that differ
+_SPREADS = 6.0  # median absolute deviations; normal values differ by so many once in 20,000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """One number of each member.
+
+    Attributes:
+        title: of the column.
+        value: returns the number of a member; None if it is not known.
+        show: writes it.
+        least: differences from the median that are smaller are none, absolutely.
+        part: likewise, as a part of the median.
+    """
+
+    title: str
+    value: Callable[[T], float | None]
+    show: Callable[[float], str]
+    least: float
+    part: float = 0.0
+
+
+@dataclass(frozen=True)
+class TextLine:
+    """A line for people.
+
+    Attributes:
+        text: of the line.
+        style: ``plain``, ``title``, ``bad``, ``odd`` or ``faint``; colors only, nothing else says it.
+    """
+
+    text: str
+    style: str = "plain"
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row: the first cell is aligned to the left."""
+
+    cells: tuple[str, ...]
+    style: str = "plain"
+
+
+def member_table(
+    rows: Sequence[T],
+    columns: Sequence[Column[T]],
+    name: Callable[[T], str],
+    words: Callable[[T], str],
+    notable: Callable[[T], bool],
+    everybody: bool = False,
+) -> list[TextLine]:
+    """Return a table of members: of few a row each, of many what is usual and who differs.
+
+    Args:
+        rows: the members.
+        columns: their numbers; a column in which nothing is known, or all is 0, is left out.
+        name: of a member.
+        words: its state, in a word.
+        notable: whether it is to be shown whatever its numbers are.
+        everybody: whether each member gets a row, however many there are.
+    """
+    if not rows:
+        return []
+    values = [[column.value(row) for row in rows] for column in columns]
+    kept = [place for place, numbers in enumerate(values) if any(numbers)]
+    columns, values = [columns[place] for place in kept], [values[place] for place in kept]
+    different = differing(values, columns)
+    every = range(len(rows))
+    summary: list[TableRow] = []
+    shown: Collection[int] = every
+    if len(rows) > FEW and not everybody:
+        summary = _usual(values, columns, len(rows))
+        first = sorted(every, key=lambda row: (not notable(rows[row]), -different[row]))[:MOST_DIFFERENT]
+        shown = sorted(row for row in first if notable(rows[row]) or different[row])
+    head = TableRow(("", "state", *(column.title for column in columns)), "faint")
+    body = [
+        TableRow(
+            (name(rows[row]), words(rows[row]), *_cells([numbers[row] for numbers in values], columns)),
+            "bad" if notable(rows[row]) else "odd" if different[row] and len(rows) > 2 else "plain",
+        )
+        for row in shown
+    ]
+    lines = aligned([head, *summary, *body])
+    hidden = sum(1 for row in every if (notable(rows[row]) or different[row]) and row not in shown)
+    if hidden:
+        lines.append(TextLine(f"  {hidden} more differ from the rest; --all shows everybody", "faint"))
+    elif summary and not body:
+        lines.append(TextLine("  nobody differs from the rest; --all shows everybody", "faint"))
+    return lines
+
+
+def differing(values: Sequence[Sequence[float | None]], columns: Sequence[Column[T]]) -> list[int]:
+    """Return, for each member, in how many columns it differs from the rest."""
+    different = [0] * len(values[0]) if values else []
+    for numbers, column in zip(values, columns, strict=True):
+        known = [number for number in numbers if number is not None]
+        if len(known) < 3:
+            continue
+        middle = statistics.median(known)
+        spread = statistics.median(abs(number - middle) for number in known)
+        limit = max(column.least, column.part * abs(middle), _SPREADS * spread)
+        for row, number in enumerate(numbers):
+            different[row] += number is not None and abs(number - middle) > limit
+    return different
+
+
+def aligned(rows: Sequence[TableRow]) -> list[TextLine]:
+    """Return rows as lines, their cells one below the other."""
+    widths = [max(map(len, cells)) for cells in zip(*(row.cells for row in rows), strict=True)]
+    return [
+        TextLine(
+            "  "
+            + "  ".join(
+                cell.ljust(width) if place < 2 else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(row.cells, widths, strict=True))
+            ).rstrip(),
+            row.style,
+        )
+        for row in rows
+    ]
+
+
+def _usual(values: Sequence[Sequence[float | None]], columns: Sequence[Column[T]], count: int) -> list[TableRow]:
+    """Return the lowest, the middle and the highest number of each column."""
+    rows = []
+    for title, of in (("lowest", min), ("median", statistics.median), ("highest", max)):
+        numbers = [[number for number in row if number is not None] for row in values]
+        cells = _cells([of(known) if known else None for known in numbers], columns)
+        rows.append(TableRow((title, f"of {count}", *cells)))
+    return rows
+
+
+def _cells(numbers: Sequence[float | None], columns: Sequence[Column[T]]) -> list[str]:
+    return [
+        UNKNOWN if number is None else column.show(number) for number, column in zip(numbers, columns, strict=True)
+    ]

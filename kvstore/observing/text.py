@@ -1,0 +1,213 @@
+"""What ``kvstore-status`` prints of a job: lines for people. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.job.observing_place import ObservingPlace
+from kvstore.observing import quantities as q
+from kvstore.observing.columns import Column, TextLine, member_table
+from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
+from kvstore.observing.view import JobView, MemberView
+from kvstore.observing.waits import LONG_S, MemberWait, waits
+
+SILENT_S = 4.0  # members beat each second or so
+EVENTS = 8
+SERVING = ("server", "standby", "aggregator")
+_Worker = tuple[MemberView, "WorkerFigures | None"]
+_Server = tuple[MemberView, "ServerFigures | None"]
+
+
+@dataclass(frozen=True)
+class StatusParts:
+    """What is shown beside the members.
+
+    Attributes:
+        everybody: whether each member gets a row, and all events are shown.
+        links: whether the bytes over each link are shown.
+        advice: sentences.
+        places: of workers that others wait for, where they are, by rank: ``is at train.py:41 in load_batch``.
+    """
+
+    everybody: bool = False
+    links: bool = False
+    advice: Sequence[str] = ()
+    places: Mapping[int, str] = field(default_factory=dict)
+
+
+def status_lines(place: ObservingPlace, view: JobView, parts: StatusParts) -> list[TextLine]:
+    """Return how a job is, in lines."""
+    found = waits(view, 0.0 if parts.everybody else LONG_S)
+    sections = [
+        _head(place, view),
+        _waits(view, found, parts.places),
+        [TextLine(f"  {line}", "odd") for line in parts.advice],
+        _workers(view, found, parts.everybody),
+        _servers(view, parts.everybody),
+        _links(view) if parts.links else [],
+        _events(view, None if parts.everybody else EVENTS),
+    ]
+    titles = ("", "who waits for whom", "advice", "workers", "servers", "bytes a second over each link", "events")
+    lines: list[TextLine] = []
+    for title, section in zip(titles, sections, strict=True):
+        if section and title:
+            lines += [TextLine(""), TextLine(title, "title")]
+        lines += section
+    return lines
+
+
+def silent_scheduler_lines(place: ObservingPlace, why: str) -> list[TextLine]:
+    """Return what is known of a job whose scheduler does not answer."""
+    return [*_name(place), TextLine(f"  {why}", "bad")]
+
+
+def job_lines(jobs: Sequence[tuple[ObservingPlace, str]]) -> list[TextLine]:
+    """Return several jobs, a line each, with a few words of how each is."""
+    lines = [TextLine(f"{len(jobs)} jobs of this user run here; kvstore-status PID shows one of them", "title")]
+    for place, words in jobs:
+        lines.append(TextLine(f"  {place.pid:>8}  {place.launcher:<8}  {words:<28}  {place.command[:80]}"))
+    return lines
+
+
+def _name(place: ObservingPlace) -> list[TextLine]:
+    described = [place.job or place.address.partition("?")[0]]
+    if place.launcher:
+        described.append(place.launcher)
+    if place.pid:
+        described.append(f"pid {place.pid}")
+    if place.started:
+        described.append("started " + time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(place.started)))
+    head = [TextLine(place.command, "title")] if place.command else []
+    return [*head, TextLine("  " + " · ".join(described))]
+
+
+def _head(place: ObservingPlace, view: JobView) -> list[TextLine]:
+    counts = []
+    wanted = (view.num_workers, view.num_servers, view.num_standbys, view.num_aggregators)
+    for role, number in zip(("worker", *SERVING), wanted, strict=True):
+        if number:
+            ready = sum(member.state in ("joined", "ready") for member in view.of_role(role))
+            counts.append(f"{ready} of {number} {role}{'s' if number > 1 else ''}")
+    per_s = job_rounds_per_s(view)
+    rounds = max((member.worker.latest.rounds for member in view.members if member.worker is not None), default=0)
+    running = [f"runs for {q.duration(view.at - view.started)}", ", ".join(counts)]
+    if per_s is not None:
+        running.append(f"{rounds} rounds, {q.rate(per_s)} a second")
+    lines = [*_name(place), TextLine("  " + " · ".join(running))]
+    logged = _logged(view)
+    if logged:
+        lines.append(TextLine(f"  {logged}"))
+    if view.failure is not None:
+        lines.append(TextLine(f"  the job has failed: {view.failure}", "bad"))
+    return lines
+
+
+def _logged(view: JobView) -> str:
+    """What the worker of the lowest rank that logs anything has logged last."""
+    for member in view.of_role("worker"):
+        if member.worker is not None and member.worker.latest.values:
+            pairs = member.worker.latest.values
+            return f"{member.name} logs " + ", ".join(f"{name} {number:.4g}" for name, number in pairs)
+    return ""
+
+
+def _waits(view: JobView, found: Sequence[MemberWait], places: Mapping[int, str]) -> list[TextLine]:
+    lines = [TextLine(f"  {wait.text}", "bad" if wait.seconds >= SILENT_S else "odd") for wait in found]
+    if view.waits:
+        lines.append(TextLine(f"  scheduler: {view.waits}", "odd"))
+    lines += [TextLine(f"  worker {rank} {where}", "bad") for rank, where in places.items()]
+    return lines
+
+
+def _words(member: MemberView) -> str:
+    if member.state in ("left", "lost"):
+        return member.state
+    return "silent" if member.silent_s >= SILENT_S else member.state
+
+
+def _beat(row: tuple[MemberView, object]) -> float | None:
+    return row[0].silent_s if row[0].state == "ready" else None
+
+
+def _of_worker(get: Callable[[WorkerFigures], float | None]) -> Callable[[_Worker], float | None]:
+    return lambda row: None if row[1] is None else get(row[1])
+
+
+def _of_server(get: Callable[[ServerFigures], float | None]) -> Callable[[_Server], float | None]:
+    return lambda row: None if row[1] is None else get(row[1])
+
+
+WORKER_COLUMNS: tuple[Column[_Worker], ...] = (
+    Column("beat", _beat, q.duration, SILENT_S),
+    Column("rounds", _of_worker(lambda its: its.rounds), q.count, 2.5, 0.01),
+    Column("rounds/s", _of_worker(lambda its: its.rounds_per_s), q.rate, 0.2, 0.2),
+    Column("waits", _of_worker(lambda its: its.waits), q.share, 0.25),
+    Column("input", _of_worker(lambda its: its.input), q.share, 0.25),
+    Column("cores", _of_worker(lambda its: its.cores), q.rate, 0.5, 0.5),
+    Column("memory", _of_worker(lambda its: its.memory), q.nbytes, 1e8, 0.5),
+    Column("sent/s", _of_worker(lambda its: its.sent_per_s), q.nbytes, 1e5, 0.5),
+    Column("received/s", _of_worker(lambda its: its.received_per_s), q.nbytes, 1e5, 0.5),
+    Column("ahead", _of_worker(lambda its: its.ahead), q.count, 2.5, 0.5),
+)
+SERVER_COLUMNS: tuple[Column[_Server], ...] = (
+    Column("beat", _beat, q.duration, SILENT_S),
+    Column("rounds", _of_server(lambda its: its.rounds), q.count, 2.5, 0.01),
+    Column("busy", _of_server(lambda its: its.busy), q.share, 0.25, 0.5),
+    Column("cores", _of_server(lambda its: its.cores), q.rate, 0.5, 0.5),
+    Column("memory", _of_server(lambda its: its.memory), q.nbytes, 1e8, 0.5),
+    Column("held", _of_server(lambda its: its.held), q.nbytes, 1e6, 0.5),
+    Column("received/s", _of_server(lambda its: its.received_per_s), q.nbytes, 1e5, 0.5),
+    Column("sent/s", _of_server(lambda its: its.sent_per_s), q.nbytes, 1e5, 0.5),
+)
+
+
+def _workers(view: JobView, found: Sequence[MemberWait], everybody: bool) -> list[TextLine]:
+    missing = {rank for wait in found if wait.seconds >= LONG_S for rank in wait.missing}
+    rows: list[_Worker] = [
+        (member, None if member.worker is None else WorkerFigures.of(member.worker)) for member in view.of_role("worker")
+    ]
+
+    def notable(row: _Worker) -> bool:
+        return _words(row[0]) in ("lost", "silent") or row[0].rank in missing
+
+    return member_table(rows, WORKER_COLUMNS, _title, lambda row: _words(row[0]), notable, everybody)
+
+
+def _servers(view: JobView, everybody: bool) -> list[TextLine]:
+    rows: list[_Server] = [
+        (member, None if member.server is None else ServerFigures.of(member.server))
+        for role in SERVING
+        for member in view.of_role(role)
+    ]
+    return member_table(
+        rows,
+        SERVER_COLUMNS,
+        _title,
+        lambda row: _words(row[0]),
+        lambda row: _words(row[0]) in ("lost", "silent"),
+        everybody,
+    )
+
+
+def _title(row: tuple[MemberView, object]) -> str:
+    member = row[0]
+    return member.name if member.rank >= 0 else f"a {member.role}"
+
+
+def _links(view: JobView) -> list[TextLine]:
+    lines = []
+    for member in view.of_role("worker"):
+        if member.worker is None:
+            continue
+        for peer, (sent, received) in enumerate(WorkerFigures.of(member.worker).links):
+            if sent or received:
+                text = f"{q.nbytes(sent):>9} sent  {q.nbytes(received):>9} received"
+                lines.append(TextLine(f"  {member.name:<10} {peer:>4}  {text}"))
+    return lines
+
+
+def _events(view: JobView, most: int | None) -> list[TextLine]:
+    events = view.events if most is None else view.events[-most:]
+    return [TextLine(f"  {q.duration(view.at - event.at):>12} ago  {event.text}") for event in events]

@@ -1,0 +1,65 @@
+"""Who waits for whom at this moment, as servers and aggregators report it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.observing.quantities import duration, members
+from kvstore.observing.view import JobView, MemberView
+
+LONG_S = 0.5  # what has not waited for so long is a round like any other
+
+
+@dataclass(frozen=True)
+class MemberWait:
+    """Workers that wait for others, at one or several members.
+
+    Attributes:
+        role, ranks: of the members at which they wait.
+        waiting, missing: the workers that wait, and those they wait for.
+        seconds: how long the request has waited that waits for longest.
+        why: what that waits for, in words.
+    """
+
+    role: str
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    seconds: float
+    why: str
+
+    @property
+    def text(self) -> str:
+        """The wait as a sentence."""
+        subject = f"{members('worker', self.waiting)} wait{'s' if len(self.waiting) == 1 else ''}"
+        awaited = f" for {members('worker', self.missing)}" if self.missing else ""
+        why = f": {self.why}" if self.why else ""
+        return f"{members(self.role, self.ranks)}: {subject}{awaited}, for {duration(self.seconds)}{why}"
+
+
+def waits(view: JobView, least_s: float = LONG_S) -> list[MemberWait]:
+    """Return the waits of at least ``least_s``, the longest first. Members with the same wait are one."""
+    found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[MemberView]] = {}
+    for member in view.members:
+        report = None if member.server is None else member.server.latest
+        if report is not None and member.state == "ready" and report.waiting and report.oldest_us >= least_s * 1e6:
+            found.setdefault((member.role, tuple(report.waiting), tuple(report.missing)), []).append(member)
+    return sorted(
+        (_together(*wait, at) for wait, at in found.items()), key=lambda wait: (-wait.seconds, wait.role, wait.ranks)
+    )
+
+
+def awaited(view: JobView, least_s: float = LONG_S) -> list[int]:
+    """Return the ranks of the workers that others wait for, those that are awaited for longest first."""
+    return list(dict.fromkeys(rank for wait in waits(view, least_s) for rank in wait.missing))
+
+
+def _together(role: str, waiting: tuple[int, ...], missing: tuple[int, ...], at: list[MemberView]) -> MemberWait:
+    def seconds(member: MemberView) -> float:
+        assert member.server is not None  # noqa: S101 (for the type checker)
+        return member.server.latest.oldest_us / 1e6 + member.silent_s  # the report came with the last sign of life
+
+    longest = max(at, key=seconds)
+    assert longest.server is not None  # noqa: S101 (for the type checker)
+    ranks = tuple(sorted(member.rank for member in at))
+    return MemberWait(role, ranks, waiting, missing, seconds(longest), longest.server.latest.why)
