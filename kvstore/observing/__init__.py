@@ -1,5 +1,15 @@
 """How a running job is: what an observer sees of it, and what follows from that.
 
+command     ``kvstore-status``
+choice      which job is meant
 session     an observer's link to the scheduler
 view        the job at one moment: members, their reports, what has happened
+figures     rates and shares that follow from reports
+waits       who waits for whom
+text        a job in lines
+columns     tables of members: of many, what is usual and who differs
+stacks_text  the stacks of members in lines
+screen      where lines are written
+as_json     a job as JSON
+quantities  how numbers are written
 """

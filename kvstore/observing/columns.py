@@ -146,6 +146,4 @@ def _usual(values: Sequence[Sequence[float | None]], columns: Sequence[Column[T]
 
 
 def _cells(numbers: Sequence[float | None], columns: Sequence[Column[T]]) -> list[str]:
-    return [
-        UNKNOWN if number is None else column.show(number) for number, column in zip(numbers, columns, strict=True)
-    ]
+    return [UNKNOWN if number is None else column.show(number) for number, column in zip(numbers, columns, strict=True)]

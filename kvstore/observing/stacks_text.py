@@ -1,4 +1,4 @@
-"""The stacks of members, as ``kvstore-status --stacks`` prints them: members with the same stacks are shown once. Pure."""
+"""The stacks of members, as ``kvstore-status --stacks`` prints them: equal ones once. Pure."""
 
 from __future__ import annotations
 
@@ -42,13 +42,18 @@ def stacks_lines(located: Iterable[LocatedMember]) -> list[TextLine]:
     """Return the stacks of members, innermost frames last."""
     same: dict[tuple[object, ...], list[LocatedMember]] = {}
     for member in located:
-        threads = () if member.stacks is None else tuple((name, tuple(frames)) for name, frames in member.stacks.threads)
+        threads = (
+            () if member.stacks is None else tuple((name, tuple(frames)) for name, frames in member.stacks.threads)
+        )
         same.setdefault((member.role, member.place, threads), []).append(member)
     lines: list[TextLine] = []
     for alike in same.values():
         first = alike[0]
         who = members(first.role, (member.rank for member in alike))
-        lines += [TextLine(""), TextLine(f"{who} {first.place}" if len(alike) == 1 else f"{who}: each {first.place}", "title")]
+        lines += [
+            TextLine(""),
+            TextLine(f"{who} {first.place}" if len(alike) == 1 else f"{who}: each {first.place}", "title"),
+        ]
         for name, frames in () if first.stacks is None else first.stacks.threads:
             lines.append(TextLine(f"  {name}"))
             lines += [TextLine(f"    {frame}", "faint") for frame in frames]

@@ -166,7 +166,8 @@ SERVER_COLUMNS: tuple[Column[_Server], ...] = (
 def _workers(view: JobView, found: Sequence[MemberWait], everybody: bool) -> list[TextLine]:
     missing = {rank for wait in found if wait.seconds >= LONG_S for rank in wait.missing}
     rows: list[_Worker] = [
-        (member, None if member.worker is None else WorkerFigures.of(member.worker)) for member in view.of_role("worker")
+        (member, None if member.worker is None else WorkerFigures.of(member.worker))
+        for member in view.of_role("worker")
     ]
 
     def notable(row: _Worker) -> bool:

@@ -103,6 +103,7 @@ class JobView:
     failure: str | None
     waits: str
     events: Sequence[Event]
+    awaited: Sequence[int] = ()
 
     @classmethod
     def of(cls, observed: Observed) -> JobView:
@@ -133,6 +134,7 @@ class JobView:
             observed.failure,
             observed.waits,
             events,
+            observed.awaited,
         )
 
     def of_role(self, role: str) -> list[MemberView]:

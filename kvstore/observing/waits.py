@@ -50,8 +50,9 @@ def waits(view: JobView, least_s: float = LONG_S) -> list[MemberWait]:
 
 
 def awaited(view: JobView, least_s: float = LONG_S) -> list[int]:
-    """Return the ranks of the workers that others wait for, those that are awaited for longest first."""
-    return list(dict.fromkeys(rank for wait in waits(view, least_s) for rank in wait.missing))
+    """Return the ranks of workers that others wait for: at servers, the longest wait first, then at the scheduler."""
+    at_servers = [rank for wait in waits(view, least_s) for rank in wait.missing]
+    return list(dict.fromkeys([*at_servers, *view.awaited]))
 
 
 def _together(role: str, waiting: tuple[int, ...], missing: tuple[int, ...], at: list[MemberView]) -> MemberWait:

@@ -197,6 +197,7 @@ class Observed(Reply):
         first_event: the number of the first of ``events``.
         events: what has happened: its time, and a line.
         owners: for each of ``buffers``, the place of its member in ``members``.
+        awaited: the ranks of the workers that ``waits`` is about, of those that have joined and have not left.
         buffers: encoded reports; of each member the one of some ten seconds ago, if there is one, then the latest.
     """
 
@@ -209,4 +210,5 @@ class Observed(Reply):
     first_event: Seq
     events: Annotated[list[list[Any]], f.list_of(f.tuple_of(f.number, f.text()), MOST_EVENTS)]
     owners: Annotated[list[int], f.integers(0, 4 * MAX_NODES)]
+    awaited: Ranks = field(default_factory=list)
     buffers: Sequence[Buffer] = field(repr=False, default=())

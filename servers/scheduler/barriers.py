@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Set
+from typing import NamedTuple
 
 from kvstore.wire import Barrier
 
 Waiter = tuple[bytes, Barrier]
+
+
+class UnfinishedBarrier(NamedTuple):
+    """A barrier at which somebody waits.
+
+    Attributes:
+        waiting, missing: the ranks that wait, and those that have not come.
+        since: when the first of them came.
+    """
+
+    waiting: list[int]
+    missing: Set[int]
+    since: float
 
 
 class Barriers:
@@ -20,14 +34,16 @@ class Barriers:
         self._workers = frozenset(workers)
         # By number, those that are not over: by rank, who has come; None for a worker that has been answered.
         self._arrived: dict[int, dict[int, Waiter | None]] = {}
+        self._since: dict[int, float] = {}  # by number: when the first of those came
 
-    def arrive(self, peer: bytes, request: Barrier) -> list[Waiter]:
+    def arrive(self, peer: bytes, request: Barrier, now: float = 0.0) -> list[Waiter]:
         """Note that a worker has come; return all to be answered if it was the last."""
         arrived = self._arrived.setdefault(request.number, {})
+        self._since.setdefault(request.number, now)
         arrived[request.node.rank] = (peer, request)
         if len(arrived) < len(self._workers):
             return []
-        del self._arrived[request.number]
+        del self._arrived[request.number], self._since[request.number]
         return _waiting(arrived)
 
     def missing(self, number: int, among: Collection[int]) -> set[int]:
@@ -48,6 +64,7 @@ class Barriers:
     def send_away(self, number: int, left: Collection[int]) -> list[Waiter]:
         """Return those who wait at barrier ``number``, who have to come again, unless they have ``left``."""
         arrived = self._arrived.pop(number, {})
+        self._since.pop(number, None)
         stay = {rank: waiter for rank, waiter in arrived.items() if rank in left}
         if stay:
             self._arrived[number] = stay
@@ -65,13 +82,15 @@ class Barriers:
                 return self._workers - arrived.keys()
         return frozenset()
 
-    def unfinished(self) -> list[tuple[list[int], Set[int]]]:
-        """Return, for each barrier at which somebody waits, the ranks that wait and those that have not come."""
-        barriers: list[tuple[list[int], Set[int]]] = []
-        for arrived in self._arrived.values():
+    def unfinished(self) -> list[UnfinishedBarrier]:
+        """Return the barriers at which somebody waits."""
+        barriers = []
+        for number, arrived in self._arrived.items():
             waiting = sorted(rank for rank, waiter in arrived.items() if waiter is not None)
             if waiting:
-                barriers.append((waiting, self._workers - arrived.keys()))
+                barriers.append(
+                    UnfinishedBarrier(waiting, self._workers - arrived.keys(), self._since.get(number, 0.0))
+                )
         return barriers
 
 

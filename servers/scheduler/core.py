@@ -361,7 +361,7 @@ class Scheduler:
             return [Answer(peer, message, Counted(message.seq, self.members.lost))]
         if self.failure is not None:
             raise NodeLost(self.failure)
-        served = self._stores.serve(peer, message)
+        served = self._stores.serve(peer, message, self._now)
         if served is None:
             raise UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")
         answers, fault = served
@@ -375,11 +375,11 @@ class Scheduler:
             return Reason(f"waits for {self.members.absent()} to join")
         return self._stores.explain(message.node.rank, message.about) if message.node.role == "worker" else Reason()
 
-    def _waits(self) -> str:
-        """Say what members wait for here; empty for nothing."""
+    def _waits(self) -> Reason:
+        """Say what members wait for here; nothing if nobody waits."""
         if not self.members.complete:
-            return f"waits for {self.members.absent()} to join"
-        return "" if self.failure is not None else self._stores.waits()
+            return Reason(f"waits for {self.members.absent()} to join")
+        return Reason() if self.failure is not None else self._stores.waits(self._now)
 
     def _set_time(self, now: float) -> None:
         self._now = now

@@ -29,6 +29,7 @@ from kvstore.wire import (
     encode,
 )
 from servers.requests.guest_links import GuestLinks
+from servers.requests.reasons import Reason
 from servers.requests.replies import Outbox, refuse
 from servers.scheduler.events import Events
 from servers.scheduler.members import JobMember, Members
@@ -45,7 +46,7 @@ class JobState:
     Attributes:
         events: what has happened.
         failure: returns why the job has failed; None if it has not.
-        waits: returns what members wait for at the scheduler, in words; empty for nothing.
+        waits: returns what members wait for at the scheduler.
         reports: returns the reports of a member, the older first.
         locate: takes a ``Locate``, which is answered later.
         trace: returns what members have noted for the job's trace.
@@ -54,7 +55,7 @@ class JobState:
 
     events: Events
     failure: Callable[[], str | None]
-    waits: Callable[[], str]
+    waits: Callable[[], Reason]
     reports: Callable[[JobMember], Sequence[Message]]
     locate: Callable[[bytes, Locate, float], None]
     trace: Callable[[FetchTrace, float], TraceFetched]
@@ -127,6 +128,7 @@ class Observers:
         wanted = self._members.wanted
         everyone = self._members.everyone
         reports = [self._job.reports(member) for member in everyone]
+        waits = self._job.waits()
         first, events = self._job.events.after(message.after)
         return Observed(
             message.seq,
@@ -135,10 +137,11 @@ class Observers:
             [wanted[role] for role in ("worker", "server", "standby", "aggregator")],
             [_record(member, now) for member in everyone],
             self._job.failure(),
-            self._job.waits()[:MAX_REASON],
+            waits.text[:MAX_REASON],
             first,
             events,
             [place for place, made in enumerate(reports) for _ in made],
+            sorted(waits.missing),
             [encode(report)[0] for made in reports for report in made],
         )
 

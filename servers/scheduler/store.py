@@ -47,9 +47,9 @@ class Store:
         """Note that rank 0's values are on the servers; answer those who waited for them."""
         return [Answer(peer, request, Ack(request.seq)), *_placed(self.keys.ready(request.keys))]
 
-    def barrier(self, peer: bytes, request: Barrier) -> list[Answer]:
+    def barrier(self, peer: bytes, request: Barrier, now: float = 0.0) -> list[Answer]:
         """Note that a worker has come to a barrier; if it was the last, answer all."""
-        released = self.barriers.arrive(peer, request)
+        released = self.barriers.arrive(peer, request, now)
         if released:
             return [Answer(link, arrival, Ack(arrival.seq)) for link, arrival in released]
         return self._in_vain(request.number)

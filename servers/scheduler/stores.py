@@ -97,7 +97,7 @@ class Stores:
             raise KeyNotInitialized(f"the job has no store {ordinal}: no worker has made it yet, or all have closed it")
         return number, self.of(number)
 
-    def serve(self, peer: bytes, request: Request) -> tuple[list[Answer], Fault | None] | None:
+    def serve(self, peer: bytes, request: Request, now: float = 0.0) -> tuple[list[Answer], Fault | None] | None:
         """Do what a worker asks of a store.
 
         Returns:
@@ -117,7 +117,7 @@ class Stores:
         if isinstance(request, Ready) and node.rank == 0:
             return self.of(request.store).ready(peer, request), None
         if isinstance(request, Barrier):
-            return self.of(request.store).barrier(peer, request), None
+            return self.of(request.store).barrier(peer, request, now), None
         if isinstance(request, Pause):
             return done + self.of(request.store).pause(node.rank, request.number), None
         return None
@@ -137,19 +137,22 @@ class Stores:
                 return Reason(text, [0])
         return Reason()
 
-    def waits(self) -> str:
-        """Say what workers wait for in all stores; empty for nothing."""
-        return "; ".join(line for _, store in sorted(self._stores.items()) for line in self._waits_in(store))
+    def waits(self, now: float) -> Reason:
+        """Say what workers wait for in all stores; nothing if nobody does."""
+        found = [reason for _, store in sorted(self._stores.items()) for reason in self._waits_in(store, now)]
+        missing = {rank for reason in found for rank in reason.missing}
+        return Reason("; ".join(reason.text for reason in found), missing - self._departures.left)
 
-    def _waits_in(self, store: Store) -> Iterator[str]:
-        for waiting, missing in store.barriers.unfinished():
-            yield f"{workers(waiting)} {wait(waiting)} at the barrier for {self._with_reasons(missing)}"
-        initializing = store.keys.waiting
-        if initializing:
-            yield f"{workers(initializing)} {wait(initializing)} in init() for worker 0 to give keys their first values"
-        joined = sorted(store.inside_join)
-        if joined:
-            yield f"{workers(joined)} {wait(joined)} in join() for the workers that have not called it as often"
+    def _waits_in(self, store: Store, now: float) -> Iterator[Reason]:
+        for waiting, missing, since in store.barriers.unfinished():
+            who, whom = f"{workers(waiting)} {wait(waiting)}", self._with_reasons(missing)
+            yield Reason(f"{who} at the barrier for {whom}, for {max(0.0, now - since):.1f} s", missing)
+        waiting = store.keys.waiting
+        if waiting:
+            yield Reason(f"{workers(waiting)} {wait(waiting)} for worker 0 to init keys", [0])
+        waiting = sorted(store.inside_join)
+        if waiting:
+            yield Reason(f"{workers(waiting)} {wait(waiting)} in join() for all others to call it, too")
 
     def _with_reasons(self, missing: Set[int]) -> str:
         """Name the workers that have not come to a barrier, each with what the scheduler knows of where it is."""

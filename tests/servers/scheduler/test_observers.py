@@ -85,7 +85,10 @@ def test_those_who_wait_at_a_barrier_are_named_and_those_who_do_not_come() -> No
         member = job.everyone[rank]
         job.say(member, OpenStore(sender(rank, 2), 1))
         job.say(member, Barrier(sender(rank, 3), 0, 1))
-    assert view(job).waits == "workers 0, 2 wait at the barrier for worker 1 (has not come yet)"
+    job.now += 7.0
+    seen = view(job)
+    assert seen.waits == "workers 0, 2 wait at the barrier for worker 1 (has not come yet), for 7.0 s"
+    assert seen.awaited == [1]
 
 
 def test_observers_are_counted_and_the_silent_ones_are_not() -> None:

@@ -1,0 +1,76 @@
+"""Which job an observer is to look at: this user's only one, the one that is named, or one on another host."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+from kvstore.job.directory import temporary_root
+from kvstore.job.observing_place import FILE, ObservingPlace, running_jobs
+
+LONGEST_KEY = 1 << 10  # bytes of a file with a key
+
+
+class NoSuchJob(ConfigError):
+    """No job runs here that is meant."""
+
+
+def jobs_here() -> tuple[list[ObservingPlace], list[str]]:
+    """Return this user's jobs on this host, the latest first, and why others cannot be looked at."""
+    places, refused = [], []
+    for directory, found in running_jobs([temporary_root(), Path("/tmp")]):  # noqa: S108 (only directories of this user)
+        if isinstance(found, ObservingPlace):
+            places.append(found)
+        else:
+            refused.append(f"{directory}: {found}")
+    return sorted(places, key=lambda place: -place.started), refused
+
+
+def place_named(wanted: str, places: Sequence[ObservingPlace]) -> ObservingPlace:
+    """Return the place of one job.
+
+    Args:
+        wanted: the number of the process that has started it, its name, its private directory, or a file like that
+            which is in there.
+        places: of the jobs on this host.
+
+    Raises:
+        NoSuchJob: there is none, or there are several.
+        ConfigError: the file cannot be read, or others may read it.
+    """
+    if os.sep in wanted:
+        path = Path(wanted)
+        return ObservingPlace.read(path / FILE if path.is_dir() else path)
+    named = [place for place in places if wanted in (str(place.pid), place.job)]
+    if len(named) != 1:
+        known = ", ".join(f"{place.pid} ({place.job})" for place in places) or "none"
+        raise NoSuchJob(f"{'no job' if not named else 'more than one job'} here is {wanted!r}; running: {known}")
+    return named[0]
+
+
+def place_at(address: str, key_file: Path | None) -> ObservingPlace:
+    """Return the place of a job by its scheduler's address.
+
+    Args:
+        address: ``tcp://host:port``, with ``?key=`` and the scheduler's public key if links are encrypted.
+        key_file: the file with the observers' secret key; None where links are not encrypted.
+
+    Raises:
+        ConfigError: the address or the key is not valid, or others may read the file.
+    """
+    return ObservingPlace(address, "" if key_file is None else _key_in(key_file))
+
+
+def _key_in(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise ConfigError(f"{path} has a secret key, and others may open it: chmod 600 {path}")
+            return file.read(LONGEST_KEY).decode("ascii").strip()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"{path} has no key; valid: 40 characters of Z85") from None

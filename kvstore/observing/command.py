@@ -1,0 +1,237 @@
+"""``kvstore-status``: shows how running jobs are. It asks their schedulers, and changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
+from kvstore.job.observing_place import ObservingPlace
+from kvstore.observing import as_json
+from kvstore.observing.choice import NoSuchJob, jobs_here, place_at, place_named
+from kvstore.observing.figures import job_rounds_per_s
+from kvstore.observing.quantities import rate
+from kvstore.observing.screen import StatusScreen
+from kvstore.observing.session import TIMEOUT_S, ObserverSession, stacks_in
+from kvstore.observing.stacks_text import LocatedMember, located_members, stacks_lines
+from kvstore.observing.text import StatusParts, job_lines, silent_scheduler_lines, status_lines
+from kvstore.observing.view import JobView
+from kvstore.observing.waits import awaited
+
+SHOWN, NO_JOB, USAGE, NO_ANSWER, FAILED = 0, 1, 2, 3, 4  # exit codes
+LISTED_S = 2.0  # for each of several jobs
+AWAITED_S = 2.0  # who is awaited for so long is asked where it is
+MOST_AWAITED = 4  # and only so many are
+ROLES = ("worker", "server", "standby", "aggregator")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    given = _parser().parse_args(args)
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        return _run(given, sys.stdout)
+    except NoSuchJob as error:
+        print(f"kvstore-status: {error}", file=sys.stderr)
+        return NO_JOB
+    except ConfigError as error:
+        print(f"kvstore-status: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return SHOWN
+    except BrokenPipeError:  # as into head; nothing more can be written at the exit, either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SHOWN
+
+
+@dataclass
+class StatusReport:
+    """One job, shown once or again and again.
+
+    Args:
+        place: where the job is.
+        given: the command's options.
+        out: where to write.
+        open_session: opens a session at a place.
+        sleep: waits for so many seconds.
+    """
+
+    place: ObservingPlace
+    given: argparse.Namespace
+    out: TextIO
+    open_session: Callable[[ObservingPlace, float], ObserverSession] = ObserverSession.of
+    sleep: Callable[[float], None] = time.sleep
+
+    def show(self) -> int:
+        """Show the job, until it ends if it is watched; return the exit code."""
+        every_s: float | None = self.given.watch
+        seen = False
+        with (
+            StatusScreen(self.out, in_place=every_s is not None and not self.given.json) as screen,
+            self.open_session(self.place, self.given.timeout) as session,
+        ):
+            while True:
+                try:
+                    code = self._show_once(session, screen)
+                    seen = True
+                except KVStoreError as error:
+                    if seen and isinstance(error, NodeLost):
+                        break  # it has ended
+                    code = self._say_why(error, screen)
+                    if every_s is None or not isinstance(error, DeadlineExceeded):
+                        return code
+                if every_s is None:
+                    return code
+                self.sleep(every_s)
+        if not self.given.json:
+            self.out.write("the job has ended\n")
+        return SHOWN
+
+    def _show_once(self, session: ObserverSession, screen: StatusScreen) -> int:
+        view = session.look()
+        located = _locate_all(session, view) if self.given.stacks else []
+        if self.given.json:
+            self._print({"job": as_json.described_job(self.place), "status": as_json.described_view(view)}, located)
+        else:
+            asked = awaited(view, AWAITED_S)[:MOST_AWAITED]
+            places = {member.rank: member.place for member in _locate(session, "worker", asked)}
+            parts = StatusParts(self.given.all, self.given.links, (), places)
+            screen.show([*status_lines(self.place, view, parts), *stacks_lines(located)])
+        return SHOWN if view.failure is None else FAILED
+
+    def _say_why(self, error: KVStoreError, screen: StatusScreen) -> int:
+        if self.given.json:
+            self._print({"job": as_json.described_job(self.place), "status": None, "error": str(error)}, [])
+        else:
+            screen.show(silent_scheduler_lines(self.place, str(error)))
+        return NO_ANSWER
+
+    def _print(self, described: dict[str, Any], located: Sequence[LocatedMember]) -> None:
+        if self.given.stacks:
+            described["stacks"] = as_json.described_stacks(located)
+        print_json(described, self.out, one_line=self.given.watch is not None)
+
+
+def print_json(described: dict[str, Any], out: TextIO, one_line: bool = False) -> None:
+    """Write a document of this format; several of them each in a line of its own."""
+    document = as_json.finite({"version": as_json.VERSION, **described})
+    out.write(json.dumps(document, indent=None if one_line else 2, allow_nan=False) + "\n")
+    out.flush()
+
+
+def _run(given: argparse.Namespace, out: TextIO) -> int:
+    if given.at is not None:
+        return StatusReport(place_at(given.at, given.key_file), given, out).show()
+    places, refused = jobs_here()
+    for line in refused:
+        print(f"kvstore-status: {line}", file=sys.stderr)
+    if given.job is not None:
+        return StatusReport(place_named(given.job, places), given, out).show()
+    if not places:
+        raise NoSuchJob(
+            "no job of this user runs on this host. It finds those whose private directory is in TMPDIR or /tmp: on "
+            "the host of launch.py or, under torchrun and mpirun, of rank 0"
+        )
+    if len(places) == 1:
+        return StatusReport(places[0], given, out).show()
+    if given.json:
+        print_json({"jobs": [as_json.described_job(place) for place in places]}, out)
+    else:
+        StatusScreen(out).show(job_lines([(place, _words(place)) for place in places]))
+    return SHOWN
+
+
+def _words(place: ObservingPlace) -> str:
+    """How a job is, in a few words."""
+    try:
+        with ObserverSession.of(place, LISTED_S) as session:
+            view = session.look()
+    except KVStoreError:
+        return "does not answer"
+    if view.failure is not None:
+        return "has failed"
+    missing = awaited(view, AWAITED_S)
+    if missing or view.waits:
+        return f"waits for worker {missing[0]}" if missing else view.waits[:28]
+    per_s = job_rounds_per_s(view)
+    return "runs" if per_s is None else f"{rate(per_s)} rounds a second"
+
+
+def _locate_all(session: ObserverSession, view: JobView) -> list[LocatedMember]:
+    """Ask all members where they are."""
+    ranks = {role: [member.rank for member in view.of_role(role) if member.rank >= 0] for role in ROLES}
+    return [member for role in ROLES for member in _locate(session, role, ranks[role])]
+
+
+def _locate(session: ObserverSession, role: str, ranks: Sequence[int]) -> list[LocatedMember]:
+    if not ranks:
+        return []
+    located = session.locate(role, ranks)
+    return located_members(role, dict(zip(located.ranks, located.places, strict=True)), stacks_in(located))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvstore-status",
+        description="Show how this user's running jobs are: their members, who waits for whom, where each is. It asks "
+        "the scheduler, and changes nothing.",
+        epilog="exit codes: 0 shown; 1 no such job; 2 wrong usage, or a file that is not to be trusted; 3 no answer of "
+        "the scheduler; 4 the job has failed",
+    )
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="which: its launcher's pid, its name, its private directory, or a copy of the observe.json in there "
+        "(default: the only one; of several, all in short)",
+    )
+    parser.add_argument(
+        "-a", "--all", action="store_true", help="a row for each of many members, short waits, all events"
+    )
+    parser.add_argument("-l", "--links", action="store_true", help="the bytes a second over each link of a worker")
+    parser.add_argument(
+        "-s", "--stacks", action="store_true", help="where all members are: the stacks of their threads"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs; with --watch a document a line")
+    parser.add_argument(
+        "-w",
+        "--watch",
+        nargs="?",
+        type=_seconds,
+        const=2.0,
+        metavar="S",
+        help="show it again every S seconds (default: 2), until the job ends",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=TIMEOUT_S,
+        metavar="S",
+        help=f"how long the scheduler may take to answer, in seconds (default: {TIMEOUT_S:g})",
+    )
+    parser.add_argument(
+        "--at", metavar="ADDRESS", help="a scheduler's address, tcp://host:port?key=..., in place of JOB"
+    )
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="a file with the observers' key, for --at")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.05 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.05 to 86400")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
