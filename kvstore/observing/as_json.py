@@ -58,6 +58,8 @@ def described_view(view: JobView) -> dict[str, Any]:
             for wait in waits(view, 0.0)
         ],
         "scheduler_waits": view.waits,
+        "scheduler_awaited": list(view.awaited),
+        "advice": [],
         "events": [
             {"number": event.number, "ago_s": max(0.0, view.at - event.at), "text": event.text} for event in view.events
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvstore.errors import ConfigError
@@ -18,10 +18,15 @@ class NoSuchJob(ConfigError):
     """No job runs here that is meant."""
 
 
-def jobs_here() -> tuple[list[ObservingPlace], list[str]]:
+def roots_here() -> list[Path]:
+    """Return where private directories of jobs are: where this process would make its own, and where most do."""
+    return [temporary_root(), Path("/tmp")]  # noqa: S108 (only directories of this user alone are trusted)
+
+
+def jobs_here(roots: Iterable[Path]) -> tuple[list[ObservingPlace], list[str]]:
     """Return this user's jobs on this host, the latest first, and why others cannot be looked at."""
     places, refused = [], []
-    for directory, found in running_jobs([temporary_root(), Path("/tmp")]):  # noqa: S108 (only directories of this user)
+    for directory, found in running_jobs(roots):
         if isinstance(found, ObservingPlace):
             places.append(found)
         else:

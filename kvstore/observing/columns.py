@@ -79,7 +79,7 @@ def member_table(
     values = [[column.value(row) for row in rows] for column in columns]
     kept = [place for place, numbers in enumerate(values) if any(numbers)]
     columns, values = [columns[place] for place in kept], [values[place] for place in kept]
-    different = differing(values, columns)
+    different = differing(values, columns, len(rows))
     every = range(len(rows))
     summary: list[TableRow] = []
     shown: Collection[int] = every
@@ -104,9 +104,9 @@ def member_table(
     return lines
 
 
-def differing(values: Sequence[Sequence[float | None]], columns: Sequence[Column[T]]) -> list[int]:
-    """Return, for each member, in how many columns it differs from the rest."""
-    different = [0] * len(values[0]) if values else []
+def differing(values: Sequence[Sequence[float | None]], columns: Sequence[Column[T]], count: int) -> list[int]:
+    """Return, for each of ``count`` members, in how many columns it differs from the rest."""
+    different = [0] * count
     for numbers, column in zip(values, columns, strict=True):
         known = [number for number in numbers if number is not None]
         if len(known) < 3:

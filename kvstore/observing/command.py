@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.observing_place import ObservingPlace
 from kvstore.observing import as_json
-from kvstore.observing.choice import NoSuchJob, jobs_here, place_at, place_named
+from kvstore.observing.choice import NoSuchJob, jobs_here, place_at, place_named, roots_here
 from kvstore.observing.figures import job_rounds_per_s
 from kvstore.observing.quantities import rate
 from kvstore.observing.screen import StatusScreen
@@ -103,7 +103,7 @@ class StatusReport:
             asked = awaited(view, AWAITED_S)[:MOST_AWAITED]
             places = {member.rank: member.place for member in _locate(session, "worker", asked)}
             parts = StatusParts(self.given.all, self.given.links, (), places)
-            screen.show([*status_lines(self.place, view, parts), *stacks_lines(located)])
+            screen.show([*status_lines(self.place, view, parts), *stacks_lines(located, self.given.all)])
         return SHOWN if view.failure is None else FAILED
 
     def _say_why(self, error: KVStoreError, screen: StatusScreen) -> int:
@@ -129,7 +129,7 @@ def print_json(described: dict[str, Any], out: TextIO, one_line: bool = False) -
 def _run(given: argparse.Namespace, out: TextIO) -> int:
     if given.at is not None:
         return StatusReport(place_at(given.at, given.key_file), given, out).show()
-    places, refused = jobs_here()
+    places, refused = jobs_here(roots_here())
     for line in refused:
         print(f"kvstore-status: {line}", file=sys.stderr)
     if given.job is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvstore.observing.columns import TextLine
 from kvstore.observing.quantities import members
 from kvstore.wire import Stacks
+
+_Threads: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"  # names, and frames
+
+OURS = "kvstore "  # begins the names of this package's threads
 
 
 @dataclass(frozen=True)
@@ -38,23 +43,28 @@ def located_members(role: str, places: Mapping[int, str], answers: Iterable[Stac
     return [LocatedMember(role, rank, place, by_rank.get(rank)) for rank, place in sorted(places.items())]
 
 
-def stacks_lines(located: Iterable[LocatedMember]) -> list[TextLine]:
-    """Return the stacks of members, innermost frames last."""
-    same: dict[tuple[object, ...], list[LocatedMember]] = {}
+def stacks_lines(located: Iterable[LocatedMember], all_threads: bool = False) -> list[TextLine]:
+    """Return the stacks of members, innermost frames last.
+
+    Args:
+        located: the members. Those of one role that are at the same place with the same stacks are shown once.
+        all_threads: whether threads of this package are shown, too.
+    """
+    same: dict[tuple[str, str, _Threads], list[int]] = {}
     for member in located:
-        threads = (
-            () if member.stacks is None else tuple((name, tuple(frames)) for name, frames in member.stacks.threads)
-        )
-        same.setdefault((member.role, member.place, threads), []).append(member)
+        threads = () if member.stacks is None else tuple(_threads(member.stacks, all_threads))
+        same.setdefault((member.role, member.place, threads), []).append(member.rank)
     lines: list[TextLine] = []
-    for alike in same.values():
-        first = alike[0]
-        who = members(first.role, (member.rank for member in alike))
-        lines += [
-            TextLine(""),
-            TextLine(f"{who} {first.place}" if len(alike) == 1 else f"{who}: each {first.place}", "title"),
-        ]
-        for name, frames in () if first.stacks is None else first.stacks.threads:
+    for (role, place, threads), ranks in same.items():
+        who = members(role, ranks)
+        lines += [TextLine(""), TextLine(f"{who}{'' if len(ranks) == 1 else ': each'} {place}", "title")]
+        for name, frames in threads:
             lines.append(TextLine(f"  {name}"))
             lines += [TextLine(f"    {frame}", "faint") for frame in frames]
     return lines
+
+
+def _threads(stacks: Stacks, all_threads: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, frames in stacks.threads:
+        if all_threads or not name.startswith(OURS):
+            yield name, tuple(frames)

@@ -1,0 +1,172 @@
+"""``kvstore-status``: its exit codes and what it prints, of played sessions and of jobs in this process."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from observed_job import ObservedJob
+from viewed_job import PLACE, server, view_of, worker
+
+from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost
+from kvstore.job.directory import make_private
+from kvstore.job.observing_place import FILE
+from kvstore.observing.command import (
+    FAILED,
+    NO_ANSWER,
+    NO_JOB,
+    SHOWN,
+    USAGE,
+    StatusReport,
+    main,
+)
+from kvstore.observing.view import JobView
+from kvstore.wire import Located, Node, Stacks, encode
+
+OPTIONS = {"all": False, "links": False, "stacks": False, "json": False, "watch": None, "timeout": 5.0}
+
+
+class PlayedSession:
+    """A session that looks at views, or fails, in turn; the last one stays."""
+
+    def __init__(self, *looks: JobView | KVStoreError) -> None:
+        self.looks = list(looks)
+        self.located: list[tuple[str, list[int]]] = []
+
+    def look(self) -> JobView:
+        look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        if isinstance(look, KVStoreError):
+            raise look
+        return look
+
+    def locate(self, role: str, ranks: list[int]) -> Located:
+        self.located.append((role, ranks))
+        stacks = [
+            Stacks(Node(role, rank, 1), 1, "a.py:1 in f", "", [["MainThread", ["a.py:1 in f"]]]) for rank in ranks
+        ]
+        buffers = [bytes(encode(one)[0]) for one in stacks]
+        return Located(0, ranks, ["is at a.py:1 in f" for _ in ranks], buffers)
+
+    def __enter__(self) -> PlayedSession:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def run(*looks: JobView | KVStoreError, **options: Any) -> tuple[int, str, PlayedSession]:
+    session, out = PlayedSession(*looks), io.StringIO()
+    given = argparse.Namespace(**OPTIONS | options)
+    opened: Callable[..., Any] = lambda _place, _timeout: session  # noqa: E731
+    code = StatusReport(PLACE, given, out, opened, sleep=lambda _: None).show()
+    return code, out.getvalue(), session
+
+
+WAITS = {"waiting": [0], "missing": [1], "oldest_us": 12_000_000, "why": "its push 7 of 'w' is missing"}
+HANGING = view_of([worker(0), worker(1), server(0, **WAITS)])
+GONE = NodeLost("nobody listens at x: the job has not begun, or has ended")
+STOPPED = DeadlineExceeded("the scheduler at x has not answered within 5 s", ("the scheduler",))
+
+
+def test_who_is_awaited_is_asked_where_it_is() -> None:
+    code, text, session = run(HANGING)
+    assert code == SHOWN
+    assert session.located == [("worker", [1])]
+    assert "server 0: worker 0 waits for worker 1, for 12 s: its push 7 of 'w' is missing" in text
+    assert "  worker 1 is at a.py:1 in f\n" in text
+
+
+def test_nobody_is_asked_in_a_job_that_goes_on() -> None:
+    assert run(view_of([worker(0), worker(1), server(0)]))[2].located == []
+
+
+def test_stacks_are_those_of_all_members() -> None:
+    code, text, session = run(view_of([worker(0), worker(1), server(0)]), stacks=True)
+    assert session.located == [("worker", [0, 1]), ("server", [0])]
+    assert "workers 0, 1: each is at a.py:1 in f\n  MainThread\n    a.py:1 in f\n" in text
+    assert code == SHOWN
+
+
+def test_a_job_that_has_failed_has_an_exit_code_of_its_own() -> None:
+    code, text, _ = run(view_of([], failure="worker 1 was killed by SIGKILL"))
+    assert (code, "the job has failed: worker 1 was killed by SIGKILL" in text) == (FAILED, True)
+
+
+@pytest.mark.parametrize("error", [GONE, STOPPED], ids=["gone", "stopped"])
+def test_a_scheduler_that_does_not_answer_has_one_too(error: KVStoreError) -> None:
+    code, text, _ = run(error)
+    assert (code, str(error) in text, PLACE.command in text) == (NO_ANSWER, True, True)
+    code, text, _ = run(error, json=True)
+    assert (code, json.loads(text)["error"], json.loads(text)["status"]) == (NO_ANSWER, str(error), None)
+
+
+def test_json_is_one_document() -> None:
+    _, text, _ = run(HANGING, json=True, stacks=True)
+    document = json.loads(text)
+    assert document.keys() == {"version", "job", "status", "stacks"}
+    assert (document["version"], document["status"]["waits"][0]["missing"]) == (1, [1])
+    assert document["stacks"][0]["threads"] == [{"name": "MainThread", "frames": ["a.py:1 in f"]}]
+
+
+def test_a_job_is_watched_until_it_ends_whatever_pauses_it_makes() -> None:
+    view = view_of([worker(0)])
+    code, text, _ = run(view, STOPPED, view, GONE, watch=1.0)
+    assert (code, text.count("workers\n"), text.count("not answered")) == (SHOWN, 2, 1)
+    assert text.endswith("the job has ended\n")
+    code, text, _ = run(view, view, GONE, watch=1.0, json=True)
+    assert (code, len(text.splitlines()), json.loads(text.splitlines()[1])["version"]) == (SHOWN, 2, 1)
+
+
+def test_a_job_that_is_not_there_is_not_watched() -> None:
+    assert run(GONE, watch=1.0)[0] == NO_ANSWER
+
+
+# ---- the command
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command looks for jobs."""
+    monkeypatch.setattr("kvstore.observing.command.roots_here", lambda: [tmp_path])
+    return tmp_path
+
+
+def test_without_a_job_that_is_said(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == NO_JOB
+    assert "no job of this user runs on this host" in capsys.readouterr().err
+    assert main(["17"]) == NO_JOB
+    assert main(["--at", "http://x"]) == USAGE
+    with pytest.raises(SystemExit) as ended:
+        main(["--watch", "0"])
+    assert ended.value.code == USAGE
+
+
+def test_a_job_that_has_ended_does_not_answer(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = dataclasses.replace(PLACE, address=f"ipc://{jobs}/scheduler", pid=os.getpid())
+    place.write(make_private(jobs) / FILE)
+    assert main(["--timeout", "0.1"]) == NO_ANSWER
+    assert "nobody listens" in capsys.readouterr().out
+
+
+def test_the_only_job_is_shown_and_of_several_all_in_short(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs.chmod(0o700)
+    with ObservedJob(1, 1, directory=jobs) as job:
+        place = dataclasses.replace(PLACE, address=job.config("observer").root, pid=os.getpid())
+        place.write(make_private(jobs) / FILE)
+        assert main([]) == SHOWN
+        shown = capsys.readouterr().out
+        assert "1 of 1 worker, 1 of 1 server" in shown
+        assert "all 2 members have joined" in shown
+        dataclasses.replace(place, job="k").write(make_private(jobs) / FILE)
+        assert main([]) == SHOWN
+        assert capsys.readouterr().out.count("runs") >= 2
+        assert main(["--json"]) == SHOWN
+        assert [one["name"] for one in json.loads(capsys.readouterr().out)["jobs"]] == ["j", "k"]
+        assert main(["k", "--json"]) == SHOWN
+        assert json.loads(capsys.readouterr().out)["job"]["name"] == "k"

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import dataclasses
+
+from simulated_job import SimulatedJob
+from viewed_job import PLACE, server, view_of, worker
+
+from kvstore.observing.text import StatusParts, job_lines, silent_scheduler_lines, status_lines
+from kvstore.observing.view import Event, JobView
+
+
+def text(view: JobView, parts: StatusParts | None = None) -> str:
+    return "\n".join(line.text for line in status_lines(PLACE, view, parts or StatusParts()))
+
+
+def hanging() -> JobView:
+    waits = {"waiting": [0, 2], "missing": [1], "oldest_us": 12_000_000, "why": "its push 7 of 'w' is missing"}
+    return view_of([worker(0), worker(1, rounds=49), worker(2), server(0, **waits), server(1, **waits)])
+
+
+def test_a_job_that_hangs_is_shown_with_whom_it_waits_for_and_where_that_one_is() -> None:
+    shown = text(hanging(), StatusParts(places={1: "is at train.py:41 in load_batch"}, advice=("do this",)))
+    assert (
+        shown
+        == """\
+python train.py
+  j · local · pid 42
+  runs for 1 min 0 s · 3 of 3 workers, 2 of 2 servers
+
+who waits for whom
+  servers 0, 1: workers 0, 2 wait for worker 1, for 12 s: its push 7 of 'w' is missing
+  worker 1 is at train.py:41 in load_batch
+
+advice
+  do this
+
+workers
+            state   beat  rounds  memory
+  worker 0  ready  0.4 s      50  100 MB
+  worker 1  ready  0.4 s      49  100 MB
+  worker 2  ready  0.4 s      50  100 MB
+
+servers
+            state   beat  rounds  memory    held
+  server 0  ready  0.4 s      50  100 MB  4.0 kB
+  server 1  ready  0.4 s      50  100 MB  4.0 kB
+
+events
+          59 s ago  all have joined"""
+    )
+
+
+def test_what_the_scheduler_waits_for_is_shown_before_anybody_has_joined() -> None:
+    view = dataclasses.replace(view_of([], waits="waits for worker 0 to join"), num_workers=1, num_servers=1)
+    shown = text(view)
+    assert "0 of 1 worker, 0 of 1 server" in shown
+    assert "scheduler: waits for worker 0 to join" in shown
+
+
+def test_a_job_of_64_workers_and_16_servers_fits_on_a_screen() -> None:
+    job = SimulatedJob(workers=64, servers=16, straggler=5, killed=9)
+    lines = text(job.view(60.0)).split("\n")
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 120
+    assert any(line.split()[:3] == ["worker", "9", "lost"] for line in lines)
+    assert any(line.split()[:3] == ["worker", "5", "ready"] for line in lines), "the straggler waits little"
+    everybody = text(job.view(60.0), StatusParts(everybody=True)).split("\n")
+    assert sum(line.split()[:1] == ["worker"] and "logs" not in line for line in everybody) == 64
+
+
+def test_a_failure_is_shown() -> None:
+    view = view_of([worker(0, "lost")], failure="worker 0 was killed by SIGKILL")
+    [line] = [line for line in status_lines(PLACE, view, StatusParts()) if "failed" in line.text]
+    assert (line.text, line.style) == ("  the job has failed: worker 0 was killed by SIGKILL", "bad")
+
+
+def test_rates_and_logged_values_are_in_the_head() -> None:
+    view = view_of([worker(0, before={"rounds": 0}, values=[["epoch", 3.0], ["loss", 0.12345]])])
+    shown = text(view)
+    assert "50 rounds, 5.00 a second" in shown
+    assert "worker 0 logs epoch 3, loss 0.1235" in shown
+
+
+def test_a_member_that_is_silent_is_said_to_be() -> None:
+    view = view_of([dataclasses.replace(worker(0), silent_s=9.0), worker(1)])
+    assert "worker 0  silent  9.0 s" in text(view)
+
+
+def test_links_are_shown_if_they_are_wanted() -> None:
+    view = view_of([worker(0, before={}, sent=[10_000, 0], received=[0, 0])])
+    assert "bytes a second over each link" not in text(view)
+    assert "worker 0      0     1.0 kB sent        0 B received" in text(view, StatusParts(links=True))
+
+
+def test_the_latest_events_are_shown() -> None:
+    view = view_of([], events=[Event(number, 100.0, f"event {number}") for number in range(1, 21)])
+    assert "event 12\n" not in text(view) + "\n"
+    assert "event 13" in text(view)
+    assert "event 1\n" in text(view, StatusParts(everybody=True))
+
+
+def test_a_silent_scheduler_and_lists() -> None:
+    assert [line.text for line in silent_scheduler_lines(PLACE, "it does not answer")] == [
+        "python train.py",
+        "  j · local · pid 42",
+        "  it does not answer",
+    ]
+    listed = [line.text for line in job_lines([(PLACE, "runs")])]
+    assert listed[1].split() == ["42", "local", "runs", "python", "train.py"]
