@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 
 import kvstore
+from kvstore.job.address import Address
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
 
@@ -34,6 +36,15 @@ def unfit(remote: RemoteAgent) -> str:
     except ValueError:
         return f"reports the address {answer.address!r}, which is not an IP address"
     return "" if answer.port else "its agent does not listen"
+
+
+def addresses_chosen(own: Address, remotes: Sequence[RemoteAgent]) -> list[str]:
+    """If hosts have several networks: which address was chosen, and why, for this machine and for each of them."""
+    by_host = {remote.host: surveyed(remote) for remote in remotes}
+    others = {host: answer for host, answer in by_host.items() if answer.address != own.ip}
+    lines = [f"this machine is reached at {own.ip}: {own.why}"] if others and own.others else []
+    several = ((host, answer) for host, answer in others.items() if answer.several)
+    return [*lines, *(f"{host} is reached at {answer.address}: {answer.why}" for host, answer in several)]
 
 
 def has_servers(remote: RemoteAgent) -> bool:

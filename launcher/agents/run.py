@@ -22,7 +22,7 @@ from kvstore.job.keyring import Keyring
 from kvstore.job.processes import source_root
 from kvstore.job.settings import ENCRYPTION
 from kvstore.job.system import cores
-from launcher.agents.answers import has_servers, surveyed, unfit, unreached, version_problem
+from launcher.agents.answers import addresses_chosen, has_servers, surveyed, unfit, unreached, version_problem
 from launcher.agents.fleet import Fleet
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
@@ -185,7 +185,8 @@ class _AgentJob:
             [] if synced or self._sets_path() else [os.fsencode(word) for word in self._job.command],
         )
         fit = roll_call.ask(dict.fromkeys(fit, question), p.Surveyed, SURVEY_S, unfit)
-        self._say_which(own, fit)
+        for line in addresses_chosen(own, fit):
+            print(f"launch.py: {line}", file=sys.stderr)
         targets: list[list[object]] = [["this machine", own.ip, self._listener.getsockname()[1]]]
         targets += [[r.host, surveyed(r).address, surveyed(r).port] for r in fit if has_servers(r)]
         roll_call.ask(dict.fromkeys(fit, p.Probe(targets)), p.Probed, PROBE_S, unreached)
@@ -195,16 +196,6 @@ class _AgentJob:
     def _sets_path(self) -> bool:
         """Whether workers look for their command on a PATH that agents do not have."""
         return "PATH" in self._job.env_worker or "PATH" in self._job.env_names
-
-    def _say_which(self, own: Address, fit: Sequence[RemoteAgent]) -> None:
-        """If hosts have several networks, print which address was chosen, and why."""
-        by_host = {remote.host: surveyed(remote) for remote in fit}
-        others = {host: answer for host, answer in by_host.items() if answer.address != own.ip}
-        if others and own.others:
-            print(f"launch.py: this machine is reached at {own.ip}: {own.why}", file=sys.stderr)
-        for host, answer in others.items():
-            if answer.several:
-                print(f"launch.py: {host} is reached at {answer.address}: {answer.why}", file=sys.stderr)
 
     def run(
         self,
@@ -309,7 +300,9 @@ class _AgentJob:
 
     def _settings(self, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
         plain = {} if at.keyring is not None else {ENCRYPTION.name: "0"}
-        shown = of_terminal(Outlet(), self._environ, self._job.output) if role == "worker" else {}
+        shown = (
+            of_terminal(Outlet(), self._environ, self._job.output, self._remotes[0].host) if role == "worker" else {}
+        )
         return {**shown, **passed(self._job, self._environ), **member_variables(self._job, at, role, rank), **plain}
 
     def _locally(self, remote: RemoteAgent, role: Role, rank: int) -> dict[str, str]:

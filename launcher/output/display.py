@@ -14,7 +14,7 @@ from launcher.job.output_options import OutputOptions
 from launcher.job.tasks import Task
 from launcher.output.lines import Prefixer, prefix
 from launcher.output.live import LiveView
-from launcher.output.live_table import BESIDE, LiveTable, require_rich
+from launcher.output.live_table import BESIDE, LONGEST_HOST, LiveTable, require_rich
 from launcher.output.log_files import LogFiles
 from launcher.output.log_lines import STREAMS, LogLines, remark, said, stamp
 from launcher.output.outlet import Outlet
@@ -118,6 +118,8 @@ class Display:
         if self._files is not None:
             at = stamp(self._clock())
             self._files.write(OWN_FILE, said(text, at), at)
+            if problem := self._files.problem():
+                self.say(problem)
 
     def show(self, index: int, text: str) -> None:
         """Show a line on behalf of a task."""
@@ -266,11 +268,18 @@ def prepare(options: OutputOptions, environ: Mapping[str, str]) -> None:
         LogFiles(Path(options.log_dir), options.log_size, options.log_files).close()
 
 
-def of_terminal(outlet: Outlet, environ: Mapping[str, str], options: OutputOptions) -> dict[str, str]:
-    """What workers are told of the terminal: how wide a progress bar may be, 0 for none, and whether to use colors."""
+def of_terminal(outlet: Outlet, environ: Mapping[str, str], options: OutputOptions, host: str = "") -> dict[str, str]:
+    """What workers are told of the terminal: how wide a progress bar may be, 0 for none, and whether to use colors.
+
+    Args:
+        outlet: where lines are shown.
+        environ: the caller's environment.
+        options: which lines are shown.
+        host: the host of a worker, if it is shown.
+    """
     width = columns(outlet.stderr, environ)
     if options.live and width:
-        width = max(_FEWEST_COLUMNS, width - BESIDE)
+        width = max(_FEWEST_COLUMNS, width - BESIDE - (min(LONGEST_HOST, len(host)) + 2 if host else 0))
     elif not options.shows("worker", 0):  # whose bar it is
         width = 0
     refused = {NO_COLOR.name: environ[NO_COLOR.name]} if environ.get(NO_COLOR.name) else {}

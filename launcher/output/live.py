@@ -22,6 +22,7 @@ class LiveRow(NamedTuple):
     Args:
         task: the index of the process.
         name: of the process.
+        host: where it runs, if not on this machine.
         state: one of the states above.
         lasting: for how long it has been in that state.
         silent: for how long it has written nothing, if that is long.
@@ -30,6 +31,7 @@ class LiveRow(NamedTuple):
 
     task: int
     name: str
+    host: str
     state: str
     lasting: str
     silent: str
@@ -42,6 +44,7 @@ class _Process:
 
     index: int
     name: str
+    host: str
     since: float
     said_at: float
     state: str = RUNNING
@@ -62,7 +65,7 @@ class LiveView:
 
     def __init__(self, tasks: Sequence[Task], shown: Sequence[int], now: float) -> None:
         order = sorted(range(len(tasks)), key=lambda index: (_FIRST.index(tasks[index].role), tasks[index].rank))
-        self._processes = {index: _Process(index, tasks[index].name, now, now) for index in order}
+        self._processes = {index: _Process(index, tasks[index].name, tasks[index].host, now, now) for index in order}
         self._shown = frozenset(shown)
         self.changed = True
 
@@ -131,6 +134,7 @@ class LiveView:
         return LiveRow(
             process.index,
             process.name,
+            process.host,
             process.state,
             duration(now - process.since),
             "" if over or silence < _SILENT_S else duration(silence),

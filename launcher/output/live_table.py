@@ -15,7 +15,8 @@ from launcher.output.live import ENDED, FAILED, RESTARTED, LiveRow
 if TYPE_CHECKING:
     from rich.text import Text
 
-BESIDE = 40  # columns beside the last line of a process, about
+BESIDE = 40  # columns beside the last line of a process, about, without its host
+LONGEST_HOST = 20  # columns
 _STYLES: Mapping[str, str] = {ENDED: "dim", FAILED: "bold red", RESTARTED: "yellow"}
 _LONGEST = 2000  # bytes of a line that are looked at
 # Escape sequences but for colors, an incomplete one at the end, and other control characters.
@@ -55,14 +56,21 @@ class LiveTable:
         from rich.text import Text
 
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", width=width)
-        for title in ("process", "state", "for", "silent"):
-            right = title in ("for", "silent")
-            table.add_column(title, no_wrap=True, justify="right" if right else "left")
+        hosts = any(row.host for row in rows)
+        for title in ("process", *(["host"] if hosts else []), "state", "for", "silent"):
+            table.add_column(
+                title,
+                no_wrap=True,
+                overflow="ellipsis",
+                max_width=LONGEST_HOST,
+                justify="right" if title in ("for", "silent") else "left",
+            )
         table.add_column("last line", no_wrap=True, overflow="ellipsis", ratio=1)
         for row in rows:
             style = _STYLES.get(row.state, "")
             name = Text(row.name, style=f"color({color_of(row.task)})")
-            table.add_row(name, Text(row.state, style=style), row.lasting, row.silent, self._text(row.text))
+            host = [Text(row.host)] if hosts else []
+            table.add_row(name, *host, Text(row.state, style=style), row.lasting, row.silent, self._text(row.text))
         file = io.StringIO()
         console = Console(
             file=file,

@@ -45,6 +45,7 @@ from launcher.job.cluster import Cluster
 from launcher.supervision.ending import EndingLimits
 from launcher.errors import LaunchError
 from launcher.job.description import Job
+from launcher.job.output_options import OutputOptions
 from launcher.kinds import kubernetes
 
 options = json.loads(sys.argv[1])
@@ -52,9 +53,10 @@ options["command"] = tuple(options["command"])
 options["env_names"] = tuple(options.get("env_names", ()))
 options["server_argv"] = tuple(options.get("server_argv", ()))
 cluster = Cluster(image="i", **options.pop("cluster", {}))
+output = OutputOptions(**options.pop("output", {}))
 limits = EndingLimits(window=2.0, linger=10.0, patience=5.0, blame=5.0, grace=3.0, short_grace=3.0, kill=2.0)
 try:
-    sys.exit(kubernetes.run(Job(**options, cluster=cluster), print, limits=limits))
+    sys.exit(kubernetes.run(Job(**options, cluster=cluster, output=output), print, limits=limits))
 except LaunchError as error:
     sys.exit(f"refused: {error}")
 """
@@ -154,9 +156,14 @@ def test_a_whole_job(cluster: FakeCluster, encryption: bool) -> None:
 
 
 def test_the_first_failure_is_the_exit_code(cluster: FakeCluster) -> None:
-    cluster.start(["python -c 'import os, time; time.sleep(1); os._exit(7 * int(os.environ[\"DMLC_TASK_ID\"]))'"])
-    code, _, err = cluster.end()
-    assert code == 7
+    code = 'import os, time; print(1, flush=True); time.sleep(1); os._exit(7 * int(os.environ["DMLC_TASK_ID"]))'
+    logs = cluster.home / "logs"
+    cluster.start([f"python -c '{code}'"], output={"log_dir": str(logs), "show": []})
+    exit_code, out, err = cluster.end()
+    assert (exit_code, out) == (7, [])
+    assert [line.partition(" ")[2] for line in (logs / "worker-1.log").read_text().splitlines()] == [
+        *("stderr F launch.py: start 1 of worker 1", "stdout F 1", "stderr F launch.py: exited with code 7")
+    ]
     assert "launch.py: worker 1 exited with code 7" in err
     assert cluster.is_empty()
 

@@ -186,7 +186,10 @@ def test_without_a_terminal_live_changes_nothing(shown: Show, tmp_path: Path, mo
 def drawn(ours: int, shown: Shown) -> list[str]:
     """What is on the terminal, without what the columns are called."""
     shown.outlet.pump()
-    shown.received += os.read(ours, 1 << 16)
+    os.write(shown.outlet.stderr, b"\0")  # the terminal may deliver in parts
+    while not shown.received.endswith(b"\0"):
+        shown.received += os.read(ours, 1 << 16)
+    shown.received = shown.received.rstrip(b"\0")
     lines = screen.seen(shown.received.decode())
     return [re.sub(r"  +", "  ", line.rstrip()) for line in lines if not line.startswith("process ")]
 
@@ -200,8 +203,8 @@ def test_one_line_for_each_process_on_a_terminal(tmp_path: Path) -> None:
         live.tick(1.0)
         assert drawn(ours, live) == [
             "[server 0] careful",
-            "worker 0  running  0:01  Epoch[1]",
-            "worker 1  running  0:01  50%",
+            "worker 0  node7  running  0:01  Epoch[1]",
+            "worker 1  node7  running  0:01  50%",
             "server 0  running  0:01  careful",
             "scheduler  running  0:01",
         ]
@@ -213,7 +216,7 @@ def test_one_line_for_each_process_on_a_terminal(tmp_path: Path) -> None:
         live.display.say("it is over")
         assert drawn(ours, live) == [
             "[server 0] careful",
-            *("worker 0  ended  0:00  Epoch[1]", "worker 1  failed  0:00  exited with code 7"),
+            *("worker 0  node7  ended  0:00  Epoch[1]", "worker 1  node7  failed  0:00  exited with code 7"),
             *("server 0  running  0:01  careful", "scheduler  running  0:01"),
             "launch.py: the last 4 lines of worker 0 on node7, which had not been shown:",
             *("[worker 0] Epoch[0]", "[worker 0]", "[worker 0] Epoch[1]", "[worker 0]"),
@@ -228,7 +231,7 @@ def test_lines_scroll_above_if_they_are_asked_for(tmp_path: Path) -> None:
         live.lines(FIRST, "a")
         live.lines(SECOND, "b")
         live.tick(1.0)
-        rows = ["worker 0  running  0:01  a", "server 0  running  0:01", "scheduler  running  0:01"]
+        rows = ["worker 0  node7  running  0:01  a", "server 0  running  0:01", "scheduler  running  0:01"]
         assert drawn(ours, live) == ["[worker 0] a", *rows]
         piped = Shown(out.fileno(), theirs, OutputOptions(live=True, log_dir=str(tmp_path / "logs")))
         piped.lines(SECOND, "b")
@@ -275,4 +278,7 @@ def test_workers_are_told_how_wide_a_bar_may_be_and_that_colors_are_not_wanted(
     with screen.terminal() as (_, theirs):
         told = of_terminal(Outlet(1, theirs), {"TERM": "xterm", "NO_COLOR": "1"}, options)
         assert told == {"KVSTORE_COLUMNS": str(width), "NO_COLOR": "1"}
+        beside = len("node7") + 2 if options.live else 0
+        elsewhere = of_terminal(Outlet(1, theirs), {"TERM": "xterm"}, options, "node7")
+        assert elsewhere == {"KVSTORE_COLUMNS": str(width - beside)}
         assert of_terminal(Outlet(1, theirs), {"TERM": "dumb"}, options) == {"KVSTORE_COLUMNS": "0"}

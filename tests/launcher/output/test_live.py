@@ -35,10 +35,10 @@ def test_workers_are_above(view: LiveView) -> None:
 
 def test_the_last_line_and_how_long_ago_it_was(view: LiveView) -> None:
     view.said(2, b"step 1", 5.0)
-    assert row(view, "worker 0", 14.0)[3:] == ("0:14", "", b"step 1")
-    assert row(view, "worker 0", 15.0)[3:] == ("0:15", "0:10", b"step 1")
+    assert row(view, "worker 0", 14.0)[4:] == ("0:14", "", b"step 1")
+    assert row(view, "worker 0", 15.0)[4:] == ("0:15", "0:10", b"step 1")
     view.rewrites(2, b"50%", 16.0)
-    assert row(view, "worker 0", 17.0)[3:] == ("0:17", "", b"50%")
+    assert row(view, "worker 0", 17.0)[4:] == ("0:17", "", b"50%")
     view.rewrites(2, b"50%", 30.0)
     assert row(view, "worker 0", 30.0).silent == "0:14", "what stays the same is silence"
     view.rewrites(2, b"", 31.0)
@@ -57,7 +57,7 @@ def test_ends(view: LiveView, how: Exit, failed: bool, state: str, text: bytes) 
     view.said(2, b"bye", 1.0)
     view.rewrites(2, b"99%", 2.0)
     view.exited(2, how, failed, 3.0)
-    assert row(view, "worker 0", 63.0)[2:] == (state, "1:00", "", text)
+    assert row(view, "worker 0", 63.0)[3:] == (state, "1:00", "", text)
 
 
 def test_who_ends_because_of_another_has_not_failed(view: LiveView) -> None:
@@ -65,15 +65,15 @@ def test_who_ends_because_of_another_has_not_failed(view: LiveView) -> None:
     view.reported(3, ExitReport("ValueError: no data"), 1.0)
     for index in (2, 3):
         view.exited(index, Exit(code=1), True, 2.0)
-    assert row(view, "worker 0")[2::3] == ("ended", b"exited with code 1; worker 1 was lost")
-    assert row(view, "worker 1")[2::3] == ("failed", b"exited with code 1; ValueError: no data")
+    assert row(view, "worker 0")[3::3] == ("ended", b"exited with code 1; worker 1 was lost")
+    assert row(view, "worker 1")[3::3] == ("failed", b"exited with code 1; ValueError: no data")
 
 
 def test_a_restart(view: LiveView) -> None:
     view.begins(1, 1, 1.0)
     view.exited(1, Exit(signum=9), True, 2.0)
     view.begins(1, 2, 3.0)
-    assert row(view, "server 0", 5.0)[2:] == ("restarted", "0:02", "", b"start 2")
+    assert row(view, "server 0", 5.0)[3:] == ("restarted", "0:02", "", b"start 2")
 
 
 def test_if_there_is_no_room_for_all_those_that_matter_have_a_line(view: LiveView) -> None:

@@ -12,9 +12,9 @@ from launcher.output.live import LiveRow
 from launcher.output.live_table import LiveTable, require_rich
 
 ROWS = [
-    LiveRow(2, "worker 0", "running", "0:07", "", b"Epoch[0] " + b"x" * 99),
-    LiveRow(3, "worker 1", "failed", "1:00", "", b"exited with code 1; no data"),
-    LiveRow(0, "scheduler", "running", "12:00", "11:00", b""),
+    LiveRow(2, "worker 0", "", "running", "0:07", "", b"Epoch[0] " + b"x" * 99),
+    LiveRow(3, "worker 1", "", "failed", "1:00", "", b"exited with code 1; no data"),
+    LiveRow(0, "scheduler", "", "running", "12:00", "11:00", b""),
 ]
 
 
@@ -26,6 +26,15 @@ def test_a_line_for_each_process() -> None:
         "worker 1   failed    1:00          exited with code 1; no d…",
         "scheduler  running  12:00   11:00",
         "and 2 more: 2 ended",
+    ]
+
+
+def test_hosts_are_shown_where_there_are_any() -> None:
+    rows = [ROWS[0]._replace(host="node7.cluster.example.org"), ROWS[2]]
+    assert LiveTable(color=False).draw(rows, "", 60).decode().split("\n") == [
+        "process    host                  state      for  silent  la…",
+        "worker 0   node7.cluster.examp…  running   0:07          Ep…",
+        "scheduler                        running  12:00   11:00",
     ]
 
 
@@ -45,7 +54,7 @@ def test_colors_are_as_in_the_prefixes_of_lines() -> None:
     ],
 )
 def test_no_text_leaves_its_line(text: bytes, width: int, color: bool) -> None:
-    drawn = LiveTable(color).draw([LiveRow(0, "worker 0", "running", "0:01", "", text)], "", width)
+    drawn = LiveTable(color).draw([LiveRow(0, "worker 0", "", "running", "0:01", "", text)], "", width)
     plain = re.sub(rb"\x1b\[[0-9;]*m", b"", drawn).decode()
     assert plain.count("\n") == 1
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", plain)
