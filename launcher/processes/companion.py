@@ -52,8 +52,8 @@ class Companion:
     """
 
     def __init__(self, program: CompanionProgram, announcement: Sequence[str] = ()) -> None:
-        self._program = program
-        self._announcement = announcement
+        self.program = program
+        self.announcement = announcement
         self._child: Child | None = None
         self._lifeline = -1
         self._lines: dict[int, Prefixer] = {}
@@ -62,11 +62,11 @@ class Companion:
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
         """Start it. If that fails, the job goes on without it."""
         self._selector, self._sink = selector, sink
-        for line in self._announcement:
+        for line in self.announcement:
             sink.say(line)
         theirs, self._lifeline = os.pipe()
         try:
-            self._child = Child(self._program, pass_fds=self._program.pass_fds, stdin=theirs)
+            self._child = Child(self.program, pass_fds=self.program.pass_fds, stdin=theirs)
             self._child.execute()
         except LaunchError as error:
             sink.say(f"{error}; the job goes on without it")
@@ -92,7 +92,7 @@ class Companion:
         self._reported = True
         self._drain()
         if how.status:
-            self._sink.say(f"the {self._program.name} is gone: it {how}; the job goes on without it")
+            self._sink.say(f"the {self.program.name} is gone: it {how}; the job goes on without it")
 
     def reading(self, wanted: bool) -> None:
         """Read on: it writes little."""
@@ -115,7 +115,7 @@ class Companion:
             self._lifeline = -1
         if self._child is None:
             return
-        deadline = time.monotonic() + self._program.grace_s
+        deadline = time.monotonic() + self.program.grace_s
         while self._child.poll() is None and time.monotonic() < deadline:
             self._drain()
             time.sleep(_POLL_S)

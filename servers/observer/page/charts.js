@@ -2,37 +2,32 @@
 
 import { clock } from "./figures.js";
 
-const HEIGHT = 112;
+const HEIGHT = 118;
 
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
 export class Chart {
-  // lines: {column, label, color: a custom property of the style sheet}. show: a number as text.
-  constructor(parent, title, lines, show, most) {
+  // lines: {column, label, color: a custom property of the style sheet}. show: a number as text. least, most: what the
+  // axis has at least; null leaves it to the numbers.
+  constructor(parent, title, lines, show, least = 0, most = null) {
     this.lines = lines;
     this.show = show;
+    this.least = least;
     this.most = most;
     this.data = [[], ...lines.map(() => [])];
     this.card = document.createElement("figure");
     this.card.className = "chart";
     const caption = document.createElement("figcaption");
-    const name = document.createElement("span");
-    name.className = "name";
-    name.textContent = title;
-    caption.append(name);
     this.values = lines.map((line) => {
       const value = document.createElement("span");
       value.className = "value";
       value.style.setProperty("--line", `var(${line.color})`);
+      const label = document.createElement("span");
+      label.textContent = line.label ?? title;
       const amount = document.createElement("b");
-      value.append(amount);
-      if (line.label) {
-        const label = document.createElement("span");
-        label.textContent = line.label;
-        value.append(label);
-      }
+      value.append(label, amount);
       caption.append(value);
       return amount;
     });
@@ -56,18 +51,19 @@ export class Chart {
       width: Math.max(80, this.box.clientWidth),
       height: HEIGHT,
       legend: { show: false },
-      padding: [8, 6, 0, 0],
+      padding: [8, 14, 0, 0],
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
       scales: { x: { time: false }, y: { range: (_, low, high) => this.range(low, high) } },
       axes: [
-        { ...axis, size: 22, gap: 4, space: 70, values: (_, ticks) => ticks.map(clock), grid: { show: false } },
-        { ...axis, size: 58, gap: 6, space: 34, values: (_, ticks) => ticks.map((tick) => this.show(tick)) },
+        { ...axis, size: 24, gap: 7, space: 70, values: (_, ticks) => ticks.map(clock), grid: { show: false } },
+        { ...axis, size: 62, gap: 8, space: 30, values: (_, ticks) => ticks.map((tick) => this.show(tick)) },
       ],
       series: [
         {},
         ...this.lines.map((line, place) => ({
           stroke: color(line.color),
           width: 1.75,
+          dash: place ? [6, 3] : undefined,
           fill: place === 0 && this.lines.length === 1 ? color("--wash") : undefined,
           spanGaps: false,
           points: { show: false },
@@ -79,12 +75,10 @@ export class Chart {
   }
 
   range(low, high) {
-    if (low === null || high === null) return [0, this.most ?? 1];
-    if (this.most === undefined && low > 0 && low > 0.6 * high) {
-      const room = Math.max((high - low) * 0.4, high * 0.02);
-      return [Math.max(0, low - room), high + room];
-    }
-    return [Math.min(0, low), Math.max(this.most ?? 0, high > 0 ? 1.08 * high : 1)];
+    if (low === null || high === null) return [this.least ?? 0, this.most ?? 1];
+    const room = Math.max(0.08 * (high - low), 0.01 * Math.abs(high), 1e-9);
+    const top = high + (high === 0 ? 1 : room);
+    return [this.least === null ? low - room : Math.min(this.least, low), this.most === null ? top : Math.max(this.most, high)];
   }
 
   resize() {

@@ -93,8 +93,8 @@ const workers = new Table(
     ROUNDS,
     RATE,
     { key: "waiting", title: "Waits", hint: "Part of the time in which it waits for answers", show: share, bar: 1 },
-    { key: "last", title: "Comes last", hint: "Part of the rounds in which its push is the last", show: share, bar: 1 },
-    { key: "alone", title: "Is awaited", hint: "Part of the time in which others wait for it alone", show: share, bar: 1 },
+    { key: "last", title: "Comes last", hint: "Part of the rounds in which its push is the last", show: share, bar: 1, hot: 0.8 },
+    { key: "alone", title: "Is awaited", hint: "Part of the time in which others wait for it alone", show: share, bar: 1, hot: 0.1 },
     { key: "input", title: "Input", hint: "Part of the time in which it waits for data", show: share },
     { key: "ahead", title: "Ahead", hint: "Pushes ahead of the slowest worker: its staleness", show: count },
     CORES,
@@ -111,7 +111,7 @@ const servers = new Table(
     STATE,
     ROUNDS,
     RATE,
-    { key: "busy", title: "Busy", hint: "Part of the time in which it handles messages", show: share, bar: 1 },
+    { key: "busy", title: "Busy", hint: "Part of the time in which it handles messages", show: share, bar: 1, hot: 0.8 },
     { key: "held", title: "Holds", hint: "Bytes of parameters that are placed there", show: bytes, bar: 0 },
     { key: "received", title: "Receives", hint: "Bytes a second of gradients", show: rate },
     { key: "sent", title: "Sends", hint: "Bytes a second of values", show: rate },
@@ -134,18 +134,18 @@ function chart(key, ...rest) {
 function makeCharts() {
   chart("rounds", "Rounds per second", [{ column: "rounds", color: "--line-1" }], number);
   const waits = [
-    { column: "waiting", label: "workers wait", color: "--line-2" },
-    { column: "busy", label: "busiest server works", color: "--line-1" },
+    { column: "waiting", label: "Workers wait", color: "--line-2" },
+    { column: "busy", label: "Busiest server", color: "--line-1" },
   ];
-  chart("waiting", "Time", waits, share, 1);
+  chart("waiting", "Waiting and work", waits, share, 0, 1);
   const traffic = [
-    { column: "pushed", label: "to servers", color: "--line-1" },
-    { column: "pulled", label: "from servers", color: "--line-3" },
+    { column: "pushed", label: "To servers", color: "--line-1" },
+    { column: "pulled", label: "From servers", color: "--line-3" },
   ];
   chart("traffic", "Network", traffic, rate);
   const memory = [
-    { column: "worker memory", label: "workers", color: "--line-1" },
-    { column: "server memory", label: "servers", color: "--line-3" },
+    { column: "worker memory", label: "Workers’ memory", color: "--line-1" },
+    { column: "server memory", label: "Servers’ memory", color: "--line-3" },
   ];
   chart("memory", "Memory", memory, bytes);
 }
@@ -154,11 +154,11 @@ function moreCharts() {
   for (const column of Object.keys(page.history.columns)) {
     const name = column.slice(6);
     if (column.startsWith("value ") && !PLAIN.includes(name)) {
-      chart(column, name, [{ column, color: "--line-4" }], number);
+      chart(column, name, [{ column, color: "--line-4" }], number, null);
     }
   }
   if (page.history.columns.ahead?.some((value) => value > 0)) {
-    chart("ahead", "Staleness", [{ column: "ahead", label: "pushes ahead, at most", color: "--line-2" }], count);
+    chart("ahead", "Staleness", [{ column: "ahead", label: "Staleness: pushes ahead, at most", color: "--line-2" }], count);
   }
 }
 
@@ -220,8 +220,8 @@ function openMember(name) {
   own.charts.forEach((each) => each.remove());
   const parent = element("member-charts");
   const first = name.startsWith("worker")
-    ? new Chart(parent, "Waits", [{ column: "waiting", color: "--line-2" }], share, 1)
-    : new Chart(parent, "Busy", [{ column: "busy", color: "--line-1" }], share, 1);
+    ? new Chart(parent, "Waits", [{ column: "waiting", color: "--line-2" }], share, 0, 1)
+    : new Chart(parent, "Busy", [{ column: "busy", color: "--line-1" }], share, 0, 1);
   own.charts = [
     first,
     new Chart(parent, "Network", [{ column: "traffic", color: "--line-1" }], rate),

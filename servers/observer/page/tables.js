@@ -1,8 +1,8 @@
 // Tables that are sorted by their columns' buttons, and whose cells change only where their texts do.
 
 export class Table {
-  // columns: {key, title, hint, show(value, row), bar, text}. bar: cells show value as a part of this, or of the largest
-  // if it is 0. open: called with the row whose button is pressed.
+  // columns: {key, title, hint, show(value, row), bar, hot, text}. bar: cells show value as a part of this, or of the
+  // largest if it is 0. hot: values from here on stand out. open: called with the row whose button is pressed.
   constructor(table, columns, open) {
     this.columns = columns;
     this.open = open;
@@ -110,6 +110,7 @@ export class Table {
         cell.shown = shown;
         cell.text.textContent = shown;
       }
+      if (column.hot) cell.cell.classList.toggle("hot", value >= column.hot);
       if (cell.bar) cell.bar.style.width = `${Math.min(100, (100 * (value ?? 0)) / most[place]).toFixed(1)}%`;
     });
   }

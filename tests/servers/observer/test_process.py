@@ -1,0 +1,112 @@
+"""The observer's loop: it serves the page of a simulated job until that is over."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from simulated_job import SimulatedJob, SimulatedSession
+
+from kvstore.errors import ConfigError, NodeLost
+from servers.observer.process import PageServing, run_observer, serve
+from servers.observer.watcher import Session
+
+TOKEN = "t" * 43
+
+
+class Running:
+    """A page that is served, in a thread."""
+
+    def __init__(self, over: threading.Event | None) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self.over = over
+        self.raised: BaseException | None = None
+        self.missing = False
+        self.looked = threading.Event()
+        began, job = time.monotonic(), SimulatedJob(2, 2)
+
+        def age() -> float:
+            if self.missing:
+                raise NodeLost("nobody listens")
+            self.looked.set()
+            return 20.0 + time.monotonic() - began
+
+        def connect() -> Session:
+            return SimulatedSession(job, age)
+
+        page = PageServing(listener, TOKEN, "train.py", over)
+        self.thread = threading.Thread(target=self._serve, args=(page, connect), daemon=True)
+
+    def _serve(self, page: PageServing, connect: object) -> None:
+        try:
+            serve(page, connect, lambda _: [], missing_s=0.2)  # type: ignore[arg-type]
+        except NodeLost as error:
+            self.raised = error
+
+    def get(self, path: str) -> bytes:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            body: bytes = answer.read()
+        return body
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    made = Running(threading.Event())
+    made.thread.start()
+    yield made
+    assert made.over is not None
+    made.over.set()
+    made.thread.join(10)
+    assert not made.thread.is_alive()
+
+
+def test_the_page_is_there_until_the_job_is_over(running: Running) -> None:
+    assert running.over is not None
+    with urllib.request.urlopen(
+        urllib.request.Request(f"http://127.0.0.1:{running.port}/events", headers={"Authorization": f"Bearer {TOKEN}"}),
+        timeout=10,
+    ) as stream:
+        first = json.loads(stream.readline()[6:])
+        assert (first["kind"], len(first["workers"])) == ("view", 2)
+        running.over.set()
+        rest = stream.read()
+    assert b'{"kind":"over"' in rest
+
+
+def test_it_answers_with_histories_metrics_and_the_board(running: Running) -> None:
+    assert b"<title>" in running.get("/")
+    assert set(json.loads(running.get("/history?span=hours&member=server+0"))) == {"width", "times", "columns"}
+    assert b"kvstore_" in running.get("/metrics")
+    assert json.loads(running.get("/grafana/board.json"))
+
+
+def test_without_anybody_who_says_it_a_silent_scheduler_means_that_the_job_is_over() -> None:
+    made = Running(None)
+    made.thread.start()
+    assert made.looked.wait(10)
+    made.missing = True
+    made.thread.join(10)
+    assert not made.thread.is_alive()
+    assert made.raised is None
+
+
+def test_a_scheduler_that_never_answers_is_an_error() -> None:
+    made = Running(None)
+    made.missing = True
+    made.thread.start()
+    made.thread.join(10)
+    assert isinstance(made.raised, NodeLost)
+
+
+def test_an_observer_must_know_which_job() -> None:
+    with pytest.raises(ConfigError, match="KVSTORE_OBSERVE"):
+        run_observer({})
