@@ -26,7 +26,8 @@ from kvstore.observing.view import JobView
 from servers.observer import files, metrics
 from servers.observer.access import Access
 from servers.observer.feed import Feed
-from servers.observer.watcher import Session, Watcher
+from servers.observer.metrics import JobDescription
+from servers.observer.watcher import ViewSource, JobWatcher
 from servers.observer.web import Answer, Web
 
 LOOK_S = 1.0
@@ -37,7 +38,7 @@ LOST_S = 3.0  # the scheduler answers within this time, or the page says that it
 _BOARD = Path(__file__).with_name("grafana")
 _TYPES = {".json": "application/json", ".yml": "text/plain; charset=utf-8"}
 
-Connect = Callable[[], Session]
+Connect = Callable[[], ViewSource]
 Advise = Callable[[JobView], Sequence[Mapping[str, Any]]]
 
 
@@ -48,24 +49,24 @@ class PageServing:
     Attributes:
         listener: a socket that listens at 127.0.0.1.
         token: what whoever opens the page must have.
-        title: what the job is called.
+        about: what the job is called.
         over: set when the job is over; None if nobody says so.
     """
 
     listener: socket.socket
     token: str = field(repr=False)
-    title: str = ""
+    about: JobDescription = field(default_factory=JobDescription)
     over: threading.Event | None = None
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str], title: str) -> PageServing:
+    def from_env(cls, env: Mapping[str, str], about: JobDescription) -> PageServing:
         """Return what launch.py has prepared, or, where it has not, a page of this process's own.
 
         Raises:
             ConfigError: the port is not free, or the token cannot be read.
         """
         if (fd := DASHBOARD_FD.read(env)) >= 0:
-            return cls(socket.socket(fileno=fd), DASHBOARD_TOKEN.read(env), title, _lifeline())
+            return cls(socket.socket(fileno=fd), DASHBOARD_TOKEN.read(env), about, _lifeline())
         port, file = DASHBOARD_PORT.read(env), DASHBOARD_TOKEN_FILE.read(env)
         token = page_address.token_of(Path(file)) if file else secrets.token_urlsafe(32)
         try:
@@ -78,7 +79,7 @@ class PageServing:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # no launch.py ends this process
         for line in page_address.lines(listener.getsockname()[1], token, env):
             print(line, file=sys.stderr, flush=True)
-        return cls(listener, token, title)
+        return cls(listener, token, about)
 
 
 def run_observer(env: Mapping[str, str]) -> int:
@@ -92,7 +93,7 @@ def run_observer(env: Mapping[str, str]) -> int:
     if not file:
         raise ConfigError(f"an observer must know which job: set {OBSERVE.name} to {OBSERVE.values.valid}")
     place = ObservingPlace.read(Path(file))
-    page = PageServing.from_env(env, place.command)
+    page = PageServing.from_env(env, JobDescription(place.job, place.command))
     serve(page, lambda: ObserverSession.of(place, LOST_S, env), _advice)
     return 0
 
@@ -115,9 +116,9 @@ def serve(page: PageServing, connect: Connect, advise: Advise, missing_s: float 
         NodeLost: the scheduler has never answered, and nobody says when the job is over.
     """
     feed = Feed()
-    watcher = Watcher(connect, advise, feed, page.title)
+    watcher = JobWatcher(connect, advise, feed, page.about.command)
     access = Access(page.token, secrets.token_urlsafe(32), page.listener.getsockname()[1])
-    web = Web(page.listener, access, files.load(), feed, _answers(watcher))
+    web = Web(page.listener, access, files.load(), feed, _answers(watcher, page.about))
     web.start()
     began, over = time.monotonic(), page.over or threading.Event()
     try:
@@ -135,7 +136,7 @@ def serve(page: PageServing, connect: Connect, advise: Advise, missing_s: float 
         web.close()
 
 
-def _answers(watcher: Watcher) -> dict[str, Answer]:
+def _answers(watcher: JobWatcher, about: JobDescription) -> dict[str, Answer]:
     """What the page, and Prometheus, can ask for."""
 
     def history(query: str) -> tuple[str, bytes]:
@@ -143,7 +144,7 @@ def _answers(watcher: Watcher) -> dict[str, Answer]:
         return "application/json", watcher.history(asked.get("span", "recent"), asked.get("member", ""))
 
     def exposition(_query: str) -> tuple[str, bytes]:
-        text = metrics.exposition(watcher.view, time.monotonic() - watcher.answered)
+        text = metrics.exposition(watcher.view, time.monotonic() - watcher.answered, about)
         return metrics.CONTENT_TYPE, text
 
     found: dict[str, Answer] = {"/history": history, "/metrics": exposition}

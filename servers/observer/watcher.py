@@ -16,8 +16,8 @@ from servers.observer.history import History
 from servers.observer.snapshot import drawn, snapshot
 
 
-class Session(Protocol):
-    """A link to the scheduler, as observers have one."""
+class ViewSource(Protocol):
+    """Tells how a job is: an observer's session with the scheduler."""
 
     def look(self) -> JobView:
         """Return how the job is now.
@@ -30,7 +30,7 @@ class Session(Protocol):
         """Close the link."""
 
 
-class Watcher:
+class JobWatcher:
     """The latest state of one job, and its history.
 
     Args:
@@ -46,7 +46,7 @@ class Watcher:
 
     def __init__(
         self,
-        connect: Callable[[], Session],
+        connect: Callable[[], ViewSource],
         advise: Callable[[JobView], Sequence[Mapping[str, Any]]],
         feed: Feed,
         title: str = "",
@@ -55,7 +55,7 @@ class Watcher:
         self._advise = advise
         self._feed = feed
         self._title = title
-        self._session: Session | None = None
+        self._session: ViewSource | None = None
         self._history = History()
         self._lock = threading.Lock()  # around the history, which the web server's threads read
         self.answered = -math.inf

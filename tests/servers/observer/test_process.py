@@ -13,8 +13,9 @@ import pytest
 from simulated_job import SimulatedJob, SimulatedSession
 
 from kvstore.errors import ConfigError, NodeLost
+from servers.observer.metrics import JobDescription
 from servers.observer.process import PageServing, run_observer, serve
-from servers.observer.watcher import Session
+from servers.observer.watcher import ViewSource
 
 TOKEN = "t" * 43
 
@@ -37,10 +38,10 @@ class Running:
             self.looked.set()
             return 20.0 + time.monotonic() - began
 
-        def connect() -> Session:
+        def connect() -> ViewSource:
             return SimulatedSession(job, age)
 
-        page = PageServing(listener, TOKEN, "train.py", over)
+        page = PageServing(listener, TOKEN, JobDescription("job", "train.py"), over)
         self.thread = threading.Thread(target=self._serve, args=(page, connect), daemon=True)
 
     def _serve(self, page: PageServing, connect: object) -> None:

@@ -11,7 +11,7 @@ from simulated_job import SimulatedJob, SimulatedSession
 from kvstore.errors import NodeLost
 from kvstore.observing.view import JobView
 from servers.observer.feed import Feed
-from servers.observer.watcher import Watcher
+from servers.observer.watcher import JobWatcher
 
 
 class Scheduler:
@@ -40,7 +40,7 @@ class Scheduler:
 class Watched:
     def __init__(self) -> None:
         self.scheduler, self.feed = Scheduler(), Feed()
-        self.watcher = Watcher(self.scheduler.connect, lambda _: [{"text": "buy more"}], self.feed, "train.py")
+        self.watcher = JobWatcher(self.scheduler.connect, lambda _: [{"text": "buy more"}], self.feed, "train.py")
 
     def told(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self.feed.after(0, 0.0)[1])
