@@ -113,13 +113,23 @@ def described(stack: Sequence[Place]) -> tuple[str, str]:
 
 def _doing(called: Sequence[Place]) -> str:
     """Say in words what the calls do that lead on from a place in the program's code."""
-    for place in called:
+    called = [place for place in called if _kind(place.path) != "frozen"]
+    ours = [number for number, place in enumerate(called) if _kind(place.path) == "ours"]
+    beyond = called[ours[-1] + 1 :] if ours else called
+    if ours and not any(_kind(place.path) == "installed" for place in beyond):
+        return _inside([called[number] for number in ours])
+    for place in beyond:
         for part, functions, words in _DOINGS:
             if _named(place, part) and (not functions or place.function in functions):
-                inside = [other for other in called if _named(other, part)][-1]
+                inside = [other for other in beyond if _named(other, part)][-1]
                 return f"{words} ({inside})"[:_LONGEST_DOING]
-    called = [place for place in called if _kind(place.path) != "frozen"]
-    return f"calls {called[0].function} ({called[-1]})"[:_LONGEST_DOING] if called else ""
+    return f"calls {beyond[0].function} ({beyond[-1]})"[:_LONGEST_DOING] if beyond else ""
+
+
+def _inside(ours: Sequence[Place]) -> str:
+    """Say which call of this project a thread is in: of a store, rather than of what calls the store."""
+    call = next((place for place in ours if place.file.startswith("kvstore/")), ours[0])
+    return f"is inside {call.function}() of {call.file.partition('/')[0]}"
 
 
 def _named(place: Place, part: str) -> bool:

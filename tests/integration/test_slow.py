@@ -50,6 +50,7 @@ def test_whoever_waits_for_a_worker_that_is_late_says_so_and_goes_on(tmp_path: P
         "[worker 0] join is not done after 1 s: server 0 waits for worker 1",
     ):
         assert line in running.output
+        assert f"is at {tmp_path}/script.py:8 in late" in running.output.partition(line)[2].partition("\n")[0]
     assert running.output.count("is done") == 2
 
 

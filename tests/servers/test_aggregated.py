@@ -255,8 +255,8 @@ def test_what_a_host_waits_for_is_explained_to_its_aggregator():
     waiting = host.push({1: floats(3)}, ranks=[0, 1])
     desk.ask(host, waiting)
     desk.ask(other, other.push({1: floats(3)}, ranks=[2]))
-    said = desk.reply(host, host.explain(waiting.seq)).text
-    assert said == "waits for worker 3, whose push 1 of 'k1' is missing"
+    said = desk.reply(host, host.explain(waiting.seq))
+    assert (said.text, said.missing) == ("waits for worker 3, whose push 1 of 'k1' is missing", [3])
     worker = desk.workers[0]
     assert desk.reply(worker, worker.explain(waiting.seq)).text == "", "it is not this worker's, whatever its number"
 

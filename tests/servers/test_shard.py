@@ -296,7 +296,8 @@ def test_who_waits_for_worker_0_to_set_the_optimizer_is_told_when_it_leaves():
     _, b, c = desk.workers
     early = b.set_optimizer()
     desk.ask(b, early)
-    assert desk.reply(b, b.explain(early.seq)).text == "waits for worker 0, which has not called set_optimizer"
+    said = desk.reply(b, b.explain(early.seq))
+    assert (said.text, said.missing) == ("waits for worker 0, which has not called set_optimizer", [0])
     assert desk.named(desk.shard.depart([2])) == {}
     replies = desk.named(desk.shard.depart([0, 2]))
     assert "without calling set_optimizer" in text_of(replies[1, early.seq], "NodeLost")
@@ -320,7 +321,8 @@ def test_an_explanation_fits_into_a_message():
     desk.reply(a, a.init(keys, keys=[f"{number}" * 1000 for number in keys]))
     push = a.push(dict.fromkeys(keys, floats(1)))
     desk.ask(a, push)
-    assert len(desk.reply(a, a.explain(push.seq)).text) == 4000
+    said = desk.reply(a, a.explain(push.seq))
+    assert (len(said.text), said.missing) == (4000, [*range(1, 30)])
 
 
 def test_nothing_is_known_of_a_request_that_does_not_wait():

@@ -31,6 +31,7 @@ MAIN = at("/home/me/train.py", 90, "main")
 LOAD = at("/home/me/data/images.py", 41, "load_batch")
 PULL = at(OURS / "dist" / "store.py", 7, "pull", OURS.parent)
 CLIENT = at(OURS / "member" / "client.py", 9, "wait", OURS.parent)
+FIT = at(OURS.parent / "workers/training/fit.py", 7, "fit", OURS.parent)
 QUEUE = at(STANDARD / "queue.py", 171, "get", STANDARD)
 WAIT = at(STANDARD / "threading.py", 320, "wait", STANDARD)
 JOIN = at(STANDARD / "threading.py", 1100, "join", STANDARD)
@@ -38,6 +39,7 @@ JSON = at(STANDARD / "json" / "decoder.py", 3, "decode", STANDARD)
 LOGGED = at(INSTALLED / "torch/distributed/c10d_logger.py", 81, "wrapper", INSTALLED)
 BARRIER = at(INSTALLED / "torch/distributed/distributed_c10d.py", 4159, "barrier", INSTALLED)
 LOADER = at(INSTALLED / "torch/utils/data/dataloader.py", 631, "__next__", INSTALLED)
+BACKWARD = at(INSTALLED / "torch/autograd/__init__.py", 347, "backward", INSTALLED)
 FROZEN = at("<frozen importlib._bootstrap>", 1, "_call")
 
 
@@ -51,7 +53,12 @@ FROZEN = at("<frozen importlib._bootstrap>", 1, "_call")
         ([MAIN, JOIN, WAIT], MAIN, f"waits for a thread to end ({WAIT})"),
         ([MAIN, LOGGED, BARRIER], MAIN, f"is in torch.distributed ({BARRIER})"),
         ([MAIN, LOADER, QUEUE, WAIT], MAIN, f"reads input ({LOADER})"),
-        ([MAIN, PULL, CLIENT], MAIN, f"calls pull ({CLIENT})"),
+        ([MAIN, PULL, CLIENT, WAIT], MAIN, "is inside pull() of kvstore"),
+        ([MAIN, FIT, PULL, CLIENT], MAIN, "is inside pull() of kvstore"),
+        ([MAIN, FIT, WAIT], MAIN, "is inside fit() of workers"),
+        ([MAIN, FIT, LOADER, QUEUE], MAIN, f"reads input ({LOADER})"),
+        ([MAIN, BACKWARD, FIT, PULL, WAIT], MAIN, "is inside pull() of kvstore"),
+        ([MAIN, FIT, LOAD, WAIT], LOAD, f"waits for a lock ({WAIT})"),
         ([MAIN, FROZEN, JSON], MAIN, f"calls decode ({JSON})"),
         ([MAIN, FROZEN], MAIN, ""),
         ([PULL, CLIENT, WAIT], CLIENT, f"waits for a lock ({WAIT})"),

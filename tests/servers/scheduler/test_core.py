@@ -15,6 +15,7 @@ from kvstore.wire import (
     Census,
     Counted,
     Declare,
+    Explanation,
     Fault,
     JobFailed,
     Leave,
@@ -370,7 +371,9 @@ def test_a_barrier_lets_all_go_and_stores_have_their_own():
     w0, w1, _ = job.everyone
     first, other = w0.barrier(), w0.barrier(store=1)
     assert job.say(w0, first) == job.say(w0, other) == []
-    assert job.reply(w0, w0.explain(first.seq)).text == "waits at the barrier for worker 1 (has not come yet)"
+    reason = "waits at the barrier for worker 1 (has not come yet)"
+    asked = w0.explain(first.seq)
+    assert job.reply(w0, asked) == Explanation(asked.seq, reason, [1])
     last = w1.barrier()
     assert dict(job.say(w1, last)) == {w0: Ack(first.seq), w1: Ack(last.seq)}
     assert job.reply(w0, first) == Ack(first.seq), "a repeat is answered again"
@@ -413,7 +416,8 @@ def test_keys_are_declared_and_ready():
     w0, w1, _ = job.everyone
     early = w1.declare("a", "b")
     assert job.say(w1, early) == []
-    assert job.reply(w1, w1.explain(early.seq)).text == "waits for worker 0 to init 'a', 'b'"
+    asked = w1.explain(early.seq)
+    assert job.reply(w1, asked) == Explanation(asked.seq, "waits for worker 0 to init 'a', 'b'", [0])
     mine = w0.declare("b", "a")
     assert job.reply(w0, mine) == Placed(mine.seq, [1, 1], [1, 0], [0, 0], [0, 0], [1, 1])
     ready = Ready(w0.me(), store=0, keys=["a", "b"])

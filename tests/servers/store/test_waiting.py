@@ -97,9 +97,9 @@ def test_a_request_whose_keys_wait_for_different_pushes_of_a_worker_says_which()
     pushed(desk, one, 3, (1, 2))
     asked = one.pull([1, 2], 3)
     desk.ask(one, asked)
-    assert desk.reply(one, one.explain(asked.seq)).text == (
-        "waits for worker 0, whose push 1 of 'k2' is missing; worker 0, whose push 3 of 'k1' is missing"
-    )
+    said = desk.reply(one, one.explain(asked.seq))
+    assert said.text == "waits for worker 0, whose push 1 of 'k2' is missing; worker 0, whose push 3 of 'k1' is missing"
+    assert said.missing == [0]
 
 
 def test_workers_that_wait_for_each_other_at_a_barrier_and_in_a_pushpull_can_be_told_from_what_each_is_told():
