@@ -1,5 +1,8 @@
 """Links in virtual time: messages are late, and links are cut and made anew, as the seed says.
 
+What members report of themselves arrives at once and is not counted, so that what a seed does to all else does not
+depend on it.
+
 A link keeps its messages in order, each once, as ``Transport`` promises. What is on its way when a link is cut is lost.
 The end that has made it makes it anew and hears of that; at the other end it is a new peer. So messages come twice when
 their sender sends them again, and messages of different links overtake each other. Of what a process had sent when it
@@ -19,7 +22,7 @@ from simulation.world import Task, World
 from kvstore.transport import Peer
 from kvstore.transport.base import Frames
 from kvstore.transport.memory import Heap, ScatteredFrame, space, whole
-from kvstore.wire import Buffer, Welcome, decode
+from kvstore.wire import Buffer, ServerReport, Welcome, WorkerReport, decode
 
 
 @dataclass(frozen=True)
@@ -254,6 +257,9 @@ class _Lane:
         frames: Sequence[Buffer | ScatteredFrame],
     ) -> None:
         network, message = self._network, list(frames)
+        if _is_report(frames):
+            target.take(peer, _copied(message))
+            return
         self._unsent.append(message)
         leaves = max(self._free_at, network.world.now + network.delay())
         arrives = self._free_at = leaves + network.delay()
@@ -303,6 +309,10 @@ class _Lane:
         self._generation += 1
         self._free_at = 0.0
         self._unsent.clear()
+
+
+def _is_report(frames: Sequence[Buffer | ScatteredFrame]) -> bool:
+    return len(frames) == 1 and isinstance(decode([whole(frames[0])]), WorkerReport | ServerReport)
 
 
 def _copied(frames: Sequence[Buffer | ScatteredFrame]) -> Frames:

@@ -114,7 +114,7 @@ MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any]]] = {
 def test_a_mutation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, attribute, mutate = MUTATIONS[name]
     monkeypatch.setattr(owner, attribute, mutate(vars(owner)[attribute]))
-    plans = (rough(seed, mode) for seed in (12, 13, *range(8)) for mode in ("sync", "async"))
+    plans = (rough(seed, mode) for seed in range(8) for mode in ("sync", "async"))
     assert any(verdict(plan, carry_out(plan)) != "exact" for plan in plans)
 
 
