@@ -7,13 +7,12 @@ or so. Unknown numbers are None.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
 from kvstore.observing.view import JobView, MemberView
-from kvstore.observing.view import Span as Reports
-from kvstore.wire import ServerReport, WorkerReport
 
 MOST_EVENTS = 60  # in one snapshot
 MOST_VALUES = 8  # of the values that programs log, which are drawn
@@ -28,8 +27,6 @@ def snapshot(view: JobView, advice: Sequence[Mapping[str, Any]]) -> dict[str, An
         advice: what is said about it; see ``kvstore.observing.advice``.
     """
     late = lateness(view)
-    workers = [_worker(member, late.get(member.rank, (None, None))) for member in view.of_role("worker")]
-    servers = [_server(member) for role in _ROLES for member in view.of_role(role)]
     return {
         "age": max(0.0, view.at - view.started),
         "expected": {
@@ -40,9 +37,9 @@ def snapshot(view: JobView, advice: Sequence[Mapping[str, Any]]) -> dict[str, An
         },
         "failure": view.failure,
         "waits": view.waits,
-        "figures": _number_or_none(figures(view)),
-        "workers": workers,
-        "servers": servers,
+        "figures": {name: _rounded(value) for name, value in figures(view).items()},
+        "workers": [_worker(member, *late.get(member.rank, (None, None))) for member in view.of_role("worker")],
+        "servers": [_server(member) for role in _ROLES for member in view.of_role(role)],
         "waiting": waiting(view),
         "values": values(view),
         "advice": list(advice),
@@ -53,80 +50,75 @@ def snapshot(view: JobView, advice: Sequence[Mapping[str, Any]]) -> dict[str, An
     }
 
 
-def figures(view: JobView) -> dict[str, float]:
-    """Return the numbers of the whole job; NaN for those that nobody has reported yet."""
-    workers = [member for member in view.of_role("worker") if _counts(member)]
-    servers = [member for role in _ROLES for member in view.of_role(role) if _counts(member)]
-    of_workers = [member.worker for member in workers if member.worker is not None]
-    of_servers = [member.server for member in servers if member.server is not None]
-    waits = [_share(reports.rate("blocked_us")) for reports in of_workers if reports.seconds > 0]
-    own = [member.server for member in servers if member.role == "server" and member.server is not None]
+def figures(view: JobView) -> dict[str, float | None]:
+    """Return the numbers of the whole job; None for those that nobody has reported yet."""
+    workers = [of for _, of in _workers(view)]
+    servers = [of for _, of in _servers(view)]
+    own = [of for member, of in _servers(view) if member.role == "server"]
+    waits = [of.waits for of in workers if of.waits is not None]
     return {
-        "rounds": max((reports.rate("rounds") for reports in of_workers if reports.seconds > 0), default=math.nan),
-        "round": max((reports.latest.rounds for reports in of_workers), default=math.nan),
-        "waiting": fmean(waits) if waits else math.nan,
-        "busy": max((_share(reports.rate("busy_us")) for reports in own if reports.seconds > 0), default=math.nan),
-        "pushed": _total(_grown(reports, "sent") for reports in of_workers),
-        "pulled": _total(_grown(reports, "received") for reports in of_workers),
-        "worker memory": _total(float(reports.latest.memory) for reports in of_workers),
-        "server memory": _total(float(reports.latest.memory) for reports in of_servers),
-        "held": _total(float(reports.latest.held) for reports in own),
-        "ahead": max((reports.latest.ahead for reports in of_workers), default=math.nan),
+        "rounds": job_rounds_per_s(view),
+        "round": max((of.rounds for of in workers), default=None),
+        "waiting": fmean(waits) if waits else None,
+        "busy": max((of.busy for of in own if of.busy is not None), default=None),
+        "pushed": _total(of.sent_per_s for of in workers),
+        "pulled": _total(of.received_per_s for of in workers),
+        "worker memory": _total(of.memory for of in workers),
+        "server memory": _total(of.memory for of in servers),
+        "held": _total(of.held for of in own),
+        "ahead": max((of.ahead for of in workers), default=None),
     }
 
 
 def values(view: JobView) -> dict[str, float]:
     """Return what programs have logged by its names: the mean over the workers that have."""
     found: dict[str, list[float]] = {}
-    for member in view.of_role("worker"):
-        if member.worker is not None:
-            for name, value in member.worker.latest.values:
-                if math.isfinite(value) and (name in found or len(found) < MOST_VALUES):
-                    found.setdefault(name, []).append(value)
+    for _, of in _workers(view, gone=True):
+        for name, value in of.values.items():
+            if math.isfinite(value) and (name in found or len(found) < MOST_VALUES):
+                found.setdefault(name, []).append(value)
     return {name: fmean(numbers) for name, numbers in found.items()}
 
 
 def drawn(view: JobView) -> dict[str, float]:
     """Return what of a view is kept to be drawn, by the names of columns."""
-    columns = {name: value for name, value in figures(view).items() if name != "round"}
+    columns: dict[str, float | None] = {name: value for name, value in figures(view).items() if name != "round"}
     columns.update({f"value {name}": value for name, value in values(view).items()})
-    for member in view.members:
-        if not _counts(member):
-            continue
-        if (reports := member.worker) is not None and reports.seconds > 0:
-            columns[f"{member.name} waiting"] = _share(reports.rate("blocked_us"))
-            columns[f"{member.name} traffic"] = _grown(reports, "sent") + _grown(reports, "received")
-        if (of_server := member.server) is not None and of_server.seconds > 0:
-            columns[f"{member.name} busy"] = _share(of_server.rate("busy_us"))
-            columns[f"{member.name} traffic"] = of_server.rate("sent") + of_server.rate("received")
-        if (either := member.worker or member.server) is not None:
-            columns[f"{member.name} memory"] = float(either.latest.memory)
-            if either.seconds > 0:
-                columns[f"{member.name} cores"] = _share(either.rate("cpu_us"))
-    return columns
+    for member, of in _workers(view):
+        traffic = None if of.sent_per_s is None else of.sent_per_s + (of.received_per_s or 0.0)
+        columns |= {f"{member.name} waiting": of.waits, f"{member.name} traffic": traffic}
+        columns |= {f"{member.name} cores": of.cores, f"{member.name} memory": of.memory}
+    for member, each in _servers(view):
+        traffic = None if each.sent_per_s is None else each.sent_per_s + (each.received_per_s or 0.0)
+        columns |= {f"{member.name} busy": each.busy, f"{member.name} traffic": traffic}
+        columns |= {f"{member.name} cores": each.cores, f"{member.name} memory": each.memory}
+    return {name: value for name, value in columns.items() if value is not None}
 
 
 def waiting(view: JobView) -> list[dict[str, Any]]:
     """Return who waits for whom at this moment, the longest wait first."""
     found = [
+        (reports.latest.oldest_us / 1e6, member, reports.latest)
+        for member in view.members
+        if _is_there(member) and (reports := member.server) is not None and reports.latest.oldest_us
+    ]
+    return [
         {
             "at": member.title,
-            "waiting": list(reports.latest.waiting),
-            "missing": list(reports.latest.missing),
-            "seconds": reports.latest.oldest_us / 1e6,
-            "why": reports.latest.why,
+            "waiting": list(latest.waiting),
+            "missing": list(latest.missing),
+            "seconds": seconds,
+            "why": latest.why,
         }
-        for member in view.members
-        if _counts(member) and (reports := member.server) is not None and reports.latest.oldest_us
+        for seconds, member, latest in sorted(found, key=lambda wait: -wait[0])
     ]
-    return sorted(found, key=lambda wait: -float(str(wait["seconds"])))
 
 
 def lateness(view: JobView) -> dict[int, tuple[float | None, float | None]]:
     """Return for each worker in which part of the rounds it came last, and in which part of the time others waited for
     it alone: of all servers' rounds, and at the server where they waited the longest.
     """
-    reports = [member.server for member in view.members if _counts(member) and member.server is not None]
+    reports = [member.server for member in view.members if _is_there(member) and member.server is not None]
     waves = sum(each.latest.waves - each.before.waves for each in reports)
     last: dict[int, int] = {}
     alone: dict[int, float] = {}
@@ -135,56 +127,51 @@ def lateness(view: JobView) -> dict[int, tuple[float | None, float | None]]:
             last[worker] = last.get(worker, 0) + number
         if each.seconds > 0:
             for worker, microseconds in enumerate(_since(each.before.alone_us, each.latest.alone_us)):
-                alone[worker] = max(alone.get(worker, 0.0), _share(microseconds / each.seconds))
+                alone[worker] = max(alone.get(worker, 0.0), microseconds / 1e6 / each.seconds)
     return {
-        worker: (round(number / waves, 4) if waves > 0 else None, _number(alone.get(worker, math.nan), True))
+        worker: (_rounded(number / waves) if waves > 0 else None, _rounded(alone.get(worker)))
         for worker, number in last.items()
     }
 
 
-def _since(before: Sequence[int], latest: Sequence[int]) -> list[int]:
-    """By how much each count has grown; there may be more counts than before."""
-    return [now - then for now, then in zip(latest, [*before, *[0] * (len(latest) - len(before))], strict=False)]
-
-
-def _worker(member: MemberView, late: tuple[float | None, float | None]) -> dict[str, Any]:
+def _worker(member: MemberView, last: float | None, alone: float | None) -> dict[str, Any]:
     told = _member(member)
-    if (reports := member.worker) is None:
+    if member.worker is None:
         return told
-    latest, known = reports.latest, reports.seconds > 0
-    told.update(
-        rounds=latest.rounds,
-        rate=_number(reports.rate("rounds"), known),
-        waiting=_number(_share(reports.rate("blocked_us")), known),
-        input=_number(_share(reports.rate("input_us")), known and reports.before.input_us >= 0),
-        outstanding=latest.outstanding,
-        ahead=latest.ahead,
-        last=late[0],
-        alone=late[1],
-        sent=_number(_grown(reports, "sent"), known),
-        received=_number(_grown(reports, "received"), known),
-        links=_links(reports) if known else [],
-        **_process(reports),
-    )
-    return told
+    of = WorkerFigures.of(member.worker)
+    return told | {
+        "rounds": of.rounds,
+        "rate": _rounded(of.rounds_per_s),
+        "waiting": _rounded(of.waits),
+        "last": last,
+        "alone": alone,
+        "input": _rounded(of.input),
+        "outstanding": of.outstanding,
+        "ahead": of.ahead,
+        "cores": _rounded(of.cores),
+        "memory": of.memory,
+        "sent": _rounded(of.sent_per_s),
+        "received": _rounded(of.received_per_s),
+        "links": [round(sent + received) for sent, received in of.links],
+    }
 
 
 def _server(member: MemberView) -> dict[str, Any]:
     told = _member(member)
-    if (reports := member.server) is None:
+    if member.server is None:
         return told
-    latest, known = reports.latest, reports.seconds > 0
-    told.update(
-        rounds=latest.rounds,
-        rate=_number(reports.rate("rounds"), known),
-        busy=_number(_share(reports.rate("busy_us")), known),
-        held=latest.held,
-        sent=_number(reports.rate("sent"), known),
-        received=_number(reports.rate("received"), known),
-        waiting=len(latest.waiting),
-        **_process(reports),
-    )
-    return told
+    of = ServerFigures.of(member.server)
+    return told | {
+        "rounds": of.rounds,
+        "rate": _rounded(of.rounds_per_s),
+        "busy": _rounded(of.busy),
+        "held": of.held,
+        "sent": _rounded(of.sent_per_s),
+        "received": _rounded(of.received_per_s),
+        "waiting": len(member.server.latest.waiting),
+        "cores": _rounded(of.cores),
+        "memory": of.memory,
+    }
 
 
 def _member(member: MemberView) -> dict[str, Any]:
@@ -199,40 +186,34 @@ def _member(member: MemberView) -> dict[str, Any]:
     }
 
 
-def _process(reports: Reports[WorkerReport] | Reports[ServerReport]) -> dict[str, Any]:
-    return {"memory": reports.latest.memory, "cores": _number(_share(reports.rate("cpu_us")), reports.seconds > 0)}
-
-
-def _counts(member: MemberView) -> bool:
+def _is_there(member: MemberView) -> bool:
     """Whether what a member has reported is of now."""
     return member.state in ("joined", "ready")
 
 
-def _links(reports: Reports[WorkerReport]) -> list[int]:
-    """Bytes a second to and from each server, or the aggregator that stands in the place of all."""
-    sent = _since(reports.before.sent, reports.latest.sent)
-    received = _since(reports.before.received, reports.latest.received)
-    return [round((there + back) / reports.seconds) for there, back in zip(sent, received, strict=False)]
+def _workers(view: JobView, gone: bool = False) -> Iterator[tuple[MemberView, WorkerFigures]]:
+    """The workers that have reported; with ``gone``, those that have left or are lost, too."""
+    for member in view.of_role("worker"):
+        if member.worker is not None and (gone or _is_there(member)):
+            yield member, WorkerFigures.of(member.worker)
 
 
-def _grown(reports: Reports[WorkerReport], counts: str) -> float:
-    """By how much the sum of counts for each server has grown in a second."""
-    grown: int = sum(getattr(reports.latest, counts)) - sum(getattr(reports.before, counts))
-    return grown / reports.seconds if reports.seconds > 0 else math.nan
+def _servers(view: JobView) -> Iterator[tuple[MemberView, ServerFigures]]:
+    for role in _ROLES:
+        for member in view.of_role(role):
+            if member.server is not None and _is_there(member):
+                yield member, ServerFigures.of(member.server)
 
 
-def _share(microseconds_a_second: float) -> float:
-    return max(0.0, microseconds_a_second / 1e6)
+def _since(before: Sequence[int], latest: Sequence[int]) -> list[int]:
+    """By how much each count has grown; there may be more counts than before."""
+    return [now - then for now, then in zip(latest, [*before, *[0] * (len(latest) - len(before))], strict=False)]
 
 
-def _total(numbers: Iterable[float]) -> float:
-    known = [number for number in numbers if not math.isnan(number)]
-    return sum(known) if known else math.nan
+def _total(numbers: Iterable[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
 
 
-def _number(value: float, known: bool) -> float | None:
-    return round(value, 4) if known and math.isfinite(value) else None
-
-
-def _number_or_none(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: _number(value, True) for name, value in numbers.items()}
+def _rounded(value: float | None) -> float | None:
+    return round(value, 4) if value is not None and math.isfinite(value) else None

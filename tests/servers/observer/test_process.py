@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPResponse
 
 import pytest
 from simulated_job import SimulatedJob, SimulatedSession
@@ -50,19 +51,23 @@ class Running:
         except NodeLost as error:
             self.raised = error
 
+    def open(self, path: str) -> HTTPResponse:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
+        answer: HTTPResponse = urllib.request.urlopen(request, timeout=10)
+        return answer
+
     def get(self, path: str) -> bytes:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", headers={"Authorization": f"Bearer {TOKEN}"}
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            body: bytes = answer.read()
-        return body
+        with self.open(path) as answer:
+            return answer.read()
 
 
 @pytest.fixture
 def running() -> Iterator[Running]:
     made = Running(threading.Event())
     made.thread.start()
+    with made.open("/events") as stream:
+        assert stream.readline()  # there is something to see
     yield made
     assert made.over is not None
     made.over.set()
@@ -72,10 +77,7 @@ def running() -> Iterator[Running]:
 
 def test_the_page_is_there_until_the_job_is_over(running: Running) -> None:
     assert running.over is not None
-    with urllib.request.urlopen(
-        urllib.request.Request(f"http://127.0.0.1:{running.port}/events", headers={"Authorization": f"Bearer {TOKEN}"}),
-        timeout=10,
-    ) as stream:
+    with running.open("/events") as stream:
         first = json.loads(stream.readline()[6:])
         assert (first["kind"], len(first["workers"])) == ("view", 2)
         running.over.set()
