@@ -122,7 +122,7 @@ class Agent:
         if self._why is None:
             self._link.send(p.Exited(index, how.code, how.signum))
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, secret: bool = False) -> None:
         """Pass it on."""
         self._link.send(p.Note(_readable(text)))
 

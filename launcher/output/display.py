@@ -111,11 +111,11 @@ class Display:
         if self._live is None:
             self._outlet.show(target, (index, number), status)
 
-    def say(self, text: str) -> None:
-        """Show a line of the caller's own."""
+    def say(self, text: str, *, secret: bool = False) -> None:
+        """Show a line of the caller's own. One that holds a secret is written into no file."""
         self._last_writer = None
         self._outlet.put(self._outlet.stderr, f"{self._name}: {text}\n".encode(errors="surrogateescape"))
-        if self._files is not None:
+        if self._files is not None and not secret:
             at = stamp(self._clock())
             self._files.write(OWN_FILE, said(text, at), at)
             if problem := self._files.problem():

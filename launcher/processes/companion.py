@@ -48,7 +48,7 @@ class Companion:
 
     Args:
         program: what to run.
-        announcement: lines that are shown before it starts.
+        announcement: lines that are shown before it starts; they may hold secrets.
     """
 
     def __init__(self, program: CompanionProgram, announcement: Sequence[str] = ()) -> None:
@@ -63,7 +63,7 @@ class Companion:
         """Start it. If that fails, the job goes on without it."""
         self._selector, self._sink = selector, sink
         for line in self.announcement:
-            sink.say(line)
+            sink.say(line, secret=True)
         theirs, self._lifeline = os.pipe()
         try:
             self._child = Child(self.program, pass_fds=self.program.pass_fds, stdin=theirs)

@@ -39,8 +39,8 @@ class Sink(Protocol):
     def exited(self, index: int, how: Exit) -> None:
         """A task has ended. All of its output, and its report, have been reported before."""
 
-    def say(self, text: str) -> None:
-        """Show a line to the user."""
+    def say(self, text: str, *, secret: bool = False) -> None:
+        """Show a line to the user. One that holds a secret is written into no file."""
 
 
 class Crew(Protocol):

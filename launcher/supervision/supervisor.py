@@ -162,9 +162,9 @@ class Supervisor:
         possible = self._crew_of(index) is not None
         self._perform(self._ending.exited(index, how, time.monotonic(), possible))
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, secret: bool = False) -> None:
         """Print a line of the supervisor's own; see `Sink`."""
-        self._display.say(text)
+        self._display.say(text, secret=secret)
 
     def _conclude(self) -> None:
         """Print what there is to say of a job that has failed, or was interrupted."""

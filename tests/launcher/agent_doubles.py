@@ -100,7 +100,7 @@ class Heard:
     def exited(self, index: int, how: Exit) -> None:
         self.events.append(("exited", index, how))
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, secret: bool = False) -> None:
         self.events.append(("say", text))
 
     @property

@@ -111,6 +111,7 @@ def test_a_file_for_each_process_and_one_for_launch_py(shown: Show, tmp_path: Pa
     logged = shown(log_dir=str(tmp_path / "logs"), show=())
     display = logged.display
     display.say("starting 2 workers")
+    display.say("the page is at http://127.0.0.1:80/?token=hunter2", secret=True)
     for index in range(len(TASKS)):
         display.begins(index)
     logged.lines(FIRST, "Epoch[0]")
@@ -146,7 +147,9 @@ def test_a_file_for_each_process_and_one_for_launch_py(shown: Show, tmp_path: Pa
             b"stderr F NodeLost: worker 0",
         ],
     }
-    assert "Epoch" not in "".join(read(tmp_path, logged))
+    shown_lines = "".join(read(tmp_path, logged))
+    assert "Epoch" not in shown_lines
+    assert "token=hunter2" in shown_lines
 
 
 def test_a_line_that_does_not_end_is_written_after_a_second(shown: Show, tmp_path: Path) -> None:

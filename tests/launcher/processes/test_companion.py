@@ -22,9 +22,12 @@ class Said:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.secrets: list[str] = []
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, secret: bool = False) -> None:
         self.lines.append(text)
+        if secret:
+            self.secrets.append(text)
 
     def output(self, index: int, number: int, data: bytes) -> None:
         raise AssertionError("it is no task")
@@ -67,6 +70,7 @@ def test_it_ends_when_its_input_does_and_its_lines_are_said() -> None:
     beside.companion.signal(signal.SIGKILL)  # is for members
     assert not beside.companion.signal_task(0, signal.SIGKILL)
     lines = beside.close()
+    assert beside.said.secrets == ["here it is"], "an address with its token goes into no log file"
     assert lines[:3] == ["here it is", "hello", "bye"]
     assert lines[3:] == ["the dashboard is gone: it exited with code 3; the job goes on without it"]
 
