@@ -200,7 +200,8 @@ def _silence(member: JobMember | None, asked: _MemberQuestion | None, now: float
         return f"is alive, and has not said in {ANSWER_S:g} s where it is"
     beside, silent_s = asked.beside, now - member.beaten
     if beside is None and member.pulsed <= member.beaten:
-        return f"does not answer: no sign of life for {silent_s:.0f} s, so stopped, or not reached"
+        busy = ", or in a call that keeps the interpreter's lock" if member.pulse_peer is None else ""
+        return f"does not answer: no sign of life for {silent_s:.0f} s, so stopped{busy}, or not reached"
     doing = f"is in a call that keeps the interpreter's lock, it seems: no heartbeat for {silent_s:.0f} s"
     if beside is not None and beside.doing:
         doing = f"{beside.doing}: no sign of life for {silent_s:.0f} s"

@@ -162,11 +162,16 @@ def test_the_members_own_answer_is_better_than_that_of_the_process_beside_it():
     assert the_place(answer(job, w1, 1)) == "is at train.py:41 in load"
 
 
-def test_a_member_of_whom_nothing_is_heard():
+@pytest.mark.parametrize("pulse", [False, True])
+def test_a_member_of_whom_nothing_is_heard(pulse):
     job = Job()
-    w0, _, _ = job.everyone
+    w0, w1, _ = job.everyone
+    if pulse:
+        job.handle(BESIDE, ProcessAlive(w1.node))
+        job.beat(w1)
     ask(job, w0, 1)
-    assert the_place(time_over(job)) == "does not answer: no sign of life for 2 s, so stopped, or not reached"
+    busy = "" if pulse else ", or in a call that keeps the interpreter's lock"
+    assert the_place(time_over(job)) == f"does not answer: no sign of life for 2 s, so stopped{busy}, or not reached"
 
 
 def test_a_member_that_is_lost_meanwhile():
