@@ -285,6 +285,13 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
         """See ``KVStore``."""
         return self._session.num_dead_nodes()
 
+    def report(self, values: Mapping[str, float] | None = None, *, input_s: float = 0.0) -> None:
+        """See ``KVStore``."""
+        if values:
+            self._session.activity.log(values)
+        if input_s:
+            self._session.activity.read_input(input_s)
+
     def statistics(self) -> Statistics:
         """See ``KVStore``."""
         self._session.client.poll()

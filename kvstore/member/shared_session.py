@@ -103,6 +103,11 @@ def shared(config: Config) -> Session:
     return _here.get(config)
 
 
+def joined() -> Session | None:
+    """The session of this process; None if it has not joined a job."""
+    return _here.session
+
+
 def _new(config: Config) -> Session:
     from kvstore.transport.choose import links
     from kvstore.transport.shm.transport import sharing

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvstore.store.named import Named
 
 
@@ -56,6 +58,20 @@ class JobInterface(Named):
         if self.num_workers > 1:
             raise self._unsupported("join")
         return self.rank
+
+    def report(self, values: Mapping[str, float] | None = None, *, input_s: float = 0.0) -> None:
+        """Say how this worker's training goes, for whoever looks at the job; a store without a job ignores it.
+
+            store.report({"loss": loss.item(), "epoch": epoch})
+
+        Nothing is sent at once: it goes with what the worker reports every second or so. ``fit`` calls it.
+
+        Args:
+            values: numbers by name, each in place of the last one of its name. Those that are not finite are left out,
+                and so are those after 32 names.
+            input_s: how long this worker has just waited for the next batch, in seconds. If workers say so, a slow one
+                is known to wait for data, or not.
+        """
 
     def num_dead_nodes(self) -> int:
         """How many members of the job are lost; once that has ended the job, this too raises ``NodeLost``."""

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, cast
 
 from kvstore import UsageError
+from kvstore.member.shared_session import joined
 from kvstore.rare_log import worth_a_line
 from workers.callbacks.param import BatchEndParam
 from workers.callbacks.trackers.by_path import tracker_by_path
@@ -90,7 +91,7 @@ class Log:
         self._mark = (-1, 0, 0.0)  # an epoch, its samples so far, and when that was
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Pass the values of a step on to all trackers, if this is rank 0.
+        """Pass the values of a step on to all trackers, if this is rank 0. In a job, the job's page shows them, too.
 
         Args:
             values: numbers by name; also tensors and arrays of one element. On other ranks they are not looked at, so a
@@ -100,17 +101,10 @@ class Log:
         Raises:
             UsageError: a name or a value cannot be logged.
         """
-        if self._first_rank() != 0:
-            return
-        numbers = {_name(name): _number(name, value) for name, value in values.items()}
-        step = at_least("step", step, 0)
-        if not self._trackers:
-            self._make()
-        for tracker in self._trackers:
-            try:
-                tracker.log(dict(numbers), step)
-            except Exception:
-                self._note_failure(tracker)
+        if self._first_rank() == 0:
+            numbers = self._write(values, step)
+            if (session := joined()) is not None:  # what is logged for ``fit``, that reports itself
+                session.activity.log(numbers)
 
     def close(self) -> None:
         """Close the trackers. The next value makes them again."""
@@ -158,7 +152,8 @@ class Log:
             raise UsageError("a Log cannot be an eval_batch_end_callback: pass it as eval_end_callback")
         if moment == "eval":
             self._evaluated = param.epoch
-            self.log({"epoch": param.epoch, **_metrics("validation", param)}, self._step(param))
+            if self._rank == 0:
+                self._write({"epoch": param.epoch, **_metrics("validation", param)}, self._step(param))
         else:
             self._log_batch(param)
 
@@ -169,6 +164,18 @@ class Log:
             self.close()
 
     # ---- helpers
+
+    def _write(self, values: Mapping[str, Any], step: int) -> dict[str, float]:
+        numbers = {_name(name): _number(name, value) for name, value in values.items()}
+        step = at_least("step", step, 0)
+        if not self._trackers:
+            self._make()
+        for tracker in self._trackers:
+            try:
+                tracker.log(dict(numbers), step)
+            except Exception:
+                self._note_failure(tracker)
+        return numbers
 
     def _log_batch(self, param: BatchEndParam) -> None:
         self._batches += 1
@@ -190,17 +197,17 @@ class Log:
             self._mark = (param.epoch, run.samples, now)
         if (trainer := param.locals.get("trainer")) is not None:
             values["learning_rate"] = trainer.learning_rate
-        self.log(values, step)
+        self._write(values, step)
 
     def _log_epoch(self, epoch: int) -> None:
-        if self._run is None or not self._run.history:
+        if self._run is None or self._rank != 0 or not self._run.history:
             return
         values: dict[str, Any] = {"epoch": epoch}
         for name, value in self._run.history[-1].items():
             kind, _, metric = name.partition("-")
             if kind == "train" or self._evaluated != epoch:
                 values[f"{kind}/{metric}"] = value
-        self.log(values, self._run.trainer.num_update)
+        self._write(values, self._run.trainer.num_update)
 
     def _step(self, param: BatchEndParam) -> int:
         trainer = param.locals.get("trainer")

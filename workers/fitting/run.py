@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from kvstore import KVStore, UsageError
 from kvstore.job.config import Config
 from workers.callbacks.param import BatchEndParam
@@ -22,6 +24,9 @@ from workers.joining import join
 from workers.metrics import EvalMetric
 from workers.reducer import Reducer
 from workers.trainer import Trainer
+
+_REPORT_S = 1.0
+_OVER = object()  # in place of a batch, when there are no more
 
 
 class TrainingRun:
@@ -56,6 +61,7 @@ class TrainingRun:
         self.epoch = self.batches = self.samples = 0
         self.history: list[dict[str, float]] = []
         self.stopped = False
+        self._report_at = 0.0
         self._copies, self._train_data, self._eval_data, self._loss = copies, train_data, eval_data, loss
         self._position, self._callbacks = Position(train_data), callbacks
         self._in_job: JobCheckpoints | None = None
@@ -105,6 +111,7 @@ class TrainingRun:
             number, self.batches = self.batches, self.batches + 1
             self.samples += sum(part.samples for part in parts)
             self._call("batch", number, self.metric, loss=parts[0].loss)
+            self._report(parts[0].loss)
             if self._in_job:
                 self._in_job.store.save_checkpoint(if_due=True)
         self._join(time.perf_counter() - tic)
@@ -119,6 +126,8 @@ class TrainingRun:
                 values[f"validation-{name}"] = value
                 log_line(self.rank, "Epoch[%d] Validation-%s=%f", self.epoch, name, value)
         self.history.append(values)
+        if self.store is not None:
+            self.store.report(values)
         epoch, self.epoch, self.batches, self.samples = self.epoch, self.epoch + 1, 0, 0
         params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         for callback in self._callbacks.at("epoch"):
@@ -149,7 +158,14 @@ class TrainingRun:
                 "list"
             )
         self._archive.go_on()  # within an epoch: iter() has drawn random numbers too
-        yield from batches
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, _OVER)
+            if self.store is not None:
+                self.store.report(input_s=time.perf_counter() - began)
+            if batch is _OVER:
+                return
+            yield batch
 
     def _step(self, inputs: Any, labels: Any) -> list[BatchResult]:
         self.trainer.zero_grad()
@@ -157,6 +173,13 @@ class TrainingRun:
         self.trainer.step()
         _update(self.metric, parts)
         return parts
+
+    def _report(self, loss: torch.Tensor) -> None:
+        """Let the store report the loss, but not more often than somebody reads it: the device is waited for."""
+        now = time.monotonic()
+        if self.store is not None and now >= self._report_at:
+            self._report_at = now + _REPORT_S
+            self.store.report({"epoch": self.epoch, "loss": float(loss)})
 
     def _join(self, seconds: float) -> None:
         """Wait until workers with more batches have made their steps, and take the resulting weights.

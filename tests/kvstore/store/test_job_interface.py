@@ -24,6 +24,7 @@ def test_a_barrier_of_one_worker_is_passed_and_join_returns_its_rank() -> None:
     store.barrier()
     assert (store.join(), store.rank, store.num_workers, store.num_dead_nodes()) == (0, 0, 1, 0)
     assert not store.check_finite
+    store.report({"loss": 0.5}, input_s=0.1)  # to nobody
 
 
 def test_workers_that_have_others_cannot_join_by_themselves() -> None:

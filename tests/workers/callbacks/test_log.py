@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,17 @@ def test_a_loop_of_ones_own() -> None:
     assert tracker.calls == [(0, {"loss": 0.5, "right": 3, "first": 1.0}), (7, {"loss": 0.25})]
     assert [type(value) for value in tracker.calls[0][1].values()] == [float, int, float]
     assert (tracker.made, tracker.closed) == (1, 1)
+
+
+def test_in_a_job_the_page_shows_what_a_loop_logs_but_fit_reports_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[Mapping[str, float]] = []
+    session = SimpleNamespace(activity=SimpleNamespace(log=reported.append))
+    monkeypatch.setattr("workers.callbacks.log.joined", lambda: session)
+    with Log(Recorder().make, frequent=1) as log:
+        log.log({"loss": torch.tensor(0.5)}, step=1)
+        fit(network(), loader(4, 4), num_epoch=1, kvstore=None, batch_end_callback=log)
+    Log(Recorder().make, rank=1).log({"loss": 0.25}, step=1)
+    assert reported == [{"loss": 0.5}]
 
 
 def test_the_next_value_opens_a_closed_log_again(tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
 import pytest
 import torch
-from fitted import SGD, loader, network, run, same_bits, state
+from fitted import SGD, loader, network, reducer_of, run, same_bits, state
 from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
+from kvstore.dist import DistStore
+from kvstore.member.session import Session
 from workers import Reducer, callbacks, fit, metrics
 from workers.callbacks import BatchEndParam
 
@@ -116,3 +119,43 @@ def test_asynchronous_workers_too(cluster: ThreadedJob) -> None:
     first, second = run(cluster, work, "async")
     assert first["validation-accuracy"] == pytest.approx(second["validation-accuracy"], abs=0.2)
     assert first["train-accuracy"] == second["train-accuracy"]
+
+
+class Clock:
+    """Time that only batches move."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def batches(self, count: int, seconds: float) -> Iterator[Any]:
+        for batch in loader(4 * count, 4):
+            self.now += seconds
+            yield batch
+        self.now += 10 * seconds  # until it is known that there are no more
+
+
+def test_the_store_reports_losses_each_second_and_the_wait_for_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, reports = Clock(), []
+    monkeypatch.setattr("workers.fitting.run.time", clock)
+    store = kv.create("local")
+    monkeypatch.setattr(store, "report", lambda values=None, input_s=0.0: reports.append((values, input_s)))
+    (values,) = fit(network(), clock.batches(6, 0.25), num_epoch=1, kvstore=store)
+    assert [input_s for told, input_s in reports if told is None] == [0.25] * 6 + [2.5]
+    *losses, last = [told for told, _ in reports if told is not None]
+    assert [told.keys() for told in losses] == [{"epoch", "loss"}] * 2
+    assert last == values == {"train-accuracy": values["train-accuracy"]}
+
+
+def test_what_fit_reports_is_in_the_workers_report(cluster: ThreadedJob) -> None:
+    def in_session(session: Session) -> Any:
+        store, sums = DistStore(session), DistStore(session)
+        fit(network(), loader(8, 4), loader(4, 4), num_epoch=1, kvstore=store, reducer=reducer_of(sums))
+        return session.activity.report()
+
+    for report in cluster.run_sessions(in_session):
+        assert {name for name, _ in report.values} >= {"epoch", "loss", "train-accuracy", "validation-accuracy"}
+        assert report.input_us > 0
