@@ -142,6 +142,7 @@ def test_a_late_worker_is_named_with_the_keys_that_wait(three: ThreadedJob) -> N
         assert text.startswith("push of 'w', 'v' is not done after 0.05 s: ")
         for word in ("server 0 waits for", "worker 1, whose push 1 of", "worker 2, whose push 1 of", "'w'", "'v'"):
             assert word in text
+        assert "; workers 1-2 are at " in text, "they are threads of one process"
         assert "worker 0" not in text
         assert caught.value.silent == ()
         out = torch.empty(3)

@@ -208,8 +208,9 @@ def test_a_silent_scheduler_is_lost_for_all():
 # ---- deadlines
 
 
-def test_a_late_pull_names_the_worker_the_push_and_the_key():
-    with ThreadedJob(2, 2) as cluster:
+@pytest.mark.parametrize("aggregators", [0, 1])
+def test_a_late_pull_names_the_worker_the_push_and_the_key_and_where_it_is(aggregators: int):
+    with ThreadedJob(2, 2, aggregators=aggregators) as cluster:
 
         def work(store: DistStore) -> Any:
             store.init(["w", "x"], [torch.zeros(4), torch.zeros(4)])
@@ -225,9 +226,10 @@ def test_a_late_pull_names_the_worker_the_push_and_the_key():
 
         error = cluster.run(work)[0]
     assert isinstance(error, DeadlineExceeded)
-    assert str(error).startswith("pull of 'w' is not done after 0.05 s: server ")
+    asked = "aggregator 0" if aggregators else "server "
+    assert str(error).startswith(f"pull of 'w' is not done after 0.05 s: {asked}")
     reason, _, place = str(error).rpartition("; worker 1 is at ")
-    assert reason.endswith(" waits for worker 1, whose push 1 of 'w' is missing")
+    assert reason.endswith(" worker 1, whose push 1 of 'w' is missing")
     assert " in " in place
     assert error.silent == ()
 
