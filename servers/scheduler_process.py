@@ -74,7 +74,8 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         if scheduler.failure is not None and not reported:
             reported = True
             say("the job has failed", scheduler.failure)
-        if scheduler.finished and clock() >= stays_until and not (tracing is not None and tracing.awaited()):
+        awaited = scheduler.to_be_seen or (tracing is not None and tracing.awaited())
+        if scheduler.finished and clock() >= stays_until and not awaited:
             service.stop()
         return outbox
 

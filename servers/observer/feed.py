@@ -16,8 +16,10 @@ class Feed:
         self._closed = False
 
     def publish(self, message: bytes) -> None:
-        """Put a message in the place of the latest."""
+        """Put a message in the place of the latest, unless that was the last."""
         with self._changed:
+            if self._closed:
+                return
             self._number += 1
             self._message = message
             self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -34,6 +35,7 @@ LOOK_S = 1.0
 FIRST_S = 0.1  # until there is something to see
 WATCHED_S = 0.5  # between two looks while the page is open
 MISSING_S = 15.0  # without an answer, the job is taken to be over, where nobody says when it is
+PARTING_S = 0.2  # how long the last look may take
 LOST_S = 3.0  # the scheduler answers within this time, or the page says that it does not
 _BOARD = Path(__file__).with_name("grafana")
 _TYPES = {".json": "application/json", ".yml": "text/plain; charset=utf-8"}
@@ -120,20 +122,64 @@ def serve(page: PageServing, connect: Connect, advise: Advise, missing_s: float 
     access = Access(page.token, secrets.token_urlsafe(32), page.listener.getsockname()[1])
     web = Web(page.listener, access, files.load(), feed, _answers(watcher, page.about))
     web.start()
-    began, over = time.monotonic(), page.over or threading.Event()
+    looks = Looks(watcher, lambda: web.streams > 0, page.over, missing_s)
+    looks.start()
     try:
-        while True:
-            watcher.look(time.monotonic())
-            if page.over is None and time.monotonic() - max(began, watcher.answered) > missing_s:
-                if watcher.view is None:
-                    raise NodeLost(f"the scheduler has not answered within {missing_s:g} s")
-                return
-            pause = FIRST_S if watcher.view is None else WATCHED_S if web.streams else LOOK_S
-            if over.wait(pause):
-                return
+        looks.over.wait()
     finally:
         watcher.end("The job is over.")
         web.close()
+        looks.join(PARTING_S)
+        if not looks.is_alive():
+            watcher.close()
+    if looks.failure is not None:
+        raise looks.failure
+
+
+class Looks(threading.Thread):
+    """Looks at the job again and again. In a thread of its own: a look may take seconds when the job ends.
+
+    Args:
+        watcher: what looks.
+        watched: whether the page is open.
+        over: set when the job is over; None if nobody says so: then a scheduler that is silent for ``missing_s`` means
+            that it is.
+        missing_s: see ``MISSING_S``.
+
+    Attributes:
+        over: set when there is no reason to look any more.
+        failure: why, if it is not that the job is over.
+    """
+
+    def __init__(
+        self, watcher: JobWatcher, watched: Callable[[], bool], over: threading.Event | None, missing_s: float
+    ) -> None:
+        super().__init__(name="looks", daemon=True)
+        self._watcher = watcher
+        self._watched = watched
+        self._patience_s = missing_s if over is None else math.inf
+        self.over = over or threading.Event()
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        """Look until the job is over."""
+        try:
+            self._look_on()
+        except Exception as error:
+            self.failure = error
+        self.over.set()
+
+    def _look_on(self) -> None:
+        began, watcher = time.monotonic(), self._watcher
+        while True:
+            watcher.look(time.monotonic())
+            if time.monotonic() - max(began, watcher.answered) > self._patience_s:
+                if watcher.view is None:
+                    raise NodeLost(f"the scheduler has not answered within {self._patience_s:g} s")
+                return
+            pause = FIRST_S if watcher.view is None else WATCHED_S if self._watched() else LOOK_S
+            if self.over.wait(pause):
+                return
 
 
 def _answers(watcher: JobWatcher, about: JobDescription) -> dict[str, Answer]:

@@ -85,10 +85,9 @@ class JobWatcher:
         """Tell the page that the job is over, and why. It keeps what it shows."""
         self._tell("over", text=text)
         self._feed.close()
-        self.close()
 
     def close(self) -> None:
-        """Close the session. The next look makes another."""
+        """Close the link to the scheduler. The next look makes another."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

@@ -242,6 +242,11 @@ class Scheduler:
         started = self.members.complete or (self.failure is not None and len(self.members) > 0)
         return started and not self.members.present
 
+    @property
+    def to_be_seen(self) -> bool:
+        """Whether the job has failed, and an observer that looks regularly does not know yet: it will at once."""
+        return self.failure is not None and self._observers.unaware(self._failed_at, self._now)
+
     def take_news(self) -> list[str]:
         """Return the lines for the user that have come up since the last call."""
         news = self._failover.take_news()

@@ -36,6 +36,7 @@ from servers.scheduler.members import JobMember, Members
 
 OBSERVER = "observer"  # the role of those who look on
 MOST_OBSERVERS = 8
+LOOK_S = 2.0  # who looks on regularly does so within this time
 SILENT_S = 30.0  # observers ask more often; who does not is not counted any more
 
 
@@ -97,6 +98,10 @@ class Observers:
             return [(peer, self._serve(message, now))]
         except KVStoreError as exc:
             return [(peer, refuse(peer, message, exc).reply)]
+
+    def unaware(self, since: float, now: float) -> bool:
+        """Whether an observer that looks regularly has not looked since a moment, and may do so yet."""
+        return now - since < LOOK_S and any(since - LOOK_S <= heard < since for heard in self._heard.values())
 
     def _serve(self, message: Request, now: float) -> Reply:
         if isinstance(message, Leave):

@@ -18,5 +18,6 @@ def test_the_last_message_is_marked() -> None:
     feed = Feed()
     feed.publish(b"a")
     feed.close()
+    feed.publish(b"b")
     assert feed.after(0, 1.0) == (1, b"a", True)
     assert feed.after(1, 1.0) == (1, b"", True)

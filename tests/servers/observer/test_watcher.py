@@ -82,7 +82,6 @@ def test_the_end_is_the_last_that_is_told(watched: Watched) -> None:
     watched.watcher.end("over")
     number, message, last = watched.feed.after(0, 0.0)
     assert (number, json.loads(message), last) == (2, {"kind": "over", "text": "over"}, True)
-    assert watched.scheduler.closed == 1
 
 
 def test_the_history_has_the_jobs_columns_or_a_members(watched: Watched) -> None:

@@ -25,7 +25,7 @@ from kvstore.wire import (
     OpenStore,
 )
 from servers.scheduler.core import Scheduler
-from servers.scheduler.observers import MOST_OBSERVERS, SILENT_S
+from servers.scheduler.observers import LOOK_S, MOST_OBSERVERS, SILENT_S
 
 
 def observe(after: int = 0, nonce: int = 7, seq: int = 1) -> Observe:
@@ -143,3 +143,25 @@ def test_with_the_right_key_an_observer_is_answered() -> None:
     [(_, observed)] = scheduler.handle(b"observer", observe(), 5.0)
     assert isinstance(observed, Observed)
     assert (observed.at, observed.started) == (5.0, 5.0)
+
+
+def test_who_looks_regularly_sees_a_failure_before_the_scheduler_ends() -> None:
+    job = Job(2, 1)
+    assert not job.scheduler.to_be_seen
+    view(job)
+    job.now += 0.5
+    job.scheduler.handle(b"launcher", Lost("worker", 1, "was killed by SIGKILL", 0, False), job.now)
+    assert job.scheduler.to_be_seen
+    job.now += 0.5
+    assert view(job).failure
+    assert not job.scheduler.to_be_seen
+
+
+def test_who_does_not_look_any_more_is_not_waited_for() -> None:
+    job = Job(2, 1)
+    view(job)
+    job.now += LOOK_S
+    job.scheduler.handle(b"launcher", Lost("worker", 1, "was killed by SIGKILL", 0, False), job.now)
+    assert job.scheduler.to_be_seen
+    job.scheduler.tick(job.now + LOOK_S)
+    assert not job.scheduler.to_be_seen
