@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvstore.observing.quantities import duration, members
 from kvstore.observing.view import JobView, MemberView
 
+_WAITS_FOR = "waits for "  # begins most reasons
 LONG_S = 0.5  # what has not waited for so long is a round like any other
 
 
@@ -31,10 +32,12 @@ class MemberWait:
     @property
     def text(self) -> str:
         """The wait as a sentence."""
-        subject = f"{members('worker', self.waiting)} wait{'s' if len(self.waiting) == 1 else ''}"
-        awaited = f" for {members('worker', self.missing)}" if self.missing else ""
-        why = f": {self.why}" if self.why else ""
-        return f"{members(self.role, self.ranks)}: {subject}{awaited}, for {duration(self.seconds)}{why}"
+        who = f"{members('worker', self.waiting)} {'has' if len(self.waiting) == 1 else 'have'}"
+        told = f"{members(self.role, self.ranks)}: {who} waited {duration(self.seconds)}"
+        if self.why.startswith(_WAITS_FOR):
+            return f"{told} for {self.why.removeprefix(_WAITS_FOR)}"
+        whom = f" for {members('worker', self.missing)}" if self.missing else ""
+        return f"{told}{whom}{': ' if self.why else ''}{self.why}"
 
 
 def waits(view: JobView, least_s: float = LONG_S) -> list[MemberWait]:

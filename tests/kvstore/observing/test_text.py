@@ -14,7 +14,12 @@ def text(view: JobView, parts: StatusParts | None = None) -> str:
 
 
 def hanging() -> JobView:
-    waits = {"waiting": [0, 2], "missing": [1], "oldest_us": 12_000_000, "why": "its push 7 of 'w' is missing"}
+    waits = {
+        "waiting": [0, 2],
+        "missing": [1],
+        "oldest_us": 12_000_000,
+        "why": "waits for worker 1, whose push 7 of 'w' is missing",
+    }
     return view_of([worker(0), worker(1, rounds=49), worker(2), server(0, **waits), server(1, **waits)])
 
 
@@ -28,7 +33,7 @@ python train.py
   runs for 1 min 0 s · 3 of 3 workers, 2 of 2 servers
 
 who waits for whom
-  servers 0, 1: workers 0, 2 wait for worker 1, for 12 s: its push 7 of 'w' is missing
+  servers 0, 1: workers 0, 2 have waited 12 s for worker 1, whose push 7 of 'w' is missing
   worker 1 is at train.py:41 in load_batch
 
 advice
