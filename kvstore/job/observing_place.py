@@ -33,7 +33,7 @@ class ObservingPlace(JobPlace):
 
     ROLE: ClassVar[str] = "observer"
     VERB: ClassVar[str] = "observed"
-    MADE_BY: ClassVar[str] = "a job"
+    MADE_BY: ClassVar[str] = "`launch.py`"
 
     job: str = ""
     command: str = ""

@@ -1,15 +1,19 @@
-"""A reader on another host than the job's, over encrypted links, with the file of ``launch.py --readers``."""
+"""A reader and an observer on another host than the job's, over encrypted links, with the files of launch.py."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from cluster.hosts import ROOT, Hosts
 from waiting import LONG, until
+
+from kvstore.job.directory import launcher_of, private_directories, temporary_root
+from kvstore.job.observing_place import FILE
 
 TRAIN = """
 from pathlib import Path
@@ -32,7 +36,7 @@ print("read")
 """
 
 
-def test_a_reader_on_another_host(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_reader_and_an_observer_on_another_host(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "hosts").write_text("".join(f"{name}\n" for name in hosts.names[:2]))
     file = tmp_path / "readers.json"
@@ -51,6 +55,18 @@ def test_a_reader_on_another_host(hosts: Hosts, tmp_path: Path) -> None:
             assert json.loads(file.read_text())["key"]
             done = hosts.run(3, [sys.executable, "-c", READ, str(file)], env={"PYTHONPATH": str(ROOT)})
             assert done.stdout == "read\n", done.stderr
+            status = [sys.executable, "-m", "kvstore.observing.command"]
+            here = subprocess.run(
+                [*status, str(process.pid), "--json"], env=env, capture_output=True, text=True, check=True
+            )
+            assert json.loads(here.stdout)["status"]["expected"]["server"] == 2
+            (place,) = (
+                each / FILE for each in private_directories(temporary_root()) if launcher_of(each).pid == process.pid
+            )
+            copy = shutil.copy(place, tmp_path)
+            there = hosts.run(3, [*status, copy], env={"PYTHONPATH": str(ROOT)})
+            assert "1 of 1 worker, 2 of 2 servers" in there.stdout, there.stderr
+            assert json.loads(Path(copy).read_text())["key"] not in here.stdout + there.stdout
             (tmp_path / "stop").touch()
             assert process.wait(LONG) == 0, (tmp_path / "log").read_text()
         finally:
