@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.observing.command import main as status
 from launcher.cli import parse
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -114,9 +115,19 @@ def test_the_page_of_launch_py_has_its_options(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         parse(["--help"], {})
     printed = " ".join(capsys.readouterr().out.split())
-    page = (PAGES / "commands.md").read_text(encoding="utf-8")
+    page = (PAGES / "commands.md").read_text(encoding="utf-8").partition("\n## kvstore-status\n")[0]
     rows = re.findall(r"^\| (`-.*) \| (.*) \|$", page, flags=re.MULTILINE)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", " ".join(option for option, _ in rows))) == set(
         re.findall(r"(?<![\w-])--[a-z][a-z-]*", printed.partition("options:")[2].partition("examples:")[0])
     )
     assert [meaning for _, meaning in rows if meaning.replace("`", "") not in printed] == []
+
+
+def test_the_page_of_kvstore_status_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        status(["--help"])
+    printed = capsys.readouterr().out.partition("options:")[2]
+    page = (PAGES / "commands.md").read_text(encoding="utf-8").partition("\n## kvstore-status\n")[2]
+    rows = "\n".join(line for line in page.partition("\n## ")[0].splitlines() if line.startswith("| `-"))
+    pattern = r"(?<![\w-])--[a-z][a-z-]*"
+    assert set(re.findall(pattern, rows)) == set(re.findall(pattern, printed)) - {"--help"}
