@@ -6,6 +6,8 @@ session     an observer's link to the scheduler
 view        the job at one moment: members, their reports, what has happened
 figures     rates and shares that follow from reports
 waits       who waits for whom
+advice      what holds the job up, by rules that show their numbers
+straggler   which worker holds up all others, and by what
 text        a job in lines
 columns     tables of members: of many, what is usual and who differs
 stacks_text  the stacks of members in lines

@@ -1,0 +1,220 @@
+"""What holds a job up, by rules that show their numbers. Pure: a view of a job in, advice out.
+
+Each rule is about the time between two reports of each member, some seconds. All numbers are parts of that time.
+Workers and servers count by their median, so that one alone does not decide.
+
+- ``straggler_compute``, ``straggler_input``, ``straggler_network``, ``straggler_local``: one worker holds up all
+  others. The rule is in ``kvstore.observing.straggler``.
+- ``stuck``: a request waits, for ``STUCK_S`` by now.
+- ``uneven_servers``: workers wait for answers, for ``WAITS`` of the time, while one server handles messages for
+  ``BUSY`` of it, ``UNEVEN`` times as long as the others.
+- ``bound_by_store``: likewise, and the others are as busy.
+- ``bound_by_network``: workers wait for ``MOST`` of the time, and no server is busy: messages are under way.
+- ``bound_by_input``: workers wait for data for ``INPUT`` of the time, as far as they count that.
+
+The rules about the whole job are asked only if nobody holds it up alone. No advice means that none of this is so.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.job.contract import member_name
+from kvstore.observing.quantities import ranks, share
+from kvstore.observing.straggler import (
+    CAUSES,
+    MICRO,
+    SHORTEST_S,
+    Straggler,
+    blocked_share,
+    find_straggler,
+    input_share_of,
+)
+from kvstore.observing.view import JobView, MemberView, Span
+from kvstore.wire import ServerReport, WorkerReport
+
+STUCK_S = 10.0
+WAITS = 0.3
+MOST = 0.6
+BUSY = 0.5
+UNEVEN = 2.0
+INPUT = 0.2
+
+KINDS = (
+    *(f"straggler_{cause}" for cause in CAUSES),
+    "stuck",
+    "uneven_servers",
+    "bound_by_store",
+    "bound_by_network",
+    "bound_by_input",
+)
+SEVERITIES = ("info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One finding.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        role, rank: whom it is about; empty and -1 for the whole job.
+        text: a sentence or two, with the numbers that it follows from.
+        severity: one of ``SEVERITIES``.
+    """
+
+    kind: str
+    role: str
+    rank: int
+    text: str
+    severity: str = "warning"
+
+    @property
+    def about(self) -> str:
+        """Whom it is about, as ``worker 1``; empty for the whole job."""
+        return member_name(self.role, self.rank) if self.role else ""
+
+    @property
+    def straggler(self) -> bool:
+        """Whether it names a straggler."""
+        return self.kind.startswith("straggler_")
+
+
+def advise(view: JobView) -> list[Advice]:
+    """Return what holds the job up, the worst first; empty if nothing does, or too little is known."""
+    workers, servers, aggregators = at_work(view)
+    stuck = _stuck(view)
+    straggler = find_straggler(workers, servers, aggregators)
+    if straggler is not None:
+        return [*stuck, of_straggler(straggler)]
+    return [*stuck, *_of_job(workers, view)]
+
+
+def at_work(
+    view: JobView,
+) -> tuple[dict[int, Span[WorkerReport]], list[Span[ServerReport]], list[Span[ServerReport]]]:
+    """Return the reports of workers, by rank, of servers and of aggregators, as far as they are ready."""
+    ready = [member for member in view.members if member.state == "ready"]
+    workers = {member.rank: member.worker for member in ready if member.worker is not None}
+    servers = [member.server for member in ready if member.server is not None and member.role != "aggregator"]
+    aggregators = [member.server for member in ready if member.server is not None and member.role == "aggregator"]
+    return workers, servers, aggregators
+
+
+def of_straggler(found: Straggler, seen: str = "") -> Advice:
+    """Return the advice about a straggler.
+
+    Args:
+        seen: where it was seen in its code, in words; empty if nobody has looked.
+    """
+    who = names_of(found)
+    alike = "" if len(found.ranks) == 1 else ", which share an aggregator,"
+    text = (
+        f"{who}{alike} came last in {share(found.last)} of {found.waves} waves in {found.seconds:.0f} s, and others "
+        f"waited for that alone for {share(found.alone)} of the time ({_millis(found.alone_s)} a round): {_why(found)}"
+    )
+    return Advice(f"straggler_{found.cause}", "worker", found.ranks[0], text + (f"; {seen}" if seen else ""))
+
+
+def names_of(found: Straggler) -> str:
+    """Return what sentences call it: ``worker 1``, ``workers 2 and 3``."""
+    *most, last = map(str, found.ranks)
+    return f"workers {', '.join(most)} and {last}" if most else f"worker {last}"
+
+
+def _why(found: Straggler) -> str:
+    waits = f"waits for answers for {share(found.blocked)} of the time, others for {share(found.others_blocked)}"
+    reads = ""
+    if found.input is not None:
+        others = "" if found.others_input is None else f", others for {share(found.others_input)}"
+        reads = f"waits for data for {share(found.input)} of the time{others}"
+    if found.cause == "network":
+        return f"its messages are long under way, so look at its network (it {waits})"
+    if found.cause == "input":
+        return f"it reads its input for too long (it {reads})"
+    if found.cause == "compute":
+        return f"it computes for longer than others (it {waits}; it {reads})" if reads else f"it computes (it {waits})"
+    return f"it computes, or reads its input, for longer than others (it {waits}); see kvstore-status --stacks"
+
+
+def _stuck(view: JobView) -> list[Advice]:
+    """Return who waits for very long; of several members that say so, the longest wait."""
+    waiting = [member for member in view.members if member.state == "ready" and member.server is not None]
+    late = [(member.server.latest.oldest_us, member) for member in waiting if member.server is not None]
+    longest, member = max(late, key=lambda entry: entry[0], default=(0, None))
+    if member is None or member.server is None or longest * MICRO < STUCK_S:
+        return []
+    report = member.server.latest
+    about = ("worker", report.missing[0]) if len(report.missing) == 1 else ("", -1)
+    who = _listed(report.waiting)
+    return [Advice("stuck", *about, f"{who} waited for {longest * MICRO:.0f} s so far: {member.title} {report.why}")]
+
+
+def _of_job(workers: dict[int, Span[WorkerReport]], view: JobView) -> list[Advice]:
+    """Return what holds up all workers alike."""
+    spans = [span for span in workers.values() if span.seconds >= SHORTEST_S and span.rate("rounds") > 0]
+    servers = [member for member in view.of_role("server") + view.of_role("standby") if _works(member)]
+    found: list[Advice] = []
+    if not spans:
+        return found
+    waits = statistics.median(map(blocked_share, spans))
+    busy = {member.rank: _busy(member) for member in servers}
+    if busy and waits >= WAITS:
+        found += _of_servers(waits, busy)
+    inputs = [part for span in spans if (part := input_share_of(span)) is not None]
+    reads = statistics.median(inputs) if inputs else 0.0
+    if reads >= INPUT:
+        text = (
+            f"workers wait for data for {share(reads)} of the time: load it in more processes (num_workers of "
+            "DataLoader), prepare it beforehand, or keep it closer"
+        )
+        found.append(Advice("bound_by_input", "", -1, text))
+    return found
+
+
+def _of_servers(waits: float, busy: dict[int, float]) -> list[Advice]:
+    busiest = max(busy, key=lambda rank: busy[rank])
+    others = [part for rank, part in busy.items() if rank != busiest]
+    usual = statistics.median(others) if others else 0.0
+    most = busy[busiest]
+    start = f"workers wait for answers for {share(waits)} of the time"
+    if most >= BUSY and others and most >= UNEVEN * usual:
+        text = (
+            f"{start}; server {busiest} is busy for {share(most)}, half of the others for {share(usual)}: it has "
+            "more to do, or a slower machine. Large keys are cut across all servers above KVSTORE_BIGARRAY_BOUND"
+        )
+        return [Advice("uneven_servers", "server", busiest, text)]
+    if most >= BUSY:
+        text = (
+            f"{start}; servers are busy for up to {share(most)}: more servers (-s), smaller messages "
+            "(set_gradient_compression), or an aggregator on each host take work from them"
+        )
+        return [Advice("bound_by_store", "", -1, text)]
+    if waits >= MOST:
+        text = (
+            f"{start}, and servers are busy for {share(most)} at most: messages are under way. Smaller ones "
+            "(set_gradient_compression), fewer calls with more keys each, or more work between them help"
+        )
+        return [Advice("bound_by_network", "", -1, text, "info")]
+    return []
+
+
+def _works(member: MemberView) -> bool:
+    span = member.server
+    return member.state == "ready" and span is not None and span.seconds >= SHORTEST_S and span.rate("received") > 0
+
+
+def _busy(member: MemberView) -> float:
+    span: Span[ServerReport] | None = member.server
+    return 0.0 if span is None else min(1.0, MICRO * span.rate("busy_us"))
+
+
+def _listed(waiting: Sequence[int]) -> str:
+    if len(waiting) == 1:
+        return f"worker {waiting[0]} has"
+    return f"workers {ranks(waiting)} have" if waiting else "requests have"
+
+
+def _millis(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"

@@ -1,0 +1,198 @@
+"""Which worker holds up all others, and by what. Pure: two reports of each member in, a finding out.
+
+A worker is a straggler if, since the earlier reports,
+
+- it came last in at least ``LAST`` of at least ``FEWEST_WAVES`` waves, and
+- others waited for it alone for at least ``ALONE`` of the time, and for at least ``ALONE_S`` a round, and
+- others have been held up by that: half of them have waited for at least ``HELD_UP`` of the time.
+
+In even runs somebody comes last, too, and it may often be the same worker. But then nobody waits long for it alone. In
+very short rounds, requests come in the order in which the requests before them were answered: that is why a wait has to
+be worth ``ALONE_S``. The workers of an aggregator are one to servers. Of these, the one is meant that the others of its
+host wait for likewise; if there is none, all of them are.
+
+The cause follows from how the time of the straggler differs from that of half of the others (their median):
+
+- it has waited for answers less than they have, by more than half of the time that they wait for it: it is busy by
+  itself. If it has waited for data longer than they have, by half of that difference, it reads ``input``. If that is
+  known and not so, it is ``compute``. If nobody has counted the time for data, it is ``local``, one of both.
+- else it waits as they do, and they wait for what it has sent: ``network``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvstore.observing.view import Span
+from kvstore.wire import ServerReport, WorkerReport
+
+LAST = 0.8  # of the waves
+ALONE = 0.1  # of the time
+ALONE_S = 0.002  # a round
+HELD_UP = 0.05  # of the time
+FEWEST_WAVES = 20  # with fewer, an even run of few workers might look the same
+SHORTEST_S = 2.0  # between two reports
+
+MICRO = 1e-6
+CAUSES = ("compute", "input", "network", "local")
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A worker, or the workers of one host, for which all others wait.
+
+    Attributes:
+        ranks: of the worker; several only if they share an aggregator.
+        seconds: how long the time is that the numbers are about.
+        waves: how many there were.
+        last: in which part of them it came last.
+        alone: the part of the time in which others have waited for it alone.
+        alone_s: the seconds a round of that.
+        blocked, others_blocked: the part of the time in which it, and half of the others, have waited for answers.
+        input, others_input: likewise for data; None if nobody has counted.
+        cause: ``compute``, ``input``, ``network``, or ``local`` if it is one of the first two.
+    """
+
+    ranks: tuple[int, ...]
+    seconds: float
+    waves: int
+    last: float
+    alone: float
+    alone_s: float
+    blocked: float
+    others_blocked: float
+    input: float | None
+    others_input: float | None
+    cause: str
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    """Whom others wait for, as some processes have seen it; see ``Straggler``."""
+
+    ranks: tuple[int, ...]
+    seconds: float
+    waves: int
+    last: float
+    alone: float
+
+
+def find_straggler(
+    workers: Mapping[int, Span[WorkerReport]],
+    servers: Sequence[Span[ServerReport]],
+    aggregators: Sequence[Span[ServerReport]] = (),
+    alone: float = ALONE,
+    fewest_waves: int = FEWEST_WAVES,
+) -> Straggler | None:
+    """Return the straggler; None if there is none, or too little is known.
+
+    Args:
+        workers: the reports of the workers that are at work, by rank.
+        servers: those of servers, and of standbys that may have become servers.
+        aggregators: those of aggregators.
+        alone: for which part of the time others must have waited for it alone.
+        fewest_waves: how many waves there must have been.
+    """
+    awaited = _awaited(servers, alone, fewest_waves)
+    if awaited is None and len(aggregators) == 1:  # all workers are on one host: to servers they are one
+        awaited = _awaited(aggregators, alone, fewest_waves)
+    elif awaited is not None and len(awaited.ranks) > 1:
+        awaited = _within(awaited, aggregators, alone, fewest_waves)
+    if awaited is None or not set(awaited.ranks) <= workers.keys():
+        return None
+    return _judged(awaited, workers)
+
+
+def _judged(awaited: _Awaited, workers: Mapping[int, Span[WorkerReport]]) -> Straggler | None:
+    """Return the straggler with the cause; None if nobody is held up by it."""
+    own = [workers[rank] for rank in awaited.ranks]
+    others = [span for rank, span in workers.items() if rank not in awaited.ranks and span.seconds >= SHORTEST_S]
+    rounds = max(span.rate("rounds") for span in own)
+    if not others or not rounds:
+        return None
+    blocked, others_blocked = (statistics.median(map(blocked_share, spans)) for spans in (own, others))
+    alone_s = awaited.alone / rounds
+    if others_blocked < HELD_UP or alone_s < ALONE_S:
+        return None
+    input_share, others_input = _median(map(input_share_of, own)), _median(map(input_share_of, others))
+    return Straggler(
+        awaited.ranks,
+        awaited.seconds,
+        awaited.waves,
+        awaited.last,
+        awaited.alone,
+        alone_s,
+        blocked,
+        others_blocked,
+        input_share,
+        others_input,
+        _cause(awaited.alone, others_blocked - blocked, input_share, others_input),
+    )
+
+
+def _cause(alone: float, busier: float, input_share: float | None, others_input: float | None) -> str:
+    """Return the cause, of a worker that has waited for answers less than others by ``busier`` of the time."""
+    if busier < alone / 2:
+        return "network"
+    if input_share is None:
+        return "local"
+    return "input" if input_share - (others_input or 0.0) >= min(alone, busier) / 2 else "compute"
+
+
+def _awaited(seen: Sequence[Span[ServerReport]], alone: float, fewest_waves: int) -> _Awaited | None:
+    """Return whom others wait for at the processes of ``seen``; None for nobody."""
+    spans = [span for span in seen if span.seconds >= SHORTEST_S and span.latest.waves > span.before.waves]
+    waves = sum(span.latest.waves - span.before.waves for span in spans)
+    if waves < fewest_waves:
+        return None
+    came_last: dict[int, int] = {}
+    for span in spans:
+        for rank, count in enumerate(_grown(span, "came_last")):
+            came_last[rank] = came_last.get(rank, 0) + count
+    ranks = tuple(rank for rank, count in came_last.items() if count >= LAST * waves)
+    if not ranks:
+        return None
+    share = max(alone_share(span, rank) for span in spans for rank in ranks)
+    if share < alone:
+        return None
+    seconds = max(span.seconds for span in spans)
+    return _Awaited(ranks, seconds, waves, came_last[ranks[0]] / waves, share)
+
+
+def _within(awaited: _Awaited, aggregators: Sequence[Span[ServerReport]], alone: float, fewest_waves: int) -> _Awaited:
+    """Return which of the workers that are one to servers the others of their host wait for; else all of them."""
+    for span in aggregators:
+        one = _awaited([span], alone, fewest_waves)
+        if one is not None and len(one.ranks) == 1 and one.ranks[0] in awaited.ranks:
+            return one
+    return awaited
+
+
+def alone_share(span: Span[ServerReport], rank: int) -> float:
+    """Return the part of the time in which others have waited for worker ``rank`` alone."""
+    grown = _grown(span, "alone_us")
+    return MICRO * grown[rank] / span.seconds if rank < len(grown) and span.seconds else 0.0
+
+
+def blocked_share(span: Span[WorkerReport]) -> float:
+    """Return the part of the time in which a worker has waited for answers."""
+    return min(1.0, MICRO * span.rate("blocked_us"))
+
+
+def input_share_of(span: Span[WorkerReport]) -> float | None:
+    """Return the part of the time in which a worker has waited for data; None if nobody has counted."""
+    if span.before.input_us < 0 or span.latest.input_us < 0:
+        return None
+    return min(1.0, MICRO * span.rate("input_us"))
+
+
+def _grown(span: Span[ServerReport], counts: str) -> list[int]:
+    before, latest = getattr(span.before, counts), getattr(span.latest, counts)
+    return [count - (before[rank] if rank < len(before) else 0) for rank, count in enumerate(latest)]
+
+
+def _median(shares: Iterable[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return statistics.median(known) if known else None
