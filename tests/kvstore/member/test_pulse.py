@@ -53,18 +53,6 @@ def hears(transport: Transport, timeout: float = LONG) -> bool:
     return received is not None and decode(received[1]) == ProcessAlive(NODE)
 
 
-def test_it_beats_until_it_is_ended(heard: tuple[Transport, Config]) -> None:
-    transport, config = heard
-    process = PulseProcess(config, NODE)
-    try:
-        assert hears(transport)
-        assert hears(transport)
-        assert not process.ended
-    finally:
-        process.end()
-    assert process.ended
-
-
 def answer_of(transport: Transport, number: int) -> Stacks:
     """What the process says to the question where the other is: after beats that were on their way."""
     received = transport.recv(LONG)
@@ -78,15 +66,20 @@ def answer_of(transport: Transport, number: int) -> Stacks:
             return message
 
 
-def test_it_tells_where_the_process_was_at_its_last_beat(heard: tuple[Transport, Config]) -> None:
+def test_it_beats_until_it_is_ended_and_tells_where_the_process_was(heard: tuple[Transport, Config]) -> None:
     transport, config = heard
     process = PulseProcess(config, NODE)
     try:
+        assert hears(transport)
+        assert hears(transport)
+        assert not process.ended
         assert answer_of(transport, 1) == Stacks(NODE, 1, "", "", [])
         process.note_place("train.py:41 in load_batch")
         assert answer_of(transport, 2) == Stacks(NODE, 2, "train.py:41 in load_batch", "", [])
+        assert hears(transport)
     finally:
         process.end()
+    assert process.ended
 
 
 BESIDE = """

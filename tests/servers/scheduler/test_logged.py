@@ -20,6 +20,7 @@ from kvstore.wire import (
     Here,
     JobFailed,
     Leave,
+    Locate,
     Lost,
     Message,
     Node,
@@ -29,10 +30,12 @@ from kvstore.wire import (
     Request,
     Roster,
     Sender,
+    Stacks,
     Stop,
     Welcome,
 )
 from servers.scheduler import Scheduler
+from servers.scheduler.inquiries import ANSWER_S
 from servers.scheduler.logged import FormerLinks, LoggedScheduler
 from servers.scheduler.records import Came, Record, Ticked
 
@@ -224,7 +227,11 @@ def test_beats_questions_and_repeats_of_joins_are_not_logged() -> None:
     job.beat(w0)
     job.logged.handle(w0.peer, w0.explain(1), job.now)
     job.logged.handle(w0.peer, w0.join(), job.now)
+    job.logged.handle(w0.peer, Locate(w0.me(), "worker", [0, 1]), job.now)
+    job.logged.handle(w0.beats, Stacks(w0.node, 1, "train.py:41 in load", "", []), job.now)
     job.logged.tick(job.now)
+    ((whom, located),) = job.logged.tick(job.now + ANSWER_S)
+    assert (whom, located.ranks) == (w0.peer, [0, 1])
     assert len(job.records) == WORKERS + SERVERS
 
 
