@@ -280,7 +280,7 @@ function stateOfJob(view) {
   if (view.failure) state("failed", "failed");
   else if (lost) state("hurt", `${lost} lost`);
   else if (joined < view.expected.worker) state("connecting", "starting");
-  else if (view.workers.every((each) => each.state === "left")) state("over", "ending");
+  else if (ending(view)) state("over", "ending");
   else state("running", "running");
   banner(view.failure ? `The job has failed: ${view.failure}` : "", "bad");
 }
@@ -380,8 +380,13 @@ function hear(message) {
     page.over = true;
     state(page.view?.failure ? "failed" : "over", page.view?.failure ? "failed" : "over");
     if (!page.view?.failure) banner(`${message.text} The page shows how it was in the end.`, "");
-  } else if (page.view) banner(`The scheduler does not answer: ${message.text}`, "bad");
-  else write(element("about"), "Waiting for the scheduler …");
+  } else if (!page.view) write(element("about"), "Waiting for the scheduler …");
+  else if (!ending(page.view) && message.since > 3) banner(`The scheduler has not answered for ${seconds(message.since)}: ${message.text}`, "bad");
+}
+
+// Whether a job ends: nobody answers any more, and that is well.
+function ending(view) {
+  return view.failure || (view.workers.length && view.workers.every((each) => each.state === "left"));
 }
 
 function listen() {
