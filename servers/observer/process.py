@@ -10,12 +10,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl
 
 from kvstore.errors import ConfigError, NodeLost
@@ -23,7 +22,6 @@ from kvstore.job import page_address
 from kvstore.job.observing_place import ObservingPlace
 from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_PORT, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE, OBSERVE
 from kvstore.observing.session import ObserverSession
-from kvstore.observing.view import JobView
 from servers.observer import files, metrics
 from servers.observer.access import Access
 from servers.observer.feed import Feed
@@ -41,7 +39,6 @@ _BOARD = Path(__file__).with_name("grafana")
 _TYPES = {".json": "application/json", ".yml": "text/plain; charset=utf-8"}
 
 Connect = Callable[[], ViewSource]
-Advise = Callable[[JobView], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -96,29 +93,23 @@ def run_observer(env: Mapping[str, str]) -> int:
         raise ConfigError(f"an observer must know which job: set {OBSERVE.name} to {OBSERVE.values.valid}")
     place = ObservingPlace.read(Path(file))
     page = PageServing.from_env(env, JobDescription(place.job, place.command))
-    serve(page, lambda: ObserverSession.of(place, LOST_S, env), _advice)
+    serve(page, lambda: ObserverSession.of(place, LOST_S, env))
     return 0
 
 
-def _advice(_view: JobView) -> list[dict[str, Any]]:
-    """What is said about a view, as the page shows it."""
-    return []  # until there are rules
-
-
-def serve(page: PageServing, connect: Connect, advise: Advise, missing_s: float = MISSING_S) -> None:
+def serve(page: PageServing, connect: Connect, missing_s: float = MISSING_S) -> None:
     """Look at a job and serve its page until the job is over.
 
     Args:
         page: where, and for whom.
         connect: makes a link to the scheduler.
-        advise: what is said about a view.
         missing_s: see ``MISSING_S``.
 
     Raises:
         NodeLost: the scheduler has never answered, and nobody says when the job is over.
     """
     feed = Feed()
-    watcher = JobWatcher(connect, advise, feed, page.about.command)
+    watcher = JobWatcher(connect, feed, page.about.command)
     access = Access(page.token, secrets.token_urlsafe(32), page.listener.getsockname()[1])
     web = Web(page.listener, access, files.load(), feed, _answers(watcher, page.about))
     web.start()

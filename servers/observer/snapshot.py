@@ -7,10 +7,11 @@ or so. Unknown numbers are None.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+from kvstore.observing.advice import advise
 from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
 from kvstore.observing.view import JobView, MemberView
 
@@ -19,13 +20,8 @@ MOST_VALUES = 8  # of the values that programs log, which are drawn
 _ROLES = ("server", "standby", "aggregator")
 
 
-def snapshot(view: JobView, advice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what the page shows of a job.
-
-    Args:
-        view: how the job is.
-        advice: what is said about it; see ``kvstore.observing.advice``.
-    """
+def snapshot(view: JobView) -> dict[str, Any]:
+    """Return what the page shows of a job."""
     late = lateness(view)
     return {
         "age": max(0.0, view.at - view.started),
@@ -42,7 +38,10 @@ def snapshot(view: JobView, advice: Sequence[Mapping[str, Any]]) -> dict[str, An
         "servers": [_server(member) for role in _ROLES for member in view.of_role(role)],
         "waiting": waiting(view),
         "values": values(view),
-        "advice": list(advice),
+        "advice": [
+            {"kind": each.kind, "about": each.about, "text": each.text, "severity": each.severity}
+            for each in advise(view)
+        ],
         "events": [
             {"number": event.number, "at": event.at - view.started, "text": event.text}
             for event in view.events[-MOST_EVENTS:]

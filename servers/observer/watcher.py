@@ -6,7 +6,7 @@ import json
 import math
 import threading
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from kvstore.errors import KVStoreError
@@ -35,7 +35,6 @@ class JobWatcher:
 
     Args:
         connect: makes a session. It raises KVStoreError if the scheduler is not there.
-        advise: what is said about a view, as the page shows it.
         feed: where each state goes.
         title: what the job is called.
 
@@ -47,12 +46,10 @@ class JobWatcher:
     def __init__(
         self,
         connect: Callable[[], ViewSource],
-        advise: Callable[[JobView], Sequence[Mapping[str, Any]]],
         feed: Feed,
         title: str = "",
     ) -> None:
         self._connect = connect
-        self._advise = advise
         self._feed = feed
         self._title = title
         self._session: ViewSource | None = None
@@ -78,7 +75,7 @@ class JobWatcher:
         self.view, self.answered = view, now
         with self._lock:
             self._history.add(view.at - view.started, drawn(view))
-        self._tell("view", title=self._title, **snapshot(view, self._advise(view)))
+        self._tell("view", title=self._title, **snapshot(view))
         return True
 
     def end(self, text: str) -> None:

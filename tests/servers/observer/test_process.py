@@ -47,7 +47,7 @@ class Running:
 
     def _serve(self, page: PageServing, connect: object) -> None:
         try:
-            serve(page, connect, lambda _: [], missing_s=0.2)  # type: ignore[arg-type]
+            serve(page, connect, missing_s=0.2)  # type: ignore[arg-type]
         except NodeLost as error:
             self.raised = error
 

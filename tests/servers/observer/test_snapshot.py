@@ -13,7 +13,7 @@ JOB = SimulatedJob(workers=3, servers=2, straggler=1)
 
 
 def test_rates_are_of_the_time_between_two_reports() -> None:
-    told = snapshot(JOB.view(100.0), [])
+    told = snapshot(JOB.view(100.0))
     worker = told["workers"][0]
     assert (worker["name"], worker["state"], worker["rounds"], worker["rate"]) == ("worker 0", "ready", 1000, 10.0)
     assert len(worker["links"]) == 2
@@ -23,14 +23,14 @@ def test_rates_are_of_the_time_between_two_reports() -> None:
 
 
 def test_it_says_who_waits_for_whom() -> None:
-    first, second = snapshot(JOB.view(100.0), [])["waiting"]
+    first, second = snapshot(JOB.view(100.0))["waiting"]
     assert (first["at"], first["waiting"], first["missing"], first["seconds"]) == ("server 0", [0, 2], [1], 0.04)
     assert second["at"] == "server 1"
 
 
 def test_it_is_json_without_what_is_not() -> None:
     view = JOB.view(0.5)  # each member has reported once
-    told = json.loads(json.dumps(snapshot(view, []), allow_nan=False))
+    told = json.loads(json.dumps(snapshot(view), allow_nan=False))
     assert told["figures"]["rounds"] is None
     assert told["workers"][0]["waiting"] is None
     assert told["figures"]["held"] > 0
@@ -39,7 +39,7 @@ def test_it_is_json_without_what_is_not() -> None:
 def test_members_without_reports_are_there() -> None:
     view = JOB.view(9.0)
     view = replace(view, members=[replace(member, worker=None, server=None) for member in view.members])
-    told = snapshot(view, [])
+    told = snapshot(view)
     assert [member["name"] for member in told["workers"] + told["servers"]] == [
         "worker 0",
         "worker 1",
@@ -54,17 +54,24 @@ def test_members_without_reports_are_there() -> None:
 def test_the_lost_do_not_count() -> None:
     view = SimulatedJob(workers=3, servers=2, killed=1).view(100.0)
     whole = SimulatedJob(workers=3, servers=2).view(100.0)
-    assert snapshot(view, [])["workers"][1]["state"] == "lost"
+    assert snapshot(view)["workers"][1]["state"] == "lost"
     assert (figures(view)["worker memory"], figures(whole)["worker memory"]) == (802_100_000, 1_203_150_000)
     assert "worker 1 memory" not in drawn(view)
     assert "worker 1 memory" in drawn(whole)
 
 
 def test_it_says_who_comes_last_and_is_awaited() -> None:
-    workers = snapshot(JOB.view(100.0), [])["workers"]
+    workers = snapshot(JOB.view(100.0))["workers"]
     assert [worker["last"] for worker in workers] == [0.33, 1.0, 0.33]
     assert [worker["alone"] for worker in workers] == [0.0, 0.4, 0.0]
 
 
 def test_what_programs_log_is_averaged_over_the_workers() -> None:
     assert values(JOB.view(0.0001))["loss"] == 2.4 - 2.3 * (1 - 2.718281828459045 ** (-0.5 / 900))
+
+
+def test_it_has_the_advice() -> None:
+    (advice,) = snapshot(JOB.view(100.0))["advice"]
+    assert (advice["about"], advice["severity"]) == ("worker 1", "warning")
+    assert advice["kind"].startswith("straggler")
+    assert "worker 1" in advice["text"]

@@ -40,7 +40,7 @@ class Scheduler:
 class Watched:
     def __init__(self) -> None:
         self.scheduler, self.feed = Scheduler(), Feed()
-        self.watcher = JobWatcher(self.scheduler.connect, lambda _: [{"text": "buy more"}], self.feed, "train.py")
+        self.watcher = JobWatcher(self.scheduler.connect, self.feed, "train.py")
 
     def told(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self.feed.after(0, 0.0)[1])
@@ -57,7 +57,7 @@ def test_each_look_tells_the_page(watched: Watched) -> None:
     assert watched.watcher.look(7.0)
     told = watched.told()
     assert (told["kind"], told["title"], told["age"]) == ("view", "train.py", 100.0)
-    assert told["advice"] == [{"text": "buy more"}]
+    assert [advice["about"] for advice in told["advice"]] == ["worker 1"]
     assert watched.watcher.answered == 7.0
 
 
