@@ -31,7 +31,7 @@ def jobs_here(roots: Iterable[Path]) -> tuple[list[ObservingPlace], list[str]]:
             places.append(found)
         else:
             refused.append(f"{directory}: {found}")
-    return sorted(places, key=lambda place: -place.started), refused
+    return sorted(places, key=lambda place: (-place.started, place.job)), refused
 
 
 def place_named(wanted: str, places: Sequence[ObservingPlace]) -> ObservingPlace:
