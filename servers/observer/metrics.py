@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import kvstore
 from kvstore.errors import UsageError
+from kvstore.observing.advice import KINDS, advise
 from kvstore.observing.view import AnyReport, JobView, MemberView
 from kvstore.wire import ServerReport, WorkerReport
 from servers.observer.series import MICRO, OF_MEMBERS, OF_SERVERS, OF_WORKERS, PREFIX, Kind, MetricFamily, Series
@@ -21,8 +22,6 @@ ROLES = ("worker", "server", "standby", "aggregator")
 STATES = ("joined", "ready", "left", "lost")
 GONE = ("left", "lost")
 STALE_S = 15.0  # a view that is older says nothing of the job now
-AWAITED = ("worker", "aggregator")  # whom others may wait for
-STRAGGLER = "straggler"  # how the kinds of advice begin that name one
 MOST_PAIRS = 8192  # of workers and servers, of which each pair has series of its own
 
 R = TypeVar("R")
@@ -41,16 +40,13 @@ class JobDescription:
     command: str = ""
 
 
-def exposition(
-    view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None, advice: Sequence[Any] = ()
-) -> bytes:
+def exposition(view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None) -> bytes:
     """Return the answer to ``GET /metrics``; its type is ``CONTENT_TYPE``.
 
     Args:
         view: the latest view of the job; None if there has been none yet.
         age_s: how long ago it came.
         about: what the job is called.
-        advice: what follows from the view: each has ``kind``, ``role`` and ``rank``.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -62,7 +58,7 @@ def exposition(
         raise UsageError(f"/metrics needs prometheus-client: pip install 'torch-kvstore[dashboard]' ({exc})") from None
     types = {"counter": (CounterMetricFamily, "_total"), "gauge": (GaugeMetricFamily, "")}
     converted = []
-    for family in families(view, age_s, about or JobDescription(), advice):
+    for family in families(view, age_s, about or JobDescription()):
         made, suffix = types[family.kind]
         metric = made(family.name, family.meaning)
         for labels, number in family.samples:
@@ -81,9 +77,7 @@ class _Collected:
         return self.metrics
 
 
-def families(
-    view: JobView | None, age_s: float, about: JobDescription, advice: Sequence[Any]
-) -> Iterator[MetricFamily]:
+def families(view: JobView | None, age_s: float, about: JobDescription) -> Iterator[MetricFamily]:
     """Return every metric that has a number.
 
     A member that has left or is lost keeps the series of its state, and no other: what it did last is not what it does
@@ -100,7 +94,7 @@ def families(
     info.add(1, name=about.name, command=about.command, version=kvstore.__version__)
     yield info
     if current is not None:
-        made = (*_job(current), *_members(current), *_advice(current, advice), *_reports(current))
+        made = (*_job(current), *_members(current), *_advice(current), *_reports(current))
         yield from (family for family in made if family.samples)
 
 
@@ -140,15 +134,16 @@ def _members(view: JobView) -> Iterator[MetricFamily]:
     yield silence
 
 
-def _advice(view: JobView, advice: Sequence[Any]) -> Iterator[MetricFamily]:
+def _advice(view: JobView) -> Iterator[MetricFamily]:
+    advice = advise(view)
     given = _family("advice", "gauge", "How many pieces of advice of each kind the observer gives now.")
-    for kind in sorted({each.kind for each in advice}):
+    for kind in KINDS:
         given.add(sum(each.kind == kind for each in advice), kind=kind)
     yield given
-    named = {(each.role, each.rank) for each in advice if each.kind.startswith(STRAGGLER)}
-    straggler = _family("straggler", "gauge", "1 if all others wait for the member, else 0.")
+    named = {(each.role, each.rank) for each in advice if each.straggler}
+    straggler = _family("straggler", "gauge", "1 if all others wait for the worker, else 0.")
     for member in _ranked(view):
-        if member.role in AWAITED and member.state not in GONE:
+        if member.role == "worker" and member.state not in GONE:
             straggler.add((member.role, member.rank) in named, **_labels(member))
     yield straggler
 

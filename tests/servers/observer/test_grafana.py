@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -22,19 +21,10 @@ PLAYED = Path(__file__).with_name("alerts_test.yml")
 ASKED = [*queries(), *alerts()]
 
 
-@dataclass(frozen=True)
-class Given:
-    """A piece of advice."""
-
-    kind: str
-    role: str = "worker"
-    rank: int = 0
-
-
 def labels() -> dict[str, set[str]]:
     """The labels of every metric of a job, by the name that queries use."""
     found: dict[str, set[str]] = {}
-    for metric in text_string_to_metric_families(exposition(job_view(), advice=[Given("straggler")]).decode()):
+    for metric in text_string_to_metric_families(exposition(job_view()).decode()):
         for sample in metric.samples:
             found.setdefault(sample.name, set(SCRAPED)).update(sample.labels)
     return found

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from job_views import job_view, member, server_report, worker_report
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from simulated_job import SimulatedJob
 
 from kvstore.errors import UsageError
+from kvstore.observing.advice import KINDS
 from kvstore.observing.view import Event, JobView
 from servers.observer.metrics import MOST_PAIRS, STALE_S, JobDescription, exposition
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "observing.md"
 
 
-class Given(NamedTuple):
-    kind: str
-    role: str
-    rank: int
-
-
-def scraped(
-    view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None, advice: Sequence[Given] = ()
-) -> dict[str, Metric]:
+def scraped(view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None) -> dict[str, Metric]:
     """What a scrape finds, by name; no series is there twice."""
-    text = exposition(view, age_s, about, advice).decode()
+    text = exposition(view, age_s, about).decode()
     found = {metric.name: metric for metric in text_string_to_metric_families(text)}
     for metric in found.values():
         series = [(sample.name, *sorted(sample.labels.items())) for sample in metric.samples]
@@ -156,13 +148,19 @@ def test_a_name_that_is_logged_twice_is_there_once() -> None:
 
 
 def test_advice_is_counted_and_a_straggler_named() -> None:
-    found = scraped(job_view(3), advice=[Given("straggler", "worker", 2), Given("uneven", "server", 1)])
-    assert numbers(found["kvstore_advice"], "kind") == {("straggler",): 1, ("uneven",): 1}
+    found = scraped(SimulatedJob(3, 2, straggler=1).view(60))
     assert numbers(found["kvstore_straggler"], "role", "rank") == {
-        ("worker", "0"): 0,
-        ("worker", "1"): 0,
-        ("worker", "2"): 1,
+        ("worker", str(rank)): rank == 1 for rank in range(3)
     }
+    assert {kind: number for (kind,), number in numbers(found["kvstore_advice"], "kind").items() if number} == {
+        "straggler_compute": 1
+    }
+
+
+def test_of_an_even_job_every_kind_of_advice_is_there_as_0() -> None:
+    found = scraped(job_view())
+    assert numbers(found["kvstore_advice"], "kind") == {(kind,): 0 for kind in KINDS}
+    assert numbers(found["kvstore_straggler"], "rank") == {("0",): 0, ("1",): 0}
 
 
 def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +172,7 @@ def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch: p
 def test_the_docs_list_every_metric_with_its_labels_and_meaning() -> None:
     listed = re.findall(r"^\| `(kvstore_\w+)` \|(.*?)\| (.*) \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     there = {}
-    for metric in scraped(job_view(), advice=[Given("straggler", "worker", 0)]).values():
+    for metric in scraped(job_view()).values():
         labels = dict.fromkeys(label for sample in metric.samples for label in sample.labels)
         there[metric.samples[0].name] = (sorted(labels), metric.documentation.rstrip("."))
     assert {name: (sorted(re.findall(r"`(\w+)`", labels)), text) for name, labels, text in listed} == there
