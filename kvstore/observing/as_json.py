@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvstore.job.observing_place import ObservingPlace
+from kvstore.observing.advice import advise
 from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
 from kvstore.observing.stacks_text import LocatedMember
 from kvstore.observing.view import JobView, MemberView
@@ -59,7 +60,7 @@ def described_view(view: JobView) -> dict[str, Any]:
         ],
         "scheduler_waits": view.waits,
         "scheduler_awaited": list(view.awaited),
-        "advice": [],
+        "advice": [dataclasses.asdict(advice) for advice in advise(view)],
         "events": [
             {"number": event.number, "ago_s": max(0.0, view.at - event.at), "text": event.text} for event in view.events
         ],

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.observing_place import ObservingPlace
 from kvstore.observing import as_json
+from kvstore.observing.advice import advise
 from kvstore.observing.choice import NoSuchJob, jobs_here, place_at, place_named, roots_here
 from kvstore.observing.figures import job_rounds_per_s
 from kvstore.observing.quantities import rate
@@ -102,7 +103,7 @@ class StatusReport:
         else:
             asked = awaited(view, AWAITED_S)[:MOST_AWAITED]
             places = {member.rank: member.place for member in _locate(session, "worker", asked)}
-            parts = StatusParts(self.given.all, self.given.links, (), places)
+            parts = StatusParts(self.given.all, self.given.links, advise(view), places)
             screen.show([*status_lines(self.place, view, parts), *stacks_lines(located, self.given.all)])
         return SHOWN if view.failure is None else FAILED
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.job.observing_place import ObservingPlace
 from kvstore.observing import quantities as q
+from kvstore.observing.advice import Advice
 from kvstore.observing.columns import Column, TextLine, member_table
 from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
 from kvstore.observing.view import JobView, MemberView
@@ -15,6 +17,8 @@ from kvstore.observing.waits import LONG_S, MemberWait, waits
 
 SILENT_S = 4.0  # members beat each second or so
 EVENTS = 8
+ADVICE_WIDTH = 100  # characters
+_STYLES = {"info": "plain", "warning": "odd", "error": "bad"}
 SERVING = ("server", "standby", "aggregator")
 _Worker = tuple[MemberView, "WorkerFigures | None"]
 _Server = tuple[MemberView, "ServerFigures | None"]
@@ -27,13 +31,13 @@ class StatusParts:
     Attributes:
         everybody: whether each member gets a row, and all events are shown.
         links: whether the bytes over each link are shown.
-        advice: sentences.
+        advice: what holds the job up.
         places: of workers that others wait for, where they are, by rank: ``is at train.py:41 in load_batch``.
     """
 
     everybody: bool = False
     links: bool = False
-    advice: Sequence[str] = ()
+    advice: Sequence[Advice] = ()
     places: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -43,7 +47,7 @@ def status_lines(place: ObservingPlace, view: JobView, parts: StatusParts) -> li
     sections = [
         _head(place, view),
         _waits(view, found, parts.places),
-        [TextLine(f"  {line}", "odd") for line in parts.advice],
+        _advice(parts.advice),
         _workers(view, found, parts.everybody),
         _servers(view, parts.everybody),
         _links(view) if parts.links else [],
@@ -118,6 +122,17 @@ def _waits(view: JobView, found: Sequence[MemberWait], places: Mapping[int, str]
     if view.waits:
         lines.append(TextLine(f"  scheduler: {view.waits}", "odd"))
     lines += [TextLine(f"  worker {rank} {where}", "bad") for rank, where in places.items()]
+    return lines
+
+
+def _advice(advice: Sequence[Advice]) -> list[TextLine]:
+    """Return the advice in lines of a readable width; who is stuck is told by the waits."""
+    lines: list[TextLine] = []
+    for one in advice:
+        if one.kind != "stuck":
+            style = _STYLES[one.severity]
+            first, *rest = textwrap.wrap(one.text, ADVICE_WIDTH, break_long_words=False) or [""]
+            lines += [TextLine(f"  - {first}", style), *(TextLine(f"    {line}", style) for line in rest)]
     return lines
 
 

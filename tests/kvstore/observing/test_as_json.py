@@ -24,6 +24,11 @@ def test_the_format_is_what_the_reference_describes() -> None:
     assert described["waits"] == [
         {"role": "server", "ranks": [0], "waiting": [0], "missing": [1], "seconds": 2.4, "why": "push 7"}
     ]
+    assert described["advice"] == []
+    stuck = as_json.described_view(view_of([worker(0), server(0, **waits | {"oldest_us": 60_000_000})]))["advice"]
+    assert [(one["kind"], one["role"], one["rank"], one["severity"]) for one in stuck] == [
+        ("stuck", "worker", 1, "warning")
+    ]
     assert described["events"] == [{"number": 1, "ago_s": 59.0, "text": "all have joined"}]
     first = described["members"][0]
     assert first.keys() == {"role", "rank", "starts", "state", "silent_s", "address", "figures"}

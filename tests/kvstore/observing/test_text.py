@@ -5,8 +5,11 @@ import dataclasses
 from simulated_job import SimulatedJob
 from viewed_job import PLACE, server, view_of, worker
 
+from kvstore.observing.advice import Advice
 from kvstore.observing.text import StatusParts, job_lines, silent_scheduler_lines, status_lines
 from kvstore.observing.view import Event, JobView
+
+ADVICE = (Advice("stuck", "worker", 1, "workers wait"), Advice("straggler_compute", "worker", 1, "worker 1 computes"))
 
 
 def text(view: JobView, parts: StatusParts | None = None) -> str:
@@ -24,7 +27,7 @@ def hanging() -> JobView:
 
 
 def test_a_job_that_hangs_is_shown_with_whom_it_waits_for_and_where_that_one_is() -> None:
-    shown = text(hanging(), StatusParts(places={1: "is at train.py:41 in load_batch"}, advice=("do this",)))
+    shown = text(hanging(), StatusParts(places={1: "is at train.py:41 in load_batch"}, advice=ADVICE))
     assert (
         shown
         == """\
@@ -37,7 +40,7 @@ who waits for whom
   worker 1 is at train.py:41 in load_batch
 
 advice
-  do this
+  - worker 1 computes
 
 workers
             state   beat  rounds  memory
@@ -71,6 +74,13 @@ def test_a_job_of_64_workers_and_16_servers_fits_on_a_screen() -> None:
     assert any(line.split()[:3] == ["worker", "5", "ready"] for line in lines), "the straggler waits little"
     everybody = text(job.view(60.0), StatusParts(everybody=True)).split("\n")
     assert sum(line.split()[:1] == ["worker"] and "logs" not in line for line in everybody) == 64
+
+
+def test_long_advice_is_wrapped() -> None:
+    advice = Advice("bound_by_store", "", -1, "more servers " * 20, "info")
+    lines = [line for line in status_lines(PLACE, view_of([]), StatusParts(advice=[advice])) if "servers" in line.text]
+    assert [line.text[:4] for line in lines] == ["  - ", "    ", "    "]
+    assert {line.style for line in lines} == {"plain"}
 
 
 def test_a_failure_is_shown() -> None:
