@@ -70,6 +70,7 @@ class Display:
         self._hidden = {index for index, task in enumerate(tasks) if not options.shows(task.role, task.rank)}
         self._unscrolled: set[int] = set()  # tasks whose lines a terminal does not show
         self._live: LiveView | None = None
+        self._drawn = b""
         self._drawn_at, self._redraw_s = 0.0, 0.0
         if options.live and self._terminal[outlet.stderr]:
             require_rich()
@@ -181,11 +182,7 @@ class Display:
         """Time has passed: show for how long, and write what has waited in vain for the end of its line."""
         now = self._now()
         if self._live is not None:
-            since = now - self._drawn_at
-            if since >= self._redraw_s and (self._live.changed or since >= _REDRAW_S):
-                self._outlet.show(self._outlet.stderr, self, self._drawn(self._live, now))
-                self._drawn_at = self._now()
-                self._redraw_s = max(_REDRAW_CHANGED_S, _REST * (self._drawn_at - now))
+            self._redraw(self._live, now)
         if self._files is None or now < self._flushed_at + _UNENDED_S:
             return
         self._flushed_at = now
@@ -196,10 +193,10 @@ class Display:
 
     def conclude(self) -> None:
         """The job is over: leave the last state of its processes, before what has failed is told."""
-        if self._live is not None:
+        if self._live is not None and self._drawn:
             self._outlet.show(self._outlet.stderr, self, b"")
-            self._outlet.put(self._outlet.stderr, self._drawn(self._live, self._now()) + b"\n")
-            self._live = None
+            self._outlet.put(self._outlet.stderr, self._draw(self._live, self._now()) + b"\n")
+        self._live = None
         if self._files is not None and (missing := self._files.missing):
             self.say(f"{missing} lines could not be written, and are missing in {self._files.directory}")
 
@@ -216,10 +213,25 @@ class Display:
             live.said(index, said, now)
         live.rewrites(index, self._without_prefix(index, target, status), now)
 
-    def _drawn(self, live: LiveView, now: float) -> bytes:
+    def _redraw(self, live: LiveView, now: float) -> None:
+        since = now - self._drawn_at
+        if since < self._redraw_s or (since < _REDRAW_S and not live.changed):
+            return
+        try:
+            self._drawn = self._draw(live, now)
+        except Exception as error:  # the job matters more than how it is shown
+            self._live, self._drawn, self._unscrolled = None, b"", set()
+            self.say(f"--live cannot draw any more ({type(error).__name__}: {error}); lines are shown instead")
+        self._outlet.show(self._outlet.stderr, self, self._drawn)
+        self._drawn_at = self._now()
+        self._redraw_s = max(_REDRAW_CHANGED_S, _REST * (self._drawn_at - now))
+
+    def _draw(self, live: LiveView, now: float) -> bytes:
+        """The lines to show; none if the terminal is gone."""
         fd = self._outlet.stderr
+        width = columns(fd, self._environ)
         rows, rest = live.rows(now, max(_FEWEST_ROWS, height(fd) - _BESIDE_ROWS))
-        return self._table.draw(rows, rest, columns(fd, self._environ))
+        return self._table.draw(rows, rest, width) if width else b""
 
     def _without_prefix(self, index: int, target: int, line: bytes) -> bytes:
         return line.removeprefix(prefix(self._tasks[index].name, index, self._color[target]))

@@ -24,11 +24,18 @@ def is_terminal(fd: int, environ: Mapping[str, str]) -> bool:
 
 def height(fd: int) -> int:
     """The height of a terminal, in lines."""
-    return os.get_terminal_size(fd).lines or _LINES
+    return _size(fd).lines or _LINES
 
 
 def columns(fd: int, environ: Mapping[str, str]) -> int:
     """The width of a terminal that can erase a line; 0 for anything else."""
     if not is_terminal(fd, environ):
         return 0
-    return os.get_terminal_size(fd).columns or _COLUMNS
+    return _size(fd).columns or _COLUMNS
+
+
+def _size(fd: int) -> os.terminal_size:
+    try:
+        return os.get_terminal_size(fd)
+    except OSError:  # it has been closed
+        return os.terminal_size((0, 0))

@@ -228,6 +228,49 @@ def test_one_line_for_each_process_on_a_terminal(tmp_path: Path) -> None:
         live.display.close()
 
 
+def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:
+    with screen.terminal() as (ours, theirs):
+        live = Shown(theirs, theirs, OutputOptions(live=True, log_dir=str(tmp_path)))
+        live.tick(1.0)
+        live.outlet.pump()
+        os.close(ours)
+        live.lines(FIRST, "Epoch[1]")
+        live.tick(2.0)
+        live.display.exited(FIRST, Exit(), failed=False)
+        live.display.conclude()
+        live.outlet.pump()
+        live.display.close()
+    assert "Epoch[1]" in (tmp_path / "worker-0.log").read_text()
+
+
+def test_a_fault_in_drawing_does_not_end_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bytes:
+        raise ValueError("no such color")
+
+    with screen.terminal() as (ours, theirs):
+        live = Shown(theirs, theirs, OutputOptions(live=True, log_dir=str(tmp_path)))
+        live.tick(1.0)
+        monkeypatch.setattr(live_table.LiveTable, "draw", fail)
+        live.lines(FIRST, "a")
+        live.tick(3.0)
+        live.lines(FIRST, "b")
+        live.display.conclude()
+        assert drawn(ours, live) == [
+            "launch.py: --live cannot draw any more (ValueError: no such color); lines are shown instead",
+            *("[worker 0] b", ""),
+        ]
+        live.display.close()
+
+
+def test_where_nothing_has_begun_nothing_is_drawn(tmp_path: Path) -> None:
+    with screen.terminal() as (ours, theirs):
+        live = Shown(theirs, theirs, OutputOptions(live=True, log_dir=str(tmp_path)))
+        live.display.say("cannot start worker 0")
+        live.display.conclude()
+        assert drawn(ours, live) == ["launch.py: cannot start worker 0", ""]
+        live.display.close()
+
+
 def test_lines_scroll_above_if_they_are_asked_for(tmp_path: Path) -> None:
     with screen.terminal() as (ours, theirs), (tmp_path / "out").open("wb") as out:
         live = Shown(theirs, theirs, OutputOptions(live=True, scroll=True, show=(0,)))
