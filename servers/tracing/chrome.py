@@ -1,0 +1,275 @@
+"""A job's trace as events in the Trace Event Format, which chrome://tracing and ui.perfetto.dev read. Pure.
+
+Each member is a process of the trace, each of its threads a track of spans ("X"). A request under way is an
+asynchronous event ("b" and "e"), whose id is made from who asked and its number. Arrows ("s", "t", "f") lead from where
+a request left over where it was handled to where its answer came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from kvstore.job.contract import member_name, member_title
+from kvstore.spec import Key
+from kvstore.wire import Node
+from kvstore.wire.tracing import HANDLED, MARK, SPAN
+from servers.tracing.alignment import Aligned, Bounds
+from servers.tracing.collected import Collected, MemberNotes
+from servers.tracing.requests import Moment, RequestId, TracedRequest, requests_of
+from servers.tracing.tracks import Track, TrackSpan
+
+Clock: TypeAlias = "Node"
+ORDER = ("scheduler", "worker", "aggregator", "server", "standby")
+MARKS = 0  # the track of what has happened at a moment
+CATEGORY = "request"
+
+
+class ChromeTrace:
+    """The events of a job's trace.
+
+    Args:
+        collected: what members have noted.
+        rounds: which rounds, in words.
+
+    Attributes:
+        aligned: the clocks of the members.
+    """
+
+    def __init__(self, collected: Collected, rounds: str = "") -> None:
+        self._collected = collected
+        self._rounds = rounds
+        self._members = sorted(collected.members.values(), key=lambda member: _place(member.node))
+        self._requests = requests_of(self._members)
+        self.aligned = _aligned(self._members, self._requests)
+        self._pids = {member.node: pid for pid, member in enumerate(self._members, 1)}
+        self._tids: dict[tuple[Node, int], int] = {}
+        self._tracks = {
+            (member.node, thread): Track(spans)
+            for member in self._members
+            for thread, spans in self._spans(member).items()
+        }
+        self._first = min(self._times(), default=0.0)
+        self._last = max((span.end for track in self._tracks.values() for span in track.spans), default=self._first)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events: names first."""
+        for member in self._members:
+            yield from self._names(member)
+        for (node, thread), track in self._tracks.items():
+            yield from self._slices(node, thread, track)
+        for member in self._members:
+            yield from self._marks(member)
+        for who, request in self._requests.items():
+            yield from self._request(who, request)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is known of the trace itself."""
+        lost = {_title(member.node): member.lost for member in self._members if member.lost}
+        errors = {
+            _title(member.node): round(1e6 * error, 1)
+            for member in self._members
+            if math.isfinite(error := self.aligned.errors[member.node])
+        }
+        return {
+            "rounds": self._rounds,
+            "records": self._collected.count,
+            "records lost": lost,
+            "chunks dropped by the scheduler": self._collected.dropped,
+            "chunks refused": self._collected.refused,
+            "requests without an answer": sum(
+                request.asked is not None and request.answered is None for request in self._requests.values()
+            ),
+            "clock errors in us, at most": errors,
+            "clocks are consistent": self.aligned.consistent,
+        }
+
+    # ---- times
+
+    def _at(self, moment: Moment) -> float:
+        """Return a time on the common time line."""
+        return moment.at + self.aligned.shifts[moment.node]
+
+    def _us(self, at: float) -> float:
+        """Return a time as viewers want it: microseconds since the trace began."""
+        return round(1e6 * (at - self._first), 3)
+
+    def _times(self) -> Iterator[float]:
+        for track in self._tracks.values():
+            yield from (span.start for span in track.spans[:1])
+        for request in self._requests.values():
+            if request.asked is not None:
+                yield self._at(request.asked)
+        for member in self._members:
+            shift = self.aligned.shifts[member.node]
+            yield from (record[2] + shift for record in member.records() if record[1] == MARK)
+
+    # ---- members and threads
+
+    def _names(self, member: MemberNotes) -> Iterator[dict[str, Any]]:
+        pid = self._pids[member.node]
+        yield _meta(pid, 0, "process_name", name=_title(member.node))
+        yield _meta(pid, 0, "process_sort_index", sort_index=pid)
+        threads = [thread for node, thread in self._tracks if node == member.node]
+        for thread in threads:
+            tid = self._tid(member.node, thread)
+            yield _meta(pid, tid, "thread_name", name=member.threads.get(thread, "a thread that has ended"))
+            yield _meta(pid, tid, "thread_sort_index", sort_index=tid)
+
+    def _tid(self, node: Node, thread: int) -> int:
+        """Return the number of a thread's track: small, for viewers read no large ones exactly."""
+        return self._tids.setdefault((node, thread), 1 + sum(other == node for other, _ in self._tids))
+
+    def _spans(self, member: MemberNotes) -> dict[int, list[TrackSpan]]:
+        """Return what each thread of a member did."""
+        shift = self.aligned.shifts[member.node]
+        spans: dict[int, list[TrackSpan]] = {}
+        for record in member.records():
+            if record[1] == SPAN:
+                _, _, start, end, thread, name, key, keys, nbytes, round_ = record
+                about = _about(round=round_, bytes=nbytes, keys=keys)
+                spans.setdefault(thread, []).append(
+                    TrackSpan(start + shift, end + shift, _labelled(name, key, keys), about)
+                )
+            elif record[1] == HANDLED:
+                spans.setdefault(record[5], []).append(self._handling(record, shift))
+        return spans
+
+    def _handling(self, record: Sequence[Any], shift: float) -> TrackSpan:
+        _, _, start, _, end, _, name, asker, seq, nbytes, round_, answered = record
+        args = _about(round=round_, bytes=nbytes, answers=len(answered))
+        if not asker[0]:
+            return TrackSpan(start + shift, end + shift, "replies", args)
+        node = Node(*asker)
+        request = self._requests.get((node, seq))
+        label = name if request is None else _labelled(name, request.key, request.keys)
+        return TrackSpan(start + shift, end + shift, label, {**args, "from": _title(node), "request": seq})
+
+    # ---- events
+
+    def _slices(self, node: Node, thread: int, track: Track) -> Iterator[dict[str, Any]]:
+        pid, tid = self._pids[node], self._tid(node, thread)
+        for place, span in enumerate(track.spans):
+            args = dict(span.args)
+            outer = track.outside(place)
+            if span.name.startswith("update") and outer is not None and "from" in outer.args:
+                args["came last"] = outer.args["from"]
+            start = self._us(span.start)
+            yield {
+                "ph": "X",
+                "name": span.name,
+                "cat": "work",
+                "pid": pid,
+                "tid": tid,
+                "ts": start,
+                "dur": round(self._us(span.end) - start, 3),
+                "args": args,
+            }
+
+    def _marks(self, member: MemberNotes) -> Iterator[dict[str, Any]]:
+        pid, shift = self._pids[member.node], self.aligned.shifts[member.node]
+        for record in member.records():
+            if record[1] == MARK:
+                at = self._us(record[2] + shift)
+                yield {"ph": "i", "s": "p", "name": record[3], "cat": "news", "pid": pid, "tid": MARKS, "ts": at}
+
+    def _request(self, who: RequestId, request: TracedRequest) -> Iterator[dict[str, Any]]:
+        """Yield a request under way, and its arrows."""
+        asked = request.asked
+        if asked is None:
+            return
+        node, seq = who
+        id_ = f"{node.role}-{node.rank}-{node.incarnation}-{seq}"
+        begin = self._us(self._at(asked))
+        last = self._last if request.answered is None else self._at(request.answered)
+        end = max(begin, self._us(last))
+        args = _about(round=request.round, bytes=request.nbytes, keys=request.keys, to=request.peer, request=seq)
+        if request.answered is None:
+            args["answered"] = "not while the trace was made"
+        common = {
+            "cat": CATEGORY,
+            "id": id_,
+            "pid": self._pids[node],
+            "tid": self._tid(node, asked.thread),
+            "name": _labelled(request.name, request.key, request.keys),
+        }
+        yield {"ph": "b", "ts": begin, **common, "args": args}
+        yield {"ph": "e", "ts": end, **common}
+        yield from self._arrows(id_, request)
+
+    def _arrows(self, id_: str, request: TracedRequest) -> Iterator[dict[str, Any]]:
+        """Yield where the arrows of a request begin, pass and end. A trace has both ends of each, or neither."""
+        noted = (request.asked, *request.handled, *request.left, request.answered)
+        moments = sorted((moment for moment in noted if moment is not None), key=self._at)
+        shown = [moment for moment in moments if self._is_shown(moment)]
+        if request.asked in shown:
+            shown = shown[shown.index(request.asked) :]
+        if len(shown) < 2:
+            return
+        for place, moment in enumerate(shown):
+            phase = "s" if place == 0 else "f" if place == len(shown) - 1 else "t"
+            yield {
+                "ph": phase,
+                "name": CATEGORY,
+                "cat": "arrow",
+                "id": id_,
+                "pid": self._pids[moment.node],
+                "tid": self._tid(moment.node, moment.thread),
+                "ts": self._us(self._at(moment)),
+                **({"bp": "e"} if phase != "s" else {}),
+            }
+
+    def _is_shown(self, moment: Moment) -> bool:
+        """Whether an arrow can begin or end there: viewers tie it to a span."""
+        track = self._tracks.get((moment.node, moment.thread))
+        return track is not None and track.around(self._at(moment)) is not None
+
+
+def _aligned(members: Sequence[MemberNotes], requests: Mapping[RequestId, TracedRequest]) -> Aligned[Clock]:
+    bounds: Bounds[Clock] = Bounds()
+    starts = {start for member in members for start in member.offsets}
+    first = _scheduler(min(starts, default=1))
+    bounds.add(first)
+    for member in members:
+        bounds.add(member.node)
+        for start, (offset, error) in member.offsets.items():
+            if member.node != _scheduler(start):
+                bounds.measure(member.node, _scheduler(start), offset, error)
+    for request in requests.values():
+        if request.asked is not None:
+            for came in request.handled[:1]:
+                bounds.message(request.asked.node, came.node, request.asked.at, came.at)
+        if request.answered is not None:
+            for left in request.left[:1]:
+                bounds.message(left.node, request.answered.node, left.at, request.answered.at)
+    return bounds.align(first)
+
+
+def _scheduler(start: int) -> Node:
+    return Node("scheduler", 0, start)
+
+
+def _place(node: Node) -> tuple[int, int, int]:
+    return ORDER.index(node.role) if node.role in ORDER else len(ORDER), node.rank, node.incarnation
+
+
+def _title(node: Node) -> str:
+    name = member_title("scheduler", 0) if node.role == "scheduler" else member_name(node.role, node.rank)
+    return name if node.incarnation == 1 else f"{name}, start {node.incarnation}"
+
+
+def _labelled(name: str, key: Key | None, keys: int) -> str:
+    if key is None:
+        return name
+    return f"{name} {key}" + (f" and {keys - 1} more" if keys > 1 else "")
+
+
+def _about(**known: Any) -> dict[str, Any]:
+    """Return what is known, without what says nothing."""
+    return {name: value for name, value in known.items() if value}
+
+
+def _meta(pid: int, tid: int, kind: str, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}

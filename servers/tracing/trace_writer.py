@@ -1,0 +1,104 @@
+"""Fetches what members have noted from the scheduler, and writes the file of the trace: now and then, and at the end.
+
+The file is replaced whole, so it is valid whenever this process is killed. What is written once is not much more than
+what was fetched; the time between two writings is many times what one takes, so that this process stays idle.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from kvstore.errors import WireError
+from kvstore.job.files import replacing
+from kvstore.rare_log import Drops
+from kvstore.wire import TraceFetched
+from servers.tracing.chrome import ChromeTrace
+from servers.tracing.collected import Collected
+
+log = logging.getLogger(__name__)
+
+LEAST_S = 2.0  # between two writings
+IDLE = 20  # and so many times what the last one took
+
+
+class TraceSource(Protocol):
+    """What chunks are fetched from; see ``ObserverSession``."""
+
+    def fetch_trace(self, after: int) -> TraceFetched:
+        """Return the chunks after number ``after``."""
+        ...
+
+
+class TraceWriter:
+    """See the module. One thread at a time may use it.
+
+    Args:
+        path: the file.
+        rounds: which rounds the trace has, in words.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, path: Path, rounds: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._rounds = rounds
+        self._clock = clock
+        self._collected = Collected()
+        self._written = -1  # how many records the file has
+        self._due = 0.0
+        self._drops = Drops(log)
+
+    def step(self, source: TraceSource) -> None:
+        """Fetch what is new; write the file if it is time for that. Call it about once a second.
+
+        Raises:
+            KVStoreError: the scheduler does not answer, or has no trace. Call it again, or ``finish``.
+        """
+        self._fetch(source)
+        if self._collected.count > self._written and self._clock() >= self._due:
+            self._write()
+
+    def finish(self) -> None:
+        """Write the file for the last time: the job has ended. Without any record there is a file, too."""
+        self._write()
+
+    def _fetch(self, source: TraceSource) -> None:
+        while True:
+            fetched = source.fetch_trace(self._collected.after)
+            try:
+                if not self._collected.take(fetched):  # asking once more has told that all have come
+                    return
+            except WireError as exc:
+                self._drops.note("an answer about the trace", exc)
+                return
+
+    def _write(self) -> None:
+        began = self._clock()
+        self._written = self._collected.count
+        try:
+            write_trace(self._path, ChromeTrace(self._collected, self._rounds))
+        except OSError as exc:
+            self._drops.note("the trace", f"{self._path} cannot be written: {exc.strerror}")
+        took = self._clock() - began
+        self._due = self._clock() + max(LEAST_S, IDLE * took)
+
+
+def write_trace(path: Path, trace: ChromeTrace) -> None:
+    """Replace the file at ``path`` by ``trace``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    with replacing(path, durable=False) as draft, draft.open("w", encoding="utf-8") as file:
+        file.write(f'{{"displayTimeUnit":"ms","otherData":{encode(trace.about)},"traceEvents":[')
+        comma = "\n"
+        for event in trace.events():
+            file.write(comma)
+            file.write(encode(event))
+            comma = ",\n"
+        file.write("\n]}\n")
