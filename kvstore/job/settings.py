@@ -228,6 +228,7 @@ READER_KEY = Setting(
 )
 
 # ---- observing
+TRACE_FILE = Setting("KVSTORE_TRACE_FILE", Text("a file"), "", "where an observer writes the job's trace")
 OBSERVE = Setting(
     "KVSTORE_OBSERVE",
     Text("the file `observe.json` in a running job's private directory"),
@@ -418,7 +419,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
         COLUMNS,
     ),
     "Checkpoints": (CHECKPOINT_DIR, CHECKPOINT_EVERY, CHECKPOINT_KEEP, CHECKPOINT_RESUME),
-    "Observing": (TRACE, OBSERVE, DASHBOARD_PORT, DASHBOARD_TOKEN_FILE, DASHBOARD_TOKEN, DASHBOARD_FD),
+    "Observing": (TRACE, TRACE_FILE, OBSERVE, DASHBOARD_PORT, DASHBOARD_TOKEN_FILE, DASHBOARD_TOKEN, DASHBOARD_FD),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
         *(

@@ -135,6 +135,8 @@ def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[st
     env = {} if at.node_host is None else {settings.NODE_HOST.name: at.node_host}
     if job.verbose:
         env[settings.VERBOSE.name] = "1"
+    if job.cluster.trace is not None:
+        env[settings.TRACE.name] = job.cluster.trace.rpartition(":")[2]
     if role != "scheduler":
         env.update(job.env_worker if role == "worker" else job.env_server)
     env.update(at.contract(job).variables(role, rank))

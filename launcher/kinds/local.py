@@ -232,6 +232,7 @@ KIND = Kind(
         {
             "dashboard",
             "dashboard_token_file",
+            "trace",
             "gpus_per_worker",
             "host_aggregation",
             "inject",

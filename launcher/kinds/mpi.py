@@ -147,6 +147,7 @@ KIND = Kind(
         {
             "dashboard",
             "dashboard_token_file",
+            "trace",
             "hostfile",
             "python",
             "host_ip",

@@ -134,6 +134,7 @@ KIND = Kind(
         {
             "dashboard",
             "dashboard_token_file",
+            "trace",
             "python",
             "host_ip",
             "interface",

@@ -194,6 +194,7 @@ KIND = Kind(
         {
             "dashboard",
             "dashboard_token_file",
+            "trace",
             "hostfile",
             "server_hosts",
             "placement",

@@ -38,6 +38,7 @@ TAKES = frozenset(
     {
         "dashboard",
         "dashboard_token_file",
+        "trace",
         "encryption",
         "host_aggregation",
         "replicas",

@@ -6,6 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvstore.job.settings import TRACE
+
+TRACED = "100"  # rounds of a trace, unless its user says which
 _DASHBOARD = "--dashboard"
 _ANY = f"{_DASHBOARD}=\0"  # no word of a command line can be it
 
@@ -26,6 +29,13 @@ def add(group: argparse._ArgumentGroup) -> None:
         type=lambda text: str(Path(text).absolute()),
         help="the token of the page, so that it is the same for many jobs; FILE is made if it is not there",
     )
+    group.add_argument(
+        "--trace",
+        metavar="FILE[:ROUNDS]",
+        type=_trace,
+        help="write a trace of the whole job to FILE, for ui.perfetto.dev or chrome://tracing. ROUNDS: how many rounds "
+        f"it has, or the first and the last, such as 500-600 (default: {TRACED})",
+    )
 
 
 def with_ports(argv: Sequence[str]) -> list[str]:
@@ -40,6 +50,24 @@ def with_ports(argv: Sequence[str]) -> list[str]:
 def as_given(command: Sequence[str]) -> list[str]:
     """Return the words of a command without what `with_ports` has done to them."""
     return [_DASHBOARD if word == _ANY else word for word in command]
+
+
+def _trace(text: str) -> str:
+    """Return the file, as an absolute path, and the rounds, after a colon."""
+    file, colon, rounds = text.rpartition(":")
+    try:
+        window = TRACE.values.parse(rounds)
+    except ValueError:
+        if colon and rounds and rounds.replace("-", "").isdigit():  # no file's name ends so by chance
+            raise argparse.ArgumentTypeError(f"{rounds!r} is not valid; valid: {TRACE.values.valid}") from None
+        colon = ""
+    if not colon:
+        file, window = text, TRACE.values.parse(TRACED)
+    if not file or not window.last:
+        raise argparse.ArgumentTypeError(f"{text!r} names no file, or no rounds; valid: FILE, FILE:100, FILE:500-600")
+    if Path(file).is_dir():
+        raise argparse.ArgumentTypeError(f"{file} is a directory; give a file in it")
+    return f"{Path(file).absolute()}:{window}"
 
 
 def _port(text: str) -> int:

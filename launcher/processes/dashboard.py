@@ -12,13 +12,18 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.job import processes
+from kvstore.job.files import replacing
 from kvstore.job.observing_place import FILE
 from kvstore.job.page_address import lines, listen, token_of
-from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE, OBSERVE, ROLE
+from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE, OBSERVE, ROLE, TRACE, TRACE_FILE
 from launcher.errors import LaunchError
 from launcher.job.description import Job
 from launcher.job.tasks import outside_a_job
 from launcher.processes.companion import Companion, CompanionProgram
+
+SHOWN_S = 2.0  # how long the page shows the end of a job
+WRITTEN_S = 30.0  # how long the file of a trace may take to be written for the last time
+EMPTY_TRACE = '{"traceEvents":[]}\n'
 
 
 @contextmanager
@@ -31,7 +36,7 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
         environ: the caller's environment.
 
     Raises:
-        LaunchError: the page's port is not free, or its token cannot be read.
+        LaunchError: the page's port is not free, its token cannot be read, or the trace's file cannot be written.
     """
     told: dict[str, str] = {}
     pass_fds: tuple[int, ...] = ()
@@ -43,13 +48,33 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
             pass_fds = (listener.fileno(),)
             told |= {DASHBOARD_FD.name: str(listener.fileno()), DASHBOARD_TOKEN.name: token}
             announcement += lines(listener.getsockname()[1], token, environ)
+        grace_s = SHOWN_S
+        if job.cluster.trace is not None:
+            file, _, rounds = job.cluster.trace.rpartition(":")
+            require_writable(Path(file))
+            told |= {TRACE_FILE.name: file, TRACE.name: rounds}
+            grace_s = WRITTEN_S
         if not told:
             yield []
             return
         told |= {ROLE.name: "observer", OBSERVE.name: str(directory / FILE)}
         env = processes.complete({**outside_a_job(environ), **told}, processes.source_root())
-        program = CompanionProgram("dashboard", processes.words(sys.executable, "servers"), env, pass_fds)
+        name = "trace" if job.cluster.dashboard is None else "dashboard"
+        program = CompanionProgram(name, processes.words(sys.executable, "servers"), env, pass_fds, grace_s)
         yield [Companion(program, announcement)]
+
+
+def require_writable(file: Path) -> None:
+    """Make the file of the trace, which is empty until there is something in it.
+
+    Raises:
+        LaunchError: it cannot be written.
+    """
+    try:
+        with replacing(file, durable=False) as draft:
+            draft.write_text(EMPTY_TRACE, encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(f"--trace: cannot write {file}: {error.strerror}", exit_code=1) from None
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from servers.observer.access import Access
 from servers.observer.feed import Feed
 from servers.observer.metrics import JobDescription
 from servers.observer.watcher import JobWatcher, ViewSource
+from servers.observer.trace_recording import TraceRecording
 from servers.observer.web import Answer, Web
 
 LOOK_S = 1.0
@@ -92,8 +93,16 @@ def run_observer(env: Mapping[str, str]) -> int:
     if not file:
         raise ConfigError(f"an observer must know which job: set {OBSERVE.name} to {OBSERVE.values.valid}")
     place = ObservingPlace.read(Path(file))
+    recording = TraceRecording.from_env(env, lambda: ObserverSession.of(place, LOST_S, env), _lifeline)
+    if recording is not None and DASHBOARD_FD.read(env) < 0:
+        recording.run()
+        return 0
+    if recording is not None:
+        recording.start()
     page = PageServing.from_env(env, JobDescription(place.job, place.command))
     serve(page, lambda: ObserverSession.of(place, LOST_S, env))
+    if recording is not None:
+        recording.join()
     return 0
 
 

@@ -61,8 +61,8 @@ class ChromeTrace:
             yield from self._slices(node, thread, track)
         for member in self._members:
             yield from self._marks(member)
-        for who, request in self._requests.items():
-            yield from self._request(who, request)
+        for number, (who, request) in enumerate(self._requests.items(), 1):
+            yield from self._request(number, who, request)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -175,8 +175,8 @@ class ChromeTrace:
                 at = self._us(record[2] + shift)
                 yield {"ph": "i", "s": "p", "name": record[3], "cat": "news", "pid": pid, "tid": MARKS, "ts": at}
 
-    def _request(self, who: RequestId, request: TracedRequest) -> Iterator[dict[str, Any]]:
-        """Yield a request under way, and its arrows."""
+    def _request(self, number: int, who: RequestId, request: TracedRequest) -> Iterator[dict[str, Any]]:
+        """Yield a request under way, and its arrows, whose ids must be integers."""
         asked = request.asked
         if asked is None:
             return
@@ -197,9 +197,9 @@ class ChromeTrace:
         }
         yield {"ph": "b", "ts": begin, **common, "args": args}
         yield {"ph": "e", "ts": end, **common}
-        yield from self._arrows(id_, request)
+        yield from self._arrows(number, id_, request)
 
-    def _arrows(self, id_: str, request: TracedRequest) -> Iterator[dict[str, Any]]:
+    def _arrows(self, number: int, id_: str, request: TracedRequest) -> Iterator[dict[str, Any]]:
         """Yield where the arrows of a request begin, pass and end. A trace has both ends of each, or neither."""
         noted = (request.asked, *request.handled, *request.left, request.answered)
         moments = sorted((moment for moment in noted if moment is not None), key=self._at)
@@ -214,10 +214,11 @@ class ChromeTrace:
                 "ph": phase,
                 "name": CATEGORY,
                 "cat": "arrow",
-                "id": id_,
+                "id": number,
                 "pid": self._pids[moment.node],
                 "tid": self._tid(moment.node, moment.thread),
                 "ts": self._us(self._at(moment)),
+                "args": {"id": id_},
                 **({"bp": "e"} if phase != "s" else {}),
             }
 

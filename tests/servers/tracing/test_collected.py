@@ -1,0 +1,78 @@
+"""What has been fetched: bounded, counted, and not spoilt by what is not valid."""
+
+from __future__ import annotations
+
+import pytest
+from noted import SERVER, WORKERS, NotedJob, fetched
+
+from kvstore.errors import WireError
+from kvstore.wire import TraceChunk, TraceFetched
+from servers.tracing.collected import Collected
+
+
+def chunks(rounds: int = 1) -> list[TraceChunk]:
+    job = NotedJob()
+    for number in range(1, rounds + 1):
+        job.round(number)
+    return job.chunks()
+
+
+def test_records_are_kept_by_member_and_counted() -> None:
+    collected = Collected()
+    assert collected.take(fetched(chunks())) == 3
+    assert {node: notes.count for node, notes in collected.members.items()} == {WORKERS[0]: 4, WORKERS[1]: 4, SERVER: 3}
+    assert (collected.count, collected.after) == (11, 3)
+
+
+def test_a_chunk_that_comes_again_is_not_taken_twice() -> None:
+    collected = Collected()
+    for _ in range(2):
+        collected.take(fetched(chunks()))
+    assert collected.count == 11
+
+
+def test_what_is_missing_is_counted_by_the_numbers() -> None:
+    collected = Collected()
+    job = NotedJob()
+    job.round(1)
+    job.chunks()  # lost
+    job.round(2)
+    collected.take(fetched(job.chunks(), dropped=3))
+    assert collected.members[SERVER].lost == 3
+    assert collected.dropped == 3
+
+
+def test_beyond_the_limit_records_count_as_lost() -> None:
+    collected = Collected(most=9)
+    collected.take(fetched(chunks()))
+    assert collected.count == 8
+    assert collected.members[SERVER].lost == 3
+
+
+def test_records_that_are_not_valid_are_refused_and_the_rest_is_taken() -> None:
+    first, second, third = chunks()
+    bad = TraceChunk(second.node, [], [], False, [b"\x91\x91\x01"])
+    collected = Collected()
+    collected.take(fetched([first, bad, third]))
+    assert (collected.refused, collected.count, collected.after) == (1, 7, 3)
+
+
+def test_the_offset_that_is_wrong_by_least_stays() -> None:
+    collected = Collected()
+    (one, *_) = chunks()
+    for number, (offset, error) in enumerate([(1.0, 0.5), (2.0, 0.25), (3.0, 0.75)], 1):
+        made = TraceChunk(one.node, [[1, offset, error]], [], False, one.buffers)
+        collected.take(fetched([made], first=number))
+    assert collected.members[one.node].offsets == {1: (2.0, 0.25)}
+
+
+def test_drops_of_a_scheduler_before_count_too() -> None:
+    collected = Collected()
+    collected.take(fetched(chunks(), dropped=2))
+    collected.take(fetched(chunks(), first=(1 << 40) + 1, dropped=1))
+    assert collected.dropped == 3
+
+
+def test_other_messages_are_refused() -> None:
+    with pytest.raises(WireError):
+        Collected().take(TraceFetched(1, 1, 0, False, [b"x", b"y"]))
