@@ -26,8 +26,8 @@ from servers.observer import files, metrics
 from servers.observer.access import Access
 from servers.observer.feed import Feed
 from servers.observer.metrics import JobDescription
-from servers.observer.watcher import JobWatcher, ViewSource
 from servers.observer.trace_recording import TraceRecording
+from servers.observer.watcher import JobWatcher, ViewSource
 from servers.observer.web import Answer, Web
 
 LOOK_S = 1.0
