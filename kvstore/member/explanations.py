@@ -10,6 +10,7 @@ from kvstore.wire import Explanation, Located, Node
 
 MOST_PLACES = 4  # that one message names; members elsewhere are counted
 MOST_RANGES = 8  # of ranks, before a place
+_SILENT = "does not answer"
 _PLURALS = {"is": "are", "has": "have", "does": "do"}
 
 
@@ -24,6 +25,7 @@ class Explanations:
         self._texts: dict[Peer, str | None] = dict.fromkeys(peers)
         self._missing: set[int] = set()
         self._places: list[str] = []
+        self._silent_too: set[Peer] = set()  # of whom the scheduler says so, and more
 
     def take(self, peer: Peer, reply: Explanation) -> None:
         """Take in what ``peer`` says; an empty text says that it knows nothing of a reason."""
@@ -31,7 +33,11 @@ class Explanations:
         self._missing.update(reply.missing)
 
     def take_places(self, role: str, reply: Located) -> None:
-        """Take in where members of ``role`` are."""
+        """Take in where members of ``role`` are. What is said of a peer that says nothing replaces that."""
+        for rank, place in zip(reply.ranks, reply.places, strict=True):
+            peer = f"{role} {rank}".encode()
+            if peer in self._texts and place.startswith(_SILENT):
+                self._silent_too.add(peer)
         self._places += grouped(role, reply.ranks, reply.places)
 
     @property
@@ -53,7 +59,9 @@ class Explanations:
     @property
     def known(self) -> str:
         """What there is so far, in words."""
-        said = [f"{peer.decode()} {text or 'does not answer'}" for peer, text in self._texts.items()]
+        said = [
+            f"{peer.decode()} {text or _SILENT}" for peer, text in self._texts.items() if peer not in self._silent_too
+        ]
         return "; ".join(said + self._places)
 
 

@@ -23,6 +23,8 @@ from kvstore.wire import (
     Explanation,
     Failure,
     Leave,
+    Locate,
+    Located,
     Message,
     Node,
     Ready,
@@ -273,6 +275,81 @@ def test_a_peer_that_knows_nothing_of_it_has_not_answered_yet():
     with pytest.raises(DeadlineExceeded, match="server 0 has not answered yet") as info:
         client.call(a, "x", Barrier, 1.0, **BARRIER)
     assert info.value.silent == ()
+
+
+def guided(
+    located: Callable[[Locate], Sequence[Message]], explained: Callable[[Explain], Sequence[Message]] | None = None
+) -> tuple[Played, Client, bytes]:
+    """A client that waits for worker 1 at a server, and a scheduler that answers questions where members are."""
+
+    def answers(_peer: bytes, request: Request) -> Sequence[Message]:
+        if isinstance(request, Locate):
+            return located(request)
+        if not isinstance(request, Explain):
+            return []
+        return explained(request) if explained else [Explanation(request.seq, "waits for worker 1", [1])]
+
+    transport = Played(answers)
+    client, a, _ = client_of(transport)
+    client.guide = client.connect("the scheduler", "the scheduler")
+    return transport, client, a
+
+
+def test_an_error_says_where_the_missing_are():
+    transport, client, a = guided(lambda request: [Located(request.seq, request.ranks, ["is at train.py:41 in load"])])
+    with pytest.raises(DeadlineExceeded, match=r"waits for worker 1; worker 1 is at train\.py:41 in load$"):
+        client.call(a, "x", Barrier, 1.0, **BARRIER)
+    assert transport.now == 1.0, "no more time has passed"
+    (asked,) = (request for _, request in transport.asked if isinstance(request, Locate))
+    assert (asked.role, asked.ranks) == ("worker", [1])
+
+
+def test_servers_that_say_nothing_are_looked_for_too():
+    _, client, a = guided(
+        lambda request: [Located(request.seq, request.ranks, ["does not answer: no sign of life for 9 s"])],
+        lambda _: [],
+    )
+    with pytest.raises(
+        DeadlineExceeded, match=r"after 1 s: server 0 does not answer: no sign of life for 9 s$"
+    ) as late:
+        client.call(a, "x", Barrier, 1.0, **BARRIER)
+    assert late.value.silent == ("server 0",)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_an_error_says_less_where_nobody_knows_where_the_missing_are(refused: bool):
+    transport, client, a = guided(
+        lambda request: [Failure(request.seq, "UsageError", "is not a member")] if refused else []
+    )
+    with pytest.raises(DeadlineExceeded, match=r"server 0 waits for worker 1$"):
+        client.call(a, "x", Barrier, 1.0, **BARRIER)
+    assert transport.now == 1.0 + (0.0 if refused else clients.LOCATE_S)
+
+
+def test_an_answer_that_comes_while_the_missing_are_looked_for_is_not_too_late():
+    transport, client, a = guided(lambda _: [])
+    transport.answers = _then(transport, transport.answers, a)
+    assert client.call(a, "x", Barrier, 1.0, **BARRIER) == Ack(1)
+    assert transport.now == 1.0
+
+
+def _then(transport: Played, answers: Answers, peer: bytes) -> Answers:
+    """``answers``; and when it is asked where members are, the first request is answered."""
+
+    def and_more(asked: bytes, request: Request) -> Sequence[Message | list[bytes]]:
+        if isinstance(request, Locate):
+            transport.arrive(peer, Ack(1))
+        return answers(asked, request)
+
+    return and_more
+
+
+def test_a_scheduler_that_says_nothing_itself_is_not_asked_where_others_are():
+    transport, client, _ = guided(lambda _: [], lambda _: [])
+    assert client.guide is not None
+    with pytest.raises(DeadlineExceeded, match="the scheduler does not answer"):
+        client.call(client.guide, "x", Barrier, 1.0, **BARRIER)
+    assert not any(isinstance(request, Locate) for _, request in transport.asked)
 
 
 def test_an_answer_that_comes_while_it_is_asked_for_is_not_too_late():

@@ -25,6 +25,15 @@ def test_places_come_after_the_reasons() -> None:
     assert explanations.known == "server 0 waits for worker 2; worker 2 is at train.py:41 in load"
 
 
+def test_a_peer_that_says_nothing_is_said_to_once() -> None:
+    explanations = Explanations([b"server 0", b"server 1"])
+    explanations.take_places("server", Located(2, [0, 1], ["does not answer: no sign of life", "is at a.py:1 in f"]))
+    assert explanations.known == (
+        "server 1 does not answer; server 0 does not answer: no sign of life; server 1 is at a.py:1 in f"
+    )
+    assert explanations.silent == ("server 0", "server 1")
+
+
 def test_who_is_waited_for_are_the_missing_workers_and_the_peers_that_say_nothing() -> None:
     explanations = Explanations([b"server 0", b"server 1", b"server 12", b"aggregator 3", b"the scheduler"])
     explanations.take(b"server 0", Explanation(1, "waits", [1, 4]))
