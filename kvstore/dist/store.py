@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -291,6 +291,14 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
             self._session.activity.log(values)
         if input_s:
             self._session.activity.read_input(input_s)
+            tracer = self._session.tracer
+            if tracer is not None and tracer.open:
+                tracer.span("input", tracer.clock() - input_s)
+
+    def traced(self, name: str) -> AbstractContextManager[None]:
+        """See ``KVStore``."""
+        tracer = self._session.tracer
+        return nullcontext() if tracer is None else tracer.during(name)
 
     def statistics(self) -> Statistics:
         """See ``KVStore``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from kvstore.store.named import Named
 
@@ -72,6 +73,20 @@ class JobInterface(Named):
             input_s: how long this worker has just waited for the next batch, in seconds. If workers say so, a slow one
                 is known to wait for data, or not.
         """
+
+    def traced(self, name: str) -> AbstractContextManager[None]:
+        """Show how long a block takes, under this name, in the trace of ``launch.py --trace``.
+
+            with store.traced("forward"):
+                loss = model(batch)
+
+        Without a trace, or outside of its rounds, nothing happens. ``fit`` shows forward and backward passes, and
+        ``Trainer`` steps.
+
+        Args:
+            name: what the block does.
+        """
+        return nullcontext()
 
     def num_dead_nodes(self) -> int:
         """How many members of the job are lost; once that has ended the job, this too raises ``NodeLost``."""

@@ -37,9 +37,17 @@ class TraceRecording:
         writer: of the file.
         connect: makes a link to the scheduler, of this recording alone.
         over: set when the job is over.
+        step_s: the time between two questions to the scheduler.
     """
 
-    def __init__(self, writer: TraceWriter, connect: Callable[[], TraceSession], over: threading.Event) -> None:
+    def __init__(
+        self,
+        writer: TraceWriter,
+        connect: Callable[[], TraceSession],
+        over: threading.Event,
+        step_s: float = STEP_S,
+    ) -> None:
+        self._step_s = step_s
         self._writer = writer
         self._connect = connect
         self._over = over
@@ -72,7 +80,7 @@ class TraceRecording:
         with contextlib.suppress(OSError):  # on Linux it is this thread's niceness alone
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         session: TraceSession | None = None
-        while not self._over.wait(STEP_S):  # the scheduler has ended then, if this has all that it had
+        while not self._over.wait(self._step_s):  # the scheduler has ended then, if this has all that it had
             try:
                 session = session or self._connect()
                 self._writer.step(session)

@@ -16,7 +16,7 @@ from kvstore.spec import Key
 from kvstore.wire import Node
 from kvstore.wire.tracing import HANDLED, MARK, SPAN
 from servers.tracing.alignment import Aligned, Bounds
-from servers.tracing.collected import Collected, MemberNotes
+from servers.tracing.collected import CollectedNotes, MemberNotes
 from servers.tracing.requests import Moment, RequestId, TracedRequest, requests_of
 from servers.tracing.tracks import Track, TrackSpan
 
@@ -37,7 +37,7 @@ class ChromeTrace:
         aligned: the clocks of the members.
     """
 
-    def __init__(self, collected: Collected, rounds: str = "") -> None:
+    def __init__(self, collected: CollectedNotes, rounds: str = "") -> None:
         self._collected = collected
         self._rounds = rounds
         self._members = sorted(collected.members.values(), key=lambda member: _place(member.node))

@@ -66,7 +66,7 @@ class MemberNotes:
         return len(records)
 
 
-class Collected:
+class CollectedNotes:
     """What has been fetched of one job.
 
     Args:

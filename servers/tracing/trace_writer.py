@@ -18,7 +18,7 @@ from kvstore.job.files import replacing
 from kvstore.rare_log import Drops
 from kvstore.wire import TraceFetched
 from servers.tracing.chrome import ChromeTrace
-from servers.tracing.collected import Collected
+from servers.tracing.collected import CollectedNotes
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class TraceWriter:
         self._path = path
         self._rounds = rounds
         self._clock = clock
-        self._collected = Collected()
+        self._collected = CollectedNotes()
         self._written = -1  # how many records the file has
         self._due = 0.0
         self._drops = Drops(log)

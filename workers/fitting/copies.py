@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
@@ -45,12 +46,17 @@ class Copies:
         model: the first copy. It is moved to the first device.
         devices: the devices of the copies; None for one copy, where the model is.
 
+    Attributes:
+        devices, models: see above; one of each for each copy.
+        traced: shows how long a block takes; see ``KVStore.traced``.
+
     Raises:
         UsageError: there are several devices, and tables of the model are in a store.
     """
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device | str] | None = None) -> None:
         first = next(model.parameters(), torch.empty(0)).device
+        self.traced: Callable[[str], AbstractContextManager[None]] = _untraced
         self.devices = [torch.device(device) for device in devices or [first]]
         if len(self.devices) > 1 and any(isinstance(module, TableModule) for module in model.modules()):
             raise UsageError(
@@ -92,15 +98,17 @@ class Copies:
         for number, (model, device) in enumerate(zip(self.models, self.devices, strict=True)):
             mine = slice(total * number // count, total * (number + 1) // count) if count > 1 else None
             x, y = to_device(inputs, device, mine), to_device(labels, device, mine)
-            outputs = call(model, x)
-            loss = loss_function(outputs, y)
+            with self.traced("forward"):
+                outputs = call(model, x)
+                loss = loss_function(outputs, y)
             if loss.dim():
                 raise UsageError(
                     f"the loss of a batch must be a scalar, the mean over samples, not of shape {list(loss.shape)}"
                 )
             samples = samples_in(y)
             share = samples * count / total
-            (loss if share == 1 else loss * share).backward()  # type: ignore[no-untyped-call]
+            with self.traced("backward"):
+                (loss if share == 1 else loss * share).backward()  # type: ignore[no-untyped-call]
             parts.append(BatchResult(y, _detached(outputs), loss.detach(), samples))
         return parts
 
@@ -172,3 +180,7 @@ def _detached(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_detached(element) for element in value]
     return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _untraced(_name: str) -> AbstractContextManager[None]:
+    return nullcontext()

@@ -63,6 +63,8 @@ class TrainingRun:
         self.stopped = False
         self._report_at = 0.0
         self._copies, self._train_data, self._eval_data, self._loss = copies, train_data, eval_data, loss
+        if store is not None:
+            copies.traced = store.traced
         self._position, self._callbacks = Position(train_data), callbacks
         self._in_job: JobCheckpoints | None = None
         self._archive = Archive(copies, trainer, self._position, callbacks, self.rank, self.num_workers)

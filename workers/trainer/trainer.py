@@ -159,6 +159,10 @@ class Trainer:
         Raises:
             UsageError: a parameter has no gradient, or a gradient has changed after its push during backward.
         """
+        with nullcontext() if self._store is None else self._store.traced("step"):
+            self._step(batch_size, ignore_stale_grad)
+
+    def _step(self, batch_size: int | None, ignore_stale_grad: bool) -> None:
         if self._local is not None or self._sync is None:
             self.allreduce_grads(ignore_stale_grad)
             self.update(batch_size, ignore_stale_grad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launcher.cli import parse
@@ -35,3 +37,27 @@ def test_the_file_of_the_token_is_absolute() -> None:
     job = parse(["-n", "1", "--dashboard-token-file", "t", "python"], {}).job
     assert str(job.cluster.dashboard_token_file).startswith("/")
     assert parse(["-n", "1", "python"], {}).job.cluster.dashboard_token_file is None
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "rounds"),
+    [
+        ("t.json", "t.json", "1-100"),
+        ("t.json:20", "t.json", "1-20"),
+        ("t.json:500-600", "t.json", "500-600"),
+        ("a:b.json", "a:b.json", "1-100"),
+        ("a:b.json:7", "a:b.json", "1-7"),
+    ],
+)
+def test_a_trace_is_a_file_and_perhaps_its_rounds(given: str, name: str, rounds: str) -> None:
+    job = parse(["-n", "1", "--trace", given, "python"], {}).job
+    assert job.cluster.trace == f"{Path(name).absolute()}:{rounds}"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("t.json:0", "'0' is not valid"), ("t.json:9-8", "'9-8' is not valid"), (":7", "no file"), (".", "directory")],
+)
+def test_a_trace_without_a_file_or_rounds_is_refused(given: str, said: str) -> None:
+    with pytest.raises(LaunchError, match=said):
+        parse(["-n", "1", "--trace", given, "python"], {})

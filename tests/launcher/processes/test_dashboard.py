@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
 from launcher.processes.companion import Companion
-from launcher.processes.dashboard import companions
+from launcher.processes.dashboard import WRITTEN_S, companions
 
 
 def job(port: int | None, token_file: Path | None = None) -> Job:
@@ -73,4 +74,32 @@ def test_a_file_that_others_may_open_ends_it_too(tmp_path: Path) -> None:
     file.write_text("t" * 40)
     file.chmod(0o644)
     with pytest.raises(LaunchError, match="chmod 600"), companions(job(0, file), tmp_path, {}):
+        pass
+
+
+def traced(file: Path, port: int | None = None) -> Job:
+    return Job(1, 1, ("python", "train.py"), cluster=Cluster(dashboard=port, trace=f"{file}:5-9"))
+
+
+def test_a_trace_takes_the_observer_too_which_has_time_to_write_it(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    with companions(traced(file), tmp_path, {}) as (companion,):
+        env = companion.program.env
+        assert (env["KVSTORE_TRACE_FILE"], env["KVSTORE_TRACE"]) == (str(file), "5-9")
+        assert "KVSTORE_DASHBOARD_FD" not in env
+        assert (companion.program.name, companion.program.grace_s, companion.announcement) == ("trace", WRITTEN_S, [])
+    assert json.loads(file.read_text()) == {"traceEvents": []}
+
+
+def test_one_observer_has_the_page_and_the_trace(tmp_path: Path) -> None:
+    with companions(traced(tmp_path / "trace.json", 0), tmp_path, {}) as (companion,):
+        assert {"KVSTORE_TRACE_FILE", "KVSTORE_DASHBOARD_FD"} <= set(companion.program.env)
+        assert companion.program.name == "dashboard"
+
+
+def test_a_trace_that_cannot_be_written_ends_the_job_before_it_begins(tmp_path: Path) -> None:
+    with (
+        pytest.raises(LaunchError, match="--trace: cannot write"),
+        companions(traced(tmp_path / "gone" / "trace.json"), tmp_path, {}),
+    ):
         pass

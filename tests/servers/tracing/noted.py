@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kvstore.job.valid_values import RoundWindow
 from kvstore.tracing.tracer import NOBODY, Tracer
 from kvstore.wire import Node, TraceChunk, TraceFetched, encode
-from servers.tracing.collected import Collected
+from servers.tracing.collected import CollectedNotes
 
 SCHEDULER = Node("scheduler", 0, 1)
 SERVER = Node("server", 0, 1)
@@ -77,8 +77,8 @@ class NotedJob:
     def chunks(self) -> list[TraceChunk]:
         return [chunk for node, tracer in self.tracers.items() for chunk in tracer.chunks(node)]
 
-    def collected(self) -> Collected:
-        made = Collected()
+    def collected(self) -> CollectedNotes:
+        made = CollectedNotes()
         made.take(fetched(self.chunks()))
         return made
 

@@ -8,12 +8,12 @@ from noted import PUSH_S, SERVER, WORKERS, NotedJob, fetched
 from trace_reader import ReadTrace
 
 from servers.tracing.chrome import ChromeTrace
-from servers.tracing.collected import Collected
+from servers.tracing.collected import CollectedNotes
 
 clocks = st.floats(-5000, 5000)
 
 
-def read(collected: Collected) -> ReadTrace:
+def read(collected: CollectedNotes) -> ReadTrace:
     made = ChromeTrace(collected, "1-100")
     return ReadTrace({"traceEvents": list(made.events()), "otherData": made.about})
 
@@ -77,7 +77,7 @@ def test_news_are_marks() -> None:
 @given(st.sets(st.integers(0, 3)))
 def test_a_trace_is_valid_whoever_was_killed_before_it_sent_anything(silent: set[int]) -> None:
     chunks = [chunk for place, chunk in enumerate(job().chunks()) if place not in silent]
-    collected = Collected()
+    collected = CollectedNotes()
     collected.take(fetched(chunks))
     read(collected)
 
@@ -85,7 +85,7 @@ def test_a_trace_is_valid_whoever_was_killed_before_it_sent_anything(silent: set
 def test_a_member_that_was_started_again_is_another_process_of_the_trace() -> None:
     chunks = job(1).chunks()
     again = [chunk.__class__(chunk.node._replace(incarnation=2), *vars_of(chunk)) for chunk in chunks]
-    collected = Collected()
+    collected = CollectedNotes()
     collected.take(fetched(chunks + again))
     assert "server 0, start 2" in read(collected).names.values()
 
@@ -95,4 +95,4 @@ def vars_of(chunk: object) -> list[object]:
 
 
 def test_without_notes_the_trace_is_empty() -> None:
-    assert read(Collected()).events == []
+    assert read(CollectedNotes()).events == []

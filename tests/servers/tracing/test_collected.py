@@ -7,7 +7,7 @@ from noted import SERVER, WORKERS, NotedJob, fetched
 
 from kvstore.errors import WireError
 from kvstore.wire import TraceChunk, TraceFetched
-from servers.tracing.collected import Collected
+from servers.tracing.collected import CollectedNotes
 
 
 def chunks(rounds: int = 1) -> list[TraceChunk]:
@@ -18,21 +18,21 @@ def chunks(rounds: int = 1) -> list[TraceChunk]:
 
 
 def test_records_are_kept_by_member_and_counted() -> None:
-    collected = Collected()
+    collected = CollectedNotes()
     assert collected.take(fetched(chunks())) == 3
     assert {node: notes.count for node, notes in collected.members.items()} == {WORKERS[0]: 4, WORKERS[1]: 4, SERVER: 3}
     assert (collected.count, collected.after) == (11, 3)
 
 
 def test_a_chunk_that_comes_again_is_not_taken_twice() -> None:
-    collected = Collected()
+    collected = CollectedNotes()
     for _ in range(2):
         collected.take(fetched(chunks()))
     assert collected.count == 11
 
 
 def test_what_is_missing_is_counted_by_the_numbers() -> None:
-    collected = Collected()
+    collected = CollectedNotes()
     job = NotedJob()
     job.round(1)
     job.chunks()  # lost
@@ -43,7 +43,7 @@ def test_what_is_missing_is_counted_by_the_numbers() -> None:
 
 
 def test_beyond_the_limit_records_count_as_lost() -> None:
-    collected = Collected(most=9)
+    collected = CollectedNotes(most=9)
     collected.take(fetched(chunks()))
     assert collected.count == 8
     assert collected.members[SERVER].lost == 3
@@ -52,13 +52,13 @@ def test_beyond_the_limit_records_count_as_lost() -> None:
 def test_records_that_are_not_valid_are_refused_and_the_rest_is_taken() -> None:
     first, second, third = chunks()
     bad = TraceChunk(second.node, [], [], False, [b"\x91\x91\x01"])
-    collected = Collected()
+    collected = CollectedNotes()
     collected.take(fetched([first, bad, third]))
     assert (collected.refused, collected.count, collected.after) == (1, 7, 3)
 
 
 def test_the_offset_that_is_wrong_by_least_stays() -> None:
-    collected = Collected()
+    collected = CollectedNotes()
     (one, *_) = chunks()
     for number, (offset, error) in enumerate([(1.0, 0.5), (2.0, 0.25), (3.0, 0.75)], 1):
         made = TraceChunk(one.node, [[1, offset, error]], [], False, one.buffers)
@@ -67,7 +67,7 @@ def test_the_offset_that_is_wrong_by_least_stays() -> None:
 
 
 def test_drops_of_a_scheduler_before_count_too() -> None:
-    collected = Collected()
+    collected = CollectedNotes()
     collected.take(fetched(chunks(), dropped=2))
     collected.take(fetched(chunks(), first=(1 << 40) + 1, dropped=1))
     assert collected.dropped == 3
@@ -75,4 +75,4 @@ def test_drops_of_a_scheduler_before_count_too() -> None:
 
 def test_other_messages_are_refused() -> None:
     with pytest.raises(WireError):
-        Collected().take(TraceFetched(1, 1, 0, False, [b"x", b"y"]))
+        CollectedNotes().take(TraceFetched(1, 1, 0, False, [b"x", b"y"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from noted import PUSH_S, SERVER, WORKERS, NotedJob, fetched
 
-from servers.tracing.collected import Collected
+from servers.tracing.collected import CollectedNotes
 from servers.tracing.requests import requests_of
 
 
@@ -35,7 +35,7 @@ def test_one_end_alone_makes_a_request_that_lacks_the_other() -> None:
     worker, _, server = job.chunks()
     seen = []
     for chunk in (worker, server):
-        collected = Collected()
+        collected = CollectedNotes()
         collected.take(fetched([chunk]))
         found = requests_of(collected.members.values())
         seen.append(
