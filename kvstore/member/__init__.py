@@ -5,6 +5,7 @@ session         joining, and leaving in order
 client          sends requests and waits for replies, for any thread
 activity        what a worker's process has done so far, as it reports with its beats
 blocked_time    how long its callers have waited
+late_calls      what a late call waits for: who is asked, and for how long
 explanations    what peers say a late answer waits for
 links           the links to the scheduler and the servers, and how they are mended
 outstanding     the requests that have not been answered

@@ -10,7 +10,6 @@ dropped and made anew, and requests without an answer are sent again. Servers re
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import threading
@@ -22,12 +21,13 @@ from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
 from kvstore.member.blocked_time import BlockedTime
 from kvstore.member.explanations import Explanations
 from kvstore.member.io_lock import IOLock, under_way
+from kvstore.member.late_calls import find_out
 from kvstore.member.links import Links, Prepare
 from kvstore.member.outstanding import Question, ready
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Explain, Locate, Message, Node, Request
+from kvstore.wire import Buffer, Message, Node, Request
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,6 @@ T = TypeVar("T")
 
 SLICE_S = 0.5  # the longest single wait for the transport
 STALL_S = 0.1  # if no answer comes for so long, requests that a caller waits for go out of turn
-EXPLAIN_S = 15.0  # how long a peer may take to explain what a late request waits for
-LOCATE_S = 3.0  # how long the answer may take where those are that it waits for
 NEWS_S = 60.0  # how often a wait that goes on logs what it waits for
 
 
@@ -224,18 +222,18 @@ class Client:
         if operation.open and self.links.congested:
             self._pace(operation, began + waited)
             self._hurry(operation)
-        while not self._wait_until(lambda: not operation.open, began + waited - self._clock()):
-            reasons, silent = self._reasons(operation)
+        while not self.wait_until(lambda: not operation.open, began + waited - self._clock()):
+            late = self._find_out(operation)
             if not operation.open:  # the answer came while this was found out
                 return
-            if timeout is not None or silent or waited >= patience_s:
-                raise DeadlineExceeded(f"{operation} is not done after {waited:.3g} s: {reasons}", silent)
-            log.warning("%s is not done after %.0f s: %s", operation, waited, reasons)
+            if timeout is not None or late.silent or waited >= patience_s:
+                raise DeadlineExceeded(f"{operation} is not done after {waited:.3g} s: {late.known}", late.silent)
+            log.warning("%s is not done after %.0f s: %s", operation, waited, late.known)
             waited = min(waited + NEWS_S, patience_s)
 
     def settle(self, operation: Operation, timeout: float) -> bool:
         """Wait for ``operation`` for at most ``timeout`` seconds, and ask nobody why; return whether it is done."""
-        return self._wait_until(lambda: not operation.open, timeout)
+        return self.wait_until(lambda: not operation.open, timeout)
 
     def unanswered(self, operation: Operation) -> list[Peer]:
         """Return the peers that have not answered requests of ``operation``, one for each request."""
@@ -247,7 +245,8 @@ class Client:
         for operation in operations:
             self.wait(operation, None if deadline is None else max(0.0, deadline - self._clock()))
 
-    def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Take in answers until ``condition``, for at most ``timeout`` seconds; return whether it holds."""
         deadline = self._clock() + timeout
         while not condition():
             self.check()
@@ -262,7 +261,7 @@ class Client:
         """Wait for ``operation`` while its requests go in their turn, as long as answers keep coming."""
         while operation.open and self.links.congested and (left := deadline - self._clock()) > 0:
             before = self.links.answers
-            self._wait_until(partial(self._answered_since, before), min(STALL_S, left))
+            self.wait_until(partial(self._answered_since, before), min(STALL_S, left))
             if self.links.answers == before:
                 return
 
@@ -274,35 +273,12 @@ class Client:
         if self.failure is None:
             self.alone(self.links.hurry, operation)
 
-    def _reasons(self, operation: Operation) -> tuple[str, tuple[str, ...]]:
-        """Ask the peers that have not answered what they wait for, and where those are.
-
-        Returns:
-            The answers in words, and the names of the peers that have not even answered this.
-        """
+    def _find_out(self, operation: Operation) -> Explanations:
+        """Ask what ``operation`` waits for."""
         first: dict[Peer, int] = {}  # request of each peer
         for seq, peer in self.alone(self.links.outstanding.of, operation).items():
             first.setdefault(peer, seq)
-        explanations, question = Explanations(first), Operation("explanation", (), self)
-        for peer, seq in first.items():
-            self.ask(question, Question(peer, question, Explain, {"about": seq}, partial(explanations.take, peer)))
-        self._wait_until(lambda: not question.open, EXPLAIN_S)
-        self._locate(operation, explanations)
-        return explanations.known, explanations.silent
-
-    def _locate(self, operation: Operation, explanations: Explanations) -> None:
-        """Find out where those are that ``operation`` waits for. Without an answer the message says less."""
-        if self.guide is None or self.guide.decode() in explanations.silent:
-            return
-        question = Operation("question where others are", (), self)
-        awaited = explanations.awaited(self.node)
-        with contextlib.suppress(UsageError):
-            for role, ranks in awaited.items():
-                take = partial(explanations.take_places, role)
-                fields = {"role": role, "ranks": ranks}
-                self.ask(question, Question(self.guide, question, Locate, fields, take))
-            self._wait_until(lambda: not (question.open and operation.open), LOCATE_S)
-        self.give_up(question)
+        return find_out(self, operation, first)
 
     # ---- alone at the links
 

@@ -1,0 +1,96 @@
+"""What is asked when a call is late, in which order, and how long for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.member import late_calls
+from kvstore.member.late_calls import find_out
+from kvstore.member.outstanding import Question
+from kvstore.ticket import Operation
+from kvstore.wire import Explain, Explanation, Locate, Located, Node, Sender
+
+GUIDE = b"the scheduler"
+Answer = Callable[[bytes, Any], Any]
+
+
+class PlayedAsker:
+    """Asks nobody: ``answer`` has what comes back, None for nothing."""
+
+    def __init__(self, answer: Answer, guide: bytes | None = GUIDE) -> None:
+        self.guide = guide
+        self.node = Node("worker", 0, 1)
+        self.asked: list[tuple[bytes, Any]] = []
+        self.waited: list[float] = []
+        self.given_up: list[str] = []
+        self._answer = answer
+
+    def ask(self, operation: Operation, *questions: Question) -> None:
+        for question in questions:
+            message = question.message(Sender(self.node, len(self.asked) + 1, 0))
+            self.asked.append((question.peer, message))
+            operation.open.add(len(self.asked))
+            reply = self._answer(question.peer, message)
+            if reply is not None:
+                question.take(reply)
+                operation.open.discard(len(self.asked))
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        if not condition():
+            self.waited.append(timeout)
+        return condition()
+
+    def give_up(self, operation: Operation) -> None:
+        self.given_up.append(operation.what)
+
+
+def late() -> Operation:
+    operation = Operation("push", ["w"])
+    operation.open.add(7)
+    return operation
+
+
+def answers(_peer: bytes, message: Any) -> Any:
+    if isinstance(message, Explain):
+        return Explanation(message.seq, f"waits for {message.about}", [message.about])
+    return Located(message.seq, message.ranks, ["is at train.py:41 in load"] * len(message.ranks))
+
+
+def test_every_peer_is_asked_what_and_then_the_scheduler_where() -> None:
+    client = PlayedAsker(answers)
+    found = find_out(client, late(), {b"server 0": 1, b"server 1": 2})
+    assert found.known == ("server 0 waits for 1; server 1 waits for 2; workers 1-2 are at train.py:41 in load")
+    me = client.node
+    assert client.asked == [
+        (b"server 0", Explain(Sender(me, 1, 0), 1)),
+        (b"server 1", Explain(Sender(me, 2, 0), 2)),
+        (GUIDE, Locate(Sender(me, 3, 0), "worker", [1, 2])),
+    ]
+    assert client.waited == []
+
+
+def test_each_question_has_its_time() -> None:
+    client = PlayedAsker(lambda _, message: None)
+    found = find_out(client, late(), {b"server 0": 1})
+    assert (found.known, found.silent) == ("server 0 does not answer", ("server 0",))
+    assert client.waited == [late_calls.EXPLAIN_S, late_calls.LOCATE_S]
+    assert [message.role for _, message in client.asked[1:]] == ["server"]
+    assert client.given_up == ["question where others are"]
+
+
+def test_where_there_is_no_scheduler_to_ask_or_it_is_silent_nobody_is_looked_for() -> None:
+    for guide, peer in ((None, b"server 0"), (GUIDE, GUIDE)):
+        client = PlayedAsker(lambda _, message: None, guide)
+        find_out(client, late(), {peer: 1})
+        assert len(client.asked) == 1
+
+
+def test_a_call_that_is_answered_meanwhile_waits_for_no_places() -> None:
+    def answered(peer: bytes, message: Any) -> Any:
+        operation.open.clear()
+        return answers(peer, message) if isinstance(message, Explain) else None
+
+    operation, client = late(), PlayedAsker(answered)
+    assert find_out(client, operation, {b"server 0": 1}).known == "server 0 waits for 1"
+    assert client.waited == []
