@@ -92,7 +92,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         service.run(
             lambda peer, message: stop_if_finished(core.handle(peer, message, clock())),
             tick,
-            scheduler.inquiries.due,
+            scheduler.due,
         )
     finally:
         transport.close(linger=1.0)

@@ -8,6 +8,7 @@ figures     rates and shares that follow from reports
 waits       who waits for whom
 advice      what holds the job up, by rules that show their numbers
 straggler   which worker holds up all others, and by what
+looks       what looks at a straggler and at another worker say of its time
 text        a job in lines
 columns     tables of members: of many, what is usual and who differs
 stacks_text  the stacks of members in lines

@@ -17,6 +17,7 @@ placements  where the segments of the keys are
 barriers    who has come to which barrier of one store
 joins       who is inside ``join`` of one store
 reports     what members report of themselves
+straggling  which worker holds up all others, while the job runs, and by what
 readers     who may read, where the servers are, which keys there are
 observers   who may look on, and what they are told
 events      what has happened, for observers

@@ -53,6 +53,7 @@ from servers.scheduler.observers import JobState, Observers
 from servers.scheduler.readers import Readers
 from servers.scheduler.reports import Reports
 from servers.scheduler.stores import Stores
+from servers.scheduler.straggling import StragglerWatch
 from servers.scheduler.traces import Traces
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,8 @@ class Scheduler:
         )
         self.traces: Traces | None = None
         self.inquiries = Inquiries(self.members, self._reply_links, self._send)
+        self._news: list[str] = []
+        self._stragglers = StragglerWatch(self.members, self.reports, self.inquiries.look, self._news.append)
         self._readers = (
             Readers(readers, reader_key, admission, self._stores, lambda: self._joining.servers, self._over)
             if readers
@@ -213,7 +216,14 @@ class Scheduler:
         if not self.members.complete and self.failure is None:
             self._joining.remind(now)
         self.inquiries.tick(now)
+        if self.failure is None:
+            self._stragglers.tick(now)
         return self._flush(self._depart())
+
+    def due(self) -> float | None:
+        """Return when ``tick`` has something to do that cannot wait for its interval; None if it has not."""
+        times = [due for due in (self.inquiries.due(), self._stragglers.due()) if due is not None]
+        return min(times, default=None)
 
     def tick_again(self, now: float, silent: Sequence[tuple[Node, float]]) -> Outbox:
         """Repeat a tick that was logged, in which ``silent`` were overdue, and nobody else; see that attribute."""
@@ -249,7 +259,8 @@ class Scheduler:
 
     def take_news(self) -> list[str]:
         """Return the lines for the user that have come up since the last call."""
-        news = self._failover.take_news()
+        news = self._failover.take_news() + self._news
+        self._news.clear()
         for line in news:
             self.events.add(self._now, line)
         return news

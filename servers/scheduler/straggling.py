@@ -1,0 +1,173 @@
+"""The straggler of a running job: named when there is one, when another is, or the cause is, and when it is over.
+
+Pure: the time is passed in. Members' reports say who it is. If they do not say by what, that worker and another one are
+asked some times where they are in their code, as soon as there is a suspicion. Nobody else is asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol, TypeVar, cast
+
+from kvstore.observing.advice import names_of, of_straggler
+from kvstore.observing.looks import ENOUGH, PairedLooks
+from kvstore.observing.straggler import FEWEST_WAVES, Straggler, find_straggler
+from kvstore.observing.view import Span
+from kvstore.wire import ServerReport, WorkerReport
+from servers.scheduler.inquiries import Found, Sighting
+from servers.scheduler.members import JobMember, Members, MemberState
+from servers.scheduler.reports import WINDOW_S, Reports
+
+EVERY_S = 1.0  # between two judgements
+SUSPICION_S = 3.0  # of how long a time before looks begin
+SUSPICIOUS_WAVES = 8
+LOOK_S = 0.1  # between looks, on average
+MOST_LOOKS = 40
+PATIENCE_S = 4.0  # how long a straggler may wait for its cause to be known
+OVER = 3  # judgements in a row that must not find it before it is over, or find another cause
+MOST_LINES, LINES_S = 4, 120.0  # of news in so many seconds: what comes and goes must not fill the terminal
+
+R = TypeVar("R", WorkerReport, ServerReport)
+
+
+class Look(Protocol):
+    """Asks members where they are; see ``Inquiries.look``."""
+
+    def __call__(self, role: str, ranks: list[int], now: float, found: Found) -> None:
+        """Ask."""
+        ...
+
+
+class StragglerWatch:
+    """See the module.
+
+    Args:
+        members: of the job.
+        reports: of the members.
+        look: asks members where they are.
+        news: takes lines for the user.
+    """
+
+    def __init__(self, members: Members, reports: Reports, look: Look, news: Callable[[str], None]) -> None:
+        self._members = members
+        self._reports = reports
+        self._look = look
+        self._news = news
+        self._judges_at = 0.0
+        self._looks: PairedLooks | None = None  # at whoever is suspected
+        self._looks_at = 0.0
+        self._since = 0.0  # when the present straggler was found first
+        self._found: tuple[int, ...] = ()
+        self._named: Straggler | None = None
+        self._said: deque[float] = deque(maxlen=MOST_LINES)  # when the latest lines of news were
+        self._missed = self._changed = 0  # judgements that have not found the one that is named, or another cause
+
+    def tick(self, now: float) -> None:
+        """Judge, and look, if it is time for that."""
+        if now >= self._judges_at:
+            self._judges_at = now + EVERY_S
+            self._judge(now)
+        if self._looking and now >= self._looks_at:
+            looks = cast("PairedLooks", self._looks)
+            # Not in step with rounds: the parts of multiples of the golden ratio are spread evenly.
+            self._looks_at = now + LOOK_S * (0.5 + looks.count * 0.618034 % 1)
+            self._look("worker", sorted((looks.rank, looks.other)), now, lambda seen: _take(looks, seen))
+
+    def due(self) -> float | None:
+        """Return when ``tick`` has to look; None if it has not."""
+        return self._looks_at if self._looking else None
+
+    @property
+    def _looking(self) -> bool:
+        return self._looks is not None and self._looks.count < MOST_LOOKS
+
+    def _judge(self, now: float) -> None:
+        workers = self._ready("worker")
+        found = self._find(workers, WINDOW_S, FEWEST_WAVES)
+        self._suspect(found or self._find(workers, SUSPICION_S, SUSPICIOUS_WAVES), workers, now)
+        if found is None:
+            self._found = ()
+            self._missed += 1
+            named = self._named
+            if named is not None and self._missed >= OVER and self._say(_over(named), now):
+                self._named = None
+            return
+        if found.ranks != self._found:
+            self._found, self._since = found.ranks, now
+        self._missed = 0
+        self._name(self._with_cause(found), now)
+
+    def _name(self, found: Straggler, now: float) -> None:
+        """Say who it is and by what, unless that has been said, or not enough is known yet."""
+        before = self._named
+        if found.cause == "local" and self._looking and now - self._since < PATIENCE_S:
+            return
+        if before is not None and before.ranks == found.ranks:
+            same = found.cause in ("local", before.cause)
+            self._changed = 0 if same else self._changed + 1
+            if same or (before.cause != "local" and self._changed < OVER):
+                return
+        seen = "" if self._looks is None or found.cause == "network" else self._looks.words
+        if self._say(of_straggler(found, seen).text, now):
+            self._named = found
+
+    def _say(self, line: str, now: float) -> bool:
+        """Say a line; return whether it has been said: not if there have been too many."""
+        if len(self._said) == MOST_LINES and now - self._said[0] < LINES_S:
+            return False
+        self._said.append(now)
+        self._news(line)
+        return True
+
+    def _with_cause(self, found: Straggler) -> Straggler:
+        """Return ``found`` with the cause that looks have shown, if reports do not say it."""
+        looks = self._looks
+        if found.cause != "local" or looks is None or looks.rank not in found.ranks or looks.count < ENOUGH:
+            return found
+        return replace(found, cause=looks.cause or found.cause)
+
+    def _suspect(self, suspect: Straggler | None, workers: list[JobMember], now: float) -> None:
+        """Begin to look at whoever is suspected, and busy by itself; stop if nobody is."""
+        if suspect is None or suspect.cause == "network":
+            if suspect is None and self._named is None:
+                self._looks = None
+            return
+        if self._looks is not None and self._looks.rank in suspect.ranks:
+            return
+        others = [member.rank for member in workers if member.rank not in suspect.ranks]
+        self._looks = PairedLooks(suspect.ranks[0], others[0]) if others else None
+        self._looks_at = now
+
+    def _find(self, workers: list[JobMember], seconds: float, fewest_waves: int) -> Straggler | None:
+        """Return the straggler of the last ``seconds``, or of as long as there have been so many waves."""
+
+        def spans(kind: type[R], members: list[JobMember]) -> dict[int, Span[R]]:
+            found: dict[int, Span[R]] = {}
+            for member in members:
+                pair = self._reports.over(member.node, seconds, fewest_waves)
+                if pair is not None and isinstance(pair[0], kind) and isinstance(pair[1], kind):
+                    found[member.rank] = Span(pair[0], pair[1])
+            return found
+
+        of_workers = spans(WorkerReport, workers)
+        if len(of_workers) < 2:
+            return None
+        of_servers, of_standbys, of_aggregators = (
+            [*spans(ServerReport, self._ready(role)).values()] for role in ("server", "standby", "aggregator")
+        )
+        return find_straggler(of_workers, of_servers + of_standbys, of_aggregators, fewest_waves=fewest_waves)
+
+    def _ready(self, role: str) -> list[JobMember]:
+        return [member for member in self._members.of(role) if member.state is MemberState.READY]
+
+
+def _over(named: Straggler) -> str:
+    return f"{names_of(named)} {'holds' if len(named.ranks) == 1 else 'hold'} nobody up any more"
+
+
+def _take(looks: PairedLooks, seen: Mapping[int, Sighting]) -> None:
+    own, other = (seen.get(rank) for rank in (looks.rank, looks.other))
+    if own is not None and other is not None and own.stacks is not None and other.stacks is not None:
+        looks.add(own.stacks, other.stacks)

@@ -1,0 +1,126 @@
+"""The straggler of a running job, by a clock that the test moves."""
+
+from __future__ import annotations
+
+from made_reports import server_report, worker_report
+from rendezvous import Job, Member
+
+from kvstore.wire import Message, Stacks, Where, WorkerReport
+from servers.scheduler.straggling import MOST_LINES
+
+FETCH = ["train.py:9 in <module>", "torch/utils/data/dataloader.py:700 in __next__"]
+BACKWARD = ["train.py:12 in <module>", "torch/autograd/graph.py:800 in _engine_run_backward"]
+WAITS = ["train.py:14 in <module>", "kvstore/dist/store.py:200 in pushpull"]
+
+
+class Run:
+    """Rounds of 100 ms, of three workers, who report each second.
+
+    Attributes:
+        late: the worker that is awaited for half of each round; None for nobody.
+        read: whether workers say how long they wait for data.
+        frames: where workers are, when they are asked.
+        asked: how often each worker has been asked.
+        news: what has been said, each with the time since the run began.
+    """
+
+    def __init__(self, read: bool = False) -> None:
+        self.job = Job(3, 1)
+        self.began = self.job.now
+        self.late: int | None = None
+        self.read = read
+        self.frames = dict.fromkeys(range(3), WAITS)
+        self.asked = [0, 0, 0]
+        self.news: list[tuple[float, str]] = []
+        self._blocked, self._input, self._alone, self._last = ([0.0] * 3 for _ in range(4))
+        self._rounds = 0
+
+    def pass_s(self, seconds: int, late: int | None) -> None:
+        """Let time pass, in steps of a tenth of a second."""
+        for _ in range(10 * seconds):
+            self._rounds += 1
+            for rank in range(3):
+                self._blocked[rank] += 0.0 if late is None or rank == late else 0.05
+                self._input[rank] += 0.05 if rank == late else 0.0
+            if late is not None:
+                self._alone[late] += 0.05
+            self._last[self._rounds % 3 if late is None else late] += 1
+            if self._rounds % 10 == 0:
+                self._report()
+            self.answer(self.job.tick(0.1))
+            self.news += [(round(self.job.now - self.began, 1), line) for line in self.job.scheduler.take_news()]
+
+    def _report(self) -> None:
+        for rank, member in enumerate(self.job.workers):
+            self.job.beat(member)
+            self.job.handle(member.beats, self._worker_report(rank))
+        (server,) = self.job.servers
+        self.job.beat(server)
+        alone = [round(1e6 * seconds) for seconds in self._alone]
+        counts = {"waves": self._rounds, "came_last": list(map(int, self._last)), "alone_us": alone}
+        self.job.handle(server.beats, server_report(at=self.job.now, **counts))
+
+    def _worker_report(self, rank: int) -> WorkerReport:
+        blocked, read = round(1e6 * self._blocked[rank]), round(1e6 * self._input[rank]) if self.read else -1
+        return worker_report(rank, at=self.job.now, rounds=self._rounds, blocked_us=blocked, input_us=read)
+
+    def answer(self, outbox: list[tuple[Member, Message]]) -> None:
+        for whom, message in outbox:
+            if isinstance(message, Where):
+                self.asked[whom.rank] += 1
+                frames = self.frames[whom.rank]
+                self.job.handle(whom.beats, Stacks(whom.node, message.number, frames[-1], "", [["main", frames]]))
+
+
+def test_even_rounds_name_nobody_and_ask_nobody():
+    run = Run()
+    run.pass_s(60, None)
+    assert (run.news, run.asked) == ([], [0, 0, 0])
+
+
+def test_a_straggler_is_named_within_ten_seconds_and_once():
+    run = Run(read=True)
+    run.pass_s(20, None)
+    run.pass_s(60, 1)
+    ((at, line),) = run.news
+    assert at <= 30.0
+    assert "worker 1 came last in" in line
+    assert "it reads its input for too long" in line
+    assert [text for _, text in run.job.scheduler.events.after(0)[1]][-1] == line
+
+
+def test_looks_say_what_reports_do_not():
+    for frames, words in ((BACKWARD, "it computes (it waits"), (FETCH, "it reads its input for too long")):
+        run = Run()
+        run.frames[1] = frames
+        run.pass_s(30, 1)
+        ((at, line),) = run.news
+        assert at <= 10.0
+        assert words in line
+        assert f"40 of 40 looks found it at {frames[-1]}" in line or "looks found it at" in line
+        assert run.asked == [40, 40, 0], "it and one other, and only so often"
+
+
+def test_without_answers_the_cause_is_one_of_two():
+    run = Run()
+    run.answer = lambda outbox: None  # type: ignore[method-assign]
+    run.pass_s(30, 1)
+    ((at, line),) = run.news
+    assert at <= 10.0
+    assert "it computes, or reads its input, for longer than others" in line
+
+
+def test_it_is_said_when_it_is_over_and_who_is_next_but_not_too_often():
+    run = Run(read=True)
+    run.pass_s(20, 1)
+    run.pass_s(40, None)
+    run.pass_s(20, 2)
+    named, over, other = run.news
+    assert "worker 1 came last in" in named[1]
+    assert over[1] == "worker 1 holds nobody up any more"
+    assert "worker 2 came last in" in other[1]
+    run = Run(read=True)
+    for _ in range(6):
+        run.pass_s(10, 1)
+        run.pass_s(10, 2)
+    assert len(run.news) == MOST_LINES
