@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, TextIO
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.observing_place import ObservingPlace
 from kvstore.observing import as_json
-from kvstore.observing.advice import advise
+from kvstore.observing.advice import Advice, advise
 from kvstore.observing.choice import NoSuchJob, jobs_here, place_at, place_named, roots_here
 from kvstore.observing.figures import job_rounds_per_s
 from kvstore.observing.quantities import rate
@@ -30,6 +32,7 @@ SHOWN, NO_JOB, USAGE, NO_ANSWER, FAILED = 0, 1, 2, 3, 4  # exit codes
 LISTED_S = 2.0  # for each of several jobs
 AWAITED_S = 2.0  # who is awaited for so long is asked where it is
 MOST_AWAITED = 4  # and only so many are
+LOOKS, LOOK_S = 5, 0.1  # how often a straggler is asked where it is, and the seconds between
 ROLES = ("worker", "server", "standby", "aggregator")
 
 
@@ -103,9 +106,28 @@ class StatusReport:
         else:
             asked = awaited(view, AWAITED_S)[:MOST_AWAITED]
             places = {member.rank: member.place for member in _locate(session, "worker", asked)}
-            parts = StatusParts(self.given.all, self.given.links, advise(view), places)
+            parts = StatusParts(self.given.all, self.given.links, self._advice(session, view), places)
             screen.show([*status_lines(self.place, view, parts), *stacks_lines(located, self.given.all)])
         return SHOWN if view.failure is None else FAILED
+
+    def _advice(self, session: ObserverSession, view: JobView) -> list[Advice]:
+        """Return what holds the job up, and of a straggler at which place in its code it is most of the time."""
+        advice = []
+        for one in advise(view):
+            seen = self._seen(session, one.rank) if one.straggler and one.kind != "straggler_network" else ""
+            advice.append(dataclasses.replace(one, text=f"{one.text}; {seen}") if seen else one)
+        return advice
+
+    def _seen(self, session: ObserverSession, rank: int) -> str:
+        places: Counter[str] = Counter()
+        for look in range(LOOKS):
+            if look:
+                self.sleep(LOOK_S)
+            places.update(one.stacks.place for one in _locate(session, "worker", [rank]) if one.stacks is not None)
+        if not places:
+            return ""
+        place, times = places.most_common(1)[0]
+        return f"{times} of {LOOKS} looks found it at {place}"
 
     def _say_why(self, error: KVStoreError, screen: StatusScreen) -> int:
         if self.given.json:

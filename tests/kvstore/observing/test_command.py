@@ -91,6 +91,19 @@ def test_nobody_is_asked_in_a_job_that_goes_on() -> None:
     assert run(view_of([worker(0), worker(1), server(0)]))[2].located == []
 
 
+def test_a_straggler_is_asked_several_times_where_it_is() -> None:
+    seconds = 10_000_000
+    waves = {"waves": 100, "came_last": [0, 100], "alone_us": [0, 6 * seconds // 10]}
+    before = {"waves": 0, "came_last": [0, 0], "alone_us": [0, 0], "rounds": 0}
+    workers = [
+        worker(rank, before={"blocked_us": 0, "rounds": 0}, rounds=100, blocked_us=blocked)
+        for rank, blocked in enumerate((7 * seconds // 10, 0))
+    ]
+    _, text, session = run(view_of([*workers, server(0, before=before, rounds=100, **waves)]))
+    assert session.located == [("worker", [1])] * 5
+    assert "5 of 5 looks found it at a.py:1 in f" in " ".join(text.split())
+
+
 def test_stacks_are_those_of_all_members() -> None:
     code, text, session = run(view_of([worker(0), worker(1), server(0)]), stacks=True)
     assert session.located == [("worker", [0, 1]), ("server", [0])]
