@@ -7,4 +7,5 @@ log          the output of one pod
 kubectl      runs kubectl
 yaml         writes YAML, for `--dry-run`
 entry        the first program in a container
+observed     what tells observers in the scheduler's pod where it is
 """

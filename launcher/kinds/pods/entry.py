@@ -24,6 +24,7 @@ from kvstore.job.system import cores
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
 from launcher.job.tasks import HostEnvironment, Task, environment, our_servers
+from launcher.kinds.pods.observed import observers_variables
 from launcher.processes.child import cannot_start
 
 MOUNT = "/etc/kvstore"
@@ -41,8 +42,11 @@ def main(argv: Sequence[str] | None = None, mount: str = MOUNT) -> int:
         The exit code, if it cannot be executed.
     """
     task = compose(sys.argv[1:] if argv is None else argv, os.environ, Path(mount))
+    env = dict(task.env)
+    if task.role == "scheduler":
+        env.update(observers_variables(env))
     try:
-        os.execvpe(task.argv[0], task.argv, task.env)  # noqa: S606
+        os.execvpe(task.argv[0], task.argv, env)  # noqa: S606
     except OSError as error:
         why = cannot_start(task, error)
         print(why, file=sys.stderr)

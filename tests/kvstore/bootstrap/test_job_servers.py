@@ -17,6 +17,7 @@ from kvstore.bootstrap.job_servers import JobServers, start_aggregator
 from kvstore.bootstrap.server_supervisor import SupervisedJob
 from kvstore.errors import ConfigError
 from kvstore.job.config import Config
+from kvstore.job.observing_place import FILE, ObservingPlace
 from kvstore.job.ranks import FAMILIES, Ranks
 from kvstore.job.system import cores
 from kvstore.job.threads import WAITING
@@ -75,6 +76,8 @@ def test_on_one_host_they_meet_in_a_private_directory_which_goes_with_the_job(st
     assert job.remove == [str(private), "/run/meeting"]
     assert (job.parent, job.root_fd, started[0].options["pass_fds"]) == (os.getpid(), -1, ())
     assert [process.name for process in job.members] == ["scheduler", "server 0", "server 1"]
+    place = ObservingPlace.read(private / FILE)
+    assert (place.address, place.key, place.launcher, place.workers) == (servers.address.uri, "", "torchrun", 4)
     for process in job.members:
         assert process.variables["DMLC_PS_ROOT_URI"] == servers.address.uri
         assert process.variables["DMLC_NUM_WORKER"] == "4"
@@ -99,6 +102,12 @@ def test_across_hosts_the_scheduler_inherits_a_listening_socket_and_all_have_key
     assert scheduler.variables["KVSTORE_SECRET_KEY"] != server.variables["KVSTORE_SECRET_KEY"]
     assert scheduler.variables["KVSTORE_MEMBER_KEYS"] == server.variables["KVSTORE_MEMBER_KEYS"]
     assert SECRET not in started[0].stdin.told.decode()
+    place = ObservingPlace.read(Path(job.directory) / FILE)
+    observer = place.config({}).keys
+    assert observer is not None
+    assert observer.public == scheduler.variables["KVSTORE_OBSERVER_KEY"]
+    assert observer.root == scheduler.variables["KVSTORE_ROOT_KEY"]
+    assert place.key not in started[0].stdin.told.decode()
     servers.end()
 
 
