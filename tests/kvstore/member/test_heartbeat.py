@@ -318,8 +318,7 @@ def test_a_process_that_cannot_say_where_it_is_beats_on(
 
     for name in ("where", "place_of"):
         monkeypatch.setattr(heartbeats, name, fails)
-    played = until(4, lambda n: [Where(7), Alive()])
-    played.heartbeat._beside = Beside
+    played = Scheduler(lambda n: [Where(7), Alive()] if n < 4 else played.heartbeat.stop() or [], Beside)
     with caplog.at_level(logging.WARNING):
         played.run()
     assert [type(message) for _, message in played.beats] == [Beat] * 4
