@@ -45,7 +45,7 @@ class Job:
                 env = {name: value for name, _, value in pairs}
                 if env.get("TEST_MARK") != self.mark or "DMLC_ROLE" not in env or state(entry.name) == "Z":
                     continue
-                if role in (None, env["DMLC_ROLE"]) and rank in (None, int(env["DMLC_TASK_ID"])):
+                if role in (None, env["DMLC_ROLE"]) and rank in (None, int(env.get("DMLC_TASK_ID", "-1"))):
                     found.append(int(entry.name))
         return found
 

@@ -76,7 +76,7 @@ export class Chart {
 
   range(low, high) {
     if (low === null || high === null) return [this.least ?? 0, this.most ?? 1];
-    const room = Math.max(0.08 * (high - low), 0.01 * Math.abs(high), 1e-9);
+    const room = Math.max(0.08 * (high - low), (high === low ? 0.05 : 0.01) * Math.abs(high), 1e-9);
     const top = high + (high === 0 ? 1 : room);
     return [this.least === null ? low - room : Math.min(this.least, low), this.most === null ? top : Math.max(this.most, high)];
   }

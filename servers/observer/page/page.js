@@ -199,7 +199,7 @@ function extend(view) {
     return;
   }
   if (fresh) times.push(begun);
-  for (const name of Object.keys(now)) columns[name] ??= new Array(Math.max(0, times.length - 1)).fill(null);
+  for (const name of Object.keys(now)) columns[name] ??= new Array(times.length - (fresh ? 1 : 0)).fill(null);
   for (const [name, column] of Object.entries(columns)) {
     if (fresh) column.push(now[name] ?? null);
     else column[column.length - 1] = now[name] ?? null;
@@ -285,6 +285,17 @@ function stateOfJob(view) {
   banner(view.failure ? `The job has failed: ${view.failure}` : "", "bad");
 }
 
+const FINDINGS = {
+  straggler_compute: "Slow to compute",
+  straggler_input: "Slow to read its input",
+  straggler_network: "Slow network",
+  straggler_local: "Slow",
+  stuck: "Stuck",
+  uneven_servers: "Uneven servers",
+  bound_by_store: "The servers are the limit",
+  bound_by_network: "The network is the limit",
+  bound_by_input: "The input is the limit",
+};
 const advised = new Set();
 
 function showAdvice(view) {
@@ -295,8 +306,8 @@ function showAdvice(view) {
     items,
     (row, item) => {
       row.dataset.severity = item.severity;
-      write(part(row, "strong", "about"), item.about || item.kind);
-      write(part(row, "span", "text"), item.text);
+      write(part(row, "strong", "about"), [FINDINGS[item.kind] ?? item.kind, item.about].filter(Boolean).join(": "));
+      write(part(row, "span", "text"), item.text.replaceAll(" %", "\u00a0%"));
       if (!advised.has(item.key)) {
         advised.add(item.key);
         announce(item.text);

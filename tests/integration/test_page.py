@@ -1,0 +1,228 @@
+"""The page in a real browser: of a real job, and of a simulated one of 64 workers and 16 servers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import Tab, browser
+from jobs import Job, job
+from simulated_job import SimulatedJob, SimulatedSession
+from waiting import LONG, until
+
+from servers.observer.metrics import JobDescription
+from servers.observer.process import PageServing, serve
+
+MILLI = 1000
+TOKEN = "t" * 43
+
+# Worker 1 is late in every round.
+STRAGGLES = """
+    import time
+    import numpy as np
+    import kvstore as kv
+
+    store = kv.create("dist_sync")
+    store.init("w", np.zeros(1000))
+    while True:
+        if store.rank == 1:
+            time.sleep(0.05)
+        store.pushpull("w", np.ones(1000))
+        store.report({"loss": 0.25})
+"""
+
+
+def address(running: Job) -> str:
+    running.until(lambda: re.search(r"http://\S+\n", running.output), "the address")
+    found = re.search(r"http://\S+", running.output)
+    assert found is not None
+    return found[0]
+
+
+def see(tab: Tab, where: str, text: str) -> None:
+    """Wait until an element has this text."""
+    tab.page.locator(where, has_text=text).first.wait_for(timeout=LONG * MILLI)
+
+
+@pytest.mark.long
+def test_the_page_of_a_job_names_a_straggler_and_shows_a_killed_worker(tmp_path: Path) -> None:
+    options = {"workers": 3, "servers": 1, "options": ["--dashboard"], "KVSTORE_HEARTBEAT_S": "1"}
+    with browser() as opened, job(tmp_path, STRAGGLES, **options) as running:  # type: ignore[arg-type]
+        tab = opened.tab()
+        tab.page.goto(address(running))
+        assert "token" not in tab.page.url
+        see(tab, "#workers tr", "worker 2ready")
+        see(tab, "#servers tr", "server 0ready")
+        see(tab, "#charts .value", "loss0.25")
+        see(tab, "#advice li", "worker 1")
+        until(lambda: tab.page.locator("#workers .hot").count() >= 1, "worker 1 is marked")
+        see(tab, "#state", "running")
+
+        (observer,) = running.members("observer")
+        (worker,) = running.members("worker", 2)
+        os.kill(worker, signal.SIGKILL)
+        see(tab, "#workers tr[data-state=lost]", "worker 2")
+        see(tab, "#banner", "worker 2 was killed by SIGKILL")
+        see(tab, "#events li", "worker 2")
+        assert running.wait() == 128 + signal.SIGKILL
+        assert not Path(f"/proc/{observer}").exists()
+        see(tab, "#workers tr[data-state=lost]", "worker 2")  # the page stays as it was in the end
+        assert tab.complaints == []
+        own = re.match(r"http://127\.0\.0\.1:\d+/", tab.page.url)
+        assert own is not None
+        assert [url for url in tab.requests if not url.startswith(own[0])] == []
+
+
+@pytest.mark.long
+def test_the_job_goes_on_without_the_page_and_has_the_same_bits(tmp_path: Path) -> None:
+    script = """
+        import pathlib, time
+        import numpy as np
+        import kvstore as kv
+
+        here = pathlib.Path(__file__).parent
+        store = kv.create("dist_sync")
+        rng = np.random.default_rng(store.rank)
+        store.init("w", np.zeros(1000, np.float32))
+        value = np.zeros(1000, np.float32)
+        for step in range(20):
+            store.pushpull("w", rng.normal(size=1000).astype(np.float32), out=value)
+            if step == 10:
+                (here / f"half-{store.rank}").touch()
+                while not (here / "go").exists():
+                    time.sleep(0.01)
+        (here / f"{store.rank}.bits").write_bytes(value.tobytes())
+    """
+    with job(tmp_path, script, servers=1, options=["--dashboard"]) as running:
+        running.until((tmp_path / "half-0").exists, "half of the job")
+        (observer,) = running.members("observer")
+        os.kill(observer, signal.SIGKILL)
+        running.until(running.said("is gone"), "the line that says so")
+        (tmp_path / "go").touch()
+        assert running.wait() == 0, running.output
+    line = "the dashboard is gone: it was killed by SIGKILL; the job goes on without it"
+    assert running.output.count(line) == 1
+    first, second = (np.random.default_rng(rank).normal(size=(20, 1000)).astype(np.float32)[-1] for rank in range(2))
+    assert {(tmp_path / f"{rank}.bits").read_bytes() for rank in range(2)} == {(first + second).tobytes()}
+
+
+@contextlib.contextmanager
+def simulated() -> Iterator[int]:
+    """The page of a job of 64 workers and 16 servers, at this port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    over, began, simulated_job = threading.Event(), time.monotonic(), SimulatedJob(straggler=7, killed=9)
+    page = PageServing(listener, TOKEN, JobDescription("job", "train.py <b>&amp;"), over)
+
+    def age() -> float:
+        return 60.0 + time.monotonic() - began
+
+    thread = threading.Thread(target=serve, args=(page, lambda: SimulatedSession(simulated_job, age)), daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        over.set()
+        thread.join(LONG)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and prints nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def elsewhere(folder: Path) -> Iterator[str]:
+    """The address of another web site of this machine."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as site:
+        thread = threading.Thread(target=site.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{site.server_port}"
+        finally:
+            site.shutdown()
+            thread.join(LONG)
+
+
+@pytest.mark.long
+def test_the_page_of_a_large_job_is_for_its_owner_at_any_width_and_without_a_mouse(tmp_path: Path) -> None:
+    with browser("--host-resolver-rules=MAP evil.example 127.0.0.1") as opened, simulated() as port:
+        ours = f"http://127.0.0.1:{port}/"
+        stranger = opened.tab().page
+        assert stranger.goto(ours).status == 403
+        assert stranger.goto(f"{ours}?token={'x' * 43}").status == 403
+        assert stranger.goto(f"http://evil.example:{port}/?token={TOKEN}").status == 421
+        tab = opened.tab()
+        assert tab.page.goto(f"{ours}?token={TOKEN}").status == 200
+        assert tab.page.url == ours
+        see(tab, "#workers tr[data-state=lost]", "worker 9")
+        assert tab.page.locator("#workers tbody tr").count() == 64
+        assert tab.page.locator("#servers tbody tr").count() == 16
+        see(tab, "#advice li", "worker 7")
+        assert tab.page.locator("h1").inner_text() == "train.py <b>&amp;"
+        by_keys(tab)
+        assert tab.complaints == []
+
+        (tmp_path / "index.html").write_text(
+            f'<img src="{ours}icon.svg"><script src="{ours}page.js"></script><iframe src="{ours}"></iframe>'
+            f'<script>fetch("{ours}history", {{credentials: "include"}})'
+            '.catch(() => document.title = "kept out")</script>'
+        )
+        tab.statuses.clear()
+        with elsewhere(tmp_path) as other:  # with the cookie: for browsers it is of the same site
+            tab.page.goto(other)
+            until(lambda: tab.page.title() == "kept out", "the refusal")
+            tab.page.wait_for_load_state()
+        assert {status for url, status in tab.statuses.items() if url.startswith(ours)} == {403}
+
+        for width in (400, 1280):
+            for scheme in ("light", "dark"):
+                tab = opened.tab(width=width, color_scheme=scheme, reduced_motion="reduce")
+                tab.page.goto(f"{ours}?token={TOKEN}")
+                see(tab, "#workers tr", "worker 63")
+                assert tab.page.evaluate("document.documentElement.scrollWidth") == width
+                assert tab.page.evaluate("document.getAnimations().length") == 0
+                assert tab.complaints == []
+
+
+def by_keys(tab: Tab) -> None:
+    """Do with the keyboard what can be done."""
+    keys = tab.page.keyboard
+    keys.press("Tab")
+    assert tab.page.evaluate("document.activeElement.className") == "skip"
+    keys.press("Enter")
+    assert tab.page.evaluate("document.activeElement.id") == "main"
+
+    tab.page.get_by_role("button", name="Comes last").focus()
+    keys.press("Enter")
+    head = tab.page.locator("#workers th[aria-sort]")
+    assert (head.inner_text(), head.get_attribute("aria-sort")) == ("Comes last", "descending")
+    assert tab.page.locator("#workers tbody th").first.inner_text() == "worker 7"
+    keys.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+
+    tab.page.locator("#workers tbody th button").first.focus()
+    keys.press("Enter")
+    until(lambda: tab.page.locator("#member .value").count() == 4, "the member's charts")
+    keys.press("Escape")
+    assert not tab.page.locator("#member").is_visible()
+
+    tab.page.locator("#span input").first.focus()
+    keys.press("ArrowRight")
+    assert tab.page.locator("#span input:checked").get_attribute("value") == "hours"
+    tab.page.locator("#links").focus()
+    keys.press("ArrowDown")
+    keys.press("ArrowRight")
+    see(tab, "#links-cell", "worker 0 and server 1: ")
