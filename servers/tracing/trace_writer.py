@@ -41,13 +41,16 @@ class TraceWriter:
         path: the file.
         rounds: which rounds the trace has, in words.
         clock: seconds, monotonic.
+
+    Attributes:
+        notes: what has been fetched.
     """
 
     def __init__(self, path: Path, rounds: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._rounds = rounds
         self._clock = clock
-        self._collected = CollectedNotes()
+        self.notes = CollectedNotes()
         self._written = -1  # how many records the file has
         self._due = 0.0
         self._drops = Drops(log)
@@ -59,7 +62,7 @@ class TraceWriter:
             KVStoreError: the scheduler does not answer, or has no trace. Call it again, or ``finish``.
         """
         self._fetch(source)
-        if self._collected.count > self._written and self._clock() >= self._due:
+        if self.notes.count > self._written and self._clock() >= self._due:
             self._write()
 
     def finish(self) -> None:
@@ -68,9 +71,9 @@ class TraceWriter:
 
     def _fetch(self, source: TraceSource) -> None:
         while True:
-            fetched = source.fetch_trace(self._collected.after)
+            fetched = source.fetch_trace(self.notes.after)
             try:
-                if not self._collected.take(fetched):  # asking once more has told that all have come
+                if not self.notes.take(fetched):  # asking once more has told that all have come
                     return
             except WireError as exc:
                 self._drops.note("an answer about the trace", exc)
@@ -78,9 +81,9 @@ class TraceWriter:
 
     def _write(self) -> None:
         began = self._clock()
-        self._written = self._collected.count
+        self._written = self.notes.count
         try:
-            write_trace(self._path, ChromeTrace(self._collected, self._rounds))
+            write_trace(self._path, ChromeTrace(self.notes, self._rounds))
         except OSError as exc:
             self._drops.note("the trace", f"{self._path} cannot be written: {exc.strerror}")
         took = self._clock() - began
