@@ -27,6 +27,7 @@ VALUES: dict[str, Any] = {
     "max_readers": 8,
     "dashboard": 8080,
     "dashboard_token_file": "/t",
+    "trace": "/t.json:5-20",
     "inject": ("kill:server:0@round:9", "stop:scheduler@0.5s"),
     "job_name": "mnist",
     "queue": "gpu",
