@@ -22,6 +22,8 @@ from kvstore.wire.observing import MAX_PLACE, MOST_FRAMES, MOST_THREADS
 _OURS = ("kvstore", "workers", "servers", "launcher")
 _SOURCE = Path(__file__).parents[2]  # where these lie
 _INSTALLED = ("site-packages", "dist-packages")
+_TYPED = ("<stdin>", "<string>", "<console>", "<ipython-input")  # code of the program that is in no file
+_GENERATED = f"{os.sep}torchinductor_"
 _DEEPEST = 2000  # frames of a thread that are looked at
 _LONGEST_NAME = 128
 _LONGEST_DOING = 256
@@ -99,21 +101,25 @@ def described(stack: Sequence[Place]) -> tuple[str, str]:
     """Return where a thread is, and what it does there.
 
     Returns:
-        The innermost place in the program's own code, or, if there is none, the innermost that is not the standard
-        library's; and what is called from there, in words: ``waits for a lock (threading.py:320 in wait)``. Empty texts
-        if nothing is known.
+        The innermost place in the program's own code; if the program is an installed package, in that package; and if
+        there is neither, the innermost that is not the standard library's. And what is called from there, in words:
+        ``waits for a lock (threading.py:320 in wait)``. Empty texts if nothing is known.
     """
     if not stack:
         return "", ""
-    own = [number for number, place in enumerate(stack) if _kind(place.path) == "own"]
-    others = [number for number, place in enumerate(stack) if _kind(place.path) not in ("standard", "frozen")]
+    kinds = [_kind(place.path) for place in stack]
+    own = [number for number, kind in enumerate(kinds) if kind == "own"]
+    others = [number for number, kind in enumerate(kinds) if kind not in ("standard", "nowhere")]
+    if not own and others and kinds[others[0]] == "installed":
+        program = _package(stack[others[0]])
+        own = [number for number in others if _package(stack[number]) == program]
     number = (own or others or [len(stack) - 1])[-1]
     return str(stack[number]), _doing(stack[number + 1 :])
 
 
 def _doing(called: Sequence[Place]) -> str:
     """Say in words what the calls do that lead on from a place in the program's code."""
-    called = [place for place in called if _kind(place.path) != "frozen"]
+    called = [place for place in called if _kind(place.path) != "nowhere"]
     ours = [number for number, place in enumerate(called) if _kind(place.path) == "ours"]
     beyond = called[ours[-1] + 1 :] if ours else called
     if ours and not any(_kind(place.path) == "installed" for place in beyond):
@@ -130,6 +136,10 @@ def _inside(ours: Sequence[Place]) -> str:
     """Say which call of this project a thread is in: of a store, rather than of what calls the store."""
     call = next((place for place in ours if place.file.startswith("kvstore/")), ours[0])
     return f"is inside {call.function}() of {call.file.partition('/')[0]}"
+
+
+def _package(place: Place) -> str:
+    return place.file.partition(os.sep)[0]
 
 
 def _named(place: Place, part: str) -> bool:
@@ -164,14 +174,16 @@ def _is_ours(stack: Iterable[Place]) -> bool:
 
 @cache
 def _kind(path: str) -> str:
-    """Whose file this is: ``ours``, ``standard``, ``installed``, ``frozen``, or the program's ``own``."""
-    if path.startswith("<frozen "):
-        return "frozen"
+    """Whose code this is: ``ours``, ``standard``, ``installed``, ``generated``, ``nowhere``, or the program's ``own``."""
+    if path.startswith("<") and not path.startswith(_TYPED):
+        return "nowhere"
     return next((kind for kind, directory in _directories() if path.startswith(directory)), _elsewhere(path))
 
 
 def _elsewhere(path: str) -> str:
-    return "installed" if any(f"{os.sep}{name}{os.sep}" in path for name in _INSTALLED) else "own"
+    if any(f"{os.sep}{name}{os.sep}" in path for name in _INSTALLED):
+        return "installed"
+    return "generated" if _GENERATED in path else "own"
 
 
 @cache
@@ -181,7 +193,7 @@ def _directories() -> Sequence[tuple[str, str]]:
     found = {("ours", str(_SOURCE / name)) for name in _OURS}
     found |= {("installed", named[scheme]) for scheme in ("purelib", "platlib")}
     found |= {("installed", str(Path(named["stdlib"]) / name)) for name in _INSTALLED}
-    found |= {("standard", named[scheme]) for scheme in ("stdlib", "platstdlib")}
+    found |= {("standard", named[scheme]) for scheme in ("stdlib", "platstdlib", "scripts")}
     found |= {(kind, os.path.realpath(path)) for kind, path in found}
     return sorted(((kind, path + os.sep) for kind, path in found), key=lambda entry: -len(entry[1]))
 
@@ -199,7 +211,7 @@ def _shown(path: str) -> str:
     if kind == "ours":
         return _relative(path, str(_SOURCE))
     directory = next((directory for _, directory in _directories() if path.startswith(directory)), "")
-    if directory or kind == "frozen":
+    if directory or kind in ("nowhere", "generated"):
         return path[len(directory) :]
     return max((path.partition(f"{os.sep}{name}{os.sep}")[2] for name in _INSTALLED), key=len)
 

@@ -40,6 +40,11 @@ LOGGED = at(INSTALLED / "torch/distributed/c10d_logger.py", 81, "wrapper", INSTA
 BARRIER = at(INSTALLED / "torch/distributed/distributed_c10d.py", 4159, "barrier", INSTALLED)
 LOADER = at(INSTALLED / "torch/utils/data/dataloader.py", 631, "__next__", INSTALLED)
 BACKWARD = at(INSTALLED / "torch/autograd/__init__.py", 347, "backward", INSTALLED)
+SCRIPT = at(Path(sysconfig.get_paths()["scripts"]) / "train-images", 8, "<module>")
+CLI = at(INSTALLED / "images/cli.py", 30, "main", INSTALLED)
+CLI_LOAD = at(INSTALLED / "images/input.py", 31, "load", INSTALLED)
+COMPILED = at("<eval_with_key>.0", 7, "forward")
+GENERATED = at("/tmp/torchinductor_me/xy/cxyz.py", 70, "forward")
 FROZEN = at("<frozen importlib._bootstrap>", 1, "_call")
 
 
@@ -63,6 +68,10 @@ FROZEN = at("<frozen importlib._bootstrap>", 1, "_call")
         ([MAIN, FROZEN], MAIN, ""),
         ([PULL, CLIENT, WAIT], CLIENT, f"waits for a lock ({WAIT})"),
         ([QUEUE, WAIT], WAIT, ""),
+        ([SCRIPT, CLI, CLI_LOAD, LOADER, QUEUE], CLI_LOAD, f"reads input ({LOADER})"),
+        ([SCRIPT, CLI, PULL, WAIT], CLI, "is inside pull() of kvstore"),
+        ([MAIN, COMPILED, GENERATED], MAIN, f"calls forward ({GENERATED})"),
+        ([at("<stdin>", 3, "<module>"), WAIT], at("<stdin>", 3, "<module>"), f"waits for a lock ({WAIT})"),
     ],
 )
 def test_the_place_is_the_programs_innermost_and_what_is_called_from_there_is_told(stack, place, doing):
