@@ -174,7 +174,7 @@ def _is_ours(stack: Iterable[Place]) -> bool:
 
 @cache
 def _kind(path: str) -> str:
-    """Whose code this is: ``ours``, ``standard``, ``installed``, ``generated``, ``nowhere``, or the program's ``own``."""
+    """Whose code this is: ``own`` is the program's. Without a file, code is ``nowhere``."""
     if path.startswith("<") and not path.startswith(_TYPED):
         return "nowhere"
     return next((kind for kind, directory in _directories() if path.startswith(directory)), _elsewhere(path))
