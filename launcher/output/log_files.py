@@ -35,6 +35,7 @@ class LogFiles:
         self.directory = directory
         self._size, self._count = size, count
         self._files: dict[str, _LogFile] = {}
+        self._failed: _LogFile | None = None  # the first of them that could not be written
         self._said = False
         self._lock = _lock(directory)
 
@@ -52,14 +53,16 @@ class LogFiles:
         if file is None:
             file = self._files[name] = _LogFile(self.directory / f"{name}.log", self._size, self._count)
         file.write(entries, at)
+        if file.problem and self._failed is None:
+            self._failed = file
 
     def problem(self) -> str:
         """What has failed first, to be said to the user; empty if nothing has, or if it was said before."""
-        failed = None if self._said else next((file for file in self._files.values() if file.problem), None)
-        if failed is None:
+        if self._failed is None or self._said:
             return ""
         self._said = True
-        return f"cannot write {failed.path}: {failed.problem}; the job goes on without the lines that cannot be written"
+        what = f"cannot write {self._failed.path}: {self._failed.problem}"
+        return f"{what}; the job goes on without the lines that cannot be written"
 
     @property
     def missing(self) -> int:
@@ -105,10 +108,11 @@ class _LogFile:
             self.problem = self.problem or error.strerror or str(error)
 
     def close(self) -> None:
-        """Close it."""
+        """Close it. What a network's file system says then is too late for anybody."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            with suppress(OSError):
+                os.close(fd)
 
     def _open(self) -> None:
         fd = os.open(self.path, _FLAGS, 0o600)

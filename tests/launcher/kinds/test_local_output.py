@@ -26,6 +26,7 @@ def entries(path: Path) -> list[str]:
     return [line.partition(" ")[2] for line in lines]
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_loses_no_line(start: Start, tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
@@ -51,6 +52,7 @@ def test_a_process_that_is_killed_loses_no_line(start: Start, tmp_path: Path) ->
     assert entries(tmp_path / "logs" / "launch.log")[-1] == "stderr F worker 0 was killed by SIGKILL"
 
 
+@pytest.mark.long
 def test_what_launch_py_has_received_is_there_when_it_is_killed(start: Start, tmp_path: Path) -> None:
     code = f"import signal\nfor n in range({LINES}): print(n, flush=True)\nsignal.pause()"
     launched = start("-n", "1", "--log-dir", "logs", "python", "-S", "-c", code)
@@ -67,6 +69,7 @@ def test_what_launch_py_has_received_is_there_when_it_is_killed(start: Start, tm
     ]
 
 
+@pytest.mark.long
 def test_a_full_disk_neither_ends_nor_hangs_a_job(start: Start, tmp_path: Path) -> None:
     launched = start(
         *("-n", "1", "--log-dir", "logs", "python", "-S", "-c", f"for n in range({LINES}): print(n)"),
@@ -82,6 +85,7 @@ def test_a_full_disk_neither_ends_nor_hangs_a_job(start: Start, tmp_path: Path) 
     assert (tmp_path / "logs" / "worker-0.log").stat().st_size <= 9000
 
 
+@pytest.mark.long
 def test_live_on_a_terminal(start: Start, tmp_path: Path) -> None:
     """One line for each process, and those of worker 1 above; the failure is last."""
     code = (
@@ -112,6 +116,7 @@ def test_live_on_a_terminal(start: Start, tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "worker-0.log").read_text().count("step") == 2
 
 
+@pytest.mark.long
 def test_without_a_terminal_there_are_plain_lines(start: Start) -> None:
     launched = start("-n", "2", "--live", "--log-dir", "logs", "printf '1%%\\r2%%\\n'; echo done")
     assert launched.wait() == 0
