@@ -19,6 +19,7 @@ from benchmarks.suites.network import network
 from benchmarks.suites.row_tables import tables
 from benchmarks.suites.rows import rows
 from benchmarks.suites.scaling import scale
+from benchmarks.suites.straggler import straggler
 from benchmarks.suites.training import train
 
 MEASUREMENTS: dict[str, Callable[[Session], None]] = {
@@ -34,6 +35,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "memory": memory,
     "tables": tables,
     "cluster": cluster,
+    "straggler": straggler,
     "all": everything,
 }
 

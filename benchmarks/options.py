@@ -30,6 +30,7 @@ WHATS = {
     "memory": "what the servers hold, over many rounds",
     "tables": "tables of rows in one process: lookups, updates, memory, and saved tables",
     "cluster": "512 hosts of 8 workers without processes: what each message costs, and what a round takes by a model",
+    "straggler": "whether a worker that becomes 50 ms late is named in time; its network needs root and iproute2",
     "all": "all of these, with fewer rounds, in under ten minutes on two cores",
 }
 

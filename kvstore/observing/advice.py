@@ -132,9 +132,9 @@ def _why(found: Straggler) -> str:
     if found.cause == "network":
         return f"its messages are long under way, so look at its network (it {waits})"
     if found.cause == "input":
-        return f"it reads its input for too long (it {reads})"
+        return f"it reads its input for longer than others (it {reads or waits})"
     if found.cause == "compute":
-        return f"it computes for longer than others (it {waits}; it {reads})" if reads else f"it computes (it {waits})"
+        return f"it computes for longer than others (it {waits}{f'; it {reads}' if reads else ''})"
     return f"it computes, or reads its input, for longer than others (it {waits}); see kvstore-status --stacks"
 
 

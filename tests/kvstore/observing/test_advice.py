@@ -44,7 +44,7 @@ def test_the_straggler_is_named_with_its_numbers():
     assert (advice.kind, advice.about, advice.straggler) == ("straggler_input", "worker 1", True)
     assert advice.text == (
         "worker 1 came last in 99 % of 100 waves in 10 s, and others waited for that alone for 33 % of the time (33 ms "
-        "a round): it reads its input for too long (it waits for data for 33 % of the time, others for 1 %)"
+        "a round): it reads its input for longer than others (it waits for data for 33 % of the time, others for 1 %)"
     )
     assert advise(view(spans, [server_span([1, 99, 0], [0.0, 0.33, 0.0])], state="left")) == []
 

@@ -85,12 +85,15 @@ def test_a_straggler_is_named_within_ten_seconds_and_once():
     ((at, line),) = run.news
     assert at <= 30.0
     assert "worker 1 came last in" in line
-    assert "it reads its input for too long" in line
+    assert "it reads its input for longer" in line
     assert [text for _, text in run.job.scheduler.events.after(0)[1]][-1] == line
 
 
 def test_looks_say_what_reports_do_not():
-    for frames, words in ((BACKWARD, "it computes (it waits"), (FETCH, "it reads its input for too long")):
+    for frames, words in (
+        (BACKWARD, "it computes for longer than others (it waits"),
+        (FETCH, "it reads its input for longer"),
+    ):
         run = Run()
         run.frames[1] = frames
         run.pass_s(30, 1)
