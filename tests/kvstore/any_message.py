@@ -173,6 +173,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "places": some(text, size),
         "offsets": some(st.tuples(st.integers(1, 9), numbers, numbers).map(list), size),
         "thread_names": some(st.tuples(st.integers(0, 2**64 - 1), text).map(list), size),
+        "awaited": some(st.integers(0, 4096), size, unique=True).map(sorted),
         "expected": some(st.integers(0, 4096), size),
         "members": some(
             st.tuples(
