@@ -231,9 +231,12 @@ READER_KEY = Setting(
 TRACE_FILE = Setting("KVSTORE_TRACE_FILE", Text("a file"), "", "where an observer writes the job's trace")
 OBSERVE = Setting(
     "KVSTORE_OBSERVE",
-    Text("the file `observe.json` in a running job's private directory"),
+    Text(
+        "what `kvstore-status` takes: the number of the process that has started the job, its name, or its place file"
+    ),
     "",
     "the job that an observer looks at (`DMLC_ROLE=observer python -m servers`)",
+    shown="this user's only one on this host",
 )
 DASHBOARD_PORT = Setting(
     "KVSTORE_DASHBOARD_PORT", Integer(0, 65535), 0, "the port of an observer's page; 0 takes a free one"

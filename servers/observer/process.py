@@ -21,6 +21,7 @@ from kvstore.errors import ConfigError, NodeLost
 from kvstore.job import page_address
 from kvstore.job.observing_place import ObservingPlace
 from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_PORT, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE, OBSERVE
+from kvstore.observing.choice import jobs_here, place_named, roots_here
 from kvstore.observing.session import ObserverSession
 from servers.observer import files, metrics
 from servers.observer.access import Access
@@ -86,13 +87,10 @@ def run_observer(env: Mapping[str, str]) -> int:
     """Show the job that ``KVSTORE_OBSERVE`` names until it is over; return 0.
 
     Raises:
-        ConfigError: nothing says which job, or see ``PageServing.from_env``.
+        ConfigError: no job, or more than one, can be meant; or see ``PageServing.from_env``.
         NodeLost: see ``serve``.
     """
-    file = OBSERVE.read(env)
-    if not file:
-        raise ConfigError(f"an observer must know which job: set {OBSERVE.name} to {OBSERVE.values.valid}")
-    place = ObservingPlace.read(Path(file))
+    place = _place(env)
     recording = TraceRecording.from_env(env, lambda: ObserverSession.of(place, LOST_S, env), _lifeline)
     if recording is not None and DASHBOARD_FD.read(env) < 0:
         recording.run()
@@ -104,6 +102,18 @@ def run_observer(env: Mapping[str, str]) -> int:
     if recording is not None:
         recording.join()
     return 0
+
+
+def _place(env: Mapping[str, str]) -> ObservingPlace:
+    """The job that is meant: the one that is named, or this user's only one."""
+    wanted = OBSERVE.read(env)
+    places = [] if os.sep in wanted else jobs_here(roots_here())[0]
+    if wanted:
+        return place_named(wanted, places)
+    if len(places) != 1:
+        known = ", ".join(f"{place.pid} ({place.job})" for place in places) or "none"
+        raise ConfigError(f"which job? Set {OBSERVE.name} to the number of its launch.py; running here: {known}")
+    return places[0]
 
 
 def serve(page: PageServing, connect: Connect, missing_s: float = MISSING_S) -> None:

@@ -144,8 +144,8 @@ function makeCharts() {
   ];
   chart("traffic", "Network", traffic, rate);
   const memory = [
-    { column: "worker memory", label: "Workers’ memory", color: "--line-1" },
-    { column: "server memory", label: "Servers’ memory", color: "--line-3" },
+    { column: "worker memory", label: "Memory of workers", color: "--line-1" },
+    { column: "server memory", label: "of servers", color: "--line-3" },
   ];
   chart("memory", "Memory", memory, bytes);
 }

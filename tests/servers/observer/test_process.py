@@ -9,11 +9,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from http.client import HTTPResponse
+from pathlib import Path
 
 import pytest
 from simulated_job import SimulatedJob, SimulatedSession
 
 from kvstore.errors import ConfigError, NodeLost
+from kvstore.job.observing_place import ObservingPlace
+from servers.observer import process
 from servers.observer.metrics import JobDescription
 from servers.observer.process import PageServing, run_observer, serve
 from servers.observer.watcher import ViewSource
@@ -110,6 +113,17 @@ def test_a_scheduler_that_never_answers_is_an_error() -> None:
     assert isinstance(made.raised, NodeLost)
 
 
-def test_an_observer_must_know_which_job() -> None:
-    with pytest.raises(ConfigError, match="KVSTORE_OBSERVE"):
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_without_a_name_there_must_be_one_job(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    places = [ObservingPlace("ipc:///t/scheduler", job=f"job-{number}", pid=100 + number) for number in range(jobs)]
+    monkeypatch.setattr(process, "jobs_here", lambda _: (places, []))
+    with pytest.raises(ConfigError, match="KVSTORE_OBSERVE") as caught:
         run_observer({})
+    assert ("101 (job-1)" in str(caught.value)) == bool(jobs)
+
+
+def test_a_name_must_be_that_of_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process, "jobs_here", lambda _: ([], []))
+    for name in ("7", str(tmp_path)):
+        with pytest.raises(ConfigError):
+            run_observer({"KVSTORE_OBSERVE": name})
