@@ -11,9 +11,9 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import NamedTuple
 
 from kvstore.wire import Node, Stacks
@@ -25,6 +25,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _TYPED = ("<stdin>", "<string>", "<console>", "<ipython-input")  # code of the program that is in no file
 _GENERATED = f"{os.sep}torchinductor_"
 _DEEPEST = 2000  # frames of a thread that are looked at
+_MOST_FILES = 4096  # whose names are remembered; each cell of a notebook is one
 _LONGEST_NAME = 128
 _LONGEST_DOING = 256
 # What calls of a library do: the file or the directory that they are in, functions (empty for all), and words.
@@ -91,8 +92,10 @@ def place_of(program: threading.Thread | None) -> str:
 def places(frame: FrameType | None) -> list[Place]:
     """Return where a thread is whose innermost frame this is: the innermost last."""
     found: list[Place] = []
+    directory = _working_directory()
     while frame is not None and len(found) < _DEEPEST:
-        found.append(_placed(frame.f_code, frame.f_lineno or 0))
+        code = frame.f_code
+        found.append(Place(_shown(code.co_filename, directory), frame.f_lineno or 0, code.co_name, code.co_filename))
         frame = frame.f_back
     return found[::-1]
 
@@ -172,7 +175,7 @@ def _is_ours(stack: Iterable[Place]) -> bool:
 # ---- files
 
 
-@cache
+@lru_cache(_MOST_FILES)
 def _kind(path: str) -> str:
     """Whose code this is: ``own`` is the program's. Without a file, code is ``nowhere``."""
     if path.startswith("<") and not path.startswith(_TYPED):
@@ -198,16 +201,12 @@ def _directories() -> Sequence[tuple[str, str]]:
     return sorted(((kind, path + os.sep) for kind, path in found), key=lambda entry: -len(entry[1]))
 
 
-def _placed(code: CodeType, line: int) -> Place:
-    path = code.co_filename
-    return Place(_shown(path), line, code.co_name, path)
-
-
-def _shown(path: str) -> str:
+@lru_cache(_MOST_FILES)
+def _shown(path: str, working_directory: str) -> str:
     """Return the name of a file for messages."""
     kind = _kind(path)
     if kind == "own":
-        return _relative(path, _working_directory())
+        return _relative(path, working_directory)
     if kind == "ours":
         return _relative(path, str(_SOURCE))
     directory = next((directory for _, directory in _directories() if path.startswith(directory)), "")
