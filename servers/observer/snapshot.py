@@ -24,7 +24,6 @@ def snapshot(view: JobView) -> dict[str, Any]:
     """Return what the page shows of a job."""
     late = lateness(view)
     return {
-        "age": max(0.0, view.at - view.started),
         "expected": {
             "worker": view.num_workers,
             "server": view.num_servers,

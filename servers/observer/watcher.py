@@ -56,6 +56,7 @@ class JobWatcher:
         self._history = History()
         self._lock = threading.Lock()  # around the history, which the web server's threads read
         self.answered = -math.inf
+        self._began = 0.0
         self.view: JobView | None = None
 
     def look(self, now: float) -> bool:
@@ -72,10 +73,13 @@ class JobWatcher:
             self.close()
             self._tell("silent", text=str(error), since=None if self.view is None else now - self.answered)
             return False
+        if self.view is None:
+            self._began = now - max(0.0, view.at - view.started)
         self.view, self.answered = view, now
+        age = now - self._began  # by this process's clock: another scheduler may have taken the place of the first
         with self._lock:
-            self._history.add(view.at - view.started, drawn(view))
-        self._tell("view", title=self._title, **snapshot(view))
+            self._history.add(age, drawn(view))
+        self._tell("view", title=self._title, age=age, **snapshot(view))
         return True
 
     def end(self, text: str) -> None:

@@ -77,6 +77,15 @@ def test_a_scheduler_that_does_not_answer_is_asked_anew(watched: Watched) -> Non
     assert watched.told()["since"] == 3.0
 
 
+def test_another_scheduler_does_not_turn_back_the_time(watched: Watched) -> None:
+    watched.scheduler.now = 100.0
+    watched.watcher.look(10.0)
+    watched.scheduler.now = 0.5  # it has begun anew
+    watched.watcher.look(12.0)
+    assert watched.told()["age"] == 102.0
+    assert json.loads(watched.watcher.history("recent"))["times"] == [100.0, 102.0]
+
+
 def test_the_end_is_the_last_that_is_told(watched: Watched) -> None:
     watched.watcher.look(1.0)
     watched.watcher.end("over")
