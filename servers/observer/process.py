@@ -84,7 +84,7 @@ class PageServing:
 
 
 def run_observer(env: Mapping[str, str]) -> int:
-    """Show the job that ``KVSTORE_OBSERVE`` names until it is over; return 0.
+    """Show the job that ``KVSTORE_OBSERVE`` names until it is over; return 0, or 130 after Ctrl-C.
 
     Raises:
         ConfigError: no job, or more than one, can be meant; or see ``PageServing.from_env``.
@@ -98,7 +98,10 @@ def run_observer(env: Mapping[str, str]) -> int:
     if recording is not None:
         recording.start()
     page = PageServing.from_env(env, JobDescription(place.job, place.command))
-    serve(page, lambda: ObserverSession.of(place, LOST_S, env))
+    try:
+        serve(page, lambda: ObserverSession.of(place, LOST_S, env))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     if recording is not None:
         recording.join()
     return 0
