@@ -47,7 +47,7 @@ class Service:
     Attributes:
         now: when the message came that is being handled, by ``clock``.
         busy_s: the seconds in which messages have been handled, and their answers sent.
-        received, sent: bytes of messages.
+        received, sent: bytes of what messages carry, their headers apart.
         tracer: notes what is handled, for the job's trace; None notes nothing.
     """
 
@@ -95,7 +95,8 @@ class Service:
             came = received is not None
             self.now = self._clock()
             if received is not None:
-                self.received += sum(map(len, received[1]))
+                if len(received[1]) > 1:
+                    self.received += len(received[1][1]) if len(received[1]) == 2 else sum(map(len, received[1][1:]))
                 outbox = None if take is None else take(*received)
                 if outbox is None:
                     self._receive(handle, *received)
@@ -160,6 +161,7 @@ class Service:
         for peer, message in outbox:
             if message is not before:  # a notice to thousands of members is encoded once
                 frames, before = encode(message), message
-            self.sent += sum(map(len, frames))
+            if len(frames) > 1:
+                self.sent += len(frames[1]) if len(frames) == 2 else sum(map(len, frames[1:]))
             urgency = message.priority if isinstance(message, Values) else None
             self._transport.send(peer, frames, urgency)

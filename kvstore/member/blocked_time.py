@@ -5,30 +5,37 @@ from __future__ import annotations
 import threading
 
 
+class ThreadWaits:
+    """Of one thread.
+
+    Attributes:
+        over_s: the seconds of its waits that are over.
+        since: when the one began that goes on; 0 for none.
+    """
+
+    __slots__ = ("over_s", "since")
+
+    def __init__(self) -> None:
+        self.over_s = self.since = 0.0
+
+
 class BlockedTime:
     """Seconds of waiting, summed over threads. Any thread may use it.
 
-    Each thread has an entry of its own, so no lock is needed where callers wait.
+    Each thread has a record of its own, so no lock is needed where callers wait.
     """
 
     def __init__(self) -> None:
-        self._threads: dict[int, list[float]] = {}  # by thread: seconds of waits that are over, and since when it waits
+        self._threads: dict[int, ThreadWaits] = {}
 
-    def begin(self, now: float) -> None:
-        """The calling thread waits from ``now`` on."""
-        entry = self._threads.get(threading.get_ident())
-        if entry is None:
-            entry = self._threads[threading.get_ident()] = [0.0, 0.0]
-        entry[1] = now
-
-    def end(self, now: float) -> None:
-        """The calling thread waits no more."""
-        entry = self._threads[threading.get_ident()]
-        since, entry[1] = entry[1], 0.0
-        if since:
-            entry[0] += now - since
+    def here(self) -> ThreadWaits:
+        """Return the record of the calling thread, which alone may change it."""
+        waits = self._threads.get(threading.get_ident())
+        if waits is None:
+            waits = self._threads[threading.get_ident()] = ThreadWaits()
+        return waits
 
     def total(self, now: float) -> float:
         """Return the seconds so far."""
-        entries = [tuple(entry) for entry in list(self._threads.values())]
-        return sum(over + (now - since if since else 0.0) for over, since in entries)
+        records = [(waits.over_s, waits.since) for waits in list(self._threads.values())]
+        return sum(over_s + (now - since if since else 0.0) for over_s, since in records)

@@ -207,12 +207,13 @@ class Client:
 
     def wait(self, operation: Operation, timeout: float | None = None) -> None:
         """Return when ``operation`` is done; see ``Operation.wait``. Here all waiting is done that callers notice."""
+        waits = self.blocked.here()
         began = self._clock()
         try:
-            self.blocked.begin(began)
+            waits.since = began
             self._wait(operation, timeout, began)
         finally:
-            self.blocked.end(self._clock())
+            waits.over_s, waits.since = waits.over_s + self._clock() - began, 0.0
             if self._tracer is not None and self._tracer.open:
                 self._tracer.span("wait", began, operation.keys)
 

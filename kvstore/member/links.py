@@ -59,7 +59,7 @@ class Links:
     Attributes:
         outstanding: the requests that have not been answered.
         answers: how many answers have come.
-        sent, received: bytes to and from each peer, repeats included.
+        sent, received: bytes of what messages to and from each peer carry, repeats included, headers apart.
         lent: operations whose requests may read the caller's arrays, and the thread of that call.
         closed: whether this member has left.
         tracer: notes requests and answers; None notes nothing.
@@ -315,7 +315,8 @@ class Links:
             self.tracer.asked(request.seq, request.peer, *request.traced)
         request.gone = True
         self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
-        self.sent[request.peer] += sum(map(nbytes_of, frames))
+        for frame in frames[1:]:
+            self.sent[request.peer] += nbytes_of(frame)
 
     def _made(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame] | None:
         """Return the message of a request; None if it cannot be made, which fails the request's operation alone.
@@ -369,7 +370,8 @@ class Links:
         error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
         self.outstanding.settle(request, reply, error)
         self.answers += 1
-        self.received[peer] += sum(map(len, frames))
+        for frame in frames[1:]:
+            self.received[peer] += len(frame)
         self._windows[peer].answered(reply.seq)
         self._go_on(peer)
 

@@ -44,13 +44,14 @@ class ArrivalTimes:
         Args:
             since: from when on nothing else was missing; None if nobody waited, or others were missing, too.
         """
-        now = self.now
+        now, counted = self.now, self._counted
         self._waves += 1
         for rank in ranks:
             self._came_last[rank] += 1
             if since is not None:
-                self._alone_s[rank] += max(0.0, now - max(since, self._counted[rank]))
-                self._counted[rank] = now
+                before = counted[rank]
+                self._alone_s[rank] += now - (since if since > before else before)
+                counted[rank] = now
 
     def contributed(self, ranks: Sequence[int], clock: int, targets: Sequence[AnyTarget], quorum: bool) -> None:
         """Note that ``ranks`` have contributed to round ``clock`` of ``targets``, whose rounds are closed if complete.
@@ -60,18 +61,20 @@ class ArrivalTimes:
         Args:
             quorum: whether rounds can do without some workers: then nobody is awaited alone.
         """
-        since, over = self.now, False
+        now = since = self.now
+        over = False
         for target in targets:
-            version = target.rounds.version
+            rounds = target.rounds
+            version = rounds.version
             if version > target.judged:
-                over, target.judged = True, version
-                if target.last_at is not None:
-                    since = min(since, target.last_at)
-                target.last_at = None if target.rounds.idle else self.now  # others are a round ahead
+                over, target.judged, last_at = True, version, target.last_at
+                if last_at is not None and last_at < since:
+                    since = last_at
+                target.last_at = None if rounds.idle else now  # others are a round ahead
             elif clock == version + 1:
-                target.last_at = self.now
+                target.last_at = now
         if over:
-            self.wave(ranks, since if since < self.now and not quorum else None)
+            self.wave(ranks, since if since < now and not quorum else None)
 
     def updated(self, ranks: Sequence[int], targets: Sequence[AnyTarget], ready: Sequence[ParkedRequest]) -> None:
         """Note that ``ranks`` have pushed to ``targets``, where each push is an update.

@@ -29,7 +29,7 @@ class Worker:
 def test_a_report_says_what_has_been_counted():
     worker = Worker()
     worker.activity.stores += [lambda: StoreActivity(12, 2), lambda: StoreActivity(30)]
-    worker.blocked.begin(49.5)
+    worker.blocked.here().since = 49.5
     report = worker.activity.report()
     assert (report.at, report.node, report.rounds, report.ahead) == (50.0, Node("worker", 4, 1), 30, 2)
     assert (report.blocked_us, report.input_us, report.outstanding) == (500_000, -1, 3)
