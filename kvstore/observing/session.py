@@ -149,7 +149,9 @@ class ObserverSession:
                 elif refused_since is None:
                     refused_since = now
                 if refused_since is not None and (now - refused_since >= GONE_S or now >= deadline):
-                    raise NodeLost(f"nobody listens at {self._where}: the job has not begun, or has ended")
+                    raise NodeLost(
+                        f"nobody listens at {self._where}: the job has not begun, has ended, or its scheduler is dead"
+                    )
                 if now >= deadline:
                     raise DeadlineExceeded(
                         f"the scheduler at {self._where} has not answered within {self._timeout_s:g} s: it is stopped, "

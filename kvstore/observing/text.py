@@ -17,7 +17,7 @@ from kvstore.observing.waits import LONG_S, MemberWait, waits
 
 SILENT_S = 4.0  # members beat each second or so
 EVENTS = 8
-ADVICE_WIDTH = 100  # characters
+WIDTH = 110  # characters of long texts
 _STYLES = {"info": "plain", "warning": "odd", "error": "bad"}
 SERVING = ("server", "standby", "aggregator")
 _Worker = tuple[MemberView, "WorkerFigures | None"]
@@ -126,14 +126,20 @@ def _waits(view: JobView, found: Sequence[MemberWait], places: Mapping[int, str]
 
 
 def _advice(advice: Sequence[Advice]) -> list[TextLine]:
-    """Return the advice in lines of a readable width; who is stuck is told by the waits."""
+    """Return the advice; who is stuck is told by the waits."""
     lines: list[TextLine] = []
     for one in advice:
         if one.kind != "stuck":
-            style = _STYLES[one.severity]
-            first, *rest = textwrap.wrap(one.text, ADVICE_WIDTH, break_long_words=False) or [""]
-            lines += [TextLine(f"  - {first}", style), *(TextLine(f"    {line}", style) for line in rest)]
+            lines += _wrapped("  - ", one.text, _STYLES[one.severity])
     return lines
+
+
+def _wrapped(start: str, text: str, style: str = "plain") -> list[TextLine]:
+    """Return a long text in lines of a readable width, the first of which begins with ``start``."""
+    whole = text.replace(" %", "\u00a0%")  # a number and its sign stay together
+    parts = textwrap.wrap(whole, WIDTH - len(start), break_long_words=False) or [""]
+    starts = [start, *[" " * len(start)] * (len(parts) - 1)]
+    return [TextLine(begin + part.replace("\u00a0", " "), style) for begin, part in zip(starts, parts, strict=True)]
 
 
 def _words(member: MemberView) -> str:
@@ -226,4 +232,4 @@ def _links(view: JobView) -> list[TextLine]:
 
 def _events(view: JobView, most: int | None) -> list[TextLine]:
     events = view.events if most is None else view.events[-most:]
-    return [TextLine(f"  {q.duration(view.at - event.at):>12} ago  {event.text}") for event in events]
+    return [line for event in events for line in _wrapped(f"  {q.duration(view.at - event.at):>12} ago  ", event.text)]

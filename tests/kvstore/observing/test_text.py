@@ -83,6 +83,13 @@ def test_long_advice_is_wrapped() -> None:
     assert {line.style for line in lines} == {"plain"}
 
 
+def test_a_number_and_its_sign_stay_together() -> None:
+    advice = Advice("bound_by_store", "", -1, "in 98 % and " * 30)
+    lines = [line.text for line in status_lines(PLACE, view_of([]), StatusParts(advice=[advice]))]
+    assert not [line for line in lines if line.strip().startswith("%")]
+    assert "\u00a0" not in "".join(lines)
+
+
 def test_a_failure_is_shown() -> None:
     view = view_of([worker(0, "lost")], failure="worker 0 was killed by SIGKILL")
     [line] = [line for line in status_lines(PLACE, view, StatusParts()) if "failed" in line.text]
