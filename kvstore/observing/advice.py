@@ -7,8 +7,8 @@ Workers and servers count by their median, so that one alone does not decide.
   others. The rule is in ``kvstore.observing.straggler``.
 - ``stuck``: a request waits, for ``STUCK_S`` by now.
 - ``uneven_servers``: workers wait for answers, for ``WAITS`` of the time, while one server handles messages for
-  ``BUSY`` of it, ``UNEVEN`` times as long as the others.
-- ``bound_by_store``: likewise, and the others are as busy.
+  ``BUSIER`` of it, ``UNEVEN`` times as long as the others.
+- ``bound_by_store``: likewise, for ``BUSY`` of it, and the others are as busy.
 - ``bound_by_network``: workers wait for ``MOST`` of the time, and no server is busy: messages are under way.
 - ``bound_by_input``: workers wait for data for ``INPUT`` of the time, as far as they count that.
 
@@ -39,6 +39,7 @@ STUCK_S = 10.0
 WAITS = 0.3
 MOST = 0.6
 BUSY = 0.5
+BUSIER = 0.3
 UNEVEN = 2.0
 INPUT = 0.2
 
@@ -179,7 +180,7 @@ def _of_servers(waits: float, busy: dict[int, float]) -> list[Advice]:
     usual = statistics.median(others) if others else 0.0
     most = busy[busiest]
     start = f"workers wait for answers for {share(waits)} of the time"
-    if most >= BUSY and others and most >= UNEVEN * usual:
+    if most >= BUSIER and others and most >= UNEVEN * usual:
         text = (
             f"{start}; server {busiest} is busy for {share(most)}, half of the others for {share(usual)}: it has "
             "more to do, or a slower machine. Large keys are cut across all servers above KVSTORE_BIGARRAY_BOUND"
@@ -193,8 +194,8 @@ def _of_servers(waits: float, busy: dict[int, float]) -> list[Advice]:
         return [Advice("bound_by_store", "", -1, text)]
     if waits >= MOST:
         text = (
-            f"{start}, and servers are busy for {share(most)} at most: messages are under way. Smaller ones "
-            "(set_gradient_compression), fewer calls with more keys each, or more work between them help"
+            f"{start}, and servers are busy for {share(most)} at most: messages are under way, or processors are busy "
+            "with other things. Smaller messages (set_gradient_compression) and fewer calls with more keys each help"
         )
         return [Advice("bound_by_network", "", -1, text, "info")]
     return []
