@@ -185,15 +185,15 @@ class ChromeTrace:
         begin = self._us(self._at(asked))
         last = self._last if request.answered is None else self._at(request.answered)
         end = max(begin, self._us(last))
-        args = _about(round=request.round, bytes=request.nbytes, keys=request.keys, to=request.peer, request=seq)
+        args = _about(round=request.round, bytes=request.nbytes, keys=request.keys, request=seq)
         if request.answered is None:
             args["answered"] = "not while the trace was made"
         common = {
             "cat": CATEGORY,
-            "id": id_,
+            "id2": {"local": id_},  # of this process, so that viewers show it there
             "pid": self._pids[node],
             "tid": self._tid(node, asked.thread),
-            "name": _labelled(request.name, request.key, request.keys),
+            "name": f"{_labelled(request.name, request.key, request.keys)} to {request.peer}",
         }
         yield {"ph": "b", "ts": begin, **common, "args": args}
         yield {"ph": "e", "ts": end, **common}

@@ -43,9 +43,9 @@ class ReadTrace:
 
     def requests(self, process: str = "") -> list[tuple[Event, Event]]:
         """Return the requests under way of a process: their begins and ends."""
-        ends = {event["id"]: event for event in self.events if event["ph"] == "e"}
+        ends = {_id(event): event for event in self.events if event["ph"] == "e"}
         return [
-            (event, ends[event["id"]])
+            (event, ends[_id(event)])
             for event in self.events
             if event["ph"] == "b" and process in ("", self.names[event["pid"]])
         ]
@@ -61,7 +61,7 @@ class ReadTrace:
 
     def round_trips(self) -> int:
         """Return how many requests were handled within the time from their asking to their answers, all others fail."""
-        begun = {begin["id"]: (begin, end) for begin, end in self.requests()}
+        begun = {_id(begin): (begin, end) for begin, end in self.requests()}
         seen = 0
         for arrow in self.arrows():
             begin, end = begun[arrow[0]["args"]["id"]]
@@ -115,12 +115,17 @@ def _check_pairs(events: list[Event]) -> None:
     ended: set[str] = set()
     for event in events:
         if event["ph"] == "b":
-            assert event["id"] not in begun, event
-            begun[event["id"]] = event
+            assert _id(event) not in begun, event
+            begun[_id(event)] = event
         elif event["ph"] == "e":
-            begin = begun[event["id"]]
-            assert event["id"] not in ended, event
-            ended.add(event["id"])
+            begin = begun[_id(event)]
+            assert _id(event) not in ended, event
+            ended.add(_id(event))
             assert (begin["cat"], begin["name"], begin["pid"]) == (event["cat"], event["name"], event["pid"])
             assert begin["ts"] <= event["ts"], event
     assert ended == set(begun), "requests without an end"
+
+
+def _id(event: Event) -> str:
+    """The id of an event of a request under way."""
+    return str(event["id2"]["local"])
