@@ -46,5 +46,6 @@ class SchedulerTracing:
             self._traces.take(chunk)
 
     def awaited(self) -> bool:
-        """Return whether an observer is still to fetch something."""
+        """Return whether an observer is still to fetch something. Call it when the job is over."""
+        self.tick()
         return self._traces.awaited(self._tracer.clock())

@@ -366,7 +366,7 @@ class Links:
         if request is None:
             return
         if self.tracer is not None:
-            self.tracer.answered(reply.seq)
+            self.tracer.answered(reply.seq, peer)
         error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
         self.outstanding.settle(request, reply, error)
         self.answers += 1

@@ -23,10 +23,10 @@ from kvstore.wire.tracing import (
     ASKED,
     HANDLED,
     MARK,
-    MAX_CHUNK,
     MOST_ANSWERS,
     MOST_RECORDS,
     MOST_THREADS,
+    SENT_CHUNK,
     SPAN,
     packed,
 )
@@ -63,7 +63,8 @@ class Tracer:
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=most)
         self._append = self._ring.append
         self._number = itertools.count(1)
-        self._under_way: set[int] = set()  # requests that have been noted, and their answers have not
+        # Requests that have been noted, and their answers have not. An aggregator's have two series of numbers.
+        self._under_way: dict[tuple[int, bytes], str] = {}
         self._known_threads: dict[int, str] = {}
         self._told = False
 
@@ -104,15 +105,15 @@ class Tracer:
 
     def asked(self, seq: int, peer: bytes, name: str, keys: Sequence[Key], nbytes: int) -> None:
         """Note that request ``seq`` leaves for ``peer``."""
-        self._under_way.add(seq)
+        name_of_peer = self._under_way[seq, peer] = peer.decode()
         key, now = keys[0] if keys else None, self.clock()
-        self._append((self._next(), ASKED, now, seq, name, key, len(keys), nbytes, self.round, _ident(), peer.decode()))
+        self._append((self._next(), ASKED, now, seq, name, key, len(keys), nbytes, self.round, _ident(), name_of_peer))
 
-    def answered(self, seq: int) -> None:
-        """Note that request ``seq`` has been answered, if it was noted."""
-        if seq in self._under_way:
-            self._under_way.discard(seq)
-            self._append((self._next(), ANSWERED, self.clock(), seq, _ident()))
+    def answered(self, seq: int, peer: bytes) -> None:
+        """Note that request ``seq`` to ``peer`` has been answered, if it was noted."""
+        name = self._under_way.pop((seq, peer), None)
+        if name is not None:
+            self._append((self._next(), ANSWERED, self.clock(), seq, _ident(), name))
 
     def handled(
         self,
@@ -186,7 +187,7 @@ class Tracer:
 def _parts(records: list[tuple[Any, ...]]) -> list[bytes]:
     """Return the frames of ``records``, none of which is too long."""
     frame = packed(records)
-    if len(frame) <= MAX_CHUNK or len(records) == 1:
+    if len(frame) <= SENT_CHUNK or len(records) == 1:
         return [frame]
     half = len(records) // 2
     return _parts(records[:half]) + _parts(records[half:])

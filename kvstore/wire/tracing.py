@@ -22,6 +22,7 @@ from kvstore.wire.rendezvous import MemberNotice
 
 MOST_RECORDS = 4096  # in one chunk
 MAX_CHUNK = 2 << 20  # bytes of a chunk's records
+SENT_CHUNK = 24 << 10  # what members send: a larger frame would go through shared memory, which the scheduler has not
 MOST_CHUNKS = 256  # in one answer
 MOST_STARTS = 16  # of the scheduler that one chunk tells of
 MOST_THREADS = 256
@@ -29,7 +30,7 @@ MOST_ANSWERS = 2 * MAX_NODES  # replies that one record names
 
 SPAN = 0  # start, end, thread, name, first key, how many keys, bytes, round
 ASKED = 1  # when, number of the request, name, first key, how many keys, bytes, round, thread, peer
-ANSWERED = 2  # when, number of the request, thread
+ANSWERED = 2  # when, number of the request, thread, peer
 # start, when the replies left, end, thread, name, who asked, number of the request, bytes, round, what was answered: of
 # each reply who had asked, and the number of the request. Without a request, who asked is ["", -1, 0].
 HANDLED = 3
@@ -59,7 +60,7 @@ _CHECKS: Mapping[int, f.Check] = {
         _THREAD,
         f.text(64),
     ),
-    ANSWERED: f.tuple_of(f.integer(), f.integer(), f.number, f.integer(), _THREAD),
+    ANSWERED: f.tuple_of(f.integer(), f.integer(), f.number, f.integer(), _THREAD, f.text(64)),
     HANDLED: f.tuple_of(
         f.integer(),
         f.integer(),

@@ -6,6 +6,7 @@ from kvstore.tracing.tracer import NOBODY, Tracer
 from kvstore.wire import Message, Node, Reply, Request
 from servers.requests.replies import Outbox
 
+OBSERVER = "observer"
 MOST_LINKS = 1 << 14  # whose links are remembered: of all members of a job there are fewer
 
 
@@ -33,6 +34,8 @@ class RequestTracer:
         """
         tracer, round_ = self.tracer, 0
         if isinstance(message, Request):
+            if message.node.role == OBSERVER:  # to fetch what is noted must not be something to note
+                return
             self._nodes[peer] = message.node
             if len(self._nodes) > MOST_LINKS:
                 self._nodes.clear()

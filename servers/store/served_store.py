@@ -203,12 +203,14 @@ class ServedStore:
         Raises:
             ValueError: they are not the next rounds of this store.
         """
-        self.updates.follow(message)
+        with self._following(message.versions):
+            self.updates.follow(message)
         return self._resume()
 
     def follow_row_rounds(self, message: ClosedRowRounds) -> list[Answer]:
         """Close rounds of tables as another server has; see ``follow_rounds``."""
-        self.tables.updates.follow(message, self.buckets.tables_of(message.ids))
+        with self._following(message.versions):
+            self.tables.updates.follow(message, self.buckets.tables_of(message.ids))
         return self._resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
@@ -334,6 +336,13 @@ class ServedStore:
         if not targets or not self.tracer.has(round_ := targets[0].rounds.version):
             return _UNNOTED
         return self.tracer.during("update", list(targets[0].segments.keys), round_)
+
+    def _following(self, versions: Sequence[int]) -> AbstractContextManager[None]:
+        """Return a context that notes how long it takes to close rounds as another server has; see ``_noted``."""
+        if self.tracer is None or not versions:
+            return _UNNOTED
+        self.tracer.reached(versions[0])
+        return self.tracer.during("follow", round_=versions[0])
 
     def _answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
         """Answer requests that need not wait. One that cannot be answered fails alone."""

@@ -134,16 +134,16 @@ class ChromeTrace:
                     TrackSpan(start + shift, end + shift, _labelled(name, key, keys), about)
                 )
             elif record[1] == HANDLED:
-                spans.setdefault(record[5], []).append(self._handling(record, shift))
+                spans.setdefault(record[5], []).append(self._handling(member.node, record, shift))
         return spans
 
-    def _handling(self, record: Sequence[Any], shift: float) -> TrackSpan:
+    def _handling(self, here: Node, record: Sequence[Any], shift: float) -> TrackSpan:
         _, _, start, _, end, _, name, asker, seq, nbytes, round_, answered = record
         args = _about(round=round_, bytes=nbytes, answers=len(answered))
         if not asker[0]:
             return TrackSpan(start + shift, end + shift, "replies", args)
         node = Node(*asker)
-        request = self._requests.get((node, seq))
+        request = self._requests.get((node, seq, here.role == "scheduler"))
         label = name if request is None else _labelled(name, request.key, request.keys)
         return TrackSpan(start + shift, end + shift, label, {**args, "from": _title(node), "request": seq})
 
@@ -180,8 +180,8 @@ class ChromeTrace:
         asked = request.asked
         if asked is None:
             return
-        node, seq = who
-        id_ = f"{node.role}-{node.rank}-{node.incarnation}-{seq}"
+        node, seq, scheduler = who
+        id_ = f"{node.role}-{node.rank}-{node.incarnation}-{seq}" + ("-scheduler" if scheduler else "")
         begin = self._us(self._at(asked))
         last = self._last if request.answered is None else self._at(request.answered)
         end = max(begin, self._us(last))

@@ -11,7 +11,9 @@ from kvstore.wire import Node
 from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED
 from servers.tracing.collected import MemberNotes
 
-RequestId: TypeAlias = "tuple[Node, int]"  # who asks, and the number of the request among theirs
+# Who asks, the number of the request, and whether the scheduler is asked: aggregators count these requests apart.
+RequestId: TypeAlias = "tuple[Node, int, bool]"
+SCHEDULER = "the scheduler"  # as links call it
 
 
 class Moment(NamedTuple):
@@ -54,12 +56,12 @@ def requests_of(members: Iterable[MemberNotes]) -> dict[RequestId, TracedRequest
         for record in member.records():
             if record[1] == ASKED:
                 _, _, at, seq, name, key, keys, nbytes, round_, thread, peer = record
-                request = found.setdefault((node, seq), TracedRequest())
+                request = found.setdefault((node, seq, peer == SCHEDULER), TracedRequest())
                 request.name, request.key, request.keys, request.nbytes = name, key, keys, nbytes
                 request.round, request.peer, request.asked = round_, peer, Moment(node, at, thread)
             elif record[1] == ANSWERED:
-                _, _, at, seq, thread = record
-                found.setdefault((node, seq), TracedRequest()).answered = Moment(node, at, thread)
+                _, _, at, seq, thread, peer = record
+                found.setdefault((node, seq, peer == SCHEDULER), TracedRequest()).answered = Moment(node, at, thread)
             elif record[1] == HANDLED:
                 _take_handled(node, record, found)
     return found
@@ -67,8 +69,9 @@ def requests_of(members: Iterable[MemberNotes]) -> dict[RequestId, TracedRequest
 
 def _take_handled(node: Node, record: list[Any], found: dict[RequestId, TracedRequest]) -> None:
     _, _, start, left, _, thread, _, asker, seq, _, _, answered = record
+    scheduler = node.role == "scheduler"
     if asker[0]:
-        found.setdefault((Node(*asker), seq), TracedRequest()).handled.append(Moment(node, start, thread))
+        found.setdefault((Node(*asker), seq, scheduler), TracedRequest()).handled.append(Moment(node, start, thread))
     for other, number in answered:
         if other[0]:
-            found.setdefault((Node(*other), number), TracedRequest()).left.append(Moment(node, left, thread))
+            found.setdefault((Node(*other), number, scheduler), TracedRequest()).left.append(Moment(node, left, thread))

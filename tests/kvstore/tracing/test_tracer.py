@@ -6,8 +6,9 @@ import itertools
 
 from kvstore.job.valid_values import RoundWindow
 from kvstore.tracing.tracer import NOBODY, Tracer
+from kvstore.transport.shm.transport import LARGE
 from kvstore.wire import Node, TraceChunk, decode, encode
-from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, MOST_RECORDS, SPAN, read_records
+from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, MOST_RECORDS, SENT_CHUNK, SPAN, read_records
 
 ME = Node("worker", 1, 1)
 FIRST_THREE = RoundWindow(1, 3)
@@ -44,14 +45,14 @@ def test_records_have_numbers_kinds_and_times() -> None:
     tracer.reached(2)
     tracer.span("push", 0.5, ["w", "b"], 8)
     tracer.asked(7, b"server 0", "push", ["w"], 4)
-    tracer.answered(7)
+    tracer.answered(7, b"server 0")
     tracer.handled(0.25, 0.5, "Push", Node("worker", 0, 1), 9, 4, 2, [(NOBODY, 3)])
     tracer.mark("lost")
     span, asked, answered, handled, mark = records(tracer.chunks(ME))
     thread = span[4]
     assert span == [1, SPAN, 0.5, 0.0, thread, "push", "w", 2, 8, 2]
     assert asked == [2, ASKED, 1.0, 7, "push", "w", 1, 4, 2, thread, "server 0"]
-    assert answered == [3, ANSWERED, 2.0, 7, thread]
+    assert answered == [3, ANSWERED, 2.0, 7, thread, "server 0"]
     assert handled == [4, HANDLED, 0.25, 0.5, 3.0, thread, "Push", ["worker", 0, 1], 9, 4, 2, [[["", -1, 0], 3]]]
     assert mark == [5, MARK, 4.0, "lost"]
 
@@ -60,9 +61,9 @@ def test_the_answer_of_a_request_is_noted_after_the_window_and_no_other() -> Non
     tracer = made()
     tracer.asked(7, b"server 0", "push", ["w"], 4)
     tracer.reached(4)
-    tracer.answered(7)
-    tracer.answered(7)
-    tracer.answered(8)
+    tracer.answered(7, b"server 0")
+    tracer.answered(7, b"server 0")
+    tracer.answered(7, b"the scheduler")
     assert [record[1] for record in records(tracer.chunks(ME))] == [ASKED, ANSWERED]
 
 
@@ -89,7 +90,9 @@ def test_many_records_take_several_chunks() -> None:
     tracer = made(most=3 * MOST_RECORDS)
     for _ in range(MOST_RECORDS + 1):
         tracer.mark("again")
-    assert [len(read_records(chunk)) for chunk in tracer.chunks(ME)] == [MOST_RECORDS, 1]
+    chunks = tracer.chunks(ME)
+    assert sum(len(read_records(chunk)) for chunk in chunks) == MOST_RECORDS + 1
+    assert max(len(chunk.buffers[0]) for chunk in chunks) <= SENT_CHUNK < LARGE
 
 
 def test_the_end_of_the_window_is_told_once() -> None:

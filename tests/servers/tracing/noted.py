@@ -62,7 +62,7 @@ class NotedJob:
         for node in WORKERS:
             tracer = self.tracers[node]
             if answered:
-                tracer.answered(self._seq)
+                tracer.answered(self._seq, b"server 0")
             self.now += PUSH_S / 10
             tracer.span("wait", begun[node], ["w", "b"])
             tracer.span("pushpull", begun[node], ["w", "b"])

@@ -12,8 +12,8 @@ def test_the_notes_of_both_ends_make_one_request() -> None:
     job = NotedJob()
     job.round(1)
     found = requests_of(job.collected().members.values())
-    assert set(found) == {(WORKERS[0], 1), (WORKERS[1], 1)}
-    request = found[WORKERS[0], 1]
+    assert set(found) == {(WORKERS[0], 1, False), (WORKERS[1], 1, False)}
+    request = found[WORKERS[0], 1, False]
     assert (request.name, request.key, request.keys, request.nbytes, request.peer) == (
         "pushpull",
         "w",

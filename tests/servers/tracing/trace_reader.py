@@ -66,7 +66,7 @@ class ReadTrace:
         for arrow in self.arrows():
             begin, end = begun[arrow[0]["args"]["id"]]
             inside = [event["ts"] for event in arrow if event["pid"] != begin["pid"]]
-            assert all(begin["ts"] <= at for at in inside), "handled before it was asked"
+            assert all(begin["ts"] <= at for at in inside), f"handled before it was asked: {begin} {arrow} {self.about}"
             if "answered" not in begin["args"]:
                 assert all(at <= end["ts"] for at in inside), "answered before it was handled"
                 seen += bool(inside)
