@@ -6,8 +6,11 @@ the extra ``dashboard``: https://prometheus.io/docs/instrumenting/exposition_for
 
 from __future__ import annotations
 
+import itertools
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 import kvstore
@@ -33,11 +36,25 @@ class JobDescription:
 
     Attributes:
         name: no other job on the host has it.
-        command: the program of the workers.
+        command: what its workers run.
     """
 
     name: str = ""
     command: str = ""
+
+    @property
+    def program(self) -> str:
+        """What the command runs, without its arguments: they may be secret, and Prometheus keeps what it gets."""
+        try:
+            words = shlex.split(self.command)
+        except ValueError:  # a quote without its second
+            words = self.command.split()[:1]
+        for word, after in itertools.pairwise([*words, ""]):
+            if word == "-m":
+                return after
+            if word.endswith((".py", ".sh")) and not word.startswith("-"):
+                return PurePath(word).name
+        return PurePath(words[0]).name if words else ""
 
 
 def exposition(view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None) -> bytes:
@@ -90,8 +107,12 @@ def families(view: JobView | None, age_s: float, about: JobDescription) -> Itera
         "1 if the scheduler has answered in the last 15 s, else 0; then no member is shown.",
         current is not None,
     )
-    info = _family("job_info", "gauge", "Always 1. The labels have the job's name and command, and kvstore's version.")
-    info.add(1, name=about.name, command=about.command, version=kvstore.__version__)
+    info = _family(
+        "job_info",
+        "gauge",
+        "Always 1. The labels have the job's name, the program of its workers, and kvstore's version.",
+    )
+    info.add(1, name=about.name, program=about.program, version=kvstore.__version__)
     yield info
     if current is not None:
         made = (*_job(current), *_members(current), *_advice(current), *_reports(current))

@@ -64,14 +64,37 @@ def test_what_members_report_is_there_in_seconds_and_bytes() -> None:
 
 
 def test_the_job_is_there() -> None:
-    found = scraped(job_view(failure="worker 1 was killed", waits="a barrier"), 1.0, JobDescription("job-1", 'a "b"\n'))
-    assert numbers(found["kvstore_job_info"], "name", "command") == {("job-1", 'a "b"\n'): 1}
+    found = scraped(
+        job_view(failure="worker 1 was killed", waits="a barrier"),
+        1.0,
+        JobDescription('job "1"\n', "python a/train.py"),
+    )
+    assert numbers(found["kvstore_job_info"], "name", "program") == {('job "1"\n', "train.py"): 1}
     assert numbers(found["kvstore_job_failed"]) == {(): 1}
     assert numbers(found["kvstore_scheduler_waits"]) == {(): 1}
     assert numbers(found["kvstore_job_running_seconds"]) == {(): 60}
     assert numbers(found["kvstore_events"]) == {(): 0}
     assert numbers(found["kvstore_members_expected"], "role") == {("worker",): 2, ("server",): 2}
     assert numbers(found["kvstore_members"], "role", "state")["server", "ready"] == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("python train.py --key=secret", "train.py"),
+        ("/usr/bin/python3 -u '/a b/train.py' x.py", "train.py"),
+        ("python -m project.train --key secret", "project.train"),
+        ("bash run.sh", "run.sh"),
+        ("/opt/train --key secret", "train"),
+        ("python 'train.py --key secret", "python"),
+        ("python -m", ""),
+        ("", ""),
+    ],
+)
+def test_of_a_command_only_the_program_is_told(command: str, program: str) -> None:
+    info = scraped(job_view(), 0.0, JobDescription("job", command))["kvstore_job_info"]
+    assert numbers(info, "program") == {(program,): 1}
+    assert "secret" not in str(info)
 
 
 def test_events_are_counted_though_only_the_latest_are_kept() -> None:
