@@ -46,7 +46,7 @@ class StatusScreen:
         if self._in_place:
             columns, rows = shutil.get_terminal_size()
             shown = [self._painted(line, columns) + _REST_OF_LINE for line in lines[:rows]]
-            self._out.write(_HOME + "\r\n".join(shown) + _REST)
+            self._out.write(_HOME + "\n".join(shown) + _REST)
         else:
             before = "\n" if self._written else ""
             self._out.write(before + "".join(self._painted(line) + "\n" for line in lines))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from kvstore.wire import MAX_REASON
 from kvstore.wire.observing import MOST_EVENTS
 from servers.scheduler.events import Events
 
@@ -25,6 +26,12 @@ def test_who_has_seen_some_is_told_the_rest() -> None:
 def test_only_the_latest_are_kept() -> None:
     first, lines = events_of(MOST_EVENTS + 10).after(3)
     assert (first, len(lines), lines[0]) == (11, MOST_EVENTS, [11.0, "event 11"])
+
+
+def test_a_long_line_is_cut_so_that_no_answer_is_refused_for_its_length() -> None:
+    events = Events()
+    events.add(1.0, "x" * (MAX_REASON + 1))
+    assert events.after(0)[1] == [[1.0, "x" * MAX_REASON]]
 
 
 def test_who_has_seen_those_of_another_scheduler_is_told_all() -> None:
