@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from kvstore.job.contract import member_name, member_title
 from kvstore.spec import Key
 from kvstore.wire import Node
-from kvstore.wire.tracing import HANDLED, MARK, SPAN
+from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, SPAN
 from servers.tracing.alignment import Aligned, Bounds
 from servers.tracing.collected import CollectedNotes, MemberNotes
 from servers.tracing.requests import Moment, RequestId, TracedRequest, requests_of
@@ -133,6 +133,12 @@ class ChromeTrace:
                 spans.setdefault(thread, []).append(
                     TrackSpan(start + shift, end + shift, _labelled(name, key, keys), about)
                 )
+            elif record[1] == ASKED:  # Perfetto draws arrows from the end of a span to the beginning of another
+                at = record[2] + shift
+                spans.setdefault(record[9], []).append(TrackSpan(at, at, f"send to {record[10]}"))
+            elif record[1] == ANSWERED:
+                at = record[2] + shift
+                spans.setdefault(record[4], []).append(TrackSpan(at, at, f"answer from {record[5]}"))
             elif record[1] == HANDLED:
                 spans.setdefault(record[5], []).append(self._handling(member.node, record, shift))
         return spans
