@@ -298,9 +298,14 @@ const FINDINGS = {
 };
 const advised = new Set();
 
+// What is said where there is nothing to show.
+function nothing(view, text) {
+  if (ending(view)) return "The workers have ended.";
+  return view.figures.rounds === null ? "Nothing has been seen yet." : text;
+}
+
 function showAdvice(view) {
   const items = view.advice.map((each) => ({ ...each, key: `${each.kind} ${each.about}` }));
-  const none = view.figures.rounds === null ? "Nothing has been seen yet." : "Nothing stands out.";
   list(
     element("advice"),
     items,
@@ -313,7 +318,7 @@ function showAdvice(view) {
         announce(item.text);
       }
     },
-    none,
+    nothing(view, "Nothing stands out."),
   );
 }
 
@@ -342,7 +347,7 @@ function showWaiting(view) {
       write(part(row, "span", "long"), item.seconds === null ? "" : seconds(item.seconds));
       write(part(row, "span", "why"), item.why);
     },
-    view.figures.rounds === null ? "Nothing has been seen yet." : "Nobody has waited for more than 0.1 s.",
+    nothing(view, "Nobody has waited for more than 0.1 s."),
   );
 }
 
