@@ -20,6 +20,7 @@ from kvstore.observing import as_json
 from kvstore.observing.advice import Advice, advise
 from kvstore.observing.choice import NoSuchJob, jobs_here, place_at, place_named, roots_here
 from kvstore.observing.figures import job_rounds_per_s
+from kvstore.observing.looks import doing_of
 from kvstore.observing.quantities import rate
 from kvstore.observing.screen import StatusScreen
 from kvstore.observing.session import TIMEOUT_S, ObserverSession, stacks_in
@@ -123,7 +124,8 @@ class StatusReport:
         for look in range(LOOKS):
             if look:
                 self.sleep(LOOK_S)
-            places.update(one.stacks.place for one in _locate(session, "worker", [rank]) if one.stacks is not None)
+            answers = [one.stacks for one in _locate(session, "worker", [rank])]
+            places.update(each.place for each in answers if each is not None and doing_of(each) != "waits")
         if not places:
             return ""
         place, times = places.most_common(1)[0]

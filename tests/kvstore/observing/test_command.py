@@ -36,8 +36,9 @@ OPTIONS = {"all": False, "links": False, "stacks": False, "json": False, "watch"
 class PlayedSession:
     """A session that looks at views, or fails, in turn; the last one stays."""
 
-    def __init__(self, *looks: JobView | KVStoreError) -> None:
+    def __init__(self, *looks: JobView | KVStoreError, frame: str = "a.py:1 in f") -> None:
         self.looks = list(looks)
+        self.frame = frame
         self.located: list[tuple[str, list[int]]] = []
 
     def look(self) -> JobView:
@@ -48,9 +49,7 @@ class PlayedSession:
 
     def locate(self, role: str, ranks: list[int]) -> Located:
         self.located.append((role, ranks))
-        stacks = [
-            Stacks(Node(role, rank, 1), 1, "a.py:1 in f", "", [["MainThread", ["a.py:1 in f"]]]) for rank in ranks
-        ]
+        stacks = [Stacks(Node(role, rank, 1), 1, "a.py:1 in f", "", [["MainThread", [self.frame]]]) for rank in ranks]
         buffers = [bytes(encode(one)[0]) for one in stacks]
         return Located(0, ranks, ["is at a.py:1 in f" for _ in ranks], buffers)
 
@@ -60,8 +59,8 @@ class PlayedSession:
     def __exit__(self, *_: object) -> None: ...
 
 
-def run(*looks: JobView | KVStoreError, **options: Any) -> tuple[int, str, PlayedSession]:
-    session, out = PlayedSession(*looks), io.StringIO()
+def run(*looks: JobView | KVStoreError, frame: str = "a.py:1 in f", **options: Any) -> tuple[int, str, PlayedSession]:
+    session, out = PlayedSession(*looks, frame=frame), io.StringIO()
     given = argparse.Namespace(**OPTIONS | options)
     opened: Callable[..., Any] = lambda _place, _timeout: session  # noqa: E731
     code = StatusReport(PLACE, given, out, opened, sleep=lambda _: None).show()
@@ -99,9 +98,12 @@ def test_a_straggler_is_asked_several_times_where_it_is() -> None:
         worker(rank, before={"blocked_us": 0, "rounds": 0}, rounds=100, blocked_us=blocked)
         for rank, blocked in enumerate((7 * seconds // 10, 0))
     ]
-    _, text, session = run(view_of([*workers, server(0, before=before, rounds=100, **waves)]))
+    view = view_of([*workers, server(0, before=before, rounds=100, **waves)])
+    _, text, session = run(view)
     assert session.located == [("worker", [1])] * 5
     assert "5 of 5 looks found it at a.py:1 in f" in " ".join(text.split())
+    _, text, _ = run(view, frame="kvstore/dist/store.py:184 in pull")
+    assert "looks found it" not in text, "where it waits as all do is no news"
 
 
 def test_stacks_are_those_of_all_members() -> None:
