@@ -17,7 +17,7 @@ from waiting import LONG, until
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Batches come for as long as the test asks. Worker 1 waits for its own longer than worker 0.
+# Batches come for as long as the test asks. Worker 1 waits for its own longer than worker 0, so that times are not 0.
 PROGRAM = """
 import time
 import torch
@@ -75,9 +75,6 @@ def test_every_query_of_the_board_returns_data(tmp_path: Path) -> None:
             return [query for query, expr in asked.items() if not server.series(expr)]
 
         until(lambda: not empty(), "an answer to every query", over=over, step=0.2)
-        named = 'kvstore_straggler{role="worker"} == 1 and on(instance) kvstore_advice{kind="straggler_input"} == 1'
-        until(lambda: server.series(named), "the straggler's name", over=over, step=0.2)
-        assert [series["metric"]["rank"] for series in server.series(named)] == ["1"]
         look_at_the_variables(server)
         assert server.target_error() == ""
         assert {rule["health"] for group in server.ask("rules")["groups"] for rule in group["rules"]} == {"ok"}
