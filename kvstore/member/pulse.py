@@ -27,6 +27,7 @@ from kvstore.job.processes import complete, source_root, words
 from kvstore.member.last_place import LastPlace
 from kvstore.transport.choose import links
 from kvstore.wire import Node, ProcessAlive, Stacks, Where, decode, encode
+from kvstore.wire.observing import UNASKED
 
 _STOPPED = {
     "T": "is stopped by a signal",
@@ -155,14 +156,18 @@ class _Pulse:
     def run(self) -> None:
         """Do it."""
         threading.Thread(target=self._watch, daemon=True).start()
-        pulse, due = encode(ProcessAlive(self._node)), time.monotonic()
+        pulse, due, said = encode(ProcessAlive(self._node)), time.monotonic(), ""
         try:
             while os.getppid() == self._pid and not self._ended:
                 now = time.monotonic()
                 if now >= due:
                     due = now + self._interval_s
-                    if not stopped(self._stat()):
+                    why = stopped(self._stat())
+                    if not why:
                         self._transport.send(self._scheduler, pulse)
+                    elif why != said:  # nobody has asked yet, but the silence that begins will need a reason
+                        self._tell(UNASKED)
+                    said = why
                 received = self._transport.recv(max(0.0, due - now))
                 if received is not None and received[1]:  # else at most the news that the link has been made anew
                     self._answer(received[1])
@@ -188,9 +193,12 @@ class _Pulse:
         with contextlib.suppress(WireError):
             message = decode(frames)
             if isinstance(message, Where):
-                place = "" if self._place is None else self._place.read()
-                answer = Stacks(self._node, message.number, place, stopped(self._stat()), [])
-                self._transport.send(self._scheduler, encode(answer))
+                self._tell(message.number)
+
+    def _tell(self, number: int) -> None:
+        """Send what is known of the parent."""
+        place = "" if self._place is None else self._place.read()
+        self._transport.send(self._scheduler, encode(Stacks(self._node, number, place, stopped(self._stat()), [])))
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ MOST_VALUES = 32  # named values of a report
 MOST_EVENTS = 256  # lines of news in one answer
 MOST_THREADS = 64
 MOST_FRAMES = 64  # of a thread, the innermost
+UNASKED = 0  # the number of ``Stacks`` that nobody has asked for
 MAX_PLACE = 512  # characters of a file, a line and a function
 
 Time = Annotated[float, f.number]  # seconds, by the sender's monotonic clock
@@ -129,7 +130,7 @@ class Stacks(MemberNotice):
     """Where the member is.
 
     Attributes:
-        number: of the question.
+        number: of the question; ``UNASKED`` from the process beside a member that has been stopped.
         place: of the thread in which the process has joined the job, or of its main thread if that one has ended: the
             innermost frame of the program's own code, as ``train.py:41 in load_batch``.
         doing: what that thread does there, in the words of ``kvstore.member.stacks``.

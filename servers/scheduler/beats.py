@@ -71,7 +71,7 @@ class Beats:
         member = self._members.identify(message.node)
         if member is None or not self._reply_links.admit(peer, message, member.key):
             return
-        member.pulse_peer, member.pulsed = peer, now
+        member.pulse_peer, member.pulsed, member.stopped = peer, now, None
         if member.state is MemberState.READY:
             self._members.hear(member, now)
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from kvstore.wire import Locate, Located, Message, Node, Stacks, Where, encode
-from kvstore.wire.observing import MOST_LOCATED
+from kvstore.wire.observing import MOST_LOCATED, UNASKED
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.members import JobMember, Members, MemberState
 
@@ -122,12 +122,16 @@ class Inquiries:
             self._finish(self._looks.pop(0), now)
 
     def take(self, peer: bytes, stacks: Stacks, now: float) -> None:
-        """Take a member's answer. It counts if the member was asked, and the link is its own."""
+        """Take a member's answer, or what the process beside it says unasked. The link must be the member's."""
         role, rank, _ = stacks.node
         asked, member = self._asked.get((role, rank)), self._members.identify(stacks.node)
-        if asked is None or member is None or asked.number != stacks.number:
+        if member is None or (stacks.number != UNASKED and (asked is None or asked.number != stacks.number)):
             return
         if not self._reply_links.admit(peer, stacks, member.key):
+            return
+        if asked is None or stacks.number == UNASKED:
+            if peer == member.pulse_peer:
+                member.stopped = stacks
             return
         if peer == member.pulse_peer:
             asked.beside = stacks

@@ -70,7 +70,7 @@ class Losses:
         if self._members.restarts(member.role):
             self.lose(member, silent, now)
         else:
-            self._fail(f"{member.node} is lost: it {silent}")
+            self._fail(f"{member.node} is lost: it {silent}{_known(member)}")
 
     def end(self, lost: Lost, now: float) -> None:
         """Note that the process of a member that is started again has ended; it may be final."""
@@ -116,3 +116,11 @@ class Losses:
         if about is not None:
             return key == about.key
         return not self._members.has_joined(key)
+
+
+def _known(member: JobMember) -> str:
+    """Say what the process beside a silent member knows of it."""
+    if member.stopped is None:
+        return ""
+    place = f", and was at {member.stopped.place} at its last beat" if member.stopped.place else ""
+    return f"; it {member.stopped.doing}{place}"

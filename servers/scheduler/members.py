@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kvstore.errors import UsageError
-from kvstore.wire import Message, Node
+from kvstore.wire import Message, Node, Stacks
 from servers.names import name
 
 SEATS = ("server", "standby")  # the roles that are started again in a job with replicas
@@ -65,6 +65,7 @@ class JobMember:
         heard: the time of its last sign of life.
         beaten, pulsed: the times of its heartbeat's last sign of life, and of that of the process beside it.
         pulse_peer: the link of the process beside it; None before its first sign of life.
+        stopped: what that process says of this one while it is stopped; None while it is not.
         epoch: of the latest ``Roster`` that it has been sent over ``peer``.
         viewed: of the latest ``View`` that it has been sent over ``peer``, the epoch; of a worker or an aggregator, how
             many changes of servers it has been told of.
@@ -88,6 +89,7 @@ class JobMember:
     beaten: float = 0.0
     pulsed: float = 0.0
     pulse_peer: bytes | None = None
+    stopped: Stacks | None = None
     epoch: int = 0
     viewed: int = 0
     notices: list[Message] = field(default_factory=list)

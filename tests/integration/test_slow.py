@@ -86,7 +86,9 @@ def test_a_worker_that_is_busy_in_c_is_not_lost_and_one_that_is_stopped_is(tmp_p
         (stopped,) = running.members("worker", 0)
         os.kill(stopped, signal.SIGSTOP)
         assert running.wait(LONG) != 0
-        assert "NodeLost: worker 0 is lost: it has been silent for" in running.output
+        lost = "NodeLost: worker 0 is lost: it has been silent for"
+        reason = running.output.partition(lost)[2].partition("\n")[0]
+        assert f"; it is stopped by a signal, and was at {tmp_path}/script.py:" in reason, running.output
         assert not running.members()
 
 

@@ -21,6 +21,7 @@ from kvstore.member.pulse import PulseProcess, runs
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.wire import Node, ProcessAlive, Stacks, Where, decode, encode
+from kvstore.wire.observing import UNASKED
 
 NODE = Node("worker", 3, 1)
 
@@ -120,9 +121,9 @@ def test_a_process_that_is_stopped_has_no_pulse(beside: tuple[Transport, subproc
     pulse = first[0]
     os.kill(process.pid, signal.SIGSTOP)
     until(lambda: state(process.pid) == "T", "the process to stop")
-    while transport.recv(0) is not None:
-        pass
-    transport.recv(0.2)  # one may have been on its way
+    while decode((received := transport.recv(LONG) or first)[1]) == ProcessAlive(NODE):
+        pass  # they were on their way
+    assert decode(received[1]) == Stacks(NODE, UNASKED, "", "is stopped by a signal", [])
     assert transport.recv(0.5) is None
     transport.send(pulse, encode(Where(5)))
     received = transport.recv(LONG)

@@ -9,7 +9,7 @@ from asking import Door
 from rendezvous import LIMIT, Job, Member
 
 from kvstore.wire import Alive, Beat, Locate, Located, Node, ProcessAlive, Sender, Stacks, Where, decode
-from kvstore.wire.observing import MOST_LOCATED
+from kvstore.wire.observing import MOST_LOCATED, UNASKED
 from servers.scheduler import inquiries
 from servers.scheduler.inquiries import ANSWER_S
 
@@ -172,6 +172,39 @@ def test_a_member_of_whom_nothing_is_heard(pulse):
     ask(job, w0, 1)
     busy = "" if pulse else ", or in a call that keeps the interpreter's lock"
     assert the_place(time_over(job)) == f"does not answer: no sign of life for 2 s, so stopped{busy}, or not reached"
+
+
+def lost_after(job: Job, member: Member) -> str | None:
+    """Why the job fails when all but ``member`` beat on."""
+    for _ in range(3):
+        for other in job.everyone:
+            if other is not member:
+                job.beat(other)
+        job.tick(LIMIT / 2)
+    return job.scheduler.failure
+
+
+def test_a_member_that_is_lost_while_it_is_stopped_is_said_to_be():
+    job = Job()
+    _, w1, _ = job.everyone
+    stopped = Stacks(w1.node, UNASKED, "train.py:41 in load", "is stopped by a signal", [])
+    for _ in range(2):  # it is stopped, goes on, and is stopped again
+        job.handle(BESIDE, ProcessAlive(w1.node))
+        assert job.handle(BESIDE, stopped) == []
+    assert lost_after(job, w1) == (
+        "worker 1 is lost: it has been silent for 12.5 s; it is stopped by a signal, and was at train.py:41 in load at "
+        "its last beat"
+    )
+
+
+def test_what_is_known_of_a_stop_is_forgotten_when_it_is_over_and_comes_over_the_pulses_link_alone():
+    job = Job()
+    _, w1, _ = job.everyone
+    stopped = Stacks(w1.node, UNASKED, "train.py:41 in load", "is stopped by a signal", [])
+    for message in (stopped, ProcessAlive(w1.node), stopped, ProcessAlive(w1.node)):
+        job.handle(BESIDE, message)
+    job.handle(w1.peer, stopped)
+    assert lost_after(job, w1) == "worker 1 is lost: it has been silent for 12.5 s"
 
 
 def test_a_member_that_is_lost_meanwhile():
