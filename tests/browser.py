@@ -62,7 +62,7 @@ def browser(*words: str) -> Iterator[Browser]:
     playwright = pytest.importorskip("playwright.sync_api", reason="not installed: playwright (extra test)")
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # root has none
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=program, args=[*sandbox, *words])
+        chromium = driver.chromium.launch(executable_path=program, args=[*sandbox, "--disable-dev-shm-usage", *words])
         try:
             yield Browser(chromium)
         finally:
