@@ -21,6 +21,8 @@ HANGS = """
     store.init("w", np.zeros(8))
     store.pushpull("w", np.ones(8))
     go = pathlib.Path(__file__).with_name("go")
+    if store.rank == 1:
+        go.with_name("come").touch()
     while store.rank == 1 and not go.exists():
         time.sleep(0.05)  # hangs
     store.pushpull("w", np.ones(8))
@@ -43,6 +45,7 @@ def test_a_job_that_hangs_says_who_is_awaited_and_where_that_one_is(tmp_path: Pa
             shown = status(running).stdout
             return "server 0: worker 0 has waited" in shown and "worker 1 is at" in shown
 
+        running.until((tmp_path / "come").exists, "the hang")
         running.until(awaited, "the wait")
         assert "for worker 1, whose push 2 of 'w' is missing" in shown
         (line,) = (
