@@ -252,7 +252,9 @@ class Session:
 
     def _send_trace(self) -> None:
         """Send the last of what was noted, before the scheduler lets this process go, over the link of requests."""
-        if self.tracer is not None and self.rank >= 0:
+        if self.tracer is None or self.rank < 0:
+            return
+        with contextlib.suppress(KVStoreError):  # a trace must not keep anybody
             for chunk in self.tracer.chunks(self.client.node):
                 self.client.notify(self.scheduler, chunk)
 

@@ -24,13 +24,13 @@ from kvstore.wire.tracing import (
     HANDLED,
     MARK,
     MOST_ANSWERS,
-    MOST_RECORDS,
     MOST_THREADS,
     SENT_CHUNK,
     SPAN,
     packed,
 )
 
+IN_CHUNK = 512  # records; so many fit into a chunk nearly always
 RING = 1 << 15  # records of one process that wait to be taken out
 _ident = threading.get_ident
 NOBODY = ("", -1, 0)  # who has asked for what is done without a request
@@ -167,7 +167,7 @@ class Tracer:
 
     def _taken(self) -> list[tuple[Any, ...]]:
         records: list[tuple[Any, ...]] = []
-        while len(records) < MOST_RECORDS:
+        while len(records) < IN_CHUNK:
             try:
                 records.append(self._ring.popleft())
             except IndexError:

@@ -42,6 +42,7 @@ Thread = f.tuple_of(f.integer(0, 2**64 - 1), f.text(128))
 _NODE = f.tuple_of(f.text(16), f.integer(-1, MAX_NODES), f.integer(0, 2**63 - 1))
 _THREAD = f.integer(0, 2**64 - 1)
 _NAME = f.text(128)
+_numbers = f.integers()
 _KEY = f.optional(f.key)
 _CHECKS: Mapping[int, f.Check] = {
     SPAN: f.tuple_of(
@@ -158,6 +159,27 @@ def read_records(chunk: TraceChunk) -> list[list[Any]]:
     Raises:
         WireError: they are not records.
     """
+    read = _unpacked(chunk)
+    for record in read:
+        check = _CHECKS.get(record[1]) if type(record) is list and len(record) > 1 and type(record[1]) is int else None
+        if check is None:
+            raise WireError("a record of an unknown kind")
+        check(record)
+    return read
+
+
+def numbers_of(chunk: TraceChunk) -> list[int]:
+    """Return the numbers of the records of ``chunk``, of which nothing else is checked: that costs fifty times as much.
+
+    Raises:
+        WireError: these are no numbers.
+    """
+    numbers: list[Any] = [record[0] if type(record) is list and record else None for record in _unpacked(chunk)]
+    _numbers(numbers)
+    return numbers
+
+
+def _unpacked(chunk: TraceChunk) -> list[Any]:
     if len(chunk.buffers) != 1:
         raise WireError(f"expected one frame of records, got {len(chunk.buffers)}")
     try:
@@ -168,9 +190,4 @@ def read_records(chunk: TraceChunk) -> list[list[Any]]:
         raise WireError(f"the records are not msgpack: {exc}") from None
     if type(read) is not list or len(read) > MOST_RECORDS:
         raise WireError(f"expected a list of at most {MOST_RECORDS} records")
-    for record in read:
-        check = _CHECKS.get(record[1]) if type(record) is list and len(record) > 1 and type(record[1]) is int else None
-        if check is None:
-            raise WireError("a record of an unknown kind")
-        check(record)
     return read

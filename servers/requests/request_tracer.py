@@ -33,21 +33,26 @@ class RequestTracer:
             message: None if no message has asked for it at this moment.
         """
         tracer, round_ = self.tracer, 0
-        if isinstance(message, Request):
-            if message.node.role == OBSERVER:  # to fetch what is noted must not be something to note
-                return
-            self._nodes[peer] = message.node
+        if not isinstance(message, Request):
+            if outbox and tracer.open and (replies := self._replies(outbox)):
+                tracer.handled(began, left, "", NOBODY, 0, 0, tracer.round, replies)
+            return
+        node, seq, _ = message.sender
+        if node.role == OBSERVER:  # to fetch what is noted must not be something to note
+            return
+        if self._nodes.get(peer) is not node:
+            self._nodes[peer] = node
             if len(self._nodes) > MOST_LINKS:
                 self._nodes.clear()
-            clocks = getattr(message, "clocks", None)
-            if clocks:
-                round_ = clocks[0]
-                tracer.reached(round_)
-        if not (tracer.has(round_) if round_ else tracer.open):
-            return
-        replies = [(self._nodes.get(link, NOBODY), reply.seq) for link, reply in outbox if isinstance(reply, Reply)]
-        if isinstance(message, Request):
+        clocks = getattr(message, "clocks", None)
+        if clocks:
+            round_ = clocks[0]
+            tracer.reached(round_)
+        if tracer.has(round_) if round_ else tracer.open:
             nbytes = sum(map(len, getattr(message, "buffers", ())))
-            tracer.handled(began, left, type(message).__name__, message.node, message.seq, nbytes, round_, replies)
-        elif replies:
-            tracer.handled(began, left, "", NOBODY, 0, 0, tracer.round, replies)
+            replies = self._replies(outbox) if outbox else []
+            tracer.handled(began, left, type(message).__name__, node, seq, nbytes, round_, replies)
+
+    def _replies(self, outbox: Outbox) -> list[tuple[Node | tuple[str, int, int], int]]:
+        """Return whom each reply answers, and the number of the request."""
+        return [(self._nodes.get(link, NOBODY), reply.seq) for link, reply in outbox if isinstance(reply, Reply)]

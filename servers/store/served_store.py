@@ -8,8 +8,7 @@ updated by one call of the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from kvstore.errors import UsageError
@@ -57,8 +56,6 @@ from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingR
 from servers.store.updates import Update, Updates, is_late
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Waiting
-
-_UNNOTED: AbstractContextManager[None] = nullcontext()
 
 
 class ServedStore:
@@ -136,10 +133,10 @@ class ServedStore:
                 contribute(message, bucket, part)
         if self.captures and self.rule.mode == "async":
             self.captures.secure(buckets)
-        errors: Mapping[Bucket, Exception] = {}
-        if self.rule.mode == "async":
-            with self._noted(buckets):
-                errors = self.updates.make(updates)
+        began = 0.0 if self.tracer is None else self.tracer.clock()
+        errors = self.updates.make(updates) if self.rule.mode == "async" else {}
+        if self.tracer is not None and self.rule.mode == "async":
+            self._note(self.tracer, "update", began, message.clocks, buckets)
         return self._pushed(peer, message, buckets, late, next(iter(errors.values()), None))
 
     def push_rows(self, peer: bytes, message: PushRows) -> list[Answer]:
@@ -203,14 +200,18 @@ class ServedStore:
         Raises:
             ValueError: they are not the next rounds of this store.
         """
-        with self._following(message.versions):
-            self.updates.follow(message)
+        began = 0.0 if self.tracer is None else self.tracer.clock()
+        self.updates.follow(message)
+        if self.tracer is not None:
+            self._note(self.tracer, "follow", began, message.versions)
         return self._resume()
 
     def follow_row_rounds(self, message: ClosedRowRounds) -> list[Answer]:
         """Close rounds of tables as another server has; see ``follow_rounds``."""
-        with self._following(message.versions):
-            self.tables.updates.follow(message, self.buckets.tables_of(message.ids))
+        began = 0.0 if self.tracer is None else self.tracer.clock()
+        self.tables.updates.follow(message, self.buckets.tables_of(message.ids))
+        if self.tracer is not None:
+            self._note(self.tracer, "follow", began, message.versions)
         return self._resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
@@ -318,31 +319,27 @@ class ServedStore:
             if self.captures:
                 self.captures.secure([bucket for bucket, _ in whole])
             errors: dict[Any, Exception] = {}
-            with self._noted([target for target, _ in wave]):
-                if whole:
-                    errors.update(self.updates.close(whole))
-                if striped:
-                    errors.update(self.tables.updates.close(striped))
+            began = 0.0 if self.tracer is None else self.tracer.clock()
+            if whole:
+                errors.update(self.updates.close(whole))
+            if striped:
+                errors.update(self.tables.updates.close(striped))
             if self.captures:
                 self.captures.reached([target for target, _ in wave])
             touched = [target for target, _ in wave]  # no other has a round that is complete now
+            if self.tracer is not None:
+                self._note(self.tracer, "update", began, [target.rounds.version for target in touched], touched)
             answers += self._answer(self._waiting.release(touched, errors))
         return answers
 
-    def _noted(self, targets: Sequence[AnyTarget]) -> AbstractContextManager[None]:
-        """Return a context that notes how long the updates of ``targets`` take, if somebody wants to know."""
-        if self.tracer is None:
-            return _UNNOTED
-        if not targets or not self.tracer.has(round_ := targets[0].rounds.version):
-            return _UNNOTED
-        return self.tracer.during("update", list(targets[0].segments.keys), round_)
-
-    def _following(self, versions: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a context that notes how long it takes to close rounds as another server has; see ``_noted``."""
-        if self.tracer is None or not versions:
-            return _UNNOTED
-        self.tracer.reached(versions[0])
-        return self.tracer.during("follow", round_=versions[0])
+    def _note(
+        self, tracer: Tracer, name: str, began: float, rounds: Sequence[int], targets: Sequence[AnyTarget] = ()
+    ) -> None:
+        """Note that ``targets`` have been updated since ``began``, if these rounds of them are of interest."""
+        if rounds:
+            tracer.reached(rounds[0])
+            if tracer.has(rounds[0]):
+                tracer.span(name, began, targets[0].segments.keys if targets else (), round_=rounds[0])
 
     def _answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
         """Answer requests that need not wait. One that cannot be answered fails alone."""

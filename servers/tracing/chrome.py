@@ -41,7 +41,8 @@ class ChromeTrace:
         self._collected = collected
         self._rounds = rounds
         self._members = sorted(collected.members.values(), key=lambda member: _place(member.node))
-        self._requests = requests_of(self._members)
+        self._records = {member.node: member.records() for member in self._members}
+        self._requests = requests_of(self._records)
         self.aligned = _aligned(self._members, self._requests)
         self._pids = {member.node: pid for pid, member in enumerate(self._members, 1)}
         self._tids: dict[tuple[Node, int], int] = {}
@@ -104,7 +105,7 @@ class ChromeTrace:
                 yield self._at(request.asked)
         for member in self._members:
             shift = self.aligned.shifts[member.node]
-            yield from (record[2] + shift for record in member.records() if record[1] == MARK)
+            yield from (record[2] + shift for record in self._records[member.node] if record[1] == MARK)
 
     # ---- members and threads
 
@@ -126,7 +127,7 @@ class ChromeTrace:
         """Return what each thread of a member did."""
         shift = self.aligned.shifts[member.node]
         spans: dict[int, list[TrackSpan]] = {}
-        for record in member.records():
+        for record in self._records[member.node]:
             if record[1] == SPAN:
                 _, _, start, end, thread, name, key, keys, nbytes, round_ = record
                 about = _about(round=round_, bytes=nbytes, keys=keys)
@@ -176,7 +177,7 @@ class ChromeTrace:
 
     def _marks(self, member: MemberNotes) -> Iterator[dict[str, Any]]:
         pid, shift = self._pids[member.node], self.aligned.shifts[member.node]
-        for record in member.records():
+        for record in self._records[member.node]:
             if record[1] == MARK:
                 at = self._us(record[2] + shift)
                 yield {"ph": "i", "s": "p", "name": record[3], "cat": "news", "pid": pid, "tid": MARKS, "ts": at}

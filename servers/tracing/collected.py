@@ -5,13 +5,12 @@ Records are kept as they came, some 50 bytes each, and read when a file is made 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.errors import WireError
 from kvstore.wire import Node, TraceChunk, TraceFetched
-from kvstore.wire.tracing import read_records
+from kvstore.wire.tracing import numbers_of, read_records
 
 MOST_RECORDS = 200_000  # of all members; the file has some 300 bytes for each
 
@@ -27,6 +26,7 @@ class MemberNotes:
         threads: the names of its threads, by their numbers.
         count: how many records of it are here.
         newest: the number of the latest of them.
+        refused: chunks whose records were not valid.
     """
 
     node: Node
@@ -34,6 +34,7 @@ class MemberNotes:
     threads: dict[int, str] = field(default_factory=dict)
     count: int = 0
     newest: int = 0
+    refused: int = 0
     _chunks: list[TraceChunk] = field(default_factory=list)
 
     @property
@@ -41,10 +42,17 @@ class MemberNotes:
         """How many records it has made that are not here."""
         return max(0, self.newest - self.count)
 
-    def records(self) -> Iterator[list[Any]]:
-        """Yield its records, in the order in which they came; see ``kvstore.wire.tracing``."""
-        for chunk in self._chunks:
-            yield from read_records(chunk)
+    def records(self) -> list[list[Any]]:
+        """Return its records, in the order in which they came; see ``kvstore.wire.tracing``. Invalid chunks go."""
+        read: list[list[Any]] = []
+        for chunk in list(self._chunks):
+            try:
+                read += read_records(chunk)
+            except WireError:
+                self._chunks.remove(chunk)
+                self.count -= len(numbers_of(chunk))
+                self.refused += 1
+        return read
 
     def take(self, chunk: TraceChunk, keep: int) -> int:
         """Take a chunk, and its records if there are at most ``keep``; return how many are kept.
@@ -52,18 +60,18 @@ class MemberNotes:
         Raises:
             WireError: its records are not valid; nothing is taken.
         """
-        records = read_records(chunk)
+        numbers = numbers_of(chunk)
         for start, offset, error in chunk.offsets:
             before = self.offsets.get(start)
             if before is None or error < before[1]:
                 self.offsets[start] = offset, error
         self.threads.update((ident, name) for ident, name in chunk.thread_names)
-        self.newest = max([self.newest, *(record[0] for record in records)])
-        if not records or len(records) > keep:
+        self.newest = max([self.newest, *numbers])
+        if not numbers or len(numbers) > keep:
             return 0
         self._chunks.append(TraceChunk(chunk.node, [], [], chunk.over, [bytes(chunk.buffers[0])]))
-        self.count += len(records)
-        return len(records)
+        self.count += len(numbers)
+        return len(numbers)
 
 
 class CollectedNotes:
@@ -76,14 +84,13 @@ class CollectedNotes:
         members: by who they are.
         after: the number of the latest chunk, for the next ``FetchTrace``.
         dropped: chunks that the scheduler had no room for.
-        refused: chunks whose records were not valid.
     """
 
     def __init__(self, most: int = MOST_RECORDS) -> None:
         self.members: dict[Node, MemberNotes] = {}
         self.after = 0
         self.dropped = 0
-        self.refused = 0
+        self._unreadable = 0
         self._left = most
         self._dropped: dict[int, int] = {}  # by the start of the scheduler
 
@@ -91,6 +98,11 @@ class CollectedNotes:
     def count(self) -> int:
         """How many records are here."""
         return sum(member.count for member in self.members.values())
+
+    @property
+    def refused(self) -> int:
+        """How many chunks were not valid, as far as they have been read."""
+        return self._unreadable + sum(member.refused for member in self.members.values())
 
     def take(self, fetched: TraceFetched) -> int:
         """Take an answer of the scheduler; return how many chunks it has brought.
@@ -107,7 +119,7 @@ class CollectedNotes:
             try:
                 self._left -= notes.take(chunk, self._left)
             except WireError:
-                self.refused += 1
+                self._unreadable += 1
         self._dropped[fetched.first >> 40] = fetched.dropped
         self.dropped = sum(self._dropped.values())
         return len(chunks)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.spec import Key
 from kvstore.wire import Node
 from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED
-from servers.tracing.collected import MemberNotes
 
 # Who asks, the number of the request, and whether the scheduler is asked: aggregators count these requests apart.
 RequestId: TypeAlias = "tuple[Node, int, bool]"
@@ -48,12 +47,11 @@ class TracedRequest:
     answered: Moment | None = None
 
 
-def requests_of(members: Iterable[MemberNotes]) -> dict[RequestId, TracedRequest]:
-    """Return the requests that members have noted."""
+def requests_of(records: Mapping[Node, Iterable[list[Any]]]) -> dict[RequestId, TracedRequest]:
+    """Return the requests that members have noted, whose ``records`` these are."""
     found: dict[RequestId, TracedRequest] = {}
-    for member in members:
-        node = member.node
-        for record in member.records():
+    for node, noted in records.items():
+        for record in noted:
             if record[1] == ASKED:
                 _, _, at, seq, name, key, keys, nbytes, round_, thread, peer = record
                 request = found.setdefault((node, seq, peer == SCHEDULER), TracedRequest())

@@ -23,7 +23,7 @@ from servers.tracing.collected import CollectedNotes
 log = logging.getLogger(__name__)
 
 LEAST_S = 2.0  # between two writings
-IDLE = 20  # and so many times what the last one took
+IDLE = 50  # and so many times what the last one took
 
 
 class TraceSource(Protocol):

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.errors import WireError
 from kvstore.wire import Node, TraceChunk, TraceFetched, decode, encode
-from kvstore.wire.tracing import MARK, MAX_CHUNK, MOST_RECORDS, SPAN, packed, read_records
+from kvstore.wire.tracing import MARK, MAX_CHUNK, MOST_RECORDS, SPAN, numbers_of, packed, read_records
 
 GOOD = [1, SPAN, 0.5, 1.0, 7, "push", "w", 1, 4, 2]
 
@@ -51,6 +51,13 @@ def test_what_is_no_list_of_records_is_refused(frame: bytes) -> None:
 def test_too_many_records_are_refused() -> None:
     with pytest.raises(WireError, match="list of at most"):
         read_records(chunk(packed([GOOD] * (MOST_RECORDS + 1))))
+
+
+def test_the_numbers_alone_can_be_read() -> None:
+    assert numbers_of(chunk(packed([GOOD, [9, MARK, 1.0, "lost"]]))) == [1, 9]
+    for bad in ([["x"]], [[]], ["x"], [[True]], [[-1]]):
+        with pytest.raises(WireError):
+            numbers_of(chunk(packed(bad)))
 
 
 @pytest.mark.parametrize("frames", [(), (packed([]), packed([]))])

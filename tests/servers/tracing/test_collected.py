@@ -49,12 +49,23 @@ def test_beyond_the_limit_records_count_as_lost() -> None:
     assert collected.members[SERVER].lost == 3
 
 
-def test_records_that_are_not_valid_are_refused_and_the_rest_is_taken() -> None:
+@pytest.mark.parametrize("records", [b"\x91\x91\xc0", b"\x91\x01", b"\xc1", b""])
+def test_records_without_numbers_are_refused_and_the_rest_is_taken(records: bytes) -> None:
     first, second, third = chunks()
-    bad = TraceChunk(second.node, [], [], False, [b"\x91\x91\x01"])
+    bad = TraceChunk(second.node, [], [], False, [records])
     collected = CollectedNotes()
     collected.take(fetched([first, bad, third]))
     assert (collected.refused, collected.count, collected.after) == (1, 7, 3)
+
+
+def test_records_that_are_not_valid_are_refused_when_they_are_read() -> None:
+    first, second, third = chunks()
+    bad = TraceChunk(second.node, [], [], False, [b"\x92\x91\x01\x92\x02\x07"])
+    collected = CollectedNotes()
+    collected.take(fetched([first, bad, second, third]))
+    assert (collected.refused, collected.count) == (0, 13)
+    assert len(collected.members[second.node].records()) == 4
+    assert (collected.refused, collected.count) == (1, 11)
 
 
 def test_the_offset_that_is_wrong_by_least_stays() -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from noted import PUSH_S, SERVER, WORKERS, NotedJob, fetched
 
+from kvstore.wire import Node
 from servers.tracing.collected import CollectedNotes
 from servers.tracing.requests import requests_of
+
+
+def records_of(collected: CollectedNotes) -> dict[Node, list[list[Any]]]:
+    return {node: notes.records() for node, notes in collected.members.items()}
 
 
 def test_the_notes_of_both_ends_make_one_request() -> None:
     job = NotedJob()
     job.round(1)
-    found = requests_of(job.collected().members.values())
+    found = requests_of(records_of(job.collected()))
     assert set(found) == {(WORKERS[0], 1, False), (WORKERS[1], 1, False)}
     request = found[WORKERS[0], 1, False]
     assert (request.name, request.key, request.keys, request.nbytes, request.peer) == (
@@ -37,7 +44,7 @@ def test_one_end_alone_makes_a_request_that_lacks_the_other() -> None:
     for chunk in (worker, server):
         collected = CollectedNotes()
         collected.take(fetched([chunk]))
-        found = requests_of(collected.members.values())
+        found = requests_of(records_of(collected))
         seen.append(
             [(request.asked is not None, len(request.handled), len(request.left)) for request in found.values()]
         )
