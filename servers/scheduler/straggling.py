@@ -21,7 +21,7 @@ from servers.scheduler.members import JobMember, Members, MemberState
 from servers.scheduler.reports import WINDOW_S, Reports
 
 EVERY_S = 1.0  # between two judgements
-SUSPICION_S = 3.0  # of how long a time before looks begin
+SUSPICION_S = 3.0  # of how long a time before looks begin; it must go on for so long when it is named, too
 SUSPICIOUS_WAVES = 8
 LOOK_S = 0.1  # between looks, on average
 MOST_LOOKS = 40
@@ -86,8 +86,9 @@ class StragglerWatch:
     def _judge(self, now: float) -> None:
         workers = self._ready("worker")
         found = self._find(workers, WINDOW_S, FEWEST_WAVES)
-        self._suspect(found or self._find(workers, SUSPICION_S, SUSPICIOUS_WAVES), workers, now)
-        if found is None:
+        recent = self._find(workers, SUSPICION_S, SUSPICIOUS_WAVES)
+        self._suspect(found or recent, workers, now)
+        if found is None or recent is None or found.ranks != recent.ranks:  # a moment in which a machine was busy
             self._found = ()
             self._missed += 1
             named = self._named
