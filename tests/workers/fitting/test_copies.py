@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
+
 import pytest
 import torch
 from fitted import SGD, loader, network, samples, state
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from kvstore.store.local import LocalStore
 from workers import fit
 
 
@@ -71,3 +75,18 @@ def test_data_that_needs_no_loader(order: str) -> None:
     )
     history = fit(network(), [(inputs, labels)], num_epoch=1)
     assert set(history[0]) == {"train-accuracy"}
+
+
+def test_fit_shows_its_passes_and_steps_in_the_trace() -> None:
+    class Noting(LocalStore):
+        """A store that notes what is to be shown."""
+
+        shown: ClassVar[list[str]] = []
+
+        def traced(self, name: str) -> AbstractContextManager[None]:
+            self.shown.append(name)
+            return nullcontext()
+
+    batch = (torch.randn(4, 2), torch.randn(4, 1))
+    fit(nn.Linear(2, 1), [batch] * 2, num_epoch=1, eval_metric="loss", loss=nn.MSELoss(), kvstore=Noting("local"))
+    assert Noting.shown == ["forward", "backward", "step"] * 2
