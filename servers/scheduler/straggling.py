@@ -88,7 +88,7 @@ class StragglerWatch:
         found = self._find(workers, WINDOW_S, FEWEST_WAVES)
         recent = self._find(workers, SUSPICION_S, SUSPICIOUS_WAVES)
         self._suspect(found or recent, workers, now)
-        if found is None or recent is None or found.ranks != recent.ranks:  # a moment in which a machine was busy
+        if found is None or recent is None or set(found.ranks).isdisjoint(recent.ranks):  # it was late for a moment
             self._found = ()
             self._missed += 1
             named = self._named
