@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from kvstore.errors import ConfigError
 from kvstore.job import settings
 from kvstore.job.config import Config
-from kvstore.job.settings import SETTINGS, Setting
-from kvstore.job.valid_values import Integer
+from kvstore.job.settings import SETTINGS, Setting, links, members, training
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("kvstore", "servers", "launcher", "workers", "examples")
@@ -20,28 +15,11 @@ NAMES = {name: setting for setting in SETTINGS for name in (setting.name, *setti
 NO_SETTINGS = {"KVSTORE_END_OF_JOB"}  # the end of a here-document in a batch script
 
 
-def setting(values: Any, default: Any = None, *aliases: str) -> Setting[Any]:
-    return Setting("KVSTORE_X", values, default, "what it is for", aliases=aliases)
-
-
-def test_the_default_stands_for_what_is_not_set_or_empty() -> None:
-    number = setting(Integer(0), 7)
-    assert number.read({}) == number.read({"KVSTORE_X": " "}) == 7
-    assert number.read({}, 8) == 8
-    assert number.read({"KVSTORE_X": "9"}, 8) == 9
-
-
-def test_the_name_goes_before_its_aliases() -> None:
-    number = setting(Integer(0), 0, "OLD_X")
-    assert number.read({"OLD_X": "3"}) == 3
-    assert number.read({"OLD_X": "3", "KVSTORE_X": "4"}) == 4
-    with pytest.raises(ConfigError, match=r"^OLD_X='x'"):
-        number.read({"OLD_X": "x"})
-
-
 def test_all_settings_are_in_the_table_once() -> None:
-    defined = [value for value in vars(settings).values() if isinstance(value, Setting)]
-    assert sorted(map(id, defined)) == sorted(map(id, SETTINGS))
+    tables = links, members, training
+    defined = [value for table in tables for value in vars(table).values() if isinstance(value, Setting)]
+    exported = [value for value in vars(settings).values() if isinstance(value, Setting)]
+    assert sorted(map(id, defined)) == sorted(map(id, exported)) == sorted(map(id, SETTINGS))
     assert len(NAMES) == sum(1 + len(each.aliases) for each in SETTINGS)
 
 
