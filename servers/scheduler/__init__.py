@@ -8,6 +8,7 @@ views       who serves each server's rank, and who would take over
 losses      how the scheduler learns that a member has ended, and what follows
 failover    what becomes of a rank when one of its two processes ends, and who is told
 beats       signs of life, and what members are told in return
+observing   how the job is, as far as the scheduler knows, and who asks
 inquiries   questions where members are in their code
 departures  workers that have left in order, and when and what the others are told
 stores      the stores of a job and their numbers

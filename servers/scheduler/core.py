@@ -17,7 +17,6 @@ from kvstore.wire import (
     Counted,
     Explain,
     Fault,
-    FetchTrace,
     Here,
     JobFailed,
     Join,
@@ -30,12 +29,7 @@ from kvstore.wire import (
     Reply,
     Request,
     Sender,
-    ServerReport,
-    Stacks,
     Standing,
-    TraceChunk,
-    TraceFetched,
-    WorkerReport,
 )
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
@@ -43,18 +37,13 @@ from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.beats import Beats
 from servers.scheduler.departures import Departures, Rosters
-from servers.scheduler.events import Events
 from servers.scheduler.failover import Failover
-from servers.scheduler.inquiries import Inquiries
 from servers.scheduler.joining import JoinRequests
 from servers.scheduler.losses import Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
-from servers.scheduler.observers import JobState, Observers
+from servers.scheduler.observing import Observing
 from servers.scheduler.readers import Readers
-from servers.scheduler.reports import Reports
 from servers.scheduler.stores import Stores
-from servers.scheduler.straggling import StragglerWatch
-from servers.scheduler.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +68,8 @@ class Scheduler:
         members: of the job.
         failure: why the job has failed; None if it has not.
         ledger: the requests that may be repeated.
-        inquiries: the questions where members are in their code.
-        traces: what members have noted for the job's trace; None if there is to be none.
+        observing: how the job is, and who asks for it.
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
-        reports: what members report of themselves.
-        events: what has happened.
     """
 
     def __init__(
@@ -101,14 +87,12 @@ class Scheduler:
         observer_key: str = "",
         start: int = 1,
     ) -> None:
-        self.events = Events()
         self.members = Members(
             *(num_workers, num_servers, limit_s, num_aggregators, replicas),
-            news=lambda line: self.events.add(self._now, line),
+            news=lambda line: self.observing.events.add(self._now, line),
         )
         self.failure: str | None = None
         self.silent: list[tuple[Node, float]] = []
-        self.reports = Reports()
         self._failed_at = 0.0
         self._now = self._ticked = 0.0
         self._faults = 0
@@ -126,53 +110,37 @@ class Scheduler:
         self._beats = Beats(
             self.members, self._reply_links, self._failover, self._rosters, self._send, lambda: self.failure, start
         )
-        self.traces: Traces | None = None
-        self.inquiries = Inquiries(self.members, self._reply_links, self._send)
-        self._news: list[str] = []
-        self._stragglers = StragglerWatch(self.members, self.reports, self.inquiries.look, self._news.append)
         self._readers = (
             Readers(readers, reader_key, admission, self._stores, lambda: self._joining.servers, self._over)
             if readers
             else None
         )
-        self._job = JobState(
-            self.events,
+        self.observing = Observing(
+            *(self.members, self._reply_links, self._beats, self._send, observer_key, admission),
             lambda: self.failure,
             self._waits,
-            lambda member: self.reports.of(member.node),
-            self.inquiries.locate,
-            self._fetch_trace,
         )
-        self._observers = Observers(observer_key, admission, self.members, self._job)
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
         self._set_time(now)
         if self._readers is not None and self._readers.links.concerns(peer, message):
             return self._readers.handle(peer, message, now)
-        if self._observers.links.concerns(peer, message):
-            return self._observers.handle(peer, message, now) + self._flush([])
+        if self.observing.concerns(peer, message):
+            return self.observing.handle(peer, message, now) + self._flush([])
+        if self.observing.take(peer, message, now):
+            return self._flush([])
         if isinstance(message, Beat):
             self._beats.beat(peer, message, now)
             return self._flush([])
         if isinstance(message, ProcessAlive):
             self._beats.pulse(peer, message, now)
             return []
-        if isinstance(message, WorkerReport | ServerReport):
-            if self._beats.is_from_member(peer, message):
-                self.reports.take(message, now)
-            return []
         if isinstance(message, Standing):
             self._losses.stand(peer, message, now)
             return self._flush([])
         if isinstance(message, Lost):
             self._losses.report(peer, message, now)
-            return self._flush([])
-        if isinstance(message, TraceChunk):
-            self._note_trace(peer, message)
-            return []
-        if isinstance(message, Stacks):
-            self.inquiries.take(peer, message, now)
             return self._flush([])
         if not isinstance(message, Request) and not isinstance(message, Here):
             log.debug("dropped a %s, which the scheduler does not handle", type(message).__name__)
@@ -191,7 +159,7 @@ class Scheduler:
         if isinstance(message, Here):
             return []
         if isinstance(message, Locate):  # not in the ledger: it changes nothing, and its answer may be long
-            self.inquiries.locate(peer, message, now)
+            self.observing.locate(peer, message, now)
             return self._flush([])
         verdict = self.ledger.admit(message)
         if verdict is Verdict.STALE:
@@ -215,15 +183,12 @@ class Scheduler:
             self._losses.silent(member, now)
         if not self.members.complete and self.failure is None:
             self._joining.remind(now)
-        self.inquiries.tick(now)
-        if self.failure is None:
-            self._stragglers.tick(now)
+        self.observing.tick(now)
         return self._flush(self._depart())
 
     def due(self) -> float | None:
         """Return when ``tick`` has something to do that cannot wait for its interval; None if it has not."""
-        times = [due for due in (self.inquiries.due(), self._stragglers.due()) if due is not None]
-        return min(times, default=None)
+        return self.observing.due()
 
     def tick_again(self, now: float, silent: Sequence[tuple[Node, float]]) -> Outbox:
         """Repeat a tick that was logged, in which ``silent`` were overdue, and nobody else; see that attribute."""
@@ -255,28 +220,16 @@ class Scheduler:
     @property
     def to_be_seen(self) -> bool:
         """Whether the job has failed, and an observer that looks regularly does not know yet: it will at once."""
-        return self.failure is not None and self._observers.unaware(self._failed_at, self._now)
+        return self.failure is not None and self.observing.unaware(self._failed_at, self._now)
 
     def take_news(self) -> list[str]:
         """Return the lines for the user that have come up since the last call."""
-        news = self._failover.take_news() + self._news
-        self._news.clear()
+        news = self._failover.take_news() + self.observing.take_news()
         for line in news:
-            self.events.add(self._now, line)
+            self.observing.events.add(self._now, line)
         return news
 
     # ---- members
-
-    def _note_trace(self, peer: bytes, chunk: TraceChunk) -> None:
-        """Keep what a member has noted for the job's trace."""
-        member = self.members.identify(chunk.node)
-        if self.traces is not None and member is not None and self._reply_links.admit(peer, chunk, member.key):
-            self.traces.take(chunk)
-
-    def _fetch_trace(self, message: FetchTrace, now: float) -> TraceFetched:
-        if self.traces is None:
-            raise UsageError("this job has no trace; start it with launch.py --trace FILE")
-        return self.traces.fetch(message, now)
 
     def _join(self, peer: bytes, message: Join) -> list[Answer]:
         if self.failure is not None:
@@ -309,7 +262,7 @@ class Scheduler:
         """Return whether ``message`` is a reader's or an observer's, so that it changes nothing, whatever it is."""
         if self._readers is not None and self._readers.links.concerns(peer, message):
             return True
-        return self._observers.links.concerns(peer, message)
+        return self.observing.concerns(peer, message)
 
     def _leave(self, member: JobMember, message: Leave) -> list[Answer]:
         if not self.members.happens(member, MemberEvent.LEAVES):
@@ -347,7 +300,7 @@ class Scheduler:
             return
         text = text[:MAX_REASON]
         self.failure, self._failed_at = text, self._now
-        self.events.add(self._now, f"the job has failed: {text}"[:MAX_REASON])
+        self.observing.events.add(self._now, f"the job has failed: {text}"[:MAX_REASON])
         failed = JobFailed(text)
         for member in self.members.everyone:
             if member.state is MemberState.READY and member.peer is not None:
@@ -399,8 +352,7 @@ class Scheduler:
 
     def _set_time(self, now: float) -> None:
         self._now = now
-        if self._job.started is None:
-            self._job.started = now
+        self.observing.begin(now)
 
     # ---- answers
 

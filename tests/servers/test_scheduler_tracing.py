@@ -19,23 +19,23 @@ def made(now: float = 50.0) -> tuple[Scheduler, SchedulerTracing]:
 
 def test_events_become_a_chunk_at_the_next_tick() -> None:
     scheduler, tracing = made()
-    scheduler.events.add(49.0, "worker 1 was lost")
+    scheduler.observing.events.add(49.0, "worker 1 was lost")
     tracing.tick()
-    assert scheduler.traces is not None
+    assert scheduler.observing.traces is not None
     assert tracing.awaited()
-    (chunk,) = scheduler.traces.fetch(FETCH, 50.0).chunks
+    (chunk,) = scheduler.observing.traces.fetch(FETCH, 50.0).chunks
     assert chunk.node == ("scheduler", 0, 3)
     assert chunk.offsets == [[3, 0.0, 0.0]]
     assert [record[2:] for record in read_records(chunk)] == [[49.0, "worker 1 was lost"]]
     tracing.tick()
-    assert len(scheduler.traces.fetch(FETCH, 50.0).chunks) == 1
+    assert len(scheduler.observing.traces.fetch(FETCH, 50.0).chunks) == 1
 
 
 def test_it_stops_with_the_workers() -> None:
     scheduler, tracing = made()
-    assert scheduler.traces is not None
-    scheduler.traces.take(TraceChunk(Node("worker", 0, 1), [], [], True, [b"\x90"]))
+    assert scheduler.observing.traces is not None
+    scheduler.observing.traces.take(TraceChunk(Node("worker", 0, 1), [], [], True, [b"\x90"]))
     tracing.tick()
     tracing.requests.note(50.0, 50.0, [], b"a", FETCH)
     tracing.tick()
-    assert [chunk.node.role for chunk in scheduler.traces.fetch(FETCH, 50.0).chunks] == ["worker"]
+    assert [chunk.node.role for chunk in scheduler.observing.traces.fetch(FETCH, 50.0).chunks] == ["worker"]

@@ -27,7 +27,7 @@ def answer(job: Job, member: Member, number: int, place: str = "train.py:41 in l
 def time_over(job: Job) -> list[tuple[Any, Any]]:
     """What is sent because members have not answered in time."""
     job.now += ANSWER_S
-    assert job.scheduler.inquiries.due() <= job.now
+    assert job.scheduler.observing.inquiries.due() <= job.now
     return job.named(job.scheduler.tick(job.now))
 
 
@@ -50,7 +50,7 @@ def test_a_member_is_asked_over_its_heartbeats_link_and_its_answer_is_passed_on(
         "is at train.py:7 in step, which waits for a lock (threading.py:320 in wait)",
     ]
     assert not located.buffers, "members do not show them"
-    assert job.scheduler.inquiries.due() is None
+    assert job.scheduler.observing.inquiries.due() is None
     assert job.tick() == []
 
 
@@ -228,7 +228,7 @@ def test_observers_get_the_stacks_of_those_who_have_answered():
     job = Job(workers=3)
     _, w1, w2, _ = job.everyone
     observer = Sender(Node("observer", 0, 77), 1, 0)
-    job.scheduler.inquiries.locate(b"an observer", Locate(observer, "worker", [1, 2]), job.now)
+    job.scheduler.observing.inquiries.locate(b"an observer", Locate(observer, "worker", [1, 2]), job.now)
     assert answer(job, w1, 1) == [(w1, Where(1)), (w2, Where(2))]
     ((whom, located),) = time_over(job)
     assert whom == b"an observer"
@@ -241,7 +241,7 @@ def test_others_of_the_scheduler_may_look():
     job = Job()
     _, w1, _ = job.everyone
     seen: list[Any] = []
-    job.scheduler.inquiries.look("worker", [1], job.now, seen.append)
+    job.scheduler.observing.inquiries.look("worker", [1], job.now, seen.append)
     answer(job, w1, 1)
     ((rank, sighting),) = seen[0].items()
     assert (rank, sighting.words, sighting.stacks.place) == (1, "is at train.py:41 in load", "train.py:41 in load")

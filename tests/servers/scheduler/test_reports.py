@@ -47,14 +47,14 @@ def test_a_member_is_believed_over_the_link_of_its_beats_alone():
     w0, w1, s0 = job.everyone
     honest = worker_report(rank=0, rounds=5)
     assert job.handle(w0.beats, honest) == []
-    assert job.scheduler.reports.of(w0.node) == (honest,)
+    assert job.scheduler.observing.reports.of(w0.node) == (honest,)
     forged = worker_report(rank=1, rounds=5)
     for link in (w0.beats, b"a stranger"):
         assert job.handle(link, forged) == []
     assert job.handle(w1.beats, replace(forged, node=Node("worker", 1, 9))) == []
     assert job.handle(s0.beats, worker_report(role="server", rank=0)) == [], "a worker's report of a server"
     assert job.handle(w1.beats, server_report(role="worker", rank=1)) == []
-    assert job.scheduler.reports.of(w1.node) == job.scheduler.reports.of(s0.node) == ()
+    assert job.scheduler.observing.reports.of(w1.node) == job.scheduler.observing.reports.of(s0.node) == ()
 
 
 def test_slow_rounds_are_compared_over_longer_times():

@@ -86,7 +86,7 @@ def test_a_straggler_is_named_within_ten_seconds_and_once():
     assert at <= 30.0
     assert "worker 1 came last in" in line
     assert "it reads its input for longer" in line
-    assert [text for _, text in run.job.scheduler.events.after(0)[1]][-1] == line
+    assert [text for _, text in run.job.scheduler.observing.events.after(0)[1]][-1] == line
 
 
 def test_looks_say_what_reports_do_not():
