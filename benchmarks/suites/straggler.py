@@ -158,7 +158,10 @@ def judged(trial: Trial, seconds: float, line: str) -> Naming:
     if not trial.cause or found is None:
         return Naming(seconds, line, found is None and not trial.cause)
     ranks = (int(found["first"]), *([int(found["last"])] if found["last"] else ()))
-    return Naming(seconds, line, ranks == (trial.ranks[0], *trial.ranks[1:][-1:]) and WORDS[trial.cause] in line)
+    who = ranks == (trial.ranks[0], *trial.ranks[1:][-1:])
+    if trial.kind == "dist_ssp":  # pushes of one host come one after the other there: the last one is awaited alone
+        who = set(ranks) <= set(trial.ranks)
+    return Naming(seconds, line, who and WORDS[trial.cause] in line)
 
 
 def members(trial: Trial, places: Sequence[Place], folder: Path) -> list[Member]:
@@ -206,6 +209,7 @@ class RunningJob:
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = members
         self._processes: list[subprocess.Popen[str]] = []
+        self._readers: list[threading.Thread] = []
         self._lines: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
 
     def __enter__(self) -> RunningJob:
@@ -222,7 +226,8 @@ class RunningJob:
                 text=True,
             )
             self._processes.append(process)
-            threading.Thread(target=self._read, args=(process, member.name), daemon=True).start()
+            self._readers.append(threading.Thread(target=self._read, args=(process, member.name), daemon=True))
+            self._readers[-1].start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -233,6 +238,10 @@ class RunningJob:
                 process.wait(5.0)
             process.kill()
             process.wait()
+        for reader, process in zip(self._readers, self._processes, strict=True):
+            reader.join()
+            if process.stderr is not None:
+                process.stderr.close()
 
     def wait_for(self, path: Path) -> None:
         """Wait for a file.

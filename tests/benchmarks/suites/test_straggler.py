@@ -34,6 +34,8 @@ def test_a_slow_line_is_that_of_all_workers_of_a_host():
     assert trial.ranks == (0, 2)
     assert judged(trial, 5.0, news("network", 0, 2)).right
     assert not judged(trial, 5.0, news("network", 1, 3)).right
+    assert not judged(trial, 5.0, news("network", 2)).right
+    assert judged(Trial("dist_ssp", 4, 2, "network", 2), 5.0, news("network", 2)).right
 
 
 def test_in_an_even_run_nobody_is_to_be_named():
