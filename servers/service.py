@@ -95,8 +95,8 @@ class Service:
             came = received is not None
             self.now = self._clock()
             if received is not None:
-                if len(received[1]) > 1:
-                    self.received += len(received[1][1]) if len(received[1]) == 2 else sum(map(len, received[1][1:]))
+                for frame in received[1][1:]:
+                    self.received += len(frame)
                 outbox = None if take is None else take(*received)
                 if outbox is None:
                     self._receive(handle, *received)
@@ -161,7 +161,7 @@ class Service:
         for peer, message in outbox:
             if message is not before:  # a notice to thousands of members is encoded once
                 frames, before = encode(message), message
-            if len(frames) > 1:
-                self.sent += len(frames[1]) if len(frames) == 2 else sum(map(len, frames[1:]))
+            for frame in frames[1:]:
+                self.sent += len(frame)
             urgency = message.priority if isinstance(message, Values) else None
             self._transport.send(peer, frames, urgency)

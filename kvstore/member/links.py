@@ -316,7 +316,7 @@ class Links:
         request.gone = True
         self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
         for frame in frames[1:]:
-            self.sent[request.peer] += nbytes_of(frame)
+            self.sent[request.peer] += nbytes_of(frame) if isinstance(frame, ScatteredFrame) else len(frame)
 
     def _made(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame] | None:
         """Return the message of a request; None if it cannot be made, which fails the request's operation alone.
