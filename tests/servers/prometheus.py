@@ -56,14 +56,13 @@ class Prometheus:
         """Return what an expression gives now."""
         return list(self.ask("query", query=expr)["result"])
 
-    def target_error(self) -> str:
-        """Return why the last scrape failed; empty if it did not."""
-        (target,) = self.ask("targets")["activeTargets"]
-        return str(target["lastError"])
+    def rules(self) -> set[str]:
+        """Return how the rules for alerts are: ``ok``, ``unknown`` before they have been looked at, or ``err``."""
+        return {rule["health"] for group in self.ask("rules")["groups"] for rule in group["rules"]}
 
 
 @contextmanager
-def prometheus(folder: Path, target: str, token: Path, rules: Path, interval: str = "500ms") -> Iterator[Prometheus]:
+def prometheus(folder: Path, target: str, token: Path, rules: Path, interval: str = "1s") -> Iterator[Prometheus]:
     """Have a Prometheus that scrapes ``target`` while the block runs. The test skips where there is no Prometheus."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed (.ci/run installs it)")
