@@ -95,8 +95,8 @@ class Service:
             came = received is not None
             self.now = self._clock()
             if received is not None:
-                for frame in received[1][1:]:
-                    self.received += len(frame)
+                if len(received[1]) > 1:  # no loop variable: it would hold the memory
+                    self.received += sum(map(len, received[1][1:]))
                 outbox = None if take is None else take(*received)
                 if outbox is None:
                     self._receive(handle, *received)
