@@ -36,12 +36,12 @@ LIMIT_S = 10.0  # within so many seconds it is to be named
 START_S, END_S = 120.0, 30.0
 FAST, SLOW = "1gbit", "12500kbit"
 WORDS = {
-    "input": "it reads its input for longer",
-    "backward": "it computes for longer",
-    "network": "look at its network",
+    "input": "reads its input for longer",
+    "backward": "computes for longer",
+    "network": "messages take long to arrive",
 }
 NAMED = re.compile(
-    r"\bworkers? (?P<first>\d+)(?:[\d, ]* and (?P<last>\d+))?(?:, which share an aggregator,)? came last in"
+    r"\bworkers? (?P<first>\d+)(?:[\d, ]* and (?P<last>\d+))?(?:, which share an aggregator,)? (?:is|are) slow:"
 )
 
 

@@ -109,13 +109,16 @@ def of_straggler(found: Straggler, seen: str = "") -> Advice:
     Args:
         seen: where it was seen in its code, in words; empty if nobody has looked.
     """
-    who = names_of(found)
-    alike = "" if len(found.ranks) == 1 else ", which share an aggregator,"
+    one = len(found.ranks) == 1
+    who = f"{names_of(found)} is slow: it" if one else f"{names_of(found)}, which share an aggregator, are slow: they"
     text = (
-        f"{who}{alike} came last in {share(found.last)} of {found.waves} waves in {found.seconds:.0f} s, and others "
-        f"waited for that alone for {share(found.alone)} of the time ({_millis(found.alone_s)} a round): {_why(found)}"
+        f"{who} came last in {share(found.last)} of the rounds of the last {found.seconds:.0f} s, and others waited "
+        f"for {'it' if one else 'them'} alone for {share(found.alone)} of the time ({_millis(found.alone_s)} a round). "
+        f"{_why(found)}"
     )
-    return Advice(f"straggler_{found.cause}", "worker", found.ranks[0], text + (f"; {seen}" if seen else ""))
+    if not seen and found.cause == "local":
+        seen = "`kvstore-status --stacks` shows where"
+    return Advice(f"straggler_{found.cause}", "worker", found.ranks[0], text + (f". {seen}" if seen else ""))
 
 
 def names_of(found: Straggler) -> str:
@@ -125,18 +128,24 @@ def names_of(found: Straggler) -> str:
 
 
 def _why(found: Straggler) -> str:
-    waits = f"waits for answers for {share(found.blocked)} of the time, others for {share(found.others_blocked)}"
+    """Return a sentence with the cause, and the numbers that it follows from."""
+    one = len(found.ranks) == 1
+    it, its, ends = ("it", "its", "s") if one else ("they", "their", "")
+    others = "the others"
+    waits = (
+        f"{it} wait{ends} for answers for {share(found.blocked)} of the time, {others} {share(found.others_blocked)}"
+    )
     reads = ""
     if found.input is not None:
-        others = "" if found.others_input is None else f", others for {share(found.others_input)}"
-        reads = f"waits for data for {share(found.input)} of the time{others}"
+        known = "" if found.others_input is None else f", {others} {share(found.others_input)}"
+        reads = f"{it} wait{ends} for data for {share(found.input)} of the time{known}"
     if found.cause == "network":
-        return f"its messages are long under way, so look at its network (it {waits})"
+        return f"{its.capitalize()} messages take long to arrive, so look at {its} network: {waits}"
     if found.cause == "input":
-        return f"it reads its input for longer than others (it {reads or waits})"
+        return f"{it.capitalize()} read{ends} {its} input for longer than {others}: {reads or waits}"
     if found.cause == "compute":
-        return f"it computes for longer than others (it {waits}{f'; it {reads}' if reads else ''})"
-    return f"it computes, or reads its input, for longer than others (it {waits}); see kvstore-status --stacks"
+        return f"{it.capitalize()} compute{ends} for longer than {others}: {waits}{f', and {reads}' if reads else ''}"
+    return f"{it.capitalize()} compute{ends}, or read{ends} {its} input, for longer than {others}: {waits}"
 
 
 def _stuck(view: JobView) -> list[Advice]:

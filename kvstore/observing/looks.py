@@ -58,9 +58,8 @@ class PairedLooks:
         if not place or self.count < ENOUGH or self._excess(self._places, place) < MORE * self.count:
             return ""
         others = self._places[self.other][place]
-        return (
-            f"{places[place]} of {self.count} looks found it at {place}, and {others} found worker {self.other} there"
-        )
+        beside = f", and {others} found worker {self.other} there" if others else ""
+        return f"{places[place]} of {self.count} looks found it at {place}{beside}"
 
     def _excess(self, counts: dict[int, Counter[str]], name: str) -> int:
         return counts[self.rank][name] - counts[self.other][name]

@@ -44,7 +44,7 @@ def test_in_an_even_run_nobody_is_to_be_named():
     assert not judged(trial, 5.0, news("compute", 2)).right
 
 
-@pytest.mark.long
+@pytest.mark.faults
 def test_a_worker_that_is_late_in_its_backward_pass_is_named_while_the_job_runs():
     naming = carry_out(Trial("dist_sync", 2, 0, "backward", 1), before_s=0.0, limit_s=60.0)
     assert naming.right, naming

@@ -43,8 +43,9 @@ def test_the_straggler_is_named_with_its_numbers():
     advice = only(advise(view(spans, [server_span([1, 99, 0], [0.0, 0.33, 0.0])])))
     assert (advice.kind, advice.about, advice.straggler) == ("straggler_input", "worker 1", True)
     assert advice.text == (
-        "worker 1 came last in 99 % of 100 waves in 10 s, and others waited for that alone for 33 % of the time (33 ms "
-        "a round): it reads its input for longer than others (it waits for data for 33 % of the time, others for 1 %)"
+        "worker 1 is slow: it came last in 99 % of the rounds of the last 10 s, and others waited for it alone for 33 "
+        "% of the time (33 ms a round). It reads its input for longer than the others: it waits for data for 33 % of the "
+        "time, the others 1 %"
     )
     assert advise(view(spans, [server_span([1, 99, 0], [0.0, 0.33, 0.0])], state="left")) == []
 
@@ -54,9 +55,9 @@ def test_each_cause_has_words(cause: str):
     found = Straggler((2, 3), 8.0, 40, 0.9, 0.25, 0.0025, 0.1, 0.3, None, None, cause)
     advice = of_straggler(found, "9 of 40 looks found it at train.py:41 in load_batch")
     assert advice.kind == f"straggler_{cause}"
-    assert advice.text.startswith("workers 2 and 3, which share an aggregator, came last in 90 % of 40 waves in 8 s")
+    assert advice.text.startswith("workers 2 and 3, which share an aggregator, are slow: they came last in 90 % of the")
     assert "25 % of the time (2.5 ms a round)" in advice.text
-    assert advice.text.endswith("; 9 of 40 looks found it at train.py:41 in load_batch")
+    assert advice.text.endswith(". 9 of 40 looks found it at train.py:41 in load_batch")
     assert "0 %" in of_straggler(replace(found, input=0.0, others_input=0.0)).text
 
 

@@ -84,15 +84,15 @@ def test_a_straggler_is_named_within_ten_seconds_and_once():
     run.pass_s(60, 1)
     ((at, line),) = run.news
     assert at <= 30.0
-    assert "worker 1 came last in" in line
-    assert "it reads its input for longer" in line
+    assert "worker 1 is slow: it came last in" in line
+    assert "It reads its input for longer" in line
     assert [text for _, text in run.job.scheduler.observing.events.after(0)[1]][-1] == line
 
 
 def test_looks_say_what_reports_do_not():
     for frames, words in (
-        (BACKWARD, "it computes for longer than others (it waits"),
-        (FETCH, "it reads its input for longer"),
+        (BACKWARD, "It computes for longer than the others: it waits"),
+        (FETCH, "It reads its input for longer"),
     ):
         run = Run()
         run.frames[1] = frames
@@ -110,7 +110,7 @@ def test_without_answers_the_cause_is_one_of_two():
     run.pass_s(30, 1)
     ((at, line),) = run.news
     assert at <= 10.0
-    assert "it computes, or reads its input, for longer than others" in line
+    assert "It computes, or reads its input, for longer than the others" in line
 
 
 def test_it_is_said_when_it_is_over_and_who_is_next_but_not_too_often():
@@ -119,9 +119,9 @@ def test_it_is_said_when_it_is_over_and_who_is_next_but_not_too_often():
     run.pass_s(40, None)
     run.pass_s(20, 2)
     named, over, other = run.news
-    assert "worker 1 came last in" in named[1]
+    assert "worker 1 is slow: it came last in" in named[1]
     assert over[1] == "worker 1 holds nobody up any more"
-    assert "worker 2 came last in" in other[1]
+    assert "worker 2 is slow: it came last in" in other[1]
     run = Run(read=True)
     for _ in range(6):
         run.pass_s(10, 1)
