@@ -44,8 +44,8 @@ def test_the_straggler_is_named_with_its_numbers():
     assert (advice.kind, advice.about, advice.straggler) == ("straggler_input", "worker 1", True)
     assert advice.text == (
         "worker 1 is slow: it came last in 99 % of the rounds of the last 10 s, and others waited for it alone for 33 "
-        "% of the time (33 ms a round). It reads its input for longer than the others: it waits for data for 33 % of the "
-        "time, the others 1 %"
+        "% of the time (33 ms a round). It reads its input for longer than the others: it waits for data for 33 % of "
+        "the time, the others 1 %"
     )
     assert advise(view(spans, [server_span([1, 99, 0], [0.0, 0.33, 0.0])], state="left")) == []
 
