@@ -21,7 +21,7 @@ def test_all_modes_are_ones_that_stores_take():
         parse(name, name, options)
 
 
-@pytest.mark.long
+@pytest.mark.faults  # very many runs: each kind of store has tests of its own
 @pytest.mark.timeout(180)  # seconds, but on a busy machine a job takes long to start
 def test_jobs_come_to_their_ends(tmp_path):
     modes = ["dist_sync", "dist_ssp:staleness=2"]  # all must end together; each when it likes

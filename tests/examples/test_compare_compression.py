@@ -50,7 +50,7 @@ def test_validation_counts_and_leaves_the_statistics_alone():
     assert all(tensor.equal(before[name]) for name, tensor in statistics(model).items())
 
 
-@pytest.mark.long
+@pytest.mark.faults  # very many runs: each codec has tests of its own
 @pytest.mark.timeout(180)  # seconds, but on a busy machine a job takes long to start
 def test_a_job_prints_a_line_for_each_and_writes_the_files(tmp_path):
     command = "compare_compression.py --num-epochs 1 --num-examples 64 --batch-size 16 --csv table.csv"

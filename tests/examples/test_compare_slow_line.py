@@ -47,7 +47,7 @@ def test_the_table():
     ]
 
 
-@pytest.mark.long
+@pytest.mark.faults  # very many runs: each way has tests of its own
 def test_a_job_runs_every_way(song, tmp_path):
     words = f"compare_slow_line.py --seeds 2 --csv table.csv --all='{TINY} --text {song}'"
     process = launch(words, workers=2, servers=1, cwd=tmp_path)
