@@ -36,6 +36,16 @@ class Between(Protocol):
         ...
 
 
+class Timed(Protocol):
+    """Something that must know the time, and has no clock.
+
+    Attributes:
+        now: when the message came that is being handled.
+    """
+
+    now: float
+
+
 class Service:
     """Serves messages until ``stop``.
 
@@ -46,6 +56,7 @@ class Service:
 
     Attributes:
         now: when the message came that is being handled, by ``clock``.
+        timed: is told when each message came, as its ``now``; None tells nobody.
         busy_s: the seconds in which messages have been handled, and their answers sent.
         received, sent: bytes of what messages carry, their headers apart.
         tracer: notes what is handled, for the job's trace; None notes nothing.
@@ -66,6 +77,7 @@ class Service:
         self._posted: queue.SimpleQueue[Callable[[], Outbox]] = queue.SimpleQueue()
         self._stopped = False
         self.tracer: RequestTracer | None = None
+        self.timed: Timed | None = None
         self._drops = Drops(log)
 
     def run(
@@ -95,13 +107,15 @@ class Service:
             came = received is not None
             self.now = self._clock()
             if received is not None:
-                if len(received[1]) > 1:  # no loop variable: it would hold the memory
-                    self.received += sum(map(len, received[1][1:]))
+                if self.timed is not None:
+                    self.timed.now = self.now
                 outbox = None if take is None else take(*received)
                 if outbox is None:
                     self._receive(handle, *received)
                 else:
                     self._send(outbox, self.now)
+                if len(received[1]) > 1:  # counted when the answer has left; no loop variable, which would hold memory
+                    self.received += sum(map(len, received[1][1:]))
                 del received  # its sender waits for the memory
             while not self._posted.empty():
                 self._send(self._posted.get()())
@@ -139,7 +153,10 @@ class Service:
         except Exception:
             log.exception("a %s could not be handled", "message" if message is None else type(message).__name__)
             return
-        self._send(outbox, self.now, peer, message)
+        if self.tracer is None:
+            self._put(outbox)
+        else:
+            self._send(outbox, self.now, peer, message)
 
     def _send(self, outbox: Outbox, began: float = 0.0, peer: bytes = b"", message: Message | None = None) -> None:
         """Send ``outbox``, and note it for the trace.
@@ -161,7 +178,7 @@ class Service:
         for peer, message in outbox:
             if message is not before:  # a notice to thousands of members is encoded once
                 frames, before = encode(message), message
-            for frame in frames[1:]:
-                self.sent += len(frame)
             urgency = message.priority if isinstance(message, Values) else None
             self._transport.send(peer, frames, urgency)
+            for frame in frames[1:]:
+                self.sent += len(frame)

@@ -71,14 +71,9 @@ class ShardMember(ServingMember):
             self._shard.save = self._saver.save
 
     def _handling(self, handle: Handle) -> Handle:
-        """Return ``handle`` for the loop: it tells the shard the time, and injects the faults that there are to be."""
-        times, service = self._shard.times, self._service
-
-        def at_its_time(peer: bytes, message: Message) -> Outbox:
-            times.now = service.now
-            return handle(peer, message)
-
-        return injecting(at_its_time, self._faults, lambda: self._shard.rounds)
+        """Return ``handle`` for the loop, which tells the shard the time, with the faults that there are to be."""
+        self._service.timed = self._shard.times
+        return injecting(handle, self._faults, lambda: self._shard.rounds)
 
     def _answer(self, outbox: Outbox) -> Outbox:
         """Return what may be sent now of answers that no message has asked for at this moment."""
