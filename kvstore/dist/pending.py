@@ -87,7 +87,9 @@ class _ArrayRequest(PendingRequest):
         """See ``PendingRequest``."""
         incoming = self.incoming
         if incoming is not None:
-            tracer = self._tracer
+            tracer = self.asker.session.tracer
+            if tracer is not None and not self._is_noted(tracer):
+                tracer = None
             began = 0.0 if tracer is None else tracer.clock()
             incoming.writer.take(self.parcel, reply, incoming.decode)
             if tracer is not None:
@@ -109,13 +111,9 @@ class _ArrayRequest(PendingRequest):
     def _sent(self) -> int:
         return 0
 
-    @property
-    def _tracer(self) -> Tracer | None:
-        """What notes how long it takes to copy values, or to encode them; None where nobody does."""
-        tracer = self.asker.session.tracer
-        if tracer is None or not tracer.open or self.parcel.nbytes < WORTH_NOTING:
-            return None
-        return tracer
+    def _is_noted(self, tracer: Tracer) -> bool:
+        """Whether a trace shows how long it takes to copy the values, or to encode them."""
+        return tracer.open and self.parcel.nbytes >= WORTH_NOTING
 
 
 class PullOfArrays(_ArrayRequest):
@@ -161,7 +159,9 @@ class PushOfArrays(_ArrayRequest):
         """See ``PendingRequest``."""
         gather = self.turn is not None and self.asker.session.client.gathers(self.peer)
         load, hyper, order = self.contribution
-        tracer = self._tracer
+        tracer = self.asker.session.tracer
+        if tracer is not None and not self._is_noted(tracer):
+            tracer = None
         began = 0.0 if tracer is None else tracer.clock()
         buffers, codec, lengths, segment_counts, encode = load.pack(self.parcel, gather)
         if tracer is not None:
