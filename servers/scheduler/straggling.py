@@ -25,7 +25,7 @@ SUSPICION_S = 3.0  # of how long a time before looks begin; it must go on for so
 SUSPICIOUS_WAVES = 8
 LOOK_S = 0.1  # between looks, on average
 MOST_LOOKS = 40
-PATIENCE_S = 4.0  # how long a straggler may wait for its cause to be known
+PATIENCE_S = 4.0  # how long it may take until the cause is known, and who of several workers of a host it is
 OVER = 3  # judgements in a row that must not find it before it is over, or find another cause
 MOST_LINES, LINES_S = 4, 120.0  # of news in so many seconds: what comes and goes must not fill the terminal
 
@@ -95,15 +95,18 @@ class StragglerWatch:
             if named is not None and self._missed >= OVER and self._say(_over(named), now):
                 self._named = None
             return
-        if found.ranks != self._found:
-            self._found, self._since = found.ranks, now
+        if set(found.ranks).isdisjoint(self._found):
+            self._since = now
+        self._found = found.ranks
         self._missed = 0
         self._name(self._with_cause(found), now)
 
     def _name(self, found: Straggler, now: float) -> None:
         """Say who it is and by what, unless that has been said, or not enough is known yet."""
         before = self._named
-        if found.cause == "local" and self._looking and now - self._since < PATIENCE_S:
+        one_of_several = len(found.ranks) > 1 and found.cause != "network"  # a line is all of theirs
+        unclear = one_of_several or (found.cause == "local" and self._looking)
+        if unclear and now - self._since < PATIENCE_S:
             return
         if before is not None and before.ranks == found.ranks:
             same = found.cause in ("local", before.cause)

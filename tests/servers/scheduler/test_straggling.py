@@ -6,7 +6,7 @@ from made_reports import server_report, worker_report
 from rendezvous import Job, Member
 
 from kvstore.wire import Message, Stacks, Where, WorkerReport
-from servers.scheduler.straggling import MOST_LINES
+from servers.scheduler.straggling import MOST_LINES, PATIENCE_S
 
 FETCH = ["train.py:9 in <module>", "torch/utils/data/dataloader.py:700 in __next__"]
 BACKWARD = ["train.py:12 in <module>", "torch/autograd/graph.py:800 in _engine_run_backward"]
@@ -21,6 +21,7 @@ class Run:
         read: whether workers say how long they wait for data.
         frames: where workers are, when they are asked.
         asked: how often each worker has been asked.
+        sharing: workers that share an aggregator: servers see them together.
         news: what has been said, each with the time since the run began.
     """
 
@@ -31,6 +32,7 @@ class Run:
         self.read = read
         self.frames = dict.fromkeys(range(3), WAITS)
         self.asked = [0, 0, 0]
+        self.sharing: tuple[int, ...] = ()
         self.news: list[tuple[float, str]] = []
         self._blocked, self._input, self._alone, self._last = ([0.0] * 3 for _ in range(4))
         self._rounds = 0
@@ -42,9 +44,10 @@ class Run:
             for rank in range(3):
                 self._blocked[rank] += 0.0 if late is None or rank == late else 0.05
                 self._input[rank] += 0.05 if rank == late else 0.0
-            if late is not None:
-                self._alone[late] += 0.05
-            self._last[self._rounds % 3 if late is None else late] += 1
+            last = self._rounds % 3 if late is None else late
+            for rank in self.sharing if last in self.sharing else (last,):
+                self._last[rank] += 1
+                self._alone[rank] += 0.0 if late is None else 0.05
             if self._rounds % 10 == 0:
                 self._report()
             self.answer(self.job.tick(0.1))
@@ -87,6 +90,16 @@ def test_a_straggler_is_named_within_ten_seconds_and_once():
     assert "worker 1 is slow: it came last in" in line
     assert "It reads its input for longer" in line
     assert [text for _, text in run.job.scheduler.observing.events.after(0)[1]][-1] == line
+
+
+def test_workers_of_a_host_are_named_together_if_it_stays_unclear_which_one_it_is():
+    clear, unclear = Run(read=True), Run(read=True)
+    unclear.sharing = 1, 2
+    for run in (clear, unclear):
+        run.pass_s(30, 1)
+    ((first, _),), ((at, line),) = clear.news, unclear.news
+    assert first + PATIENCE_S <= at <= 10.0
+    assert "workers 1 and 2, which share an aggregator, are slow: they" in line
 
 
 def test_looks_say_what_reports_do_not():
