@@ -25,7 +25,8 @@ SUSPICION_S = 3.0  # of how long a time before looks begin; it must go on for so
 SUSPICIOUS_WAVES = 8
 LOOK_S = 0.1  # between looks, on average
 MOST_LOOKS = 40
-PATIENCE_S = 4.0  # how long it may take until the cause is known, and who of several workers of a host it is
+PATIENCE_S = 4.0  # how long it may take until the cause is known
+TOGETHER_S = 3.0  # how long it may take until it is known which of several workers of a host it is
 OVER = 3  # judgements in a row that must not find it before it is over, or find another cause
 MOST_LINES, LINES_S = 4, 120.0  # of news in so many seconds: what comes and goes must not fill the terminal
 
@@ -104,9 +105,10 @@ class StragglerWatch:
     def _name(self, found: Straggler, now: float) -> None:
         """Say who it is and by what, unless that has been said, or not enough is known yet."""
         before = self._named
-        one_of_several = len(found.ranks) > 1 and found.cause != "network"  # a line is all of theirs
-        unclear = one_of_several or (found.cause == "local" and self._looking)
-        if unclear and now - self._since < PATIENCE_S:
+        patience_s = PATIENCE_S if found.cause == "local" and self._looking else 0.0
+        if len(found.ranks) > 1:  # until their aggregator tells them apart, one of them looks like a slow line of all
+            patience_s = max(patience_s, TOGETHER_S)
+        if now - self._since < patience_s:
             return
         if before is not None and before.ranks == found.ranks:
             same = found.cause in ("local", before.cause)

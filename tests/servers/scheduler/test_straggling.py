@@ -6,7 +6,7 @@ from made_reports import server_report, worker_report
 from rendezvous import Job, Member
 
 from kvstore.wire import Message, Stacks, Where, WorkerReport
-from servers.scheduler.straggling import MOST_LINES, PATIENCE_S
+from servers.scheduler.straggling import MOST_LINES, TOGETHER_S
 
 FETCH = ["train.py:9 in <module>", "torch/utils/data/dataloader.py:700 in __next__"]
 BACKWARD = ["train.py:12 in <module>", "torch/autograd/graph.py:800 in _engine_run_backward"]
@@ -98,7 +98,7 @@ def test_workers_of_a_host_are_named_together_if_it_stays_unclear_which_one_it_i
     for run in (clear, unclear):
         run.pass_s(30, 1)
     ((first, _),), ((at, line),) = clear.news, unclear.news
-    assert first + PATIENCE_S <= at <= 10.0
+    assert first + TOGETHER_S <= at <= 10.0
     assert "workers 1 and 2, which share an aggregator, are slow: they" in line
 
 
