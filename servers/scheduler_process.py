@@ -62,6 +62,10 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
             stays_until = clock() + LATE_S
     reported = False
 
+    def awaited() -> bool:
+        """Whether somebody who looks on is still to see how the job has ended."""
+        return scheduler.to_be_seen or (tracing is not None and tracing.awaited())
+
     def tick() -> Outbox:
         if tracing is not None:
             tracing.tick()
@@ -74,8 +78,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         if scheduler.failure is not None and not reported:
             reported = True
             say("the job has failed", scheduler.failure)
-        awaited = scheduler.to_be_seen or (tracing is not None and tracing.awaited())
-        if scheduler.finished and clock() >= stays_until and not awaited:
+        if scheduler.finished and clock() >= stays_until and not awaited():
             service.stop()
         return outbox
 

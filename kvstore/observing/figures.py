@@ -1,4 +1,4 @@
-"""What follows from a member's reports: rates and shares of the last ten seconds or so. Pure.
+"""What follows from a member's reports: rates and shares of the last six seconds or so. Pure.
 
 None stands for what is not known yet: a rate takes two reports.
 """
@@ -49,8 +49,8 @@ class WorkerFigures:
         latest, before, seconds = span.latest, span.before, span.seconds
         links: tuple[tuple[float, float], ...] = ()
         if seconds > 0:
-            sent = _grown(before.sent, latest.sent, seconds)
-            links = tuple(zip(sent, _grown(before.received, latest.received, seconds), strict=False))
+            grown = zip(span.grown("sent"), span.grown("received"), strict=False)
+            links = tuple((sent / seconds, received / seconds) for sent, received in grown)
         knows_input = before.input_us >= 0 and latest.input_us >= 0
         return cls(
             latest.rounds,
@@ -117,9 +117,3 @@ def _rate(span: Span[WorkerReport] | Span[ServerReport], count: str) -> float | 
 
 def _share(span: Span[WorkerReport] | Span[ServerReport], microseconds: str) -> float | None:
     return max(0.0, span.rate(microseconds) / 1e6) if span.seconds > 0 else None
-
-
-def _grown(before: list[int], latest: list[int], seconds: float) -> list[float]:
-    """Return by how much each count has grown in a second; one that was not there before has been 0."""
-    earlier = [*before, *[0] * (len(latest) - len(before))]
-    return [(now - then) / seconds for then, now in zip(earlier, latest, strict=False)]

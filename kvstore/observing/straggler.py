@@ -149,7 +149,7 @@ def _awaited(seen: Sequence[Span[ServerReport]], alone: float, fewest_waves: int
         return None
     came_last: dict[int, int] = {}
     for span in spans:
-        for rank, count in enumerate(_grown(span, "came_last")):
+        for rank, count in enumerate(span.grown("came_last")):
             came_last[rank] = came_last.get(rank, 0) + count
     ranks = tuple(rank for rank, count in came_last.items() if count >= LAST * waves)
     if not ranks:
@@ -172,7 +172,7 @@ def _within(awaited: _Awaited, aggregators: Sequence[Span[ServerReport]], alone:
 
 def alone_share(span: Span[ServerReport], rank: int) -> float:
     """Return the part of the time in which others have waited for worker ``rank`` alone."""
-    grown = _grown(span, "alone_us")
+    grown = span.grown("alone_us")
     return MICRO * grown[rank] / span.seconds if rank < len(grown) and span.seconds else 0.0
 
 
@@ -186,11 +186,6 @@ def input_share_of(span: Span[WorkerReport]) -> float | None:
     if span.before.input_us < 0 or span.latest.input_us < 0:
         return None
     return min(1.0, MICRO * span.rate("input_us"))
-
-
-def _grown(span: Span[ServerReport], counts: str) -> list[int]:
-    before, latest = getattr(span.before, counts), getattr(span.latest, counts)
-    return [count - (before[rank] if rank < len(before) else 0) for rank, count in enumerate(latest)]
 
 
 def _median(shares: Iterable[float | None]) -> float | None:

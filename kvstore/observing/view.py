@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -19,7 +20,7 @@ class Span(Generic[R]):
     """Two reports of one member.
 
     Attributes:
-        before: the one of some ten seconds ago; the same as ``latest`` if there is only one.
+        before: the one of some six seconds ago; the same as ``latest`` if there is only one.
         latest: the other.
     """
 
@@ -35,6 +36,11 @@ class Span(Generic[R]):
         """Return by how much the attribute ``count`` has grown in a second; 0 for one report."""
         grown: float = getattr(self.latest, count) - getattr(self.before, count)
         return grown / self.seconds if self.seconds > 0 else 0.0
+
+    def grown(self, counts: str) -> list[int]:
+        """Return by how much each of the list ``counts`` has grown; one that was not there before has been 0."""
+        before, latest = getattr(self.before, counts), getattr(self.latest, counts)
+        return [now - then for now, then in itertools.zip_longest(latest, before[: len(latest)], fillvalue=0)]
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ class Observed(Reply):
         events: what has happened: its time, and a line.
         owners: for each of ``buffers``, the place of its member in ``members``.
         awaited: the ranks of the workers that ``waits`` is about, of those that have joined and have not left.
-        buffers: encoded reports; of each member the one of some ten seconds ago, if there is one, then the latest.
+        buffers: encoded reports; of each member the one of some six seconds ago, if there is one, then the latest.
     """
 
     at: Time

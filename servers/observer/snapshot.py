@@ -1,13 +1,13 @@
 """What the page is told of a job at one moment, and what of it is drawn over time. Pure.
 
-A ``snapshot`` becomes JSON. Its names are the page's: ``page/page.js`` reads them. Rates are over the last ten seconds
+A ``snapshot`` becomes JSON. Its names are the page's: ``page/page.js`` reads them. Rates are over the last six seconds
 or so. Unknown numbers are None.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import Any
 
@@ -121,10 +121,10 @@ def lateness(view: JobView) -> dict[int, tuple[float | None, float | None]]:
     last: dict[int, int] = {}
     alone: dict[int, float] = {}
     for each in reports:
-        for worker, number in enumerate(_since(each.before.came_last, each.latest.came_last)):
+        for worker, number in enumerate(each.grown("came_last")):
             last[worker] = last.get(worker, 0) + number
         if each.seconds > 0:
-            for worker, microseconds in enumerate(_since(each.before.alone_us, each.latest.alone_us)):
+            for worker, microseconds in enumerate(each.grown("alone_us")):
                 alone[worker] = max(alone.get(worker, 0.0), microseconds / 1e6 / each.seconds)
     return {
         worker: (_rounded(number / waves) if waves > 0 else None, _rounded(alone.get(worker)))
@@ -201,11 +201,6 @@ def _servers(view: JobView) -> Iterator[tuple[MemberView, ServerFigures]]:
         for member in view.of_role(role):
             if member.server is not None and _is_there(member):
                 yield member, ServerFigures.of(member.server)
-
-
-def _since(before: Sequence[int], latest: Sequence[int]) -> list[int]:
-    """By how much each count has grown; there may be more counts than before."""
-    return [now - then for now, then in zip(latest, [*before, *[0] * (len(latest) - len(before))], strict=False)]
 
 
 def _total(numbers: Iterable[float | None]) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.errors import WireError
-from kvstore.observing.view import JobView
+from kvstore.observing.view import JobView, Span
 from kvstore.wire import Ack, Message, Node, Observed, ServerReport, WorkerReport, encode
 
 WORKER = WorkerReport(Node("worker", 1, 1), 5.0, 10, 1000, -1, 50, 60, 2, 0, [100], [200], [["loss", 0.5]])
@@ -28,6 +28,9 @@ def test_members_have_their_reports() -> None:
     assert worker.worker is not None
     assert (worker.worker.before, worker.worker.latest) == (WORKER, later)
     assert (worker.worker.seconds, worker.worker.rate("rounds")) == (10.0, 5.0)
+    assert worker.worker.grown("sent") == [0]
+    more = Span(replace(WORKER, sent=[100]), replace(WORKER, sent=[130, 7]))
+    assert more.grown("sent") == [30, 7], "a link that was not there before has carried nothing"
     assert worker.server is None
     assert server.server is not None
     assert (server.server.seconds, server.server.rate("rounds")) == (0.0, 0.0), "there is only one"
