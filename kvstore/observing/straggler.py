@@ -8,15 +8,15 @@ A worker is a straggler if, since the earlier reports,
 
 In even runs somebody comes last, too, and it may often be the same worker. But then nobody waits long for it alone. In
 very short rounds, requests come in the order in which the requests before them were answered: that is why a wait has to
-be worth ``ALONE_S``. The workers of an aggregator are one to servers. Of these, the one is meant that the others of its
-host wait for likewise; if there is none, all of them are.
+be worth ``ALONE_S``. Servers see the workers of an aggregator as one. The aggregator's own counts then say which of
+them the others of the host wait for. If these do not single one out, all of them are named.
 
 The cause follows from how the time of the straggler differs from that of half of the others (their median):
 
-- it has waited for answers less than they have, by more than half of the time that they wait for it: it is busy by
-  itself. If it has waited for data longer than they have, by half of that difference, it reads ``input``. If that is
-  known and not so, it is ``compute``. If nobody has counted the time for data, it is ``local``, one of both.
-- else it waits as they do, and they wait for what it has sent: ``network``.
+- It waits for answers less than they do, and the difference is more than half of the time that they wait for it. Then
+  its own process is busy. The cause is ``input`` if it waits for data longer than they do, by at least half of that
+  difference. It is ``compute`` if it does not. It is ``local``, one of the two, if nobody has counted the time for data.
+- Otherwise it waits as they do. They wait for messages that it has sent already: the cause is ``network``.
 """
 
 from __future__ import annotations
