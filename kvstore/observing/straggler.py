@@ -15,7 +15,7 @@ The cause follows from how the time of the straggler differs from that of half o
 
 - It waits for answers less than they do, and the difference is more than half of the time that they wait for it. Then
   its own process is busy. The cause is ``input`` if it waits for data longer than they do, by at least half of that
-  difference. It is ``compute`` if it does not. If nobody has counted the time for data, it is ``local``, one of the two.
+  difference, and ``compute`` if it does not. If nobody has counted the time for data, it is ``local``, one of the two.
 - Otherwise it waits as they do. They wait for messages that it has sent already: the cause is ``network``.
 """
 
