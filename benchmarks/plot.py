@@ -10,6 +10,7 @@ from benchmarks.figures import Curve, Result
 
 WIDTH = 0.8  # of a group of bars
 PANEL = (10.0, 4.5)  # inches
+LEGEND = "upper left"  # fixed: matplotlib warns when its search for the best place takes a second
 
 
 def draw(results: Sequence[Result], curves: Sequence[Curve], facts: Mapping[str, str], path: Path) -> None:
@@ -62,7 +63,7 @@ def _bars(axes: Any, results: Sequence[Result], unit: str) -> None:
     axes.set_yscale("log")
     axes.set_ylabel(unit)
     axes.set_xticks(range(len(results)), [result.name for result in results], rotation=20, ha="right", fontsize=8)
-    axes.legend(fontsize=7, ncols=3)
+    axes.legend(loc=LEGEND, fontsize=7, ncols=3)
     axes.margins(y=0.15)
 
 
@@ -79,4 +80,4 @@ def _lines(axes: Any, curve: Curve) -> None:
     axes.set_title(curve.title, fontsize=9)
     axes.grid(alpha=0.3)
     if curve.lines:
-        axes.legend(fontsize=7)
+        axes.legend(loc=LEGEND, fontsize=7)
