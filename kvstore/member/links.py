@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from kvstore.errors import KVStoreError, WireError, rebuild
 from kvstore.member.outstanding import Effect, Outstanding, PendingRequest
+from kvstore.member.routes import Routes
 from kvstore.member.window import Window
 from kvstore.rare_log import Drops
 from kvstore.ticket import Operation
@@ -31,21 +32,6 @@ log = logging.getLogger(__name__)
 Prepare: TypeAlias = Callable[..., "tuple[Sequence[PendingRequest], Effect | None]"]
 
 FEW = 4  # with more requests outstanding than this, replies are taken in after each submit
-
-
-class _Address(NamedTuple):
-    """The arguments that a link was made with."""
-
-    endpoint: str
-    bulk: bool
-
-
-class _Ends(NamedTuple):
-    """The links in use. ``routes`` are the transport's names of our peers, and ``peers`` the reverse."""
-
-    transport: Transport
-    routes: dict[Peer, Peer]
-    peers: dict[Peer, Peer]
 
 
 class Links:
@@ -77,8 +63,7 @@ class Links:
         self.tracer: Tracer | None = None
         self.blamed: Exception | None = None
         self._make_transport = make_transport
-        self._links: dict[Peer, _Address] = {}
-        self._ends = _Ends(make_transport(), {}, {})
+        self._routes = Routes(make_transport())
         self._doubtful = False  # whether an exception may have left the links in any state
         self._suspect = False  # likewise, in the eyes of another thread
         self._moves: deque[tuple[Peer, str]] = deque()  # peers, and where they are from now on
@@ -91,12 +76,12 @@ class Links:
 
     def interrupt(self) -> None:
         """Make ``receive`` return soon."""
-        self._ends.transport.interrupt()
+        self._routes.transport.interrupt()
 
     @property
     def endpoints(self) -> dict[Peer, str]:
         """Where each peer listens."""
-        return {peer: link.endpoint for peer, link in self._links.items()}
+        return self._routes.endpoints
 
     @property
     def torn(self) -> bool:
@@ -120,31 +105,28 @@ class Links:
 
     def allocate(self, nbytes: int) -> memoryview:
         """See ``Memory``."""
-        return self._ends.transport.allocate(nbytes)
+        return self._routes.transport.allocate(nbytes)
 
     def busy(self, buffer: Buffer) -> bool:
         """See ``Memory``."""
-        return self._ends.transport.busy(buffer)
+        return self._routes.transport.busy(buffer)
 
     def gathers(self, peer: Peer) -> bool:
         """See ``Transport.gathers``."""
-        return self._ends.transport.gathers(self._ends.routes[peer])
+        return self._routes.transport.gathers(self._routes.names[peer])
 
     # ---- each of these puts the links in doubt until it is done
 
     def connect(self, peer: Peer, endpoint: str, bulk: bool) -> Peer:
         """Make a link to ``peer``; see ``Transport.connect``."""
-        link = _Address(endpoint, bulk)
-        if self._links.get(peer) == link:  # made already, but an exception came before the caller knew
+        if self._routes.leads(peer, endpoint, bulk):  # made already, but an exception came before the caller knew
             return peer
         self._doubtful = True
-        self._links[peer] = link
         self._windows[peer] = Window(self._window)
         self.sent.setdefault(peer, 0)
         self.received.setdefault(peer, 0)
-        route = self._ends.transport.connect(link.endpoint, bulk=link.bulk)
-        self._ends.routes[peer], self._ends.peers[route] = route, peer
-        self._introduce(route)
+        self._routes.add(peer, endpoint, bulk)
+        self._introduce(peer)
         self._doubtful = False
         return peer
 
@@ -178,7 +160,7 @@ class Links:
     def notify(self, peer: Peer, notice: Message) -> None:
         """Send a notice, which is not answered."""
         self._doubtful = True
-        self._ends.transport.send(self._ends.routes[peer], encode(notice))
+        self._routes.transport.send(self._routes.names[peer], encode(notice))
         self._doubtful = False
 
     def hurry(self, operation: Operation | None) -> None:
@@ -197,7 +179,7 @@ class Links:
             if request.frames is None and request.borrows:
                 request.frames = self._message(request)
             request.own()
-        self._ends.transport.detach()
+        self._routes.transport.detach()
         self._doubtful = False
 
     def receive(self, over: Callable[[], bool], timeout: float) -> None:
@@ -205,7 +187,7 @@ class Links:
         if over() or self.closed:
             return
         self._doubtful = True
-        received = self._ends.transport.recv(timeout)
+        received = self._routes.transport.recv(timeout)
         if received is not None:
             self._take(*received)
             del received  # the sender waits for the memory
@@ -223,7 +205,7 @@ class Links:
         """Close the links, for good."""
         self.closed = True
         self._doubtful = True
-        self._ends.transport.close(linger)
+        self._routes.transport.close(linger)
         self._doubtful = False
 
     # ---- after an exception
@@ -237,41 +219,28 @@ class Links:
         self._mending = True
         self.outstanding.finish()
         moves = list(self._moves)
-        places = {peer: self._links[peer]._replace(endpoint=to) for peer, to in moves if peer in self._links}
+        places = dict(moves)  # of several moves of a peer, the last
         if self._doubtful or self._suspect:
             self._doubtful, self._suspect = True, False
-            self._links |= places
-            self._ends.transport.abandon()
+            self._routes.transport.abandon()
             if not self.closed:
-                self._renew()
+                self._renew(places)
         elif not self.closed:
-            for peer, link in places.items():
-                self._follow(peer, link)
+            for peer, endpoint in places.items():
+                if self._routes.misleads(peer, endpoint):
+                    self._doubtful = True
+                    self._routes.replace(peer, endpoint)
+                    self._ask_again(peer)
         for _ in moves:
             self._moves.popleft()
         self._doubtful = self._mending = False
 
-    def _follow(self, peer: Peer, link: _Address) -> None:
-        """Replace the link to a peer that is elsewhere now, and send again what it has not answered."""
-        if self._links[peer] == link:
-            return
-        self._doubtful = True
-        self._links[peer] = link
-        transport, routes, peers = self._ends
-        before, routes[peer] = routes[peer], transport.connect(link.endpoint, bulk=link.bulk)
-        del peers[before]
-        peers[routes[peer]] = peer
-        transport.disconnect(before)
-        self._ask_again(peer)
-
-    def _renew(self) -> None:
+    def _renew(self, places: Mapping[Peer, str]) -> None:
         """Make all links anew, and send again the requests without an answer."""
-        transport = self._make_transport()
-        routes = {peer: transport.connect(link.endpoint, bulk=link.bulk) for peer, link in self._links.items()}
-        self._ends = _Ends(transport, routes, {route: peer for peer, route in routes.items()})
-        for route in routes.values():
-            self._introduce(route)
-        self._windows = {peer: Window(self._window) for peer in self._links}
+        self._routes = self._routes.renewed(self._make_transport(), places)
+        for peer in self._routes.names:
+            self._introduce(peer)
+        self._windows = {peer: Window(self._window) for peer in self._routes.names}
         for request in self.outstanding:
             window = self._windows[request.peer]
             if request.turn is not None and not request.gone:
@@ -280,20 +249,20 @@ class Links:
             self._send(request)
             if request.turn is not None:
                 window.begin(request.seq, request.turn.nbytes)
-        for peer in self._links:
+        for peer in self._routes.names:
             self._go_on(peer)
 
     # ---- helpers
 
-    def _introduce(self, route: Peer) -> None:
+    def _introduce(self, peer: Peer) -> None:
         """Say first whose link this is. A process that has not joined yet has no rank, and says nothing."""
         node = self.node
         if node.rank >= 0:
-            self._ends.transport.send(route, encode(Here(node)))
+            self._routes.transport.send(self._routes.names[peer], encode(Here(node)))
 
     def _ask_again(self, peer: Peer) -> None:
         """Send again, over a new link, what has gone to ``peer`` and has not been answered."""
-        self._introduce(self._ends.routes[peer])
+        self._introduce(peer)
         for request in self.outstanding:
             if request.peer == peer and request.gone:
                 self._send(request)
@@ -314,7 +283,7 @@ class Links:
         if self.tracer is not None and self.tracer.open and not request.gone:
             self.tracer.asked(request.seq, request.peer, *request.traced)
         request.gone = True
-        self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
+        self._routes.transport.send(self._routes.names[request.peer], frames, request.priority)
         for frame in frames[1:]:
             self.sent[request.peer] += nbytes_of(frame) if isinstance(frame, ScatteredFrame) else len(frame)
 
@@ -342,12 +311,12 @@ class Links:
             self._send(request)
 
     def _drain(self) -> None:
-        while (received := self._ends.transport.recv(0)) is not None:
+        while (received := self._routes.transport.recv(0)) is not None:
             self._take(*received)
             del received
 
     def _take(self, route: Peer, frames: list[Any]) -> None:
-        peer = self._ends.peers.get(route)
+        peer = self._routes.peers.get(route)
         if peer is None:
             self._drop("a message", "a stranger", "no link of this process leads there")
             return
