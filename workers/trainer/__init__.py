@@ -1,6 +1,7 @@
 """``Trainer``, after ``gluon.Trainer``: sums gradients over all workers and devices, and updates with the sums.
 
-trainer            ``Trainer``: steps, and the state of the optimizer
+trainer            ``Trainer``: its steps, alone and with the other workers
+trained_parameters its parameters, what updates them, with which rates and states
 gradient_sync      how gradients get to the store, and weights or sums come back
 decision           where updates happen, and whether gradients are pushed during backward
 overlap            pushes gradients during backward, once the first steps have shown that this is right

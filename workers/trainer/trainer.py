@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,21 +11,15 @@ from torch import nn
 
 from kvstore import KVStore, Unsupported, UsageError
 from kvstore.errors import warn_renamed
-from kvstore.optim import states_file
-from kvstore.optim.optimizer import describe
-from workers.common.checks import on_off_auto
 from workers.common.torch_internals import note_step
 from workers.trainer.clipping import SummedGradients, clip
-from workers.trainer.decision import decide, opened, require_alone, require_free
-from workers.trainer.gradient_sync import GradientSync
 from workers.trainer.optimizer import TrainerOptimizer
-from workers.trainer.parameters import collect, grouped, stale
+from workers.trainer.parameters import stale
 from workers.trainer.peers import Peers
-from workers.trainer.rates import TrainerRates, param_groups, settings
-from workers.trainer.updates import LocalUpdates
+from workers.trainer.trained_parameters import TrainedParameters
 
 
-class Trainer:
+class Trainer(TrainedParameters):
     """Sums gradients over devices and workers, and updates the parameters with the result.
 
     On construction every worker and device gets rank 0's parameters. A store that updates holds the weights from then
@@ -101,50 +93,21 @@ class Trainer:
     ) -> None:
         if overlap is None:
             warn_renamed("overlap=None", 'overlap="auto"')
-        store = opened(kvstore, check_finite)
-        if store is not None and check_finite and not store.check_finite:
-            raise UsageError(
-                f"check_finite=True, but this {store.type!r} store does not check; make it with "
-                "kvstore.create(..., check_finite=True)"
-            )
-        check_finite = check_finite or (store is not None and store.check_finite)
-        collected = collect(params)
-        if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) > 1:
-            collected = grouped(collected, optimizer)
-        self._params = collected.params
-        update_wanted = on_off_auto("update_on_kvstore", update_on_kvstore)
-        self._store, on_store = decide(store, update_wanted, one_device=len(self._params[0].tensors) == 1)
-        if compression_params is not None:
-            if self._store is None:
-                raise UsageError("compression_params need a store, which compresses: pass kvstore=, or leave them out")
-            self._store.set_gradient_compression(compression_params)
-        options, schedule, begun = settings(collected, optimizer_params or {})
-        described = describe(optimizer, options)
-        self._local: LocalUpdates | None = None
-        self._where: LocalUpdates | KVStore
-        if self._store is None or not on_store:
-            self._where = self._local = LocalUpdates(self._params, described, check_finite and self._store is None)
-        else:
-            self._where = self._store
-            require_free(self._store)
-            self._store.set_optimizer(optimizer, **options)
-        self._rates = TrainerRates(param_groups(described, self._params), described, self._where, schedule, begun)
+        super().__init__(
+            params,
+            optimizer,
+            optimizer_params,
+            kvstore=kvstore,
+            update_on_kvstore=update_on_kvstore,
+            compression_params=compression_params,
+            overlap=overlap,
+            share_gradients=share_gradients,
+            share_weights=share_weights,
+            wait_in_forward=wait_in_forward,
+            check_finite=check_finite,
+        )
         self._optimizer: TrainerOptimizer | None = None
         self._peers, self._summed = Peers(self._store), SummedGradients()
-        overlap_wanted = on_off_auto("overlap", overlap)
-        self._sync: GradientSync | None = None
-        if self._store is None:
-            require_alone(overlap_wanted, wait_in_forward)
-        else:
-            self._sync = GradientSync(
-                self._params,
-                self._store,
-                self._rates if on_store else None,
-                share_weights=share_weights,
-                share_gradients=share_gradients,
-                overlap=overlap_wanted,
-                forward=wait_in_forward,
-            )
 
     def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
@@ -316,86 +279,16 @@ class Trainer:
         return last
 
     @property
-    def num_update(self) -> int:
-        """How many updates have been made, ``begin_num_update`` included; after ``join``, by the worker with most."""
-        return self._rates.num_update
-
-    @property
-    def store(self) -> KVStore | None:
-        """The store that sums or updates; None if this process updates alone."""
-        return self._store
-
-    @property
-    def update_on_kvstore(self) -> bool:
-        """Whether the store updates; otherwise this process does."""
-        return self._local is None
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether gradients are pushed during backward now; ``overlap="auto"`` begins after ten steps or never."""
-        return self._sync is not None and self._sync.overlaps
-
-    @property
     def optimizer(self) -> TrainerOptimizer:
         """The trainer as a torch optimizer, for schedulers and GradScaler; changes of ``param_groups`` take effect."""
         if self._optimizer is None:
             self._optimizer = TrainerOptimizer(self, self._rates.groups)
         return self._optimizer
 
-    @property
-    def learning_rate(self) -> float:
-        """The current learning rate of the groups without a rate of their own."""
-        return self._rates.learning_rate
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Use ``lr`` from the next step on, wherever updates happen. Momentum and groups' own rates stay.
-
-        Raises:
-            UsageError: every group has its own rate, or an ``lr_scheduler`` sets the rate.
-        """
-        self._rates.set_learning_rate(lr)
-
-    def save_states(self, path: str | os.PathLike[str]) -> None:
-        """Write the optimizer's state, its hyper-parameters and ``num_update`` to ``path``.
-
-        One worker's call suffices. Not between backward and step.
-        """
-        self._between_steps("save_states()")
-        self._where.save_optimizer_states(path, note=self._rates.save())
-
-    def load_states(self, path: str | os.PathLike[str]) -> None:
-        """Read what ``save_states`` wrote. Every worker calls this, not between backward and step.
-
-        If the store updates, the state comes from rank 0's file. Each worker reads the hyper-parameters from its own
-        ``path``, which may be the same file; a worker without a file must set them like the others.
-        """
-        self._between_steps("load_states()")
-        note = states_file.read_note(path) if self._local is not None or Path(path).exists() else None
-        rates = None if note is None else self._rates.read(note, str(path))
-        if rates is not None and self._sync is not None:
-            self._sync.make_tables(rates.tables)
-        self._where.load_optimizer_states(path)
-        if rates is not None:
-            self._rates.take(rates)
-
-    def synchronize(self) -> None:
-        """Return when the parameters have the values of the last step. Only needed with ``wait_in_forward``.
-
-        Raises:
-            KVStoreError: the push or pull of a parameter failed.
-        """
-        if self._sync is not None:
-            self._sync.synchronize()
-
     def close(self) -> None:
         """Remove the hooks: backward pushes nothing more. ``step`` still works, and the store stays open."""
-        if self._sync is not None:
-            self._sync.close()
+        super().close()
         self._peers.close()
-
-    def _between_steps(self, what: str) -> None:
-        if self._sync is not None:
-            self._sync.require_between_steps(what)
 
     def _updated(self) -> None:
         self._rates.num_update += 1
