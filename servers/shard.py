@@ -142,7 +142,7 @@ class Shard:
             return []
         if isinstance(message, Explain):
             return [(peer, self._explain(message).reply(message.seq))]
-        verdict = self.ledger.admit(message)
+        verdict = self.ledger.admit(message) if message.remembered else Verdict.NEW
         if verdict is Verdict.REPEAT:
             return self._again(peer, message)
         if verdict is Verdict.STALE:

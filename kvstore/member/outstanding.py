@@ -41,10 +41,12 @@ class PendingRequest:
         failure: what was raised when the message was first made.
         early: whether the message is made before anything is sent, so that an error in making it is the call's.
             Otherwise it is made when it goes, from the caller's arrays, and that must not fail.
+        remembered: see ``Request``.
     """
 
     __slots__ = ("failure", "frames", "gone", "operation", "peer", "priority", "seq", "turn")
     early = True
+    remembered = True
 
     def __init__(
         self, peer: bytes, operation: Operation, priority: int | None = None, turn: Turn | None = None
@@ -100,7 +102,7 @@ class Question(PendingRequest):
         on_reply: takes the answer, unless it is a failure.
     """
 
-    __slots__ = ("fields", "kind", "on_reply")
+    __slots__ = ("fields", "kind", "on_reply", "remembered")
 
     def __init__(
         self,
@@ -112,6 +114,7 @@ class Question(PendingRequest):
     ) -> None:
         super().__init__(peer, operation)
         self.kind = kind
+        self.remembered = kind.remembered
         self.fields = fields
         self.on_reply = on_reply
 
@@ -159,8 +162,11 @@ class Outstanding:
 
     @property
     def done(self) -> int:
-        """Every request below this number has been answered."""
-        return next(iter(self._requests), self._next)  # numbers grow, and dicts keep their order
+        """Every request below this number has been answered, but for those that nobody need remember."""
+        for seq, request in self._requests.items():  # numbers grow, and dicts keep their order
+            if request.remembered:
+                return seq
+        return self._next
 
     @property
     def torn(self) -> bool:

@@ -72,8 +72,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Request(Message):
-    """Is answered by a ``Reply`` of the same number."""
+    """Is answered by a ``Reply`` of the same number.
 
+    Attributes:
+        remembered: whether whoever is asked remembers the answer for as long as the request may be repeated. Where a
+            repeat does no harm, it need not, and other answers are not kept because this one is still missing.
+    """
+
+    remembered = True
     sender: Annotated[Sender, f.Triple(Sender)]
 
     @property

@@ -296,8 +296,12 @@ class Capture(Request):
 @message(53)
 @dataclass(frozen=True)
 class AwaitCapture(Request):
-    """From rank 0: tell me when your file of this store and checkpoint is on the disk."""
+    """From rank 0: tell me when your file of this store and checkpoint is on the disk.
 
+    It waits for many rounds, in which nothing else must be kept.
+    """
+
+    remembered = False
     store: Store
     number: Annotated[int, f.integer(1)]
 

@@ -10,7 +10,7 @@ from kvstore.wire import Node, Request
 
 
 class HeldRequests:
-    """The requests, each with its last link."""
+    """The requests, each with its last link. What its sender has an answer for is forgotten, or never kept."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[Node, int], tuple[bytes, Request]] = {}
@@ -20,13 +20,14 @@ class HeldRequests:
         return len(self._requests)
 
     def add(self, peer: bytes, request: Request) -> None:
-        """Keep ``request``. What its sender has answers for is forgotten."""
+        """Keep ``request``."""
         node, seq, done = request.sender
         if done > self._done.get(node, 0):
             self._done[node] = done
             for old in [key for key in self._requests if key[0] == node and key[1] < done]:
-                del self._requests[old]
-        if seq >= self._done.get(node, 0):
+                if self._requests[old][1].remembered:  # others may have no answer yet
+                    del self._requests[old]
+        if seq >= self._done.get(node, 0) or not request.remembered:
             self._requests[node, seq] = peer, request  # a repeat keeps its place
 
     def release(self) -> list[tuple[bytes, Request]]:

@@ -11,6 +11,7 @@ from servers.requests.replies import Answer, refuse
 C = TypeVar("C")
 
 MOST = 4  # checkpoints whose outcome is remembered
+MOST_ASKERS = 16  # of one checkpoint: worker 0 over its links
 
 
 class _Asker(NamedTuple):
@@ -24,7 +25,7 @@ class CaptureDesk(Generic[C]):
     def __init__(self) -> None:
         self._under_way: dict[tuple[int, int], C | None] = {}
         self._outcomes: dict[tuple[int, int], Captured | KVStoreError] = {}
-        self._waiting: dict[tuple[int, int], _Asker] = {}
+        self._waiting: dict[tuple[int, int], list[_Asker]] = {}
 
     def begin(self, store: int, number: int) -> None:
         """Note that a capture is about to begin.
@@ -46,14 +47,16 @@ class CaptureDesk(Generic[C]):
         self._outcomes[store, number] = outcome
         while len(self._outcomes) > MOST:
             del self._outcomes[next(iter(self._outcomes))]
-        asker = self._waiting.pop((store, number), None)
-        return [] if asker is None else [self._answer(*asker, outcome)]
+        return [self._answer(*asker, outcome) for asker in self._waiting.pop((store, number), ())]
 
     def wait(self, peer: bytes, request: AwaitCapture) -> list[Answer]:
-        """Answer ``request`` now, or when its capture has ended."""
+        """Answer ``request`` now, or when its capture has ended; a repeat is answered over its link, too."""
         which = request.store, request.number
         if which in self._under_way:
-            self._waiting[which] = _Asker(peer, request)
+            askers = self._waiting.setdefault(which, [])
+            if (peer, request) not in askers:
+                askers.append(_Asker(peer, request))
+                del askers[:-MOST_ASKERS]
             return []
         outcome = self._outcomes.get(which)
         if outcome is None:
@@ -62,8 +65,8 @@ class CaptureDesk(Generic[C]):
 
     def explain(self, node: object, about: int) -> str:
         """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
-        for (_, number), (_, request) in self._waiting.items():
-            if request.node == node and request.seq == about:
+        for (_, number), askers in self._waiting.items():
+            if any(asker.request.node == node and asker.request.seq == about for asker in askers):
                 return f"is writing checkpoint {number}"
         return ""
 

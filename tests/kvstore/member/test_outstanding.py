@@ -13,7 +13,7 @@ from kvstore.errors import KVStoreError, ServerError, WireError
 from kvstore.member.outstanding import Effect, Outstanding, PendingRequest, Question
 from kvstore.ticket import Operation
 from kvstore.transport.memory import ScatteredFrame
-from kvstore.wire import Ack, Barrier, Message, Sender, Values
+from kvstore.wire import Ack, AwaitCapture, Barrier, Message, Sender, Values
 
 S0, S1 = b"server 0", b"server 1"
 
@@ -56,6 +56,19 @@ def test_sequence_numbers_grow_and_done_is_below_the_oldest_open_one() -> None:
     assert outstanding.done == 3
     outstanding.settle(three, Ack(3), None)
     assert outstanding.done == 4
+
+
+def test_who_waits_for_a_file_does_not_have_other_answers_kept() -> None:
+    outstanding, operation = Outstanding(), Operation("checkpoint")
+    waits = Question(S0, operation, AwaitCapture, {"store": 0, "number": 1})
+    outstanding.number([waits])
+    outstanding.add([waits])
+    assert outstanding.done == 2
+    (one,) = added(outstanding, operation, S0)
+    assert (one.seq, outstanding.done) == (2, 2)
+    outstanding.settle(one, Ack(2), None)
+    assert outstanding.done == 3
+    assert outstanding.find(S0, waits.seq) is waits
 
 
 def test_numbers_that_were_not_used_are_given_again() -> None:

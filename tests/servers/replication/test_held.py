@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.wire import Barrier, Node, Sender
+from kvstore.wire import AwaitCapture, Barrier, Node, Sender
 from servers.replication.held import HeldRequests
 
 
@@ -32,3 +32,11 @@ def test_what_its_sender_has_an_answer_for_is_forgotten() -> None:
         held.add(b"link", request)
     assert len(held) == 3
     assert held.release() == [(b"link", ask(1, rank=1)), (b"link", ask(5, done=3)), (b"link", ask(3, done=3))]
+
+
+def test_who_waits_for_a_file_may_still_have_no_answer() -> None:
+    held = HeldRequests()
+    waits = AwaitCapture(Sender(Node("worker", 0, 1), 2, 2), 0, 1)
+    for request in (waits, ask(5, done=5), waits):
+        held.add(b"link", request)
+    assert held.release() == [(b"link", waits), (b"link", ask(5, done=5))]

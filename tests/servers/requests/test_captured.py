@@ -24,6 +24,16 @@ def test_who_waits_is_answered_when_the_file_is_there() -> None:
     assert desk.wait(worker.peer, again)[0].reply.seq == again.seq
 
 
+def test_who_asks_again_is_answered_over_both_links_once() -> None:
+    desk: CaptureDesk[object] = CaptureDesk()
+    worker = Worker()
+    desk.begin(0, 1)
+    request = AwaitCapture(worker.me(), 0, 1)
+    for peer in (b"old", b"new", b"new"):
+        assert desk.wait(peer, request) == []
+    assert [answer.peer for answer in desk.ended(0, 1, DONE)] == [b"old", b"new"]
+
+
 def test_an_error_is_the_answer_of_its_class() -> None:
     desk: CaptureDesk[object] = CaptureDesk()
     worker = Worker()

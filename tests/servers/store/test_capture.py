@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from asking import Desk, Worker, optimized, text_of
 
+from kvstore.errors import CheckpointError
 from kvstore.values import from_buffer
 from kvstore.wire import Ack, AwaitCapture, Capture, Message
 from servers.store.capture import SMALL, StoreCapture
@@ -139,3 +141,24 @@ def test_who_may_ask_and_for_what() -> None:
     made.shard.save = None
     assert "KVSTORE_CHECKPOINT_DIR" in text_of(made.reply(first, asked(first, {1: 0}, 2)), "CheckpointError")
     assert len(complete) == 1
+
+
+def test_who_awaits_a_file_has_other_answers_forgotten_and_may_ask_again() -> None:
+    made, complete = desk(a=3)
+    optimized(made, lr=0.5)
+    first, other = made.workers
+    made.ask(first, asked(first, {1: 0}))
+    waits = AwaitCapture(first.me(), 0, 1)
+    made.ask(first, waits)
+    known = len(made.shard.ledger)
+    for clock in range(1, 9):
+        first.done, other.done = first.seq + 1, other.seq + 1  # but for ``waits``
+        made.ask(first, first.push({1: torch.ones(3)}, clock, want=True))
+        made.ask(other, other.push({1: torch.ones(3)}, clock, want=True))
+    assert len(made.shard.ledger) <= known
+    assert made.shard.handle(b"new link", waits) == []
+    outbox = made.shard.saved(complete[0], Path("file"), CheckpointError("disk full"))
+    assert [(peer, text_of(reply, "CheckpointError")) for peer, reply in outbox] == [
+        (first.peer, "disk full"),
+        (b"new link", "disk full"),
+    ]
