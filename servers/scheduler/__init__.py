@@ -1,7 +1,8 @@
 """The scheduler's core: the members of a job, the keys of its stores and where they are, and barriers. Pure.
 
 core        messages and the time in, messages out
-members     the members: their ranks, their states, and who has been silent for too long
+member      one member: its states, and how one follows another
+members     all of them: who is who, their ranks, and who has been silent for too long
 joining     how members join: who asks, who is missing, who is welcomed when
 welcomes    what members are told of each other when they have joined
 views       who serves each server's rank, and who would take over

@@ -12,7 +12,8 @@ from kvstore.wire.rendezvous import MemberNotice
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.departures import Rosters
 from servers.scheduler.failover import Failover
-from servers.scheduler.members import JobMember, Members, MemberState
+from servers.scheduler.member import JobMember, MemberState
+from servers.scheduler.members import Members
 
 
 class Beats:

@@ -40,7 +40,8 @@ from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
 from servers.scheduler.joining import JoinRequests
 from servers.scheduler.losses import Losses
-from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
+from servers.scheduler.member import JobMember, MemberEvent, MemberState
+from servers.scheduler.members import Members
 from servers.scheduler.observing import Observing
 from servers.scheduler.readers import Readers
 from servers.scheduler.stores import Stores

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from kvstore.wire import Message, Roster, Stop
-from servers.scheduler.members import JobMember
+from servers.scheduler.member import JobMember
 
 
 class Departures:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstore.wire import Message, Moved, Node, Standing, View
-from servers.scheduler.members import SEATS, JobMember, Members, MemberState
+from servers.scheduler.member import JobMember, MemberState
+from servers.scheduler.members import SEATS, Members
 from servers.scheduler.views import Views
 from servers.scheduler.welcomes import Welcomes
 

@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeAlias
 from kvstore.wire import Locate, Located, Message, Node, Stacks, Where, encode
 from kvstore.wire.observing import MOST_LOCATED, UNASKED
 from servers.requests.reply_links import ReplyLinks
-from servers.scheduler.members import JobMember, Members, MemberState
+from servers.scheduler.member import JobMember, MemberState
+from servers.scheduler.members import Members
 
 ANSWER_S = 1.5  # how long a member may take to answer
 MOST_LOOKS = 256  # questions that are under way at once; of more, the oldest is answered with what is known

@@ -9,7 +9,8 @@ from kvstore.errors import UsageError
 from kvstore.wire import Join, Leave, Message, Node
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
-from servers.scheduler.members import JobMember, Members
+from servers.scheduler.member import JobMember
+from servers.scheduler.members import Members
 from servers.scheduler.welcomes import Welcomes
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from kvstore.rare_log import Drops
 from kvstore.wire import Lost, Node, Standing
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
-from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
+from servers.scheduler.member import JobMember, MemberEvent, MemberState
+from servers.scheduler.members import Members
 
 log = logging.getLogger(__name__)
 

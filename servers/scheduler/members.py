@@ -1,8 +1,7 @@
 """The members of a job. Pure: the time is passed in.
 
-A member joins, is ready when all have joined and have ranks, and then leaves in order or is lost. ``NEXT`` has every
-transition; another one is a mistake of the sender and changes nothing. The cost of a message or a tick does not depend
-on the number of members.
+They join, get ranks when all have joined, and leave or are lost. The cost of a message or a tick does not depend on
+the number of members.
 
 In a job with replicas each server's rank has two seats, ("server", rank) and ("standby", rank). When the process in a
 seat has been lost, the same member's next start takes the seat.
@@ -13,91 +12,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from kvstore.errors import UsageError
-from kvstore.wire import Message, Node, Stacks
+from kvstore.wire import Node
 from servers.names import name
+from servers.scheduler.member import NEXT, JobMember, MemberEvent, MemberState
 
 SEATS = ("server", "standby")  # the roles that are started again in a job with replicas
-
-
-class MemberState(Enum):
-    """The state of a member."""
-
-    JOINED = auto()
-    READY = auto()
-    LEFT = auto()
-    LOST = auto()
-
-
-class MemberEvent(Enum):
-    """What changes the state of a member."""
-
-    ALL_HERE = auto()
-    LEAVES = auto()
-    DIES = auto()
-
-
-NEXT = {
-    (MemberState.JOINED, MemberEvent.ALL_HERE): MemberState.READY,
-    (MemberState.JOINED, MemberEvent.LEAVES): MemberState.LEFT,
-    (MemberState.JOINED, MemberEvent.DIES): MemberState.LOST,
-    (MemberState.READY, MemberEvent.LEAVES): MemberState.LEFT,
-    (MemberState.READY, MemberEvent.DIES): MemberState.LOST,
-}
-
-
-@dataclass
-class JobMember:
-    """A process of the job.
-
-    Attributes:
-        nonce: the random number that it joined with, which identifies a repeated request to join.
-        hint: the rank that it asked for, -1 for any.
-        address: where other members reach it; empty for workers.
-        aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
-        start: how often the member's process has been started.
-        join_peer, join_seq: the link and number of its request to join.
-        key: the public key that its link proved then; empty where links prove no keys.
-        peer: the link of its heartbeat, which takes notices; None before the first beat.
-        heard: the time of its last sign of life.
-        beaten, pulsed: the times of its heartbeat's last sign of life, and of that of the process beside it.
-        pulse_peer: the link of the process beside it; None before its first sign of life.
-        stopped: what that process says of this one while it is stopped; None while it is not.
-        epoch: of the latest ``Roster`` that it has been sent over ``peer``.
-        viewed: of the latest ``View`` that it has been sent over ``peer``, the epoch; of a worker or an aggregator, how
-            many changes of servers it has been told of.
-        notices: to be sent as soon as there is a link.
-    """
-
-    role: str
-    nonce: int
-    hint: int
-    address: str
-    join_peer: bytes
-    join_seq: int
-    key: str = ""
-    aggregator: int = -1
-    start: int = 1
-    rank: int = -1
-    incarnation: int = 0
-    state: MemberState = MemberState.JOINED
-    peer: bytes | None = None
-    heard: float = 0.0
-    beaten: float = 0.0
-    pulsed: float = 0.0
-    pulse_peer: bytes | None = None
-    stopped: Stacks | None = None
-    epoch: int = 0
-    viewed: int = 0
-    notices: list[Message] = field(default_factory=list)
-
-    @property
-    def node(self) -> Node:
-        """Its role, rank and incarnation."""
-        return Node(self.role, self.rank, self.incarnation)
 
 
 class Members:

@@ -32,7 +32,8 @@ from servers.requests.guest_links import GuestLinks
 from servers.requests.reasons import Reason
 from servers.requests.replies import Outbox, refuse
 from servers.scheduler.events import Events
-from servers.scheduler.members import JobMember, Members
+from servers.scheduler.member import JobMember
+from servers.scheduler.members import Members
 
 OBSERVER = "observer"  # the role of those who look on
 MOST_OBSERVERS = 8

@@ -17,7 +17,8 @@ from kvstore.observing.straggler import FEWEST_WAVES, Straggler, find_straggler
 from kvstore.observing.view import Span
 from kvstore.wire import ServerReport, WorkerReport
 from servers.scheduler.inquiries import Found, Sighting
-from servers.scheduler.members import JobMember, Members, MemberState
+from servers.scheduler.member import JobMember, MemberState
+from servers.scheduler.members import Members
 from servers.scheduler.reports import WINDOW_S, Reports
 
 EVERY_S = 1.0  # between two judgements

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kvstore.wire import Welcome
-from servers.scheduler.members import JobMember, Members
+from servers.scheduler.member import JobMember
+from servers.scheduler.members import Members
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from kvstore.wire import (
     Welcome,
 )
 from servers.scheduler.joining import REMIND_S
-from servers.scheduler.members import MemberState
+from servers.scheduler.member import MemberState
 
 # ---- joining
 

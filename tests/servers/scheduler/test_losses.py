@@ -8,7 +8,8 @@ from kvstore.wire import Lost, Message
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
 from servers.scheduler.losses import Losses
-from servers.scheduler.members import JobMember, Members, MemberState
+from servers.scheduler.member import JobMember, MemberState
+from servers.scheduler.members import Members
 
 
 def test_reports_and_silence_fail_the_job_by_name_and_only_the_launcher_may_report():

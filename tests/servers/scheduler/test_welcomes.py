@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from servers.scheduler.members import JobMember, Members
+from servers.scheduler.member import JobMember
+from servers.scheduler.members import Members
 from servers.scheduler.welcomes import Welcomes
 
 
