@@ -6,6 +6,7 @@ members     all of them: who is who, their ranks, and who has been silent for to
 joining     how members join: who asks, who is missing, who is welcomed when
 welcomes    what members are told of each other when they have joined
 views       who serves each server's rank, and who would take over
+failure     whether the job has failed, why, and who is told
 losses      how the scheduler learns that a member has ended, and what follows
 failover    what becomes of a rank when one of its two processes ends, and who is told
 beats       signs of life, and what members are told in return

@@ -6,12 +6,14 @@ At its first beat over a new link a member is told again what it may have missed
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from kvstore.wire import Alive, Beat, JobFailed, Message, Node, ProcessAlive, Stop
+from kvstore.wire import Alive, Beat, Fault, JobFailed, Message, Node, ProcessAlive, Stop
 from kvstore.wire.rendezvous import MemberNotice
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.departures import Rosters
 from servers.scheduler.failover import Failover
+from servers.scheduler.failure import JobFailure
 from servers.scheduler.member import JobMember, MemberState
 from servers.scheduler.members import Members
 
@@ -25,7 +27,7 @@ class Beats:
         failover: has the views of servers with standbys.
         rosters: has the news of workers that have left.
         send: sends a message over a link.
-        failure: returns why the job has failed; None if it has not.
+        failure: of the job.
         start: how often the scheduler has been started.
     """
 
@@ -36,7 +38,7 @@ class Beats:
         failover: Failover,
         rosters: Rosters,
         send: Callable[[bytes, Message], None],
-        failure: Callable[[], str | None],
+        failure: JobFailure,
         start: int = 1,
     ) -> None:
         self._members = members
@@ -46,6 +48,7 @@ class Beats:
         self._send = send
         self._failure = failure
         self._start = start
+        self._faults = 0
 
     def beat(self, peer: bytes, message: Beat, now: float) -> None:
         """Take a member's beat, and send what it may have missed; a beat of nobody is answered with why."""
@@ -57,7 +60,7 @@ class Beats:
             member.peer, member.epoch, member.viewed = peer, 0, 0
         self._members.hear(member, now)
         member.beaten = now
-        failure = self._failure()
+        failure = self._failure.text
         if failure is not None and member.state is MemberState.READY:
             self._send(peer, JobFailed(failure))
         self._send(peer, Alive(message.sent, now, self._start) if message.sent else Alive())
@@ -88,11 +91,19 @@ class Beats:
                 self._send(member.peer, notice)
             member.notices.clear()
 
+    def blame(self, fault: Fault) -> None:
+        """Tell rank 0 what is wrong with a call of its own that was answered before."""
+        owner = self._members.find("worker", 0)
+        if owner is not None:
+            self._faults += 1
+            owner.notices.append(replace(fault, number=self._faults))
+            self.tell(owner)
+
     def _disown(self, peer: bytes, node: Node) -> None:
         """Tell a process that it is no member: of a server's seat, by a view that does not name it."""
         seat = self._members.find(node.role, node.rank) if self._members.restarts(node.role) else None
         view = self._failover.view(node.rank)
-        if seat is None or view is None or self._failure() is not None or self._reply_links.key(peer) != seat.key:
+        if seat is None or view is None or self._failure.text is not None or self._reply_links.key(peer) != seat.key:
             self._send(peer, JobFailed(f"{node} is not a member of this job, or was given up"))
         else:
             self._send(peer, Stop() if self._rosters.over else view)

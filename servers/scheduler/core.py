@@ -5,20 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from kvstore.errors import NodeLost, UsageError, WireError
 from kvstore.transport.base import Admission
 from kvstore.wire import (
-    MAX_REASON,
     Ack,
     Beat,
     Census,
     Counted,
     Explain,
-    Fault,
     Here,
-    JobFailed,
     Join,
     Leave,
     Locate,
@@ -28,7 +24,6 @@ from kvstore.wire import (
     ProcessAlive,
     Reply,
     Request,
-    Sender,
     Standing,
 )
 from servers.requests.ledger import Ledger, Verdict
@@ -38,6 +33,7 @@ from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.beats import Beats
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
+from servers.scheduler.failure import JobFailure
 from servers.scheduler.joining import JoinRequests
 from servers.scheduler.losses import Losses
 from servers.scheduler.member import JobMember, MemberEvent, MemberState
@@ -67,7 +63,6 @@ class Scheduler:
 
     Attributes:
         members: of the job.
-        failure: why the job has failed; None if it has not.
         ledger: the requests that may be repeated.
         observing: how the job is, and who asks for it.
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
@@ -92,24 +87,20 @@ class Scheduler:
             *(num_workers, num_servers, limit_s, num_aggregators, replicas),
             news=lambda line: self.observing.events.add(self._now, line),
         )
-        self.failure: str | None = None
         self.silent: list[tuple[Node, float]] = []
-        self._failed_at = 0.0
         self._now = self._ticked = 0.0
-        self._faults = 0
         self._departures = Departures(farewell_s)
         self._stores = Stores(range(num_workers), num_servers, self._departures)
         self.ledger: Ledger[Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)
         self._notices: Outbox = []
+        self._failure = JobFailure(self.members, self._send, lambda now, line: self.observing.events.add(now, line))
         self._failover = Failover(self.members, self._send)
         self._joining = JoinRequests(self.members, self._reply_links, self._failover, self._send)
         self._rosters = Rosters(self._send)
-        self._losses = Losses(
-            self.members, self._reply_links, self._failover, key, self._fail, lambda: self.failure is not None
-        )
+        self._losses = Losses(self.members, self._reply_links, self._failover, key, self._failure)
         self._beats = Beats(
-            self.members, self._reply_links, self._failover, self._rosters, self._send, lambda: self.failure, start
+            self.members, self._reply_links, self._failover, self._rosters, self._send, self._failure, start
         )
         self._readers = (
             Readers(readers, reader_key, admission, self._stores, lambda: self._joining.servers, self._over)
@@ -118,7 +109,7 @@ class Scheduler:
         )
         self.observing = Observing(
             *(self.members, self._reply_links, self._beats, self._send, observer_key, admission),
-            lambda: self.failure,
+            self._failure,
             self._waits,
         )
 
@@ -206,6 +197,11 @@ class Scheduler:
         self.take_news()  # the earlier process has said it
 
     @property
+    def failure(self) -> str | None:
+        """Why the job has failed; None if it has not."""
+        return self._failure.text
+
+    @property
     def epoch(self) -> int:
         """How often servers have been told that workers have left."""
         return self._rosters.epoch
@@ -213,7 +209,7 @@ class Scheduler:
     @property
     def finished(self) -> bool:
         """Whether no member needs the scheduler any more."""
-        if self.failure is not None and self._now - self._failed_at > self.members.limit_s:
+        if self.failure is not None and self._now - self._failure.at > self.members.limit_s:
             return True
         started = self.members.complete or (self.failure is not None and len(self.members) > 0)
         return started and not self.members.present
@@ -221,7 +217,7 @@ class Scheduler:
     @property
     def to_be_seen(self) -> bool:
         """Whether the job has failed, and an observer that looks regularly does not know yet: it will at once."""
-        return self.failure is not None and self.observing.unaware(self._failed_at, self._now)
+        return self.failure is not None and self.observing.unaware(self._failure.at, self._now)
 
     def take_news(self) -> list[str]:
         """Return the lines for the user that have come up since the last call."""
@@ -233,8 +229,7 @@ class Scheduler:
     # ---- members
 
     def _join(self, peer: bytes, message: Join) -> list[Answer]:
-        if self.failure is not None:
-            raise NodeLost(self.failure)
+        self._failure.check()
         before = self._joining.predecessor(peer, message)
         if before is not None:
             self._losses.end(Lost(before.role, message.node.rank, "has been started again", before.start), self._now)
@@ -274,9 +269,9 @@ class Scheduler:
             how = "has left" if message.error is None else f"failed: {message.error}"
             self._losses.lose(member, how, self._now)
         elif message.error is not None:
-            self._fail(f"{member.node} failed: {message.error}")
+            self._failure.happen(f"{member.node} failed: {message.error}", self._now)
         elif member.role != "worker" and not self.members.all_gone("worker"):
-            self._fail(f"{member.node} has left while workers need it")
+            self._failure.happen(f"{member.node} has left while workers need it", self._now)
         return self._depart() if self.members.all_gone("worker") else []
 
     def _depart(self) -> list[Answer]:
@@ -295,30 +290,6 @@ class Scheduler:
             self._rosters.inform(member)
         return self._stores.depart(ranks)
 
-    def _fail(self, text: str) -> None:
-        """Let the job fail: tell all members that are still there why."""
-        if self.failure is not None:
-            return
-        text = text[:MAX_REASON]
-        self.failure, self._failed_at = text, self._now
-        self.observing.events.add(self._now, f"the job has failed: {text}"[:MAX_REASON])
-        failed = JobFailed(text)
-        for member in self.members.everyone:
-            if member.state is MemberState.READY and member.peer is not None:
-                self._notices.append((member.peer, failed))
-            elif member.state is MemberState.JOINED:
-                self.members.happens(member, MemberEvent.LEAVES)
-                joining = Leave(Sender(Node(member.role, member.hint, member.nonce), member.join_seq, 0), error=None)
-                self._notices.append((member.join_peer, refuse(member.join_peer, joining, NodeLost(text)).reply))
-
-    def _blame(self, fault: Fault) -> None:
-        """Tell rank 0 what is wrong with a call of its own that was answered before."""
-        owner = self.members.find("worker", 0)
-        if owner is not None:
-            self._faults += 1
-            owner.notices.append(replace(fault, number=self._faults))
-            self._beats.tell(owner)
-
     def _send(self, peer: bytes, notice: Message) -> None:
         self._notices.append((peer, notice))
 
@@ -329,14 +300,13 @@ class Scheduler:
             return [Answer(peer, message, Ack(message.seq)), *self._leave(member, message)]
         if isinstance(message, Census):
             return [Answer(peer, message, Counted(message.seq, self.members.lost))]
-        if self.failure is not None:
-            raise NodeLost(self.failure)
+        self._failure.check()
         served = self._stores.serve(peer, message, self._now)
         if served is None:
             raise UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")
         answers, fault = served
         if fault is not None:
-            self._blame(fault)
+            self._beats.blame(fault)
         return answers
 
     def _explain(self, message: Explain) -> Reason:

@@ -7,12 +7,12 @@ has a standby in step, and a standby.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from kvstore.rare_log import Drops
 from kvstore.wire import Lost, Node, Standing
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
+from servers.scheduler.failure import JobFailure
 from servers.scheduler.member import JobMember, MemberEvent, MemberState
 from servers.scheduler.members import Members
 
@@ -27,8 +27,7 @@ class Losses:
         reply_links: of the members.
         failover: sees to servers with standbys.
         key: the scheduler's own public key; empty where links prove no keys.
-        fail: lets the job fail, and says why; its first call counts.
-        failed: whether the job has failed.
+        failure: of the job.
     """
 
     def __init__(
@@ -37,15 +36,13 @@ class Losses:
         reply_links: ReplyLinks,
         failover: Failover,
         key: str,
-        fail: Callable[[str], None],
-        failed: Callable[[], bool],
+        failure: JobFailure,
     ) -> None:
         self._members = members
         self._reply_links = reply_links
         self._failover = failover
         self._key = key
-        self._fail = fail
-        self._failed = failed
+        self._failure = failure
         self._drops = Drops(log)
 
     def report(self, peer: bytes, lost: Lost, now: float) -> None:
@@ -62,7 +59,7 @@ class Losses:
             died_now = self._members.happens(member, MemberEvent.DIES)
             if not died_now and member.state is MemberState.LOST:
                 return  # it is known already
-        self._fail(f"{who} {lost.how}")
+        self._failure.happen(f"{who} {lost.how}", now)
 
     def silent(self, member: JobMember, now: float) -> None:
         """Note that a member has been silent for too long."""
@@ -71,28 +68,28 @@ class Losses:
         if self._members.restarts(member.role):
             self.lose(member, silent, now)
         else:
-            self._fail(f"{member.node} is lost: it {silent}{_known(member)}")
+            self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}", now)
 
     def end(self, lost: Lost, now: float) -> None:
         """Note that the process of a member that is started again has ended; it may be final."""
         member = self._members.end(lost.role, lost.rank, lost.start)
         node = Node(lost.role, lost.rank, lost.start)
         if self._members.complete:
-            if lost.final and not self._failed() and not self._members.all_gone("worker"):
+            if lost.final and self._failure.text is None and not self._members.all_gone("worker"):
                 self._failover.give_up(node, lost.how)
             if member is not None:
                 self.lose(member, lost.how, now)
         elif lost.final:
-            self._fail(f"{node} {lost.how}")
+            self._failure.happen(f"{node} {lost.how}", now)
         elif member is not None:
             log.warning("%s %s before all had joined", node, lost.how)
 
     def lose(self, member: JobMember, how: str, now: float) -> None:
         """Let a server's rank go on without ``member``, which has left or died, or else let the job fail."""
-        if not self._failed() and not self._members.all_gone("worker"):
+        if self._failure.text is None and not self._members.all_gone("worker"):
             why = self._failover.lose(member, how, now)
             if why:
-                self._fail(why)
+                self._failure.happen(why, now)
 
     def stand(self, peer: bytes, standing: Standing, now: float) -> None:
         """Take in what a server says of itself, and of its standby."""

@@ -15,6 +15,7 @@ from servers.requests.replies import Outbox
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.beats import Beats
 from servers.scheduler.events import Events
+from servers.scheduler.failure import JobFailure
 from servers.scheduler.inquiries import Inquiries
 from servers.scheduler.members import Members
 from servers.scheduler.observers import JobState, Observers
@@ -32,7 +33,7 @@ class Observing:
         beats: knows which links are members'.
         send: sends a message over a link.
         key, admission: see ``Observers``.
-        failure: returns why the job has failed; None if it has not.
+        failure: of the job.
         waits: returns what members wait for at the scheduler.
 
     Attributes:
@@ -50,7 +51,7 @@ class Observing:
         send: Callable[[bytes, Message], None],
         key: str,
         admission: Admission | None,
-        failure: Callable[[], str | None],
+        failure: JobFailure,
         waits: Callable[[], Reason],
     ) -> None:
         self.events = Events()
@@ -65,7 +66,7 @@ class Observing:
         self._failure = failure
         self._job = JobState(
             self.events,
-            failure,
+            lambda: failure.text,
             waits,
             lambda member: self.reports.of(member.node),
             self.inquiries.locate,
@@ -106,7 +107,7 @@ class Observing:
     def tick(self, now: float) -> None:
         """Answer questions whose time is over, and look for a straggler."""
         self.inquiries.tick(now)
-        if self._failure() is None:
+        if self._failure.text is None:
             self._stragglers.tick(now)
 
     def due(self) -> float | None:

@@ -1,0 +1,58 @@
+"""The failure of a job by itself; what follows of it is in test_core."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.errors import NodeLost
+from kvstore.wire import MAX_REASON, Failure, JobFailed, Message
+from servers.scheduler.failure import JobFailure
+from servers.scheduler.member import JobMember, MemberState
+from servers.scheduler.members import Members
+
+
+class Case:
+    """A job of two workers and a server, and who is told what."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[bytes, Message]] = []
+        self.events: list[tuple[float, str]] = []
+        self.members = Members(2, 1, 1.0)
+        self.failure = JobFailure(
+            self.members,
+            lambda peer, message: self.told.append((peer, message)),
+            lambda now, line: self.events.append((now, line)),
+        )
+
+    def join(self, role: str, nonce: int) -> JobMember:
+        member = JobMember(role, nonce, -1, "here", b"joins %d" % nonce, 10 + nonce)
+        self.members.join(member)
+        return member
+
+
+def test_the_first_cause_is_told_to_who_is_still_there():
+    case = Case()
+    w0, w1, s0 = (case.join(role, n) for n, role in enumerate(["worker", "worker", "server"]))
+    case.members.settle(0.0)
+    w0.peer, s0.peer = b"beats 0", b"beats 2"  # the other has not beaten yet, and hears it then
+    case.failure.check()
+    case.failure.happen("worker 1 was killed", 3.0)
+    case.failure.happen("worker 0 failed, too", 4.0)
+    assert (case.failure.text, case.failure.at) == ("worker 1 was killed", 3.0)
+    assert case.told == [(b"beats 0", JobFailed("worker 1 was killed")), (b"beats 2", JobFailed("worker 1 was killed"))]
+    assert case.events == [(3.0, "the job has failed: worker 1 was killed")]
+    assert w1.state is MemberState.READY
+    with pytest.raises(NodeLost, match="worker 1 was killed"):
+        case.failure.check()
+
+
+def test_who_waits_to_join_gets_the_reason_as_its_answer_and_is_gone():
+    case = Case()
+    member = case.join("worker", 1)
+    case.failure.happen("a long story" * MAX_REASON, 3.0)
+    assert case.failure.text is not None
+    assert len(case.failure.text) == len(case.events[0][1]) == MAX_REASON
+    ((peer, reply),) = case.told
+    assert isinstance(reply, Failure)
+    assert (peer, reply.seq, reply.kind, reply.text) == (b"joins 1", 11, "NodeLost", case.failure.text)
+    assert (member.state, case.members.present) == (MemberState.LEFT, 0)
