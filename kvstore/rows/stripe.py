@@ -134,9 +134,22 @@ class TableStripe:
             for slab in self._slabs().values():
                 slab.reserve(self._slots.top)
             self._made += len(new)
+            if self._most is not None:
+                self._fill(slots[new])
         for frozen in self._frozen:
             frozen.keep(slots)
         return slots
+
+    def _fill(self, made: Slots) -> None:
+        """Have huge pages where rows of a table with a shape lie dense: those just ``made``, or half of all rows."""
+        start, stop = int(made.min()), int(made.max()) + 1
+        if stop - start > 2 * len(made):
+            half = self._slots.top // 2
+            if not len(self._slots) - len(made) < half <= len(self._slots):
+                return
+            start, stop = 0, self._slots.top
+        for slab in self._slabs().values():
+            slab.fill(start, stop)
 
     def _touch(self, slots: Slots, new: Slots) -> None:
         self._seen.items[slots] = self.version + 1

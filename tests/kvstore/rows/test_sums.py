@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.rows.sums import RowBatch, coalesce, sum_batches, sum_rows
+from kvstore.rows.sums import RowBatch, coalesce, has_nan, sum_batches, sum_rows
 
 
 def _rows(count, width, seed=0):
@@ -74,3 +74,18 @@ def test_batches_of_several_tables_are_summed_as_each_table_is(parts):
         part = slice(summed.starts[place], summed.starts[place + 1])
         assert summed.ids[part].tolist() == ids.tolist()
         assert summed.rows[part].tobytes() == rows.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "least", [[], [1], [np.inf], [np.inf, -np.inf], [-np.inf], [3e38, 3e38], [1e-45]], ids=lambda least: str(least)
+)
+def test_nan_is_found_whatever_else_there_is(dtype, least):
+    rows = np.zeros((20, 7), dtype)
+    rows.flat[: len(least)] = least
+    assert not has_nan(rows)
+    assert not has_nan(rows[:0])
+    for place in (0, 70, 139):
+        rows.flat[place] = np.nan
+        assert has_nan(rows)
+        rows.flat[place] = 0

@@ -72,6 +72,16 @@ def test_a_row_of_another_servers_stripe_is_refused(table: Table):
     assert all("(position 0) of 't7', which is not on this server: it has stripe 0 of 3" in text for text in texts)
 
 
+def test_rows_that_are_pushed_and_wanted_are_checked_once_and_well():
+    desk = with_tables(1)
+    (a,) = desk.workers
+    optimized(desk, lr=1.0)
+    for wrong in ((4, 1), (1, 10)):
+        assert text_of(desk.reply(a, refused(a, **of(wrong, 16, wrong))), "UsageError")
+    message = push_rows(a, {7: {1: (1, 2), 4: (3, 3)}}, wanted={7: [1, 4]})
+    assert rows_in(desk.reply(a, message)) == [[[-1, -2], [-3, -3]]]
+
+
 def test_ids_of_one_table_may_begin_below_the_last_one_of_another():
     desk = with_tables(1, tables={7: Table(shape=(10, 2)), 8: Table(shape=(10, 2)), 9: Table(shape=(10, 2))})
     (a,) = desk.workers
