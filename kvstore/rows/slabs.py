@@ -107,5 +107,9 @@ def scatter(items: Array, slots: Slots, values: Array) -> None:
         items[slots] = values
         return
     whole = np.dtype((np.void, items.dtype.itemsize * items.shape[1]))
-    # With this mode ``put`` copies each item as a whole, without a check of its slot.
-    items.view(whole)[:, 0].put(slots, np.ascontiguousarray(values).view(whole)[:, 0], mode="clip")
+    of_items = items.view(whole)[:, 0]
+    given = np.ascontiguousarray(values).view(whole)[:, 0]
+    if given.flags.writeable:
+        of_items.put(slots, given, mode="clip")
+    else:  # ``put`` would copy them first
+        of_items[slots] = given
