@@ -1,12 +1,18 @@
-"""The gradients of a step's rows, from the backward passes that make them until they are pushed."""
+"""The gradients of a step's rows, from the backward passes that make them until they are pushed.
+
+A sparse gradient has a row for each position of a batch. Those of one id are summed when all have come, for all tables
+at once, in torch's order: the bits are those of ``coalesce``, which would sort the positions again.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from kvstore import RowSparse
 from kvstore.table import Table
@@ -21,18 +27,32 @@ class RowUse:
     lookup: Lookup
 
 
+class Part(NamedTuple):
+    """The gradient of the rows ``ids``.
+
+    Attributes:
+        ids: of the rows, each once.
+        rows: a row for each of ``ids``; or, where ``lookup`` is given, one for each position.
+        lookup: says which positions each id has.
+    """
+
+    ids: torch.Tensor
+    rows: torch.Tensor
+    lookup: Lookup | None = None
+
+
 @dataclass
 class RowGradients:
     """What has come so far.
 
     Attributes:
-        parts: by key the ids and the gradients of their rows, in the order in which they came.
+        parts: by key the gradients of its rows, in the order in which they came.
         awaited: uses whose gradient has not come since the last push, as long as their graphs live.
         backward: the number of the backward pass that runs; None between two.
         kept: how many parts of each key are from backward passes that have ended.
     """
 
-    parts: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = field(default_factory=dict)
+    parts: dict[Any, list[Part]] = field(default_factory=dict)
     awaited: weakref.WeakSet[RowUse] = field(default_factory=weakref.WeakSet)
     backward: int | None = None
     kept: dict[Any, int] = field(default_factory=dict)
@@ -48,6 +68,8 @@ class RowGradients:
     def end(self) -> None:
         """Note that the backward pass has ended, so that what came in it counts."""
         self.backward = None
+        if self.parts:  # what stays is to take no more memory than it must
+            _sum_positions(self.parts.values())
         self.kept = {key: len(parts) for key, parts in self.parts.items()}
 
     def forget_unfinished(self) -> None:
@@ -61,28 +83,60 @@ class RowGradients:
     def add(self, use: RowUse, grad: torch.Tensor) -> None:
         """Note the gradient of the rows that ``use`` took."""
         self.awaited.discard(use)
-        ids, count = use.lookup.ids, len(use.lookup.ids)
+        lookup = use.lookup
+        ids, count = lookup.ids, len(lookup.ids)
         if grad.layout == torch.strided:
-            rows = grad[:count]
+            part = Part(ids, grad[:count].cpu())
+        elif grad.is_cpu and not lookup.padded and torch.equal(grad._indices()[0], lookup.inverse.reshape(-1)):
+            part = Part(ids, grad._values(), lookup)
         else:
             summed = grad.coalesce()
-            touched, rows = summed.indices()[0].cpu(), summed.values()
-            ids = ids if len(touched) == count else ids[touched]
-        self.parts.setdefault(use.key, []).append((ids, rows.cpu()))
+            touched = summed.indices()[0].cpu()
+            part = Part(ids if len(touched) == count else ids[touched], summed.values().cpu())
+        self.parts.setdefault(use.key, []).append(part)
 
     def take(self, tables: dict[Any, Table]) -> list[RowSparse]:
         """Return the gradient of each of ``tables``, perhaps of no rows, and begin anew."""
         parts, self.parts, self.kept = self.parts, {}, {}
         self.awaited.clear()
+        _sum_positions(parts.values())
         return [_joined(parts.get(key, []), table) for key, table in tables.items()]
 
     def __bool__(self) -> bool:
         return any(self.parts.values())
 
 
-def _joined(parts: list[tuple[torch.Tensor, torch.Tensor]], table: Table) -> RowSparse:
+def _sum_positions(parts: Iterable[list[Part]]) -> None:
+    """Replace each part that has rows of positions by one with their sums."""
+    alike: dict[tuple[int, torch.dtype], list[tuple[list[Part], int]]] = {}
+    for of_key in parts:
+        for place, part in enumerate(of_key):
+            if part.lookup is not None:
+                alike.setdefault((part.rows.shape[1], part.rows.dtype), []).append((of_key, place))
+    for group in alike.values():
+        unsummed = [of_key[place] for of_key, place in group]
+        for (of_key, place), rows in zip(group, _sums(unsummed), strict=True):
+            of_key[place] = Part(of_key[place].ids, rows)
+
+
+def _sums(parts: Sequence[Part]) -> Sequence[torch.Tensor]:
+    """Return the sums of several parts' rows, which are as wide. A bag sums one row after the other."""
+    lookups = [part.lookup for part in parts if part.lookup is not None]
+    order, starts = (
+        torch.cat(columns) for columns in ([each.order for each in lookups], [each.starts for each in lookups])
+    )
+    positions = torch.tensor([len(each.order) for each in lookups])
+    counts = [len(each.starts) for each in lookups]
+    first = torch.cumsum(positions, 0) - positions
+    order += first.repeat_interleave(positions)
+    starts += first.repeat_interleave(torch.tensor(counts))
+    rows = torch.cat([part.rows for part in parts])
+    return torch.split(functional.embedding_bag(order, rows, starts, mode="sum"), counts)
+
+
+def _joined(parts: list[Part], table: Table) -> RowSparse:
     if not parts:
         return RowSparse.zeros((0, table.width), table.dtype)
     if len(parts) == 1:
-        return RowSparse(*parts[0])
-    return RowSparse(torch.cat([ids for ids, _ in parts]), torch.cat([rows for _, rows in parts]))
+        return RowSparse(parts[0].ids, parts[0].rows)
+    return RowSparse(torch.cat([part.ids for part in parts]), torch.cat([part.rows for part in parts]))

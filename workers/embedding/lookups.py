@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvstore import UsageError
+from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import integers
 from kvstore.table import Table
 from workers.common.tensors import to_tensor
@@ -24,6 +25,8 @@ class Lookup:
         ids: each id once, rising, without the padding; int64, on the CPU.
         inverse: for each position of ``given`` that of its id in ``ids``, or ``len(ids)`` for the padding; of the same
             shape and device.
+        order: the positions of ``given``, sorted by their ids as torch sorts what a sparse gradient has of one id.
+        starts: where in ``order`` the positions of each id begin; those of the padding, too.
         padded: whether there is padding.
         writes: how often ``given`` had been written to.
     """
@@ -31,6 +34,8 @@ class Lookup:
     given: torch.Tensor
     ids: torch.Tensor
     inverse: torch.Tensor
+    order: torch.Tensor
+    starts: torch.Tensor
     padded: bool
     writes: int
 
@@ -58,7 +63,8 @@ def look_up(key: Any, table: Table, given: Any, padding: int | None = None) -> L
     tensor = given if isinstance(given, torch.Tensor) else to_tensor(given).clone()  # for nobody tells of its writes
     writes = _writes(tensor)
     array = integers(f"ids of {key!r}", tensor)
-    unique, inverse = np.unique(array.reshape(-1), return_inverse=True)
+    ordered, order = torch.sort(torch.from_numpy(array).reshape(-1))
+    unique, inverse, starts = _unique(ordered.numpy(), order.numpy())
     padded = False
     if padding is not None:
         at = int(np.searchsorted(unique, padding))
@@ -68,8 +74,24 @@ def look_up(key: Any, table: Table, given: Any, padding: int | None = None) -> L
             inverse = np.where(inverse == at, len(unique), inverse - (inverse > at))
     if table.rows is not None and len(unique) and not (unique[0] >= 0 and unique[-1] < table.rows):
         _refuse(key, table.rows, array)
-    positions = torch.from_numpy(inverse.astype(np.int64, copy=False).reshape(array.shape))
-    return Lookup(tensor, torch.from_numpy(unique), positions.to(tensor.device), padded, writes)
+    positions = torch.from_numpy(inverse.reshape(array.shape)).to(tensor.device)
+    return Lookup(tensor, torch.from_numpy(unique), positions, order, torch.from_numpy(starts), padded, writes)
+
+
+def _unique(ordered: Ids, order: Ids) -> tuple[Ids, Ids, Ids]:
+    """Return each of the ids once, for each position where its id is among these, and where in ``order`` each begins.
+
+    Args:
+        ordered: ids, sorted.
+        order: their positions.
+    """
+    new = np.empty(len(ordered), bool)
+    new[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    starts = np.flatnonzero(new)
+    inverse = np.empty(len(order), np.int64)
+    inverse[order] = np.cumsum(new) - 1
+    return ordered[starts], inverse, starts
 
 
 def contains(ids: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -83,7 +105,7 @@ def _writes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else write_count(tensor)
 
 
-def _refuse(key: Any, rows: int, array: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+def _refuse(key: Any, rows: int, array: Ids) -> None:
     flat = array.reshape(-1)
     position = int(np.argmax((flat < 0) | (flat >= rows)))
     raise UsageError(

@@ -57,3 +57,22 @@ def test_a_use_is_awaited_while_its_graph_lives() -> None:
     assert len(gradients.awaited) == 1
     del one
     assert not gradients.awaited
+
+
+def test_positions_of_several_tables_are_summed_as_torch_does() -> None:
+    """To the bit, with hundreds of positions of one id: torch's own order of these is not the rising one."""
+    generator = torch.Generator().manual_seed(0)
+    tables = {"a": Table(dim=2), "b": Table(dim=3, dtype="float64"), "c": Table(dim=2), "d": Table(dim=2)}
+    gradients, expected = RowGradients(), []
+    for (key, table), most in zip(tables.items(), (5, 40, 3000, 1), strict=True):
+        ids = torch.randint(0, most, (700 if most > 1 else 0,), generator=generator)
+        rows = torch.randn(len(ids), table.width, generator=generator, dtype=getattr(torch, table.dtype))
+        lookup = look_up(key, table, ids)
+        grad = torch.sparse_coo_tensor(
+            lookup.inverse[None], rows, (len(lookup.ids) + 1, table.width), check_invariants=True
+        )
+        gradients.add(RowUse(key, lookup), grad)
+        expected.append((lookup.ids, grad.coalesce().values()))
+    for taken, (ids, rows) in zip(gradients.take(tables), expected, strict=True):
+        assert torch.equal(taken.ids, ids)
+        assert torch.equal(taken.rows, rows)
