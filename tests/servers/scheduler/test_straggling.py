@@ -6,7 +6,7 @@ from made_reports import server_report, worker_report
 from rendezvous import Job, Member
 
 from kvstore.wire import Message, Stacks, Where, WorkerReport
-from servers.scheduler.straggling import MOST_LINES, TOGETHER_S
+from servers.scheduler.straggling import MOST_LINES, SETTLED_S, TOGETHER_S
 
 FETCH = ["train.py:9 in <module>", "torch/utils/data/dataloader.py:700 in __next__"]
 BACKWARD = ["train.py:12 in <module>", "torch/autograd/graph.py:800 in _engine_run_backward"]
@@ -19,6 +19,7 @@ class Run:
     Attributes:
         late: the worker that is awaited for half of each round; None for nobody.
         read: whether workers say how long they wait for data.
+        slow_line: whether who is late waits as long as the others.
         frames: where workers are, when they are asked.
         asked: how often each worker has been asked.
         sharing: workers that share an aggregator: servers see them together.
@@ -30,6 +31,7 @@ class Run:
         self.began = self.job.now
         self.late: int | None = None
         self.read = read
+        self.slow_line = False
         self.frames = dict.fromkeys(range(3), WAITS)
         self.asked = [0, 0, 0]
         self.sharing: tuple[int, ...] = ()
@@ -42,7 +44,7 @@ class Run:
         for _ in range(10 * seconds):
             self._rounds += 1
             for rank in range(3):
-                self._blocked[rank] += 0.0 if late is None or rank == late else 0.05
+                self._blocked[rank] += 0.0 if late is None or (rank == late and not self.slow_line) else 0.05
                 self._input[rank] += 0.05 if rank == late else 0.0
             last = self._rounds % 3 if late is None else late
             for rank in self.sharing if last in self.sharing else (last,):
@@ -100,6 +102,20 @@ def test_workers_of_a_host_are_named_together_if_it_stays_unclear_which_one_it_i
     ((first, _),), ((at, line),) = clear.news, unclear.news
     assert first + TOGETHER_S <= at <= 10.0
     assert "workers 1 and 2, which share an aggregator, are slow: they" in line
+
+
+def test_a_slow_line_has_to_go_on_for_a_while():
+    busy, slow, unclear = Run(read=True), Run(read=True), Run(read=True)
+    slow.slow_line = unclear.slow_line = True
+    busy.pass_s(30, 1)
+    slow.pass_s(30, 1)
+    ((first, _),), ((at, line),) = busy.news, slow.news
+    assert first + SETTLED_S <= at <= 10.0
+    assert "Its messages take long to arrive" in line
+    unclear.pass_s(round(first), 1)  # the others' reports do not show yet what the servers' do
+    unclear.slow_line = False
+    unclear.pass_s(30, 1)
+    assert "It reads its input for longer" in unclear.news[0][1]
 
 
 def test_looks_say_what_reports_do_not():
