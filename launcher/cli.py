@@ -30,6 +30,7 @@ _EPILOG = """\
 examples:
   launch.py -n 2 python train.py --lr 0.1
   launch.py -n 2 -s 2 --launcher local "cd examples && python train.py"
+  launch.py status --stacks    # how a running job is: the same as kvstore-status
 
 `python` in the command is the interpreter that runs launch.py. The exit code is that of the first process to fail.
 """

@@ -35,7 +35,7 @@ from launcher.supervision.supervisor import OnFailure
 
 
 def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> int:
-    """Run the job of a command line.
+    """Run the job of a command line; with the word ``status`` first, do what ``kvstore-status`` does.
 
     Args:
         argv: the words after `launch.py`; None for those of this process.
@@ -45,8 +45,13 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
     Returns:
         0, the exit code of the first process to fail, 128 + N after signal N, or 2 if the command line is not valid.
     """
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["status"]:
+        from kvstore.observing.command import main as show_status  # what a job does not need
+
+        return show_status(words[1:])
     try:
-        kind, job, dry_run = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        kind, job, dry_run = parse(words, os.environ)
         launcher = find(kind, job)
         if dry_run:
             print(launcher.dry_run(job))

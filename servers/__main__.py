@@ -30,7 +30,8 @@ def main() -> int:
     uncaught.install()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends servers in order
+    if signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # an observer's starter lets it take Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends servers in order
     try:
         config = Config.from_env()
         os.environ.update(threads.variables(os.environ, config.role))  # before anything here imports torch

@@ -10,6 +10,7 @@ from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config
 from kvstore.job.usage import cpu_us, memory_bytes
 from kvstore.member.session import Session
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Transport
 from kvstore.wire import Message, ServerReport, Stop
 from servers.activity import ServedActivity
@@ -57,11 +58,13 @@ class ServingMember:
                 thread=thread,
                 on_line_back=None if on_line_back is None else lambda: self._service.post(on_line_back),
             ).join()
-            if self._session.tracer is not None:
-                self._service.tracer = RequestTracer(self._session.tracer)
+            self._session.when_traced(self._note_requests)
         except BaseException:
             self._transport.close()
             raise
+
+    def _note_requests(self, tracer: Tracer) -> None:
+        self._service.tracer = RequestTracer(tracer)
 
     @property
     def name(self) -> str:

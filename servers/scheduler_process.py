@@ -67,6 +67,10 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         return scheduler.to_be_seen or (tracing is not None and tracing.awaited())
 
     def tick() -> Outbox:
+        nonlocal tracing
+        if tracing is None and scheduler.observing.traces is not None:  # an observer has asked for a trace
+            tracing = SchedulerTracing(scheduler, config, clock)
+            service.tracer = tracing.requests
         if tracing is not None:
             tracing.tick()
         return stop_if_finished(core.tick(clock()))

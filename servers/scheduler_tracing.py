@@ -27,7 +27,7 @@ class SchedulerTracing:
     def __init__(self, scheduler: Scheduler, config: Config, clock: Callable[[], float]) -> None:
         self._tracer = Tracer(config.trace, clock)
         self._node = Node("scheduler", 0, config.start)
-        self._traces = scheduler.observing.traces = Traces(clock(), config.start)
+        self._traces = scheduler.observing.traces = scheduler.observing.traces or Traces(clock(), config.start)
         self._events, self._seen = scheduler.observing.events, 0
         now = clock()
         self._tracer.offsets.take(config.start, now, now, now)  # its own clock is the scheduler's

@@ -56,8 +56,7 @@ class ShardMember(ServingMember):
             readers=config.readers,
             reader_key="" if config.keys is None else config.keys.reader,
         )
-        if self._session.tracer is not None:
-            self._shard.trace(self._session.tracer)
+        self._session.when_traced(self._shard.trace)
         self._pace = (
             None
             if self._shard.reading is None

@@ -22,6 +22,7 @@ usage        what this process uses of its machine
 our_module   executes one of the project's modules, whatever the user's modules are called
 shadows      the user's modules that hide packages of the project
 page_address where the page of a job is, and its token
+trace_target the file of a job's trace, and the rounds that it has
 exec_helper  what a new process does between fork and exec
 files        files that are replaced whole or not at all
 """

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.job.settings import DASHBOARD_PORT, DASHBOARD_TOKEN_FILE
 
 HOST = "127.0.0.1"
 TOKEN = re.compile(r"[A-Za-z0-9_-]{32,128}")
@@ -23,6 +24,23 @@ def listen(port: int) -> socket.socket:
         OSError: the port is not free.
     """
     return socket.create_server((HOST, port), backlog=64)
+
+
+def prepared(env: Mapping[str, str]) -> tuple[socket.socket, str]:
+    """Return what a page needs, by the settings in ``env``: a socket that listens, and a token.
+
+    Raises:
+        ConfigError: the port is not free, or the token cannot be read.
+    """
+    port, file = DASHBOARD_PORT.read(env), DASHBOARD_TOKEN_FILE.read(env)
+    token = token_of(Path(file)) if file else secrets.token_urlsafe(32)
+    try:
+        return listen(port), token
+    except OSError as error:
+        raise ConfigError(
+            f"the page cannot be at port {port} ({os.strerror(error.errno or 0)}): set {DASHBOARD_PORT.name} to one "
+            "that is free, or to 0"
+        ) from None
 
 
 def token_of(path: Path) -> str:

@@ -94,7 +94,11 @@ class JobPlace:
             OSError: it cannot be written.
         """
         with replacing(path, MODE, durable=durable) as draft:
-            draft.write_text(json.dumps({"version": VERSION, **dataclasses.asdict(self)}) + "\n", encoding="utf-8")
+            draft.write_text(json.dumps(self.described()) + "\n", encoding="utf-8")
+
+    def described(self) -> dict[str, Any]:
+        """Return what the file has."""
+        return {"version": VERSION, **dataclasses.asdict(self)}
 
     @classmethod
     def read(cls: type[P], path: Path) -> P:

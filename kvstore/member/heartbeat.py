@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from kvstore.errors import KVStoreError, NodeLost, WireError
 from kvstore.job.curve_keys import split_key
+from kvstore.job.valid_values import RoundWindow
 from kvstore.member.stacks import place_of, where
 from kvstore.rare_log import Drops
 from kvstore.tracing.tracer import Tracer
@@ -51,11 +52,13 @@ class Listener(NamedTuple):
         on_notice: called with each notice of the scheduler's.
         on_lost: called once, when the scheduler is lost.
         on_back: called when the scheduler is heard again over a link that had to be made anew.
+        on_traced: called with the rounds that are to be noted for the job's trace, each time the scheduler says them.
     """
 
     on_notice: Callable[[Message], None]
     on_lost: Callable[[KVStoreError], None]
     on_back: Callable[[], None] = lambda: None
+    on_traced: Callable[[RoundWindow], None] = lambda _: None
 
 
 class Heartbeat:
@@ -128,6 +131,10 @@ class Heartbeat:
         """
         self._unsaid.append(notice)
         self._transport.interrupt()
+
+    def trace(self, tracer: Tracer) -> None:
+        """Send what ``tracer`` notes from now on. Call it in the heartbeat's thread."""
+        self._tracer = tracer
 
     def flush_trace(self) -> None:
         """Send what has been noted for the trace soon, in the heartbeat's thread. Any thread may call it."""
@@ -269,8 +276,11 @@ class Heartbeat:
             self._tell_where(message.number)
         elif not isinstance(message, Alive):
             self._listener.on_notice(message)
-        elif self._tracer is not None and message.now:
-            self._tracer.offsets.take(message.start, message.sent, received, message.now)
+        else:
+            if message.traced[1]:
+                self._listener.on_traced(RoundWindow(*message.traced))
+            if self._tracer is not None and message.now:
+                self._tracer.offsets.take(message.start, message.sent, received, message.now)
 
     def _tell_where(self, number: int) -> None:
         """Say where this process is in its code. A failure costs the answer, not the heartbeat."""

@@ -19,6 +19,7 @@ from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
+from kvstore.job.valid_values import RoundWindow
 from kvstore.member.activity import WorkerActivity
 from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
@@ -58,7 +59,7 @@ class Session:
         aggregated: for servers and aggregators: for each aggregator, the ranks of the workers that it speaks for.
         worker_keys, aggregator_keys: for a server, the former for an aggregator, too: the public keys that these have
             proved, by rank; empty on links without keys.
-        tracer: what this process notes for the job's trace; None for nothing.
+        tracer: what this process notes for the job's trace; None until there is one.
         flushes: what is called before this process leaves.
         activity: for workers: what this process has done.
         left: whether it has left.
@@ -89,8 +90,8 @@ class Session:
         self.scheduler: Peer = b""
         self.client = Client(make_transport, clock, self.limits, config.role, secrets.randbits(62), config.window_bytes)
         self.activity = WorkerActivity(self.client, clock, self._carriers)
-        self.tracer = Tracer(config.trace, clock) if config.trace.last else None
-        self.client.trace(self.tracer)
+        self.tracer: Tracer | None = None
+        self._traced: list[Callable[[Tracer], None]] = [self.client.trace]
         self._make_transport = make_transport
         self._address = address
         self._clock = clock
@@ -105,6 +106,8 @@ class Session:
         self._asked: Operation | None = None
         self._heartbeat: Heartbeat | None = None
         self.left = False
+        if config.trace.last:
+            self._trace(config.trace)
 
     def join(self) -> Session:
         """Join the job; return this session. If anything but an ``Exception`` ends the call, call it again to go on.
@@ -145,7 +148,7 @@ class Session:
                 self.config.heartbeat_s,
                 self.config.heartbeat_timeout_s,
                 self._clock,
-                Listener(self._take_notice, self.client.fail, self._line_is_back),
+                Listener(self._take_notice, self.client.fail, self._line_is_back, self._trace),
                 partial(PulseProcess, self.config, self.client.node) if self._pulse else None,
                 self._thread,
                 self.activity.report if self.config.role == "worker" else None,
@@ -154,6 +157,29 @@ class Session:
             if self.tracer is not None:
                 self.tracer.wake = self._heartbeat.flush_trace
         self._heartbeat.start()
+
+    def when_traced(self, take: Callable[[Tracer], None]) -> None:
+        """Have ``take`` called with this process's tracer: at once if there is one, or when there is one.
+
+        That is in the heartbeat's thread. It may be called twice with the same one.
+        """
+        self._traced.append(take)
+        if self.tracer is not None:
+            take(self.tracer)
+
+    def _trace(self, window: RoundWindow) -> None:
+        """Note these rounds for the job's trace."""
+        if self.tracer is not None and self.tracer.window == window:
+            return
+        if self.tracer is not None:
+            self.tracer.turn_to(window)
+            return
+        tracer = self.tracer = Tracer(window, self._clock)
+        if self._heartbeat is not None:
+            tracer.wake = self._heartbeat.flush_trace
+            self._heartbeat.trace(tracer)
+        for take in list(self._traced):
+            take(tracer)
 
     def _welcome(self) -> Welcome:
         """Ask to join, and wait for the others: a worker up to its limit, others while the scheduler lives."""

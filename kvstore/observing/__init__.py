@@ -1,6 +1,7 @@
 """How a running job is: what an observer sees of it, and what follows from that.
 
 command     ``kvstore-status``
+observer_program  what it executes to serve a page or to write a trace
 choice      which job is meant
 session     an observer's link to the scheduler
 view        the job at one moment: members, their reports, what has happened

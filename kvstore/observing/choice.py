@@ -51,9 +51,14 @@ def place_named(wanted: str, places: Sequence[ObservingPlace]) -> ObservingPlace
         return ObservingPlace.read(path / FILE if path.is_dir() else path)
     named = [place for place in places if wanted in (str(place.pid), place.job)]
     if len(named) != 1:
-        known = ", ".join(f"{place.pid} ({place.job})" for place in places) or "none"
-        raise NoSuchJob(f"{'no job' if not named else 'more than one job'} here is {wanted!r}; running: {known}")
+        kind = "no job" if not named else "more than one job"
+        raise NoSuchJob(f"{kind} here is {wanted!r}; running: {listed(places)}")
     return named[0]
+
+
+def listed(places: Sequence[ObservingPlace]) -> str:
+    """Return what errors say of the jobs that one may choose from."""
+    return ", ".join(f"{place.pid} ({place.job})" for place in places) or "none"
 
 
 def place_at(address: str, key_file: Path | None) -> ObservingPlace:

@@ -1,4 +1,4 @@
-"""``kvstore-status``: shows how running jobs are. It asks their schedulers, and changes nothing."""
+"""``kvstore-status``: shows how running jobs are. It asks their schedulers, and changes no result of theirs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
+from kvstore.job import page_address
 from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.trace_target import TRACED, TraceTarget
 from kvstore.observing import as_json
 from kvstore.observing.advice import Advice, advise
-from kvstore.observing.choice import NoSuchJob, jobs_here, place_at, place_named, roots_here
+from kvstore.observing.choice import NoSuchJob, jobs_here, listed, place_at, place_named, roots_here
 from kvstore.observing.figures import job_rounds_per_s
 from kvstore.observing.looks import doing_of
+from kvstore.observing.observer_program import ObserverProgram, PreparedPage
 from kvstore.observing.quantities import rate
 from kvstore.observing.screen import StatusScreen
 from kvstore.observing.session import TIMEOUT_S, ObserverSession, stacks_in
@@ -152,18 +155,9 @@ def print_json(described: dict[str, Any], out: TextIO, one_line: bool = False) -
 
 
 def _run(given: argparse.Namespace, out: TextIO) -> int:
-    if given.at is not None:
-        return StatusReport(place_at(given.at, given.key_file), given, out).show()
-    places, refused = jobs_here(roots_here())
-    for line in refused:
-        print(f"kvstore-status: {line}", file=sys.stderr)
-    if given.job is not None:
-        return StatusReport(place_named(given.job, places), given, out).show()
-    if not places:
-        raise NoSuchJob(
-            "no job of this user runs on this host. It finds those whose private directory is in TMPDIR or /tmp: on "
-            "the host of launch.py or, under torchrun and mpirun, of rank 0"
-        )
+    places = _places(given)
+    if given.page or given.trace is not None:
+        _observe(places, given, os.environ)
     if len(places) == 1:
         return StatusReport(places[0], given, out).show()
     if given.json:
@@ -171,6 +165,37 @@ def _run(given: argparse.Namespace, out: TextIO) -> int:
     else:
         StatusScreen(out).show(job_lines([(place, _words(place)) for place in places]))
     return SHOWN
+
+
+def _places(given: argparse.Namespace) -> list[ObservingPlace]:
+    """Return the job that is meant; without a name, all of this user's on this host."""
+    if given.at is not None:
+        return [place_at(given.at, given.key_file)]
+    places, refused = jobs_here(roots_here())
+    for line in refused:
+        print(f"kvstore-status: {line}", file=sys.stderr)
+    if given.job is not None:
+        return [place_named(given.job, places)]
+    if not places:
+        raise NoSuchJob(
+            "no job of this user runs on this host. It finds those whose private directory is in TMPDIR or /tmp: on "
+            "the host of launch.py or, under torchrun and mpirun, of rank 0"
+        )
+    return places
+
+
+def _observe(places: Sequence[ObservingPlace], given: argparse.Namespace, env: Mapping[str, str]) -> NoReturn:
+    """Serve the page of a job, or write its trace, until that ends."""
+    if len(places) != 1:
+        raise NoSuchJob(f"which job? Give its pid or name; running: {listed(places)}")
+    page = None
+    if given.trace is not None:
+        given.trace.prepare()
+    if given.page:
+        page = PreparedPage(*page_address.prepared(env))
+        for line in page_address.lines(page.listener.getsockname()[1], page.token, env):
+            print(f"kvstore-status: {line}", file=sys.stderr, flush=True)
+    ObserverProgram(places[0], page, given.trace).execute(env)
 
 
 def _words(place: ObservingPlace) -> str:
@@ -224,6 +249,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-s", "--stacks", action="store_true", help="where all members are: the stacks of their threads"
     )
+    parser.add_argument(
+        "--page",
+        action="store_true",
+        help="serve the page of the job at 127.0.0.1, and print its address, until Ctrl-C or the job's end",
+    )
+    parser.add_argument(
+        "--trace",
+        type=_trace,
+        metavar="FILE[:ROUNDS]",
+        help="have members note some rounds, and write them to FILE, for ui.perfetto.dev or chrome://tracing. ROUNDS: "
+        f"how many from now on, or the first and the last, such as 500-600 (default: {TRACED})",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs; with --watch a document a line")
     parser.add_argument(
         "-w",
@@ -246,6 +283,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="a file with the observers' key, for --at")
     return parser
+
+
+def _trace(text: str) -> TraceTarget:
+    try:
+        return TraceTarget.parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:

@@ -15,6 +15,7 @@ from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost, WireError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
 from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.valid_values import RoundWindow
 from kvstore.member.client import Client
 from kvstore.member.outstanding import Question
 from kvstore.observing.view import Event, JobView
@@ -28,6 +29,7 @@ from kvstore.wire.observing import MOST_EVENTS, MOST_LOCATED
 TIMEOUT_S = 5.0
 LATE_S = 0.5  # an answer that takes longer may never come
 GONE_S = 1.5  # nobody has listened for so long: the job has ended
+UNCHANGED = RoundWindow()
 CLOSE_S = 0.3  # how long the goodbye may take to leave
 
 
@@ -110,13 +112,17 @@ class ObserverSession:
             [buffer for part in parts for buffer in part.buffers],
         )
 
-    def fetch_trace(self, after: int) -> TraceFetched:
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
         """Return what members have noted for the job's trace, after the chunk with this number.
 
+        Args:
+            after: the number.
+            rounds: what members are to note from now on; ``UNCHANGED`` for what they note already.
+
         Raises:
-            KVStoreError: see ``look``; the job has no trace.
+            KVStoreError: see ``look``; the job has no trace; another observer fetches it.
         """
-        fetched: TraceFetched = self._ask(FetchTrace, after=after)
+        fetched: TraceFetched = self._ask(FetchTrace, after=after, traced=list(rounds))
         return fetched
 
     def close(self) -> None:

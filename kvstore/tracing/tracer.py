@@ -56,7 +56,7 @@ class Tracer:
         self.window = window
         self.clock = clock
         self.round = 0
-        self.open = window.first <= 1
+        self.open = window.first <= 1 <= window.last
         self.offsets = ClockOffsets()
         self.wake: Callable[[], None] = _nothing
         self._wake_at = max(1, most // 4)
@@ -73,6 +73,17 @@ class Tracer:
         """Whether the last round of interest is over."""
         return self.round > self.window.last
 
+    def turn_to(self, window: RoundWindow) -> None:
+        """Note these rounds from now on. If the first is another, it is another trace: what waits is of the one before.
+
+        Call it in the thread that takes the records out.
+        """
+        if window.first != self.window.first:
+            self._ring.clear()
+        self.window = window
+        self.open = window.first <= max(1, self.round) <= window.last
+        self._told = False
+
     def reached(self, number: int) -> None:
         """Note that this process is in round ``number``, at least."""
         if number > self.round:
@@ -88,7 +99,12 @@ class Tracer:
     def span(
         self, name: str, start: float, keys: Sequence[Key] = (), nbytes: int = 0, round_: int | None = None
     ) -> None:
-        """Note that this thread has done something from ``start`` until now."""
+        """Note that this thread has done something from ``start`` until now; nothing if that is 0.
+
+        What began before there was this tracer has no start: nobody looked at the clock.
+        """
+        if not start:
+            return
         end, about = self.clock(), self.round if round_ is None else round_
         key = keys[0] if keys else None
         self._append((self._next(), SPAN, start, end, _ident(), name, key, len(keys), nbytes, about))

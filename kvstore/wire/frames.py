@@ -17,7 +17,7 @@ import msgpack
 from kvstore.errors import UsageError, WireError
 from kvstore.wire.fields import MAX_ITEMS, Check, Triple, shown
 
-VERSION = 6
+VERSION = 7
 MAX_HEADER = 16 << 20  # bytes of frame 0; the places of MAX_SEGMENTS segments, or 100,000 names, take less
 MAX_FRAMES = 1 << 16
 _MANY = 1 << 18  # bytes of a header of so many objects that the garbage collector is paused while they are made

@@ -24,6 +24,8 @@ Role = Annotated[
 ]
 Rank = Annotated[int, f.integer(-1, MAX_NODES)]
 Ranks = Annotated[list[int], f.rising(0, MAX_NODES)]  # of workers
+# Of rounds that members note for the job's trace, the first and the last; both 0 for none.
+TracedRounds = Annotated[list[int], f.tuple_of(f.integer(0, 2**62 - 1), f.integer(0, 2**62 - 1))]
 Seq = Annotated[int, f.integer()]
 Store = Annotated[int, f.integer(0, MAX_STORES - 1)]
 Text = Annotated[str, f.text()]

@@ -28,6 +28,7 @@ from kvstore.wire.messages import (
     Shapes,
     Store,
     Text,
+    TracedRounds,
     require_known,
     same_length,
 )
@@ -284,11 +285,13 @@ class Alive(Message):
         sent: of the beat that this answers.
         now: the scheduler's time when it answers, by its monotonic clock; 0 if it was not asked for.
         start: how often the scheduler has been started: each process may have another clock.
+        traced: the first and the last round to note for the job's trace; both 0 if nobody has asked for one.
     """
 
     sent: Annotated[float, f.number] = 0.0
     now: Annotated[float, f.number] = 0.0
     start: Annotated[int, f.integer(1)] = 1
+    traced: TracedRounds = field(default_factory=lambda: [0, 0])
 
 
 @message(31)

@@ -17,7 +17,7 @@ from kvstore.errors import WireError
 from kvstore.job.settings import MAX_NODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, decode, message
-from kvstore.wire.messages import Reply, Request, Seq
+from kvstore.wire.messages import Reply, Request, Seq, TracedRounds
 from kvstore.wire.rendezvous import MemberNotice
 
 MOST_RECORDS = 4096  # in one chunk
@@ -110,9 +110,11 @@ class FetchTrace(Request):
 
     Attributes:
         after: the number of the latest chunk that the observer has; those up to it may be forgotten.
+        traced: the first and the last round that members are to note; both 0 for those that they note already.
     """
 
     after: Seq
+    traced: TracedRounds = field(default_factory=lambda: [0, 0])
 
 
 @message(162)

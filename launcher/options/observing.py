@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvstore.job.settings import TRACE
+from kvstore.errors import ConfigError
+from kvstore.job.trace_target import TRACED, TraceTarget
 
-TRACED = "100"  # rounds of a trace, unless its user says which
 _DASHBOARD = "--dashboard"
 _ANY = f"{_DASHBOARD}=\0"  # no word of a command line can be it
 
@@ -54,20 +54,11 @@ def as_given(command: Sequence[str]) -> list[str]:
 
 def _trace(text: str) -> str:
     """Return the file, as an absolute path, and the rounds, after a colon."""
-    file, colon, rounds = text.rpartition(":")
     try:
-        window = TRACE.values.parse(rounds)
-    except ValueError:
-        if colon and rounds and rounds.replace("-", "").isdigit():  # no file's name ends so by chance
-            raise argparse.ArgumentTypeError(f"{rounds!r} is not valid; valid: {TRACE.values.valid}") from None
-        colon = ""
-    if not colon:
-        file, window = text, TRACE.values.parse(TRACED)
-    if not file or not window.last:
-        raise argparse.ArgumentTypeError(f"{text!r} names no file, or no rounds; valid: FILE, FILE:100, FILE:500-600")
-    if Path(file).is_dir():
-        raise argparse.ArgumentTypeError(f"{file} is a directory; give a file in it")
-    return f"{Path(file).absolute()}:{window}"
+        target = TraceTarget.parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return f"{target.file}:{target.rounds}"
 
 
 def _port(text: str) -> int:

@@ -12,10 +12,19 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.job import processes
-from kvstore.job.files import replacing
 from kvstore.job.observing_place import FILE
 from kvstore.job.page_address import lines, listen, token_of
-from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE, OBSERVE, ROLE, TRACE, TRACE_FILE
+from kvstore.job.settings import (
+    DASHBOARD_FD,
+    DASHBOARD_TOKEN,
+    DASHBOARD_TOKEN_FILE,
+    LIFELINE,
+    OBSERVE,
+    ROLE,
+    TRACE,
+    TRACE_FILE,
+)
+from kvstore.job.trace_target import TraceTarget
 from launcher.errors import LaunchError
 from launcher.job.description import Job
 from launcher.job.tasks import outside_a_job
@@ -23,7 +32,6 @@ from launcher.processes.companion import Companion, CompanionProgram
 
 SHOWN_S = 2.0  # how long the page shows the end of a job
 WRITTEN_S = 30.0  # how long the file of a trace may take to be written for the last time
-EMPTY_TRACE = '{"traceEvents":[]}\n'
 
 
 @contextmanager
@@ -50,31 +58,27 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
             announcement += lines(listener.getsockname()[1], token, environ)
         grace_s = SHOWN_S
         if job.cluster.trace is not None:
-            file, _, rounds = job.cluster.trace.rpartition(":")
-            require_writable(Path(file))
-            told |= {TRACE_FILE.name: file, TRACE.name: rounds}
+            target = _writable(job.cluster.trace)
+            told |= {TRACE_FILE.name: str(target.file), TRACE.name: str(target.rounds)}
             grace_s = WRITTEN_S
         if not told:
             yield []
             return
-        told |= {ROLE.name: "observer", OBSERVE.name: str(directory / FILE)}
+        told |= {ROLE.name: "observer", OBSERVE.name: str(directory / FILE), LIFELINE.name: "1"}
         env = processes.complete({**outside_a_job(environ), **told}, processes.source_root())
         name = "trace" if job.cluster.dashboard is None else "dashboard"
         program = CompanionProgram(name, processes.words(sys.executable, "servers"), env, pass_fds, grace_s)
         yield [Companion(program, announcement)]
 
 
-def require_writable(file: Path) -> None:
-    """Make the file of the trace, which is empty until there is something in it.
-
-    Raises:
-        LaunchError: it cannot be written.
-    """
+def _writable(trace: str) -> TraceTarget:
+    """Make the file of the trace."""
+    target = TraceTarget.parse(trace)
     try:
-        with replacing(file, durable=False) as draft:
-            draft.write_text(EMPTY_TRACE, encoding="utf-8")
-    except OSError as error:
-        raise LaunchError(f"--trace: cannot write {file}: {error.strerror}", exit_code=1) from None
+        target.prepare()
+    except ConfigError as error:
+        raise LaunchError(f"--trace: {error}", exit_code=1) from None
+    return target
 
 
 @contextmanager

@@ -40,8 +40,8 @@ class AggregatorProcess(ServingMember):
             config.window_bytes,
             clock,
             lambda peer, seq, reason: self._outbox.extend(self._aggregator.explained(peer, seq, reason)),
-            self._session.tracer,
         )
+        self._session.when_traced(self._upstream.trace)
         workers = self._session.aggregated[self._session.rank]
         keys = self._session.worker_keys
         self._aggregator = Aggregator(

@@ -44,7 +44,6 @@ class Upstream:
         window: see ``Links``.
         clock: seconds, monotonic.
         explained: takes what a server says that a request waits for: the worker's link, its question, and the reason.
-        tracer: notes the requests for the job's trace; None notes nothing.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Upstream:
         window: int,
         clock: Callable[[], float],
         explained: Callable[[bytes, int, Reason], None],
-        tracer: Tracer | None = None,
     ) -> None:
         self._clock = clock
         self._explained = explained
@@ -63,11 +61,14 @@ class Upstream:
         self._answers: list[tuple[Exchange, Reply]] = []
         self._made = _MadeLinks(transport)
         self._links = Links(lambda: self._made, node, window)
-        self._links.tracer = tracer
         self._servers = [
             self._links.connect(f"server {rank}".encode(), address, True) for rank, address in enumerate(addresses)
         ]
         self._progress = (0, 0.0)  # how many answers had come, and since when requests wait without another
+
+    def trace(self, tracer: Tracer) -> None:
+        """Note requests with ``tracer`` from now on."""
+        self._links.tracer = tracer
 
     def send(self, exchange: Exchange) -> None:
         """See ``Servers``."""

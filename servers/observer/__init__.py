@@ -3,6 +3,7 @@
 process     looks at the job, and serves the page, until the job is over
 watcher     the latest state of the job, and its history
 trace_recording fetches the job's trace, and writes its file
+traced_rounds which rounds a trace has that begins while the job runs. Pure
 web         the page's web server
 access      who may read it. Pure
 files       the page itself, in page/

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,8 @@ from urllib.parse import parse_qsl
 from kvstore.errors import ConfigError, NodeLost
 from kvstore.job import page_address
 from kvstore.job.observing_place import ObservingPlace
-from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_PORT, DASHBOARD_TOKEN, DASHBOARD_TOKEN_FILE, OBSERVE
-from kvstore.observing.choice import jobs_here, place_named, roots_here
+from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, LIFELINE, OBSERVE
+from kvstore.observing.choice import jobs_here, listed, place_named, roots_here
 from kvstore.observing.session import ObserverSession
 from servers.observer import files, metrics
 from servers.observer.access import Access
@@ -60,51 +60,51 @@ class PageServing:
     over: threading.Event | None = None
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str], about: JobDescription) -> PageServing:
-        """Return what launch.py has prepared, or, where it has not, a page of this process's own.
+    def from_env(cls, env: Mapping[str, str], about: JobDescription, over: threading.Event | None) -> PageServing:
+        """Return what whoever has started this process has prepared, or, if nothing is, a page of its own.
 
         Raises:
             ConfigError: the port is not free, or the token cannot be read.
         """
         if (fd := DASHBOARD_FD.read(env)) >= 0:
-            return cls(socket.socket(fileno=fd), DASHBOARD_TOKEN.read(env), about, _lifeline())
-        port, file = DASHBOARD_PORT.read(env), DASHBOARD_TOKEN_FILE.read(env)
-        token = page_address.token_of(Path(file)) if file else secrets.token_urlsafe(32)
-        try:
-            listener = page_address.listen(port)
-        except OSError as error:
-            raise ConfigError(
-                f"the page cannot be at port {port} ({os.strerror(error.errno or 0)}): set {DASHBOARD_PORT.name} to "
-                "one that is free, or to 0"
-            ) from None
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # no launch.py ends this process
+            return cls(socket.socket(fileno=fd), DASHBOARD_TOKEN.read(env), about, over)
+        listener, token = page_address.prepared(env)
         for line in page_address.lines(listener.getsockname()[1], token, env):
             print(line, file=sys.stderr, flush=True)
-        return cls(listener, token, about)
+        return cls(listener, token, about, over)
 
 
 def run_observer(env: Mapping[str, str]) -> int:
-    """Show the job that ``KVSTORE_OBSERVE`` names until it is over; return 0, or 130 after Ctrl-C.
+    """Show the job that ``KVSTORE_OBSERVE`` names, or write its trace, until it is over; return 0, or 130 after Ctrl-C.
 
     Raises:
         ConfigError: no job, or more than one, can be meant; or see ``PageServing.from_env``.
         NodeLost: see ``serve``.
     """
-    place = _place(env)
-    recording = TraceRecording.from_env(env, lambda: ObserverSession.of(place, LOST_S, env), _lifeline)
-    if recording is not None and DASHBOARD_FD.read(env) < 0:
-        recording.run()
-        return 0
-    if recording is not None:
-        recording.start()
-    page = PageServing.from_env(env, JobDescription(place.job, place.command))
     try:
-        serve(page, lambda: ObserverSession.of(place, LOST_S, env))
+        over = _lifeline() if LIFELINE.read(env) else None
+        if over is None:  # no launch.py ends this process
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        _observe(env, over)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    if recording is not None:
-        recording.join()
     return 0
+
+
+def _observe(env: Mapping[str, str], over: threading.Event | None) -> None:
+    place = _place(env)
+
+    def connect() -> ObserverSession:
+        return ObserverSession.of(place, LOST_S, env)
+
+    recording = TraceRecording.from_env(env, connect, over)
+    if recording is not None and DASHBOARD_FD.read(env) < 0:
+        recording.run()
+        return
+    page = PageServing.from_env(env, JobDescription(place.job, place.command), over)
+    with recording or nullcontext():
+        serve(page, connect)
 
 
 def _place(env: Mapping[str, str]) -> ObservingPlace:
@@ -114,8 +114,9 @@ def _place(env: Mapping[str, str]) -> ObservingPlace:
     if wanted:
         return place_named(wanted, places)
     if len(places) != 1:
-        known = ", ".join(f"{place.pid} ({place.job})" for place in places) or "none"
-        raise ConfigError(f"which job? Set {OBSERVE.name} to the number of its launch.py; running here: {known}")
+        raise ConfigError(
+            f"which job? Set {OBSERVE.name} to the number of its launch.py; running here: {listed(places)}"
+        )
     return places[0]
 
 

@@ -1,28 +1,45 @@
-"""The file of the job's trace, beside the page or alone: written while the job runs, and once more when it is over."""
+"""The file of the job's trace, beside the page or alone: written while the job runs, and once more at the end.
+
+Where launch.py has started this process, members note the rounds that they have been started with, and the job's end is
+that of this process's standard input. Elsewhere this has members note the rounds, and ends with these.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from kvstore.errors import KVStoreError
+from kvstore.errors import ConfigError, KVStoreError, UsageError
 from kvstore.job.settings import TRACE, TRACE_FILE
+from kvstore.job.valid_values import RoundWindow
+from kvstore.observing.session import UNCHANGED
+from kvstore.observing.view import JobView
 from kvstore.wire import TraceFetched
+from servers.observer.traced_rounds import are_over, notes_due_s, rounds_ahead
 from servers.tracing.trace_writer import TraceWriter
 
 STEP_S = 0.5  # the scheduler, when all have left it, waits so long for this process
 NICE = 19  # so that members never wait for it
+MISSING_S = 15.0  # without an answer, the job is taken to be over, where nobody says when it is
+REFUSED_S = 7.0  # of another observer that has just gone the scheduler does not know that yet
 
 
 class TraceSession(Protocol):
     """What a trace is fetched from; see ``ObserverSession``."""
 
-    def fetch_trace(self, after: int) -> TraceFetched:
-        """Return the chunks after number ``after``."""
+    def look(self) -> JobView:
+        """Return how the job is now."""
+        ...
+
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
+        """Return the chunks after number ``after``; have members note ``rounds`` from now on."""
         ...
 
     def close(self) -> None:
@@ -31,63 +48,124 @@ class TraceSession(Protocol):
 
 
 class TraceRecording:
-    """See the module.
+    """See the module. As a context it records in a thread of its own until the end of the block.
 
     Args:
-        writer: of the file.
+        writer: of the file; its rounds are those that are wanted.
         connect: makes a link to the scheduler, of this recording alone.
-        over: set when the job is over.
+        over: set when the job is over; None where nobody says so, and members do not note anything yet.
         step_s: the time between two questions to the scheduler.
+        clock: seconds, monotonic.
+
+    Attributes:
+        failure: why there is no trace.
     """
 
     def __init__(
         self,
         writer: TraceWriter,
         connect: Callable[[], TraceSession],
-        over: threading.Event,
+        over: threading.Event | None,
         step_s: float = STEP_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._step_s = step_s
         self._writer = writer
         self._connect = connect
-        self._over = over
-        self._thread = threading.Thread(target=self.run, name="trace", daemon=True)
+        self._begins = over is None
+        self._over = over or threading.Event()
+        self._clock = clock
+        self._asked = UNCHANGED  # what members are to note
+        self._complete_at = math.inf
+        self._session: TraceSession | None = None
+        self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
+        self.failure: KVStoreError | None = None
 
     @classmethod
     def from_env(
-        cls, env: Mapping[str, str], connect: Callable[[], TraceSession], lifeline: Callable[[], threading.Event]
+        cls, env: Mapping[str, str], connect: Callable[[], TraceSession], over: threading.Event | None
     ) -> TraceRecording | None:
-        """Return the recording that the environment asks for; None if it asks for none.
-
-        Args:
-            lifeline: returns what is set when the job is over.
-        """
+        """Return the recording that the environment asks for; None if it asks for none."""
         file = TRACE_FILE.read(env)
-        if not file:
-            return None
-        return cls(TraceWriter(Path(file), str(TRACE.read(env))), connect, lifeline())
+        return cls(TraceWriter(Path(file), TRACE.read(env)), connect, over) if file else None
 
-    def start(self) -> None:
-        """Record in a thread of its own."""
+    def __enter__(self) -> TraceRecording:
         self._thread.start()
+        return self
 
-    def join(self) -> None:
-        """Wait until the file has been written for the last time."""
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
         self._thread.join()
 
     def run(self) -> None:
-        """Record until the job is over."""
+        """Record until the job is over, or the rounds are.
+
+        Raises:
+            KVStoreError: there is no trace: these rounds are over, the job has a trace already, or it does not answer.
+        """
         with contextlib.suppress(OSError):  # on Linux it is this thread's niceness alone
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        session: TraceSession | None = None
+        try:
+            self._record()
+        finally:
+            self._end()
+
+    def _run(self) -> None:
+        try:
+            self.run()
+        except KVStoreError as error:
+            self.failure = error
+            print(f"trace: {error}", file=sys.stderr, flush=True)
+
+    def _record(self) -> None:
+        began = answered = self._clock()
         while not self._over.wait(self._step_s):  # the scheduler has ended then, if this has all that it had
             try:
-                session = session or self._connect()
-                self._writer.step(session)
-            except KVStoreError:  # the scheduler is busy, or is started again, or the job is over
-                if session is not None:
-                    session.close()
-                    session = None
+                self._session = self._session or self._connect()
+                self._step(self._session)
+                answered = self._clock()
+            except ConfigError:
+                raise
+            except KVStoreError as error:  # the scheduler is busy, or is started again, or the job is over
+                refused = isinstance(error, UsageError)
+                patience_s = REFUSED_S if refused else MISSING_S
+                if self._begins and self._clock() - answered >= patience_s:
+                    if refused or answered == began:
+                        raise
+                    return
+                self._close()
+            if self._clock() >= self._complete_at:
+                return
+
+    def _step(self, session: TraceSession) -> None:
+        """Fetch what there is. See which rounds there are to be, or whether they are over."""
+        if not self._begins:
+            self._writer.step(session)
+            return
+        view = session.look()
+        if self._asked != UNCHANGED:
+            self._writer.step(session, self._asked)
+            if self._complete_at == math.inf and are_over(view, self._asked):
+                self._complete_at = self._clock() + notes_due_s(view)
+            return
+        rounds = rounds_ahead(view, self._writer.rounds)
+        self._writer.step(session, rounds)
+        self._asked = self._writer.rounds = rounds
+        print(f"trace: rounds {rounds}, to {self._writer.path}; Ctrl-C ends it", file=sys.stderr, flush=True)
+
+    def _end(self) -> None:
+        """Write the file for the last time; members note no more."""
+        if self._session is not None and self._asked != UNCHANGED:  # what is noted already is still to come
+            first = self._asked.first
+            with contextlib.suppress(KVStoreError):
+                self._writer.step(self._session, RoundWindow(first, first))
         self._writer.finish()
+        if self._asked != UNCHANGED:
+            count = self._writer.notes.count
+            print(f"trace: {self._writer.path} has {count} records", file=sys.stderr, flush=True)
+        self._close()
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
         if session is not None:
             session.close()

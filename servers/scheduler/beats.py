@@ -29,6 +29,9 @@ class Beats:
         send: sends a message over a link.
         failure: of the job.
         start: how often the scheduler has been started.
+
+    Attributes:
+        traced: the first and the last round that members are to note for the job's trace, if an observer has asked.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Beats:
         self._failure = failure
         self._start = start
         self._faults = 0
+        self.traced = [0, 0]
 
     def beat(self, peer: bytes, message: Beat, now: float) -> None:
         """Take a member's beat, and send what it may have missed; a beat of nobody is answered with why."""
@@ -63,12 +67,20 @@ class Beats:
         failure = self._failure.text
         if failure is not None and member.state is MemberState.READY:
             self._send(peer, JobFailed(failure))
-        self._send(peer, Alive(message.sent, now, self._start) if message.sent else Alive())
+        self._send(peer, Alive(message.sent, now if message.sent else 0.0, self._start, self.traced))
         self.tell(member)
         if failure is None:
             self._failover.show(member)
             if member.role != "worker":
                 self._rosters.inform(member)
+
+    def trace(self, rounds: list[int]) -> None:
+        """Have members note other rounds: at once, and those that this does not reach at their next beat."""
+        self.traced = rounds
+        told = Alive(start=self._start, traced=rounds)
+        for member in self._members.everyone:
+            if member.state is MemberState.READY and member.peer is not None:
+                self._send(member.peer, told)
 
     def pulse(self, peer: bytes, message: ProcessAlive, now: float) -> None:
         """Take a sign of life from beside a member's process."""

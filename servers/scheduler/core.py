@@ -111,6 +111,7 @@ class Scheduler:
             *(self.members, self._reply_links, self._beats, self._send, observer_key, admission),
             self._failure,
             self._waits,
+            start,
         )
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:

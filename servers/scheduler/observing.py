@@ -35,12 +35,13 @@ class Observing:
         key, admission: see ``Observers``.
         failure: of the job.
         waits: returns what members wait for at the scheduler.
+        start: how often the scheduler has been started.
 
     Attributes:
         events: what has happened.
         reports: what members report of themselves.
         inquiries: the questions where members are in their code.
-        traces: what members have noted for the job's trace; None if there is to be none.
+        traces: what members have noted for the job's trace; None until there is to be one.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Observing:
         admission: Admission | None,
         failure: JobFailure,
         waits: Callable[[], Reason],
+        start: int = 1,
     ) -> None:
         self.events = Events()
         self.reports = Reports()
@@ -64,6 +66,7 @@ class Observing:
         self._stragglers = StragglerWatch(members, self.reports, self.inquiries.look, self._news.append)
         self._beats = beats
         self._failure = failure
+        self._start = start
         self._job = JobState(
             self.events,
             lambda: failure.text,
@@ -133,5 +136,12 @@ class Observing:
 
     def _fetch_trace(self, message: FetchTrace, now: float) -> TraceFetched:
         if self.traces is None:
-            raise UsageError("this job has no trace; start it with launch.py --trace FILE")
+            if not message.traced[1]:
+                raise UsageError("this job has no trace; kvstore-status --trace FILE begins one")
+            self.traces = Traces(now, self._start)
+        self.traces.admit(message, now)
+        if message.traced[1] and message.traced != self._beats.traced:
+            if message.traced[0] != self._beats.traced[0]:
+                self.traces.begin()
+            self._beats.trace(message.traced)
         return self.traces.fetch(message, now)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvstore.errors import UsageError
 from kvstore.wire import Buffer, FetchTrace, TraceChunk, TraceFetched, encode
 from kvstore.wire.tracing import MOST_CHUNKS
 
@@ -46,6 +47,7 @@ class Traces:
         self._nbytes = 0
         self._dropped = 0
         self._patient_until = now + FIRST_S
+        self._reader: int | None = None  # the observer that fetches
 
     def take(self, chunk: TraceChunk) -> None:
         """Keep a chunk."""
@@ -60,8 +62,28 @@ class Traces:
             self._nbytes -= self._kept.popleft().nbytes
             self._dropped += 1
 
+    def begin(self) -> None:
+        """Forget what is of another trace."""
+        self._kept.clear()
+        self._nbytes = 0
+        self._dropped = 0
+        self.open = None
+
+    def admit(self, message: FetchTrace, now: float) -> None:
+        """Take an observer for the one that fetches.
+
+        Raises:
+            UsageError: another one does: half a trace in each of two files would help nobody.
+        """
+        reader = message.node.incarnation
+        if self._reader not in (None, reader) and now < self._patient_until:
+            raise UsageError(
+                "this job's trace is being written already: by launch.py --trace, or by another kvstore-status --trace"
+            )
+        self._reader = reader
+
     def fetch(self, message: FetchTrace, now: float) -> TraceFetched:
-        """Return the next chunks for an observer."""
+        """Return the next chunks for the observer that fetches."""
         self._patient_until = now + ATTENTIVE_S
         while self._kept and self._kept[0].number <= message.after:
             self._nbytes -= self._kept.popleft().nbytes

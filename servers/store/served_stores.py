@@ -108,7 +108,7 @@ class ServedStores:
     def trace(self, tracer: Tracer) -> None:
         """Note updates with ``tracer`` from now on."""
         self._tracer = tracer
-        for served in self.open.values():
+        for served in list(self.open.values()):  # the heartbeat's thread may call this
             served.tracer = tracer
 
     def depart(self, workers: Collection[int]) -> list[Answer]:

@@ -25,7 +25,7 @@ class MemberNotes:
             ``ClockOffsets.known``.
         threads: the names of its threads, by their numbers.
         count: how many records of it are here.
-        newest: the number of the latest of them.
+        oldest, newest: the numbers of the first and the latest of them; a process counts on from trace to trace.
         refused: chunks whose records were not valid.
     """
 
@@ -33,6 +33,7 @@ class MemberNotes:
     offsets: dict[int, tuple[float, float]] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     count: int = 0
+    oldest: int = 0
     newest: int = 0
     refused: int = 0
     _chunks: list[TraceChunk] = field(default_factory=list)
@@ -40,7 +41,7 @@ class MemberNotes:
     @property
     def lost(self) -> int:
         """How many records it has made that are not here."""
-        return max(0, self.newest - self.count)
+        return max(0, self.newest - self.oldest + 1 - self.count) if self.oldest else 0
 
     def records(self) -> list[list[Any]]:
         """Return its records, in the order in which they came; see ``kvstore.wire.tracing``. Invalid chunks go."""
@@ -67,6 +68,7 @@ class MemberNotes:
                 self.offsets[start] = offset, error
         self.threads.update((ident, name) for ident, name in chunk.thread_names)
         self.newest = max([self.newest, *numbers])
+        self.oldest = self.oldest or min(numbers, default=0)
         if not numbers or len(numbers) > keep:
             return 0
         self._chunks.append(TraceChunk(chunk.node, [], [], chunk.over, [bytes(chunk.buffers[0])]))

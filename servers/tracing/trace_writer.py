@@ -15,6 +15,8 @@ from typing import Protocol
 
 from kvstore.errors import WireError
 from kvstore.job.files import replacing
+from kvstore.job.valid_values import RoundWindow
+from kvstore.observing.session import UNCHANGED
 from kvstore.rare_log import Drops
 from kvstore.wire import TraceFetched
 from servers.tracing.chrome import ChromeTrace
@@ -29,8 +31,8 @@ IDLE = 50  # and so many times what the last one took
 class TraceSource(Protocol):
     """What chunks are fetched from; see ``ObserverSession``."""
 
-    def fetch_trace(self, after: int) -> TraceFetched:
-        """Return the chunks after number ``after``."""
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
+        """Return the chunks after number ``after``; have members note ``rounds`` from now on."""
         ...
 
 
@@ -39,29 +41,36 @@ class TraceWriter:
 
     Args:
         path: the file.
-        rounds: which rounds the trace has, in words.
+        rounds: which rounds the trace has.
         clock: seconds, monotonic.
 
     Attributes:
+        path, rounds: see above.
         notes: what has been fetched.
     """
 
-    def __init__(self, path: Path, rounds: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._rounds = rounds
+    def __init__(
+        self, path: Path, rounds: RoundWindow = UNCHANGED, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.path = path
+        self.rounds = rounds
         self._clock = clock
         self.notes = CollectedNotes()
         self._written = -1  # how many records the file has
         self._due = 0.0
         self._drops = Drops(log)
 
-    def step(self, source: TraceSource) -> None:
+    def step(self, source: TraceSource, ask: RoundWindow = UNCHANGED) -> None:
         """Fetch what is new; write the file if it is time for that. Call it about once a second.
+
+        Args:
+            source: where.
+            ask: what members are to note from now on; ``UNCHANGED`` for what they note already.
 
         Raises:
             KVStoreError: the scheduler does not answer, or has no trace. Call it again, or ``finish``.
         """
-        self._fetch(source)
+        self._fetch(source, ask)
         if self.notes.count > self._written and self._clock() >= self._due:
             self._write()
 
@@ -69,9 +78,9 @@ class TraceWriter:
         """Write the file for the last time: the job has ended. Without any record there is a file, too."""
         self._write()
 
-    def _fetch(self, source: TraceSource) -> None:
+    def _fetch(self, source: TraceSource, ask: RoundWindow) -> None:
         while True:
-            fetched = source.fetch_trace(self.notes.after)
+            fetched = source.fetch_trace(self.notes.after, ask)
             try:
                 if not self.notes.take(fetched):  # asking once more has told that all have come
                     return
@@ -83,9 +92,9 @@ class TraceWriter:
         began = self._clock()
         self._written = self.notes.count
         try:
-            write_trace(self._path, ChromeTrace(self.notes, self._rounds))
+            write_trace(self.path, ChromeTrace(self.notes, str(self.rounds)))
         except OSError as exc:
-            self._drops.note("the trace", f"{self._path} cannot be written: {exc.strerror}")
+            self._drops.note("the trace", f"{self.path} cannot be written: {exc.strerror}")
         took = self._clock() - began
         self._due = self._clock() + max(LEAST_S, IDLE * took)
 

@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from trace_reader import ReadTrace
 from waiting import LONG
 
 from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.session import ObserverSession
 from kvstore.wire import Node
 from servers.observer.trace_recording import TraceRecording
@@ -107,12 +108,9 @@ def need_time_namespaces() -> None:
 @pytest.mark.long
 def test_clocks_that_are_hours_apart_are_on_one_time_line(tmp_path: Path) -> None:
     need_time_namespaces()
-    with apart(tmp_path) as place:
-        writer, over = TraceWriter(tmp_path / "trace.json", "1-50"), threading.Event()
-        recording = TraceRecording(writer, lambda: ObserverSession.of(place, LONG, {}), over)
-        recording.start()
-    over.set()
-    recording.join()
+    with ExitStack() as stack, apart(tmp_path) as place:
+        writer, over = TraceWriter(tmp_path / "trace.json", RoundWindow(1, 50)), threading.Event()
+        stack.enter_context(TraceRecording(writer, lambda: ObserverSession.of(place, LONG, {}), over))
     trace = ReadTrace.of(tmp_path / "trace.json")
     assert trace.round_trips() >= 50
     assert trace.about["clocks are consistent"]

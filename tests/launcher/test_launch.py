@@ -135,3 +135,8 @@ def test_a_users_kvstore_module_is_named(package: str, tmp_path: Path) -> None:
         f"ImportError: {package} needs the package kvstore, but `import kvstore` gives "
         f"<module 'kvstore' from '{tmp_path}/kvstore.py'>; rename that file"
     )
+
+
+def test_status_is_kvstore_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["status", "no such job"]) == 1
+    assert "kvstore-status: no job here is 'no such job'" in capsys.readouterr().err

@@ -80,6 +80,7 @@ from kvstore.job.settings.training import (
     DASHBOARD_PORT,
     DASHBOARD_TOKEN,
     DASHBOARD_TOKEN_FILE,
+    LIFELINE,
     NO_COLOR,
     OBSERVE,
     OMP_NUM_THREADS,
@@ -118,6 +119,7 @@ __all__ = [
     "JOB",
     "JOB_SECRET",
     "JOIN_TIMEOUT_S",
+    "LIFELINE",
     "LOCAL_RANK",
     "LOCAL_SIZE",
     "LOST",
@@ -181,7 +183,10 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
         COLUMNS,
     ),
     "Checkpoints": (CHECKPOINT_DIR, CHECKPOINT_EVERY, CHECKPOINT_KEEP, CHECKPOINT_RESUME),
-    "Observing": (TRACE, TRACE_FILE, OBSERVE, DASHBOARD_PORT, DASHBOARD_TOKEN_FILE, DASHBOARD_TOKEN, DASHBOARD_FD),
+    "Observing": (
+        *(TRACE, TRACE_FILE, OBSERVE, DASHBOARD_PORT, DASHBOARD_TOKEN_FILE),
+        *(DASHBOARD_TOKEN, DASHBOARD_FD, LIFELINE),
+    ),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
         *(

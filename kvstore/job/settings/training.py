@@ -110,6 +110,9 @@ DASHBOARD_TOKEN = Setting(
 DASHBOARD_FD = Setting(
     "KVSTORE_DASHBOARD_FD", Integer(-1), -1, "a listening socket that the observer inherits; -1 for none"
 )
+LIFELINE = Setting(
+    "KVSTORE_LIFELINE", Flag(), False, "whether an observer ends when its standard input does; `launch.py` sets it"
+)
 TRACE: Setting[RoundWindow] = Setting(
     "KVSTORE_TRACE",
     RoundWindows(),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.job.page_address import TOKEN, lines, listen, token_of
+from kvstore.job.page_address import TOKEN, lines, listen, prepared, token_of
 
 
 def test_it_listens_for_this_machine_alone() -> None:
@@ -58,3 +58,16 @@ def test_where_no_browser_can_open_it_a_line_says_how_to_reach_it(env: dict[str,
     assert first == f"dashboard: http://127.0.0.1:8080/?token={'t' * 40}"
     assert len(others) == count - 1
     assert all(f"ssh -N -L 8080:127.0.0.1:8080 {socket.gethostname()}" in line for line in others)
+
+
+def test_settings_say_the_port_and_the_token(tmp_path: Path) -> None:
+    token = token_of(tmp_path / "token")
+    listener, found = prepared({"KVSTORE_DASHBOARD_TOKEN_FILE": str(tmp_path / "token")})
+    with listener:
+        assert found == token
+        with pytest.raises(ConfigError, match="set KVSTORE_DASHBOARD_PORT to one that is free"):
+            prepared({"KVSTORE_DASHBOARD_PORT": str(listener.getsockname()[1])})
+    listener, found = prepared({})
+    with listener:
+        assert TOKEN.fullmatch(found)
+        assert found != token

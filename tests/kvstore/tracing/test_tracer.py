@@ -105,7 +105,30 @@ def test_the_end_of_the_window_is_told_once() -> None:
 
 def test_a_chunk_names_the_threads() -> None:
     tracer = made()
-    tracer.span("push", 0.0)
+    tracer.span("push", 0.5)
     (chunk,) = tracer.chunks(ME)
     (record,) = read_records(chunk)
     assert dict(map(tuple, chunk.thread_names))[record[4]] == "MainThread"
+
+
+def test_it_turns_to_other_rounds_while_the_job_runs() -> None:
+    tracer = made(RoundWindow())
+    assert not tracer.open
+    tracer.reached(7)
+    for window, opened in (((7, 9), True), ((8, 9), False), ((1, 6), False)):
+        tracer.turn_to(RoundWindow(*window))
+        assert tracer.open == opened
+
+
+def test_another_trace_has_nothing_of_the_one_before_and_one_that_ends_earlier_all() -> None:
+    tracer = made()
+    for window, count in (((1, 1), 1), ((5, 9), 0)):
+        tracer.mark("lost")
+        tracer.turn_to(RoundWindow(*window))
+        assert len(records(tracer.chunks(ME))) == count
+
+
+def test_what_began_before_there_was_a_tracer_is_not_noted() -> None:
+    tracer = made()
+    tracer.span("update", 0.0)
+    assert tracer.chunks(ME) == []

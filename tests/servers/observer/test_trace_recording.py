@@ -1,36 +1,56 @@
-"""The recording of a trace beside a job: it goes on through errors, and ends with the job."""
+"""The recording of a trace beside a job: it goes on through errors, and ends with the job, or with the rounds."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
 
+import pytest
 from noted import NotedJob, fetched
 from trace_reader import ReadTrace
+from viewed_job import view_of, worker
+from waiting import until
 
-from kvstore.errors import NodeLost
+from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, UsageError
+from kvstore.job.valid_values import RoundWindow
+from kvstore.observing.session import UNCHANGED
+from kvstore.observing.view import JobView
 from kvstore.wire import TraceFetched
-from servers.observer.trace_recording import TraceRecording
+from servers.observer.trace_recording import MISSING_S, REFUSED_S, TraceRecording
 from servers.tracing.trace_writer import TraceWriter
 
 
 class Scheduler:
-    """Answers at the second link that is made to it; the job is over when all has been fetched."""
+    """Answers at the second link that is made to it; the job is over when all has been fetched.
 
-    def __init__(self) -> None:
+    Its workers are in round ``round``, and do ten more between two looks.
+    """
+
+    def __init__(self, refusal: KVStoreError | None = None) -> None:
         self.job = NotedJob()
         self.job.round(1)
         self.over = threading.Event()
         self.links = 0
         self.closed = 0
+        self.round = 0
+        self.now = 100.0
+        self.asked: list[RoundWindow] = []
+        self.refusal = refusal
 
     def connect(self) -> Scheduler:
         self.links += 1
         return self
 
-    def fetch_trace(self, after: int) -> TraceFetched:
+    def look(self) -> JobView:
+        self.round += 10
+        return view_of([worker(0, rounds=self.round)])
+
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
+        self.asked.append(rounds)
         if self.links == 1:
             raise NodeLost("nobody listens")
+        if self.refusal is not None:
+            raise self.refusal
         if after:
             self.over.set()
         return fetched(self.job.chunks() if not after else [], after + 1)
@@ -38,22 +58,66 @@ class Scheduler:
     def close(self) -> None:
         self.closed += 1
 
+    def clock(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def recording(self, path: Path, rounds: RoundWindow) -> TraceRecording:
+        """A recording that begins while the job runs."""
+        return TraceRecording(TraceWriter(path, rounds), self.connect, None, 0.001, self.clock)
+
 
 def test_it_goes_on_with_another_link_until_the_job_is_over_and_writes_the_file(tmp_path: Path) -> None:
     scheduler, path = Scheduler(), tmp_path / "trace.json"
-    recording = TraceRecording(TraceWriter(path), scheduler.connect, scheduler.over, step_s=0.001)
-    recording.start()
-    recording.join()
+    with TraceRecording(TraceWriter(path), scheduler.connect, scheduler.over, step_s=0.001):
+        assert scheduler.over.wait(10)
     assert (scheduler.links, scheduler.closed) == (2, 2)
+    assert set(scheduler.asked) == {UNCHANGED}
     assert ReadTrace.of(path).round_trips() == 2
 
 
 def test_it_records_only_if_it_is_told_a_file(tmp_path: Path) -> None:
     scheduler = Scheduler()
-    assert TraceRecording.from_env({}, scheduler.connect, threading.Event) is None
+    assert TraceRecording.from_env({}, scheduler.connect, threading.Event()) is None
     env = {"KVSTORE_TRACE_FILE": str(tmp_path / "trace.json"), "KVSTORE_TRACE": "5-9"}
     scheduler.over.set()
-    recording = TraceRecording.from_env(env, scheduler.connect, lambda: scheduler.over)
+    recording = TraceRecording.from_env(env, scheduler.connect, scheduler.over)
     assert recording is not None
     recording.run()
     assert ReadTrace.of(tmp_path / "trace.json").about["rounds"] == "5-9"
+
+
+def test_where_nobody_says_when_the_job_ends_it_asks_for_rounds_and_ends_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler, path = Scheduler(), tmp_path / "trace.json"
+    scheduler.recording(path, RoundWindow(1, 30)).run()
+    assert scheduler.asked[0] == RoundWindow(11, 40)
+    assert set(scheduler.asked[1:-1]) == {RoundWindow(21, 50)}, "what was refused is chosen anew"
+    assert scheduler.asked[-1] == RoundWindow(21, 21), "members note no more"
+    assert ReadTrace.of(path).about["rounds"] == "21-50"
+    assert f"{path} has 11 records" in capsys.readouterr().err
+
+
+def test_rounds_that_are_over_are_an_error_at_once(tmp_path: Path) -> None:
+    scheduler = Scheduler()
+    with pytest.raises(ConfigError, match="rounds 3-9 are over: the job is in round 10"):
+        scheduler.recording(tmp_path / "trace.json", RoundWindow(3, 9)).run()
+    assert scheduler.links == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "patience_s"), [(UsageError("written already"), REFUSED_S), (DeadlineExceeded("late", ()), MISSING_S)]
+)
+def test_who_never_gets_an_answer_gives_up(tmp_path: Path, refusal: KVStoreError, patience_s: float) -> None:
+    scheduler = Scheduler(refusal)
+    with pytest.raises(type(refusal)):
+        scheduler.recording(tmp_path / "trace.json", RoundWindow(1, 9)).run()
+    assert scheduler.now - 100.0 >= patience_s
+
+
+def test_a_trace_that_fails_beside_a_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = Scheduler().recording(tmp_path / "trace.json", RoundWindow(3, 9))
+    with recording:
+        until(lambda: recording.failure is not None, "the failure")
+    assert "trace: rounds 3-9 are over" in capsys.readouterr().err

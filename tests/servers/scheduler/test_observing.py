@@ -5,8 +5,8 @@ from __future__ import annotations
 from made_reports import worker_report
 from rendezvous import Job
 
-from kvstore.wire import Barrier, Failure, FetchTrace, Node, Sender, TraceChunk
-from servers.scheduler.traces import Traces
+from kvstore.wire import Alive, Barrier, Failure, FetchTrace, Node, Sender, TraceChunk, TraceFetched
+from servers.scheduler.traces import ATTENTIVE_S, Traces
 
 OBSERVER = Sender(Node("observer", -1, 77), 1, 1)
 
@@ -28,7 +28,7 @@ def test_a_trace_is_kept_where_somebody_wants_one_and_of_members_alone():
     observing = job.scheduler.observing
     ((_, refused),) = job.handle(b"an observer", FetchTrace(OBSERVER, 0))
     assert isinstance(refused, Failure)
-    assert "launch.py --trace" in refused.text
+    assert "kvstore-status --trace" in refused.text
     observing.traces = Traces(job.now, 1)
     job.handle(job.workers[0].beats, chunk("worker", 0))
     job.handle(b"a stranger", chunk("worker", 9))
@@ -43,3 +43,35 @@ def test_what_a_member_has_noted_last_may_come_when_it_has_left():
     job.say(worker, worker.leave())
     job.handle(worker.beats, chunk("worker", 0))
     assert [kept.node.rank for kept in observing.traces.fetch(FetchTrace(OBSERVER, 0), job.now).chunks] == [0]
+
+
+def test_an_observer_begins_a_trace_and_members_hear_of_it_at_once_and_at_each_beat():
+    job = Job()
+    sent = job.handle(b"an observer", FetchTrace(OBSERVER, 0, [7, 9]))
+    told = Alive(traced=[7, 9])
+    assert [whom for whom, message in sent if message == told] == job.everyone
+    assert isinstance(sent[0][1] if sent[0][0] == b"an observer" else sent[-1][1], TraceFetched)
+    assert [message for _, message in job.handle(b"an observer", FetchTrace(OBSERVER, 0, [7, 9]))] == [
+        TraceFetched(1, 1, 0, False, [])
+    ]
+    assert job.beat(job.workers[0]) == [told]
+
+
+def test_another_trace_has_nothing_of_the_one_before():
+    job = Job()
+    for first, last, kept in ((1, 9, 0), (1, 1, 1), (5, 6, 0)):  # the second ends the first earlier
+        sent = job.handle(b"an observer", FetchTrace(OBSERVER, 0, [first, last]))
+        (fetched,) = [message for _, message in sent if isinstance(message, TraceFetched)]
+        assert len(fetched.chunks) == kept
+        job.handle(job.workers[0].beats, chunk("worker", 0))
+
+
+def test_one_observer_at_a_time_writes_the_trace():
+    job = Job()
+    job.handle(b"an observer", FetchTrace(OBSERVER, 0, [7, 9]))
+    other = Sender(Node("observer", -1, 78), 1, 1)
+    ((_, refused),) = job.handle(b"another", FetchTrace(other, 0, [1, 2]))
+    assert isinstance(refused, Failure)
+    assert "being written already" in refused.text
+    job.tick(ATTENTIVE_S)
+    assert any(isinstance(message, TraceFetched) for _, message in job.handle(b"another", FetchTrace(other, 0, [1, 2])))

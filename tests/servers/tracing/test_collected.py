@@ -35,9 +35,14 @@ def test_what_is_missing_is_counted_by_the_numbers() -> None:
     collected = CollectedNotes()
     job = NotedJob()
     job.round(1)
-    job.chunks()  # lost
+    job.chunks()  # of another trace
     job.round(2)
-    collected.take(fetched(job.chunks(), dropped=3))
+    collected.take(fetched(job.chunks()))
+    assert collected.members[SERVER].lost == 0
+    job.round(3)
+    job.chunks()  # lost
+    job.round(4)
+    collected.take(fetched(job.chunks(), first=4, dropped=3))
     assert collected.members[SERVER].lost == 3
     assert collected.dropped == 3
 

@@ -10,6 +10,8 @@ from noted import NotedJob, fetched
 from trace_reader import ReadTrace
 
 from kvstore.errors import NodeLost
+from kvstore.job.valid_values import RoundWindow
+from kvstore.observing.session import UNCHANGED
 from kvstore.wire import TraceFetched
 from servers.tracing.trace_writer import LEAST_S, TraceWriter
 
@@ -21,7 +23,7 @@ class Source:
         self.job = NotedJob()
         self.number = 1
 
-    def fetch_trace(self, after: int) -> TraceFetched:
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
         chunks = self.job.chunks() if after == self.number - 1 else []
         answer = fetched(chunks, self.number)
         self.number += len(chunks)
@@ -30,7 +32,7 @@ class Source:
 
 def test_the_file_is_written_when_there_is_news_and_it_is_time(tmp_path: Path) -> None:
     path, source, now = tmp_path / "trace.json", Source(), [0.0]
-    writer = TraceWriter(path, "1-9", lambda: now[0])
+    writer = TraceWriter(path, RoundWindow(1, 9), lambda: now[0])
     writer.step(source)
     assert json.loads(path.read_text())["traceEvents"] == []
     rounds = []
@@ -44,7 +46,7 @@ def test_the_file_is_written_when_there_is_news_and_it_is_time(tmp_path: Path) -
 
 def test_the_last_writing_has_all_even_if_the_scheduler_is_gone(tmp_path: Path) -> None:
     path, source = tmp_path / "trace.json", Source()
-    writer = TraceWriter(path, "1-9", lambda: 0.0)
+    writer = TraceWriter(path, RoundWindow(1, 9), lambda: 0.0)
     source.job.round(1)
     writer.step(source)
     source.job.round(2)
@@ -57,7 +59,7 @@ def test_the_last_writing_has_all_even_if_the_scheduler_is_gone(tmp_path: Path) 
 
 def test_a_scheduler_that_does_not_answer_is_the_callers_affair(tmp_path: Path) -> None:
     class Gone:
-        def fetch_trace(self, after: int) -> TraceFetched:
+        def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
             raise NodeLost("nobody listens")
 
     with pytest.raises(NodeLost):
