@@ -21,6 +21,7 @@ from kvstore.dist.optimizer import Optimizing
 from kvstore.dist.outgoing import Load, Plain
 from kvstore.dist.pending import ArrayAsker, IncomingParcel, PullOfArrays, PushedValues, PushOfArrays
 from kvstore.dist.plans.parcels import Parcel
+from kvstore.dist.plans.plan import Plan
 from kvstore.dist.requests import Requests
 from kvstore.dist.rows.pending import PushOfRows, RowAsker, RowNumbers, pulls_of_rows, pushes_of_rows
 from kvstore.errors import UsageError
@@ -166,7 +167,9 @@ class Pushes:
         if call.plan is not None and load is not None:
             outgoing = PushedValues(load, hyper, order)
             pushes += [
-                PushOfArrays(self._arrays, operation, parcel, self._incoming(parcel, call.writer, turn), outgoing)
+                PushOfArrays(
+                    self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), outgoing
+                )
                 for parcel in call.plan.parcels
             ]
         numbers = RowNumbers(hyper.lr, hyper.rescale, hyper.changes, order)
@@ -181,7 +184,7 @@ class Pushes:
         pulls: list[PendingRequest] = []
         if call.plan is not None:
             pulls += [
-                PullOfArrays(self._arrays, operation, parcel, self._incoming(parcel, call.writer, priority))
+                PullOfArrays(self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, priority))
                 for parcel in call.plan.parcels
             ]
         pulls += pulls_of_rows(self._rows, operation, call.rows, priority)
@@ -212,8 +215,10 @@ class Pushes:
                 return
             self._pushed.pop(number, None)
 
-    def _incoming(self, parcel: Parcel, writer: Writer | None, priority: int | None) -> IncomingParcel | None:
-        """Return how the values of ``parcel`` come; their request waits for its turn if it has a ``priority``.
+    def _incoming(
+        self, plan: Plan, parcel: Parcel, writer: Writer | None, priority: int | None
+    ) -> IncomingParcel | None:
+        """Return how the values of a ``parcel`` come; their request waits for its turn if it has a ``priority``.
 
         To an aggregator it goes at once. The link is within the host; which of its messages to servers goes next, the
         aggregator decides.
@@ -227,7 +232,8 @@ class Pushes:
             decode, codec, nbytes = None, None, parcel.nbytes
         else:
             decode, codec, nbytes = how.decoder(parcel), how.asked(parcel), parcel.nbytes // how.fold
-        return IncomingParcel(writer, decode, codec, None if priority is None else Turn(nbytes, priority))
+        turn = None if priority is None else Turn(int(plan.weight * nbytes), priority)
+        return IncomingParcel(writer, decode, codec, turn)
 
     def noted(self, parcel: Carried, reply: Ack | Rows | Values, pushed: int, pulled: bool) -> Effect:
         """Return the effect of an answer on the counters and clocks.

@@ -22,6 +22,7 @@ from kvstore.dist.join import Joining
 from kvstore.dist.optimizer import Optimizing
 from kvstore.dist.options import parse
 from kvstore.dist.plans.entries import Entries
+from kvstore.dist.plans.pieces import Pieces
 from kvstore.dist.plans.plan import Plan, Plans
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
@@ -82,7 +83,8 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
         self._timeout = timeout
         limits = session.limits if timeout is None else WaitLimits(timeout, timeout)
         self._bound = session.config.bigarray_bound if bound is None else bound
-        self._plans = Plans(session.config.piece_bytes)
+        self._pieces = Pieces(session.config.piece_bytes, session.config.least_piece_bytes, len(session.servers))
+        self._plans = Plans(self._pieces)
         self._entries = self._plans.entries
         self._row_plans = RowPlans(self._entries)
         tables = RowArguments(self._row_plans, self.rule, session.rank)
@@ -142,7 +144,7 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
         firsts = ((keys[all_kinds.index(number)], spec) for number, spec in enumerate(all_specs))
         require_shapes(self._optimizing.optimizer, firsts)
         whole = self._optimizing.whole
-        piece_bytes = self._session.config.piece_bytes
+        piece_bytes = self._pieces.of(self._entries.nbytes + sum(specs[number].nbytes for number in kinds))
         bounds = (WHOLE, WHOLE) if whole else (self._bound, piece_bytes)
         entries = self._requests.declare(keys, all_kinds, all_specs, *bounds)
         if self.rank == 0:

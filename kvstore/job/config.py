@@ -21,6 +21,7 @@ MAX_JOB = 40  # characters of a job's name
 FEW_SERVERS = 16  # with more of them, whole arrays would make the load of servers differ
 MANY_SERVERS_BOUND = 1_600_000  # elements, divided by the number of servers
 NETWORK_PIECE = 640 << 10  # bytes; a server answers when it has a piece from every worker, so it must not be large
+LEAST_PIECE = 160 << 10  # bytes; see ``kvstore.dist.plans.pieces``
 FEW_WORKERS, FEW_PIECE = 2, 2 << 20  # with no more, that matters less than what each message costs
 WINDOW_PIECES = 4  # with fewer, lines are idle; with more, a server may fall far behind the others
 HOST_PIECE = 64 << 20  # no network card is idle meanwhile: what counts is how many messages there are
@@ -56,6 +57,7 @@ class Config:
         pulse: whether a small process beside each worker says so, too.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
+        least_piece_bytes: in small stores messages are smaller, but not than this; 0: they are not.
         transport: one of ``settings.TRANSPORTS``.
         congestion: the congestion control of links over TCP; empty for the system's, but not BBR.
         pacing: whether plain TCP links keep to a rate, so that they share lines well.
@@ -103,6 +105,7 @@ class Config:
     pulse: bool = True
     bigarray_bound: int = settings.BIGARRAY_BOUND.default
     piece_bytes: int = FEW_PIECE
+    least_piece_bytes: int = 0
     transport: str = settings.TRANSPORT.default
     congestion: str = ""
     pacing: bool = True
@@ -185,6 +188,7 @@ class Config:
             pulse=settings.PULSE.read(env),
             bigarray_bound=settings.BIGARRAY_BOUND.read(env, bound_of(settings.NUM_SERVER.read(env))),
             piece_bytes=settings.PIECE_BYTES.read(env, _piece(root, num_workers)),
+            least_piece_bytes=_least_piece(env, root),
             transport=settings.TRANSPORT.read(env),
             congestion=settings.CONGESTION.read(env),
             pacing=settings.PACING.read(env),
@@ -252,6 +256,15 @@ def _piece(root: str, num_workers: int) -> int:
     if _one_host(root):
         return HOST_PIECE
     return NETWORK_PIECE if num_workers > FEW_WORKERS else FEW_PIECE
+
+
+def _least_piece(env: Mapping[str, str], root: str) -> int:
+    """See ``Config``. Where it would gain nothing, or was never tried, small stores have the same messages as others.
+
+    Aggregators merge what comes in pieces of any size, and among many servers each message costs more than it gains.
+    """
+    alike = settings.PIECE_BYTES.read(env, 0) or settings.NUM_AGGREGATORS.read(env) or _one_host(root)
+    return LEAST_PIECE if 0 < settings.NUM_SERVER.read(env) <= FEW_SERVERS and not alike else 0
 
 
 def bound_of(num_servers: int) -> int:

@@ -62,6 +62,7 @@ class Entries(Mapping[Key, Entry]):
         specs: of the arrays, each once.
         kinds: by place, which of ``specs`` the array has.
         firsts, counts: by place, the first of its segments, and how many they are.
+        ends: by place, how many bytes the arrays up to this one have.
         ids, servers, starts, stops: by segment; see ``Segment``.
         tables: by key, what the tables are; other keys have arrays.
     """
@@ -70,7 +71,7 @@ class Entries(Mapping[Key, Entry]):
         self.places: dict[Key, int] = {}
         self.tables: dict[Key, Table] = {}
         self.specs: list[Spec] = []
-        self.kinds, self.firsts, self.counts = _NONE, _NONE, _NONE
+        self.kinds, self.firsts, self.counts, self.ends = _NONE, _NONE, _NONE, _NONE
         self.ids, self.servers, self.starts, self.stops = _NONE, _NONE, _NONE, _NONE
         self._codes: dict[Spec, int] = {}
 
@@ -94,6 +95,11 @@ class Entries(Mapping[Key, Entry]):
         return int(self.firsts[last] + self.counts[last]) if self.places else 0
 
     @property
+    def nbytes(self) -> int:
+        """How many bytes all arrays have; tables have none."""
+        return int(self.ends[len(self.places) - 1]) if self.places else 0
+
+    @property
     def kind(self) -> type | None:
         """Of what type the keys are; None without any."""
         return next((str if isinstance(key, str) else int for key in self.places), None)
@@ -111,6 +117,8 @@ class Entries(Mapping[Key, Entry]):
             if isinstance(spec, TableSpec):
                 self.tables |= {keys[at]: spec.table for at in np.flatnonzero(kinds == number).tolist()}
         self.kinds = _written(self.kinds, place, codes[kinds])
+        sizes = np.array([0 if isinstance(spec, TableSpec) else spec.nbytes for spec in specs], np.int64)[kinds]
+        self.ends = _written(self.ends, place, self.nbytes + np.cumsum(sizes))
         self.firsts = _written(self.firsts, place, segment + np.cumsum(segments.counts) - segments.counts)
         self.counts = _written(self.counts, place, segments.counts)
         self.ids = _written(self.ids, segment, segments.ids)

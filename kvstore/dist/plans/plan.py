@@ -10,6 +10,7 @@ import torch
 from kvstore.cached import cached
 from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.parcels import Parcel, SegmentTable, pack
+from kvstore.dist.plans.pieces import Pieces
 from kvstore.errors import Mismatch
 from kvstore.spec import FLOATS, Key, Spec, without_value
 from kvstore.values import Arrays, Layout, outputs_of, values_of
@@ -27,19 +28,22 @@ class Plan:
         keys: the list.
         most: bytes that a message should have.
         small: elements of arrays that share payloads; see ``pack``.
+        weight: see below.
 
     Attributes:
         places: of the keys, among those of the store.
         parcels: the messages.
+        weight: what a byte counts in the send window, which has room for a number of messages of the usual size.
         layout: what arrays are to be.
         floats: whether all are of floating point.
     """
 
-    def __init__(self, entries: Entries, keys: Sequence[Key], most: int, small: int = 0) -> None:
+    def __init__(self, entries: Entries, keys: Sequence[Key], most: int, small: int = 0, weight: float = 1.0) -> None:
         table = SegmentTable(entries, keys)
         self.keys = tuple(keys)
         self.places = table.places
         self.parcels = pack(table, most, small)
+        self.weight = weight
         self.layout = Layout(table.kinds, table.specs)
         self.floats = all(spec.dtype in FLOATS for spec in table.specs)
         self._table = table
@@ -75,15 +79,15 @@ class Plans:
     """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them.
 
     Args:
-        message_bytes: that a message should have.
+        pieces: how many bytes a message should have.
 
     Attributes:
         entries: what is known of each key that this worker has passed to ``init``.
     """
 
-    def __init__(self, message_bytes: int) -> None:
+    def __init__(self, pieces: Pieces) -> None:
         self.entries = Entries()
-        self._message_bytes = message_bytes
+        self._pieces = pieces
         self._fold, self._small = 1, 0
         self._made: dict[tuple[Key, ...], Plan] = {}
         self._kept = 0
@@ -129,7 +133,9 @@ class Plans:
         if self._kept > MOST:
             self._forget()
         self._kept += PLAN + len(listed)
-        plan = self._made[listed] = Plan(self.entries, listed, self._message_bytes * self._fold, self._small)
+        piece = self._pieces.of(self.entries.nbytes)
+        weight = self._pieces.most / piece
+        plan = self._made[listed] = Plan(self.entries, listed, piece * self._fold, self._small, weight)
         return plan
 
     def _forget(self) -> None:

@@ -70,7 +70,8 @@ PIECE_BYTES = Setting(
     Integer(1024),
     0,
     "about how many bytes go in one message; the same on all workers. Networks beyond 10 Gbit/s want 1 or 2 MiB",
-    shown="64 MiB on one host; across hosts 640 KiB, or 2 MiB with one or two workers",
+    shown="64 MiB on one host; across hosts 640 KiB, or 2 MiB with one or two workers, and down to 160 KiB where a "
+    "store is small",
 )
 CONGESTION = Setting(
     "KVSTORE_CONGESTION",

@@ -44,11 +44,12 @@ def work(store: DistStore) -> list[torch.Tensor]:
 @pytest.mark.parametrize("servers", [1, 3])
 def test_sums_in_segments_have_the_bits_of_whole_arrays(servers: int) -> None:
     results: list[Any] = []
-    for piece_bytes in (PIECE, 1 << 20):
-        with ThreadedJob(2, servers, piece_bytes=piece_bytes) as cluster:
+    for piece_bytes, least in ((PIECE, 0), (1 << 20, 0), (1 << 20, 256)):
+        with ThreadedJob(2, servers, piece_bytes=piece_bytes, least_piece_bytes=least) as cluster:
             results.append(cluster.run(work))
-    for one, other in zip(*results, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+    for workers in zip(*results, strict=True):
+        for arrays in zip(*workers, strict=True):
+            assert all(torch.equal(arrays[0], array) for array in arrays)
 
 
 def test_an_array_of_thousands_of_segments():

@@ -47,6 +47,23 @@ def test_how_much_a_message_carries_follows_from_what_all_members_know(variables
     assert Config.from_env(JOB | variables).piece_bytes == piece
 
 
+@pytest.mark.parametrize(
+    ("variables", "least"),
+    [
+        (AFAR, 160 << 10),
+        (AFAR | {"DMLC_NUM_SERVER": "16"}, 160 << 10),
+        (AFAR | {"DMLC_NUM_SERVER": "17"}, 0),
+        (AFAR | {"KVSTORE_NUM_AGGREGATORS": "2"}, 0),
+        (AFAR | {"KVSTORE_PIECE_BYTES": "655360"}, 0),
+        ({}, 0),
+    ],
+)
+def test_small_stores_have_small_messages_between_few_servers_and_workers(
+    variables: dict[str, str], least: int
+) -> None:
+    assert Config.from_env(JOB | variables).least_piece_bytes == least
+
+
 @pytest.mark.parametrize(("servers", "bound"), [("1", 1_000_000), ("16", 1_000_000), ("64", 25_000), ("4096", 390)])
 def test_among_many_servers_smaller_arrays_are_cut(servers: str, bound: int) -> None:
     assert Config.from_env(JOB | {"DMLC_NUM_SERVER": servers}).bigarray_bound == bound

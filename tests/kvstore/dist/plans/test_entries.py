@@ -8,6 +8,7 @@ from placed import entries_for
 
 from kvstore.dist.plans.entries import Entries, Segment
 from kvstore.spec import Key, Spec
+from kvstore.table import Table, TableSpec
 
 SPECS: dict[Key, Spec] = {
     "cut": Spec((4, 3), "float32"),
@@ -35,6 +36,9 @@ def test_bytes_are_counted_where_the_segments_are() -> None:
     assert sum(known().bytes_by_server(2)) == 12 * 4 + 5 * 8
     assert known().bytes_by_server(2)[0] >= 24
     assert Entries().bytes_by_server(3) == [0, 0, 0]
+    assert known().nbytes == 12 * 4 + 5 * 8
+    assert Entries().nbytes == 0
+    assert entries_for({"t": TableSpec.of(Table((100, 4)))}, 2, 10).nbytes == 0, "rows travel otherwise"
 
 
 def test_a_key_that_is_not_there() -> None:
@@ -50,6 +54,7 @@ def test_keys_that_are_added_come_behind_and_only_once() -> None:
     for _ in range(2):  # an exception may have ended the first time
         entries.add(more)
     assert len(entries) == 43
+    assert entries.nbytes == known().nbytes + more.nbytes == sum(entries.bytes_by_server(3))
     assert entries.segments == known().segments + more.segments
     assert entries["k39"].place == 42
     assert [segment[1:] for segment in entries["k39"].segments] == [segment[1:] for segment in more["k39"].segments]

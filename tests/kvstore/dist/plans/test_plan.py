@@ -8,6 +8,7 @@ import pytest
 import torch
 from placed import entries_for
 
+from kvstore.dist.plans.pieces import PARTS, Pieces
 from kvstore.dist.plans.plan import Plans, views_of
 from kvstore.errors import KeyNotInitialized
 from kvstore.spec import Key, Spec
@@ -16,7 +17,7 @@ SPECS: dict[Key, Spec] = {"w": Spec((4, 3), "float32"), "n": Spec((5,), "int64")
 
 
 def plans(specs: dict[Key, Spec] = SPECS, message_bytes: int = 1 << 20) -> Plans:
-    made = Plans(message_bytes)
+    made = Plans(Pieces(message_bytes))
     made.entries.add(entries_for(specs, servers=2, bound=50))
     return made
 
@@ -88,3 +89,16 @@ def test_views_are_of_the_ranges_in_a_parcel() -> None:
     assert whole.tolist() == list(range(12))
     whole[0] = -1
     assert tensors[1][0, 0] == -1
+
+
+def test_in_a_small_store_messages_are_small_and_as_many_of_them_on_the_way() -> None:
+    made = Plans(Pieces(400, 40, 2))
+    small: dict[Key, Spec] = {number: Spec((10,), "float32") for number in range(20)}
+    made.entries.add(entries_for(small, servers=2, bound=50))
+    plan = made.of([0, 1, 2, 3])
+    assert [parcel.nbytes for parcel in plan.parcels] == [40, 40, 40, 40]
+    assert plan.weight == 10
+    made.entries.add(entries_for({"large": Spec((100 * 2 * PARTS,), "float32")}, servers=2, bound=10**9))
+    plan = made.of([4, 5, 6, 7])
+    assert [parcel.nbytes for parcel in plan.parcels] == [80, 80]
+    assert plan.weight == 1
