@@ -98,12 +98,12 @@ class Service:
             take: is given each message first, in frames; returns what to send, or None to leave it to ``handle``.
             between: what is done when no message waits; in a flood of messages, it waits ``PATIENCE_S`` for that.
         """
-        due = self._clock()
+        due = now = self._clock()
         while not self._stopped:
             wished = soon()
             spare = None if between is None else between.due()
             until = due if wished is None else min(due, wished)
-            received = self._transport.recv(max(0.0, (until if spare is None else min(until, spare)) - self._clock()))
+            received = self._transport.recv(max(0.0, (until if spare is None else min(until, spare)) - now))
             came = received is not None
             self.now = self._clock()
             if received is not None:
@@ -121,13 +121,15 @@ class Service:
                 self._send(self._posted.get()())
             now = self._clock()
             self.busy_s += now - self.now
-            if now >= due + (self._interval_s if came else 0.0):
+            ticks = now >= due + (self._interval_s if came else 0.0)
+            if ticks:
                 due = now + self._interval_s
+            if ticks or (wished is not None and now >= wished):
                 self._send(tick())
-            elif wished is not None and now >= wished:
-                self._send(tick())
+                now = self._clock()
             if between is not None and spare is not None and now >= spare + (PATIENCE_S if came else 0.0):
                 self._send(between.do())
+                now = self._clock()
 
     def post(self, action: Callable[[], Outbox]) -> None:
         """Run ``action`` in the loop, between two messages. Any thread may call it."""

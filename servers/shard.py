@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 
 KEPT = (Ack, Failure, Resume, Pull, PullRows)  # what a new standby is told of answers; values follow from clocks
 VALUED = (Push, Pull, PushRows, PullRows)  # what is answered with values
+BRINGING = (Values, Rows)
+OF_CHECKPOINTS = (Capture, AwaitCapture)
 PAGE = 1 << 14  # answers in one message
 
 
@@ -135,21 +137,20 @@ class Shard:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
         if self.reading is not None and self.reading.links.concerns(peer, message):
             return self.reading.handle(peer, message)
-        refusal = self.refusal(peer, message)
-        if refusal is not None:
-            return refusal
+        if not isinstance(message, Request) or not self._reply_links.has(peer, message.sender.node):
+            refusal = self.refusal(peer, message)
+            if refusal is not None:
+                return refusal
         if not isinstance(message, Request):
             return []
         if isinstance(message, Explain):
             return [(peer, self._explain(message).reply(message.seq))]
         verdict = self.ledger.admit(message) if message.remembered else Verdict.NEW
-        if verdict is Verdict.REPEAT:
-            return self._again(peer, message)
-        if verdict is Verdict.STALE:
-            return []
+        if verdict is not Verdict.NEW:
+            return self._again(peer, message) if verdict is Verdict.REPEAT else []
         try:
             self._speakers.require(message)
-            if isinstance(message, Capture | AwaitCapture):
+            if isinstance(message, OF_CHECKPOINTS):
                 answers = self._capture(peer, message)
             else:
                 answers = self._stores.serve(peer, message)
@@ -159,7 +160,7 @@ class Shard:
             if not isinstance(exc, UsageError | WireError):
                 log.exception("a request of %s failed", message.node)
             answers = [refuse(peer, message, exc)]
-        return self._note(answers)
+        return self._note(answers) if answers else []
 
     def refusal(self, peer: bytes, message: Message) -> Outbox | None:
         """Return what to send instead of handling ``message``; None if its sender may speak here over this link."""
@@ -307,11 +308,12 @@ class Shard:
         return self._note(answers)
 
     def _note(self, answers: list[Answer]) -> Outbox:
+        note = self.ledger.note
         for _, request, reply in answers:
-            remembered: Reply | Pull | PullRows = reply
-            if isinstance(reply, Values | Rows) and isinstance(request, VALUED) and not self._keeps(request.store):
-                remembered = _values_of_now(request)
-            self.ledger.note(request, remembered)
+            if isinstance(reply, BRINGING) and isinstance(request, VALUED) and not self._keeps(request.store):
+                note(request, _values_of_now(request))
+            else:
+                note(request, reply)
         return self._reply_links.outbox(answers)
 
     def _keeps(self, store: int) -> bool:

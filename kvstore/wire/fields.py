@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
 
@@ -143,12 +144,18 @@ def integers(low: int = 0, high: int = 2**63 - 1) -> Check:
     def check(value: Any) -> None:
         if type(value) is not list or len(value) > MAX_ITEMS:
             raise _refuse(value, f"a list of at most {MAX_ITEMS} integers")
-        if value and not (set(map(type, value)) == {int} and low <= min(value) and max(value) <= high):
+        if value and not (_are_ints(value) and low <= min(value) and max(value) <= high):
             raise _refuse(value, f"a list of integers from {low} to {high}")
 
     return check
 
 
+def _are_ints(values: list[Any]) -> bool:
+    """Return whether all of ``values``, of which there are some, are ints, and none is a bool."""
+    return type(values[0]) is int if len(values) == 1 else set(map(type, values)) == _INT
+
+
+_INT = {int}
 clocks = integers(0, 2**62 - 1)  # the numbers of pushes
 _numbers = integers(0, 2**32 - 1)
 
@@ -159,7 +166,7 @@ def rising(low: int, high: int) -> Check:
 
     def check(value: Any) -> None:
         checked(value)
-        if any(second <= first for first, second in itertools.pairwise(value)):
+        if len(value) > 1 and any(map(operator.ge, value, itertools.islice(value, 1, None))):
             raise _refuse(value, "a list of integers that rise")
 
     return check
@@ -168,7 +175,7 @@ def rising(low: int, high: int) -> Check:
 def ids(value: Any) -> None:
     """A list of distinct segment ids."""
     _numbers(value)
-    if len(set(value)) != len(value):
+    if len(value) > 1 and len(set(value)) != len(value):
         raise _refuse(value, "distinct segment ids")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
@@ -31,15 +32,19 @@ class _Layout(NamedTuple):
 
     Attributes:
         names: of the fields in the header, in order.
+        values: returns these fields of a message.
         first: reads the first field if that is a named tuple; else None.
         checks: of the fields; without the first if that is a named tuple.
         buffers: whether frames follow the header.
+        require: checks a message as a whole; None if its class has no such check.
     """
 
     names: tuple[str, ...]
+    values: Callable[[Any], Sequence[Any]]
     first: Callable[[Any], Any] | None
     checks: tuple[Check, ...]
     buffers: bool
+    require: Callable[[Any], None] | None
 
 
 _BY_CODE: dict[int, type[Any]] = {}
@@ -59,7 +64,8 @@ def message(code: int) -> Callable[[type[T]], type[T]]:
         buffers = hints.pop("buffers", None) is not None
         checks = [hint.__metadata__[0] for hint in hints.values()]
         first = checks.pop(0).read if checks and isinstance(checks[0], Triple) else None
-        _LAYOUT[cls] = _Layout(tuple(hints), first, tuple(checks), buffers)
+        require = getattr(cls, "__post_init__", None)
+        _LAYOUT[cls] = _Layout(tuple(hints), _getter(tuple(hints)), first, tuple(checks), buffers, require)
         if code in _BY_CODE:
             raise AssertionError(f"message code {code} is taken by {_BY_CODE[code].__name__}")
         _BY_CODE[code], _CODE[cls] = cls, code
@@ -76,8 +82,9 @@ def field_names(cls: type[Any]) -> list[str]:
 def encode(msg: Any) -> list[Buffer]:
     """Return the frames of ``msg``. It may be too long for its receiver; see ``require_short``."""
     cls = type(msg)
-    header = [VERSION, _CODE[cls], *(getattr(msg, name) for name in _LAYOUT[cls].names)]
-    return [msgpack.packb(header), *getattr(msg, "buffers", ())]
+    layout = _LAYOUT[cls]
+    header = msgpack.packb((VERSION, _CODE[cls], *layout.values(msg)))
+    return [header, *msg.buffers] if layout.buffers else [header]
 
 
 def require_short(msg: Any, frames: Sequence[Buffer]) -> None:
@@ -88,7 +95,7 @@ def require_short(msg: Any, frames: Sequence[Buffer]) -> None:
 
 def _overlong(msg: Any) -> bool:
     """Whether a field has more items than any may have."""
-    values = (getattr(msg, name) for name in _LAYOUT[type(msg)].names)
+    values = _LAYOUT[type(msg)].values(msg)
     return any(isinstance(value, list) and len(value) > MAX_ITEMS for value in values)
 
 
@@ -113,22 +120,35 @@ def decode(frames: Sequence[Buffer]) -> Any:
     cls = _BY_CODE.get(header[1]) if type(header[1]) is int else None
     if cls is None:
         raise WireError(f"unknown message code {shown(header[1])}")
-    (names, first, checks, buffers), values = _LAYOUT[cls], header[2:]
-    if len(values) != len(names):
-        raise WireError(f"{cls.__name__} has {len(names)} fields, got {len(values)}")
-    place = 0
+    names, _, first, checks, buffers, require = _LAYOUT[cls]
+    del header[:2]
+    if len(header) != len(names):
+        raise WireError(f"{cls.__name__} has {len(names)} fields, got {len(header)}")
+    values = iter(header)
     try:
         if first is not None:
-            values[0] = first(values[0])
-        for place, check in enumerate(checks, first is not None):
-            check(values[place])
+            header[0] = first(next(values))
+        for check, value in zip(checks, values, strict=True):
+            check(value)
     except WireError as exc:
-        raise WireError(f"{cls.__name__}.{names[place]}: {exc}") from None
-    if buffers:
-        return cls(*values, buffers=list(frames[1:]))
-    if len(frames) > 1:
+        raise WireError(f"{cls.__name__}.{names[-1 - len(list(values))]}: {exc}") from None
+    if len(frames) > 1 and not buffers:
         raise WireError(f"{cls.__name__} has no buffers, got {len(frames) - 1}")
-    return cls(*values)
+    made = object.__new__(cls)
+    fields = made.__dict__  # filled here: the __init__ of a frozen class takes three times as long
+    fields.update(zip(names, header, strict=True))
+    if buffers:
+        fields["buffers"] = list(frames[1:])
+    if require is not None:
+        require(made)
+    return made
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
+    """Return what reads the fields ``names`` of an object."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda msg: [getattr(msg, name) for name in names]  # attrgetter takes no list of none, and unpacks one
 
 
 def _unpacked(frame: Buffer) -> Any:

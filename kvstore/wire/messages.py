@@ -141,10 +141,9 @@ class Explanation(Reply):
 
 def same_length(*lists: Sequence[Any]) -> None:
     """Raise ``WireError`` unless all ``lists``, which describe the same things, have one length."""
-    if len({len(items) for items in lists}) > 1:
-        raise WireError(
-            f"expected lists of one length, got different lengths: {', '.join(str(len(items)) for items in lists)}"
-        )
+    lengths = list(map(len, lists))
+    if lengths and lengths.count(lengths[0]) < len(lengths):
+        raise WireError(f"expected lists of one length, got different lengths: {', '.join(map(str, lengths))}")
 
 
 def require_known(kinds: Sequence[int], known: Sequence[Any]) -> None:

@@ -25,7 +25,7 @@ class Verdict(Enum):
     STALE = "drop it"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Page(Generic[T]):
     incarnation: int
     done: int = 0
@@ -36,25 +36,27 @@ class Ledger(Generic[T]):
     """The requests of all senders. ``T`` is the type that answers are remembered as."""
 
     def __init__(self) -> None:
-        self._pages: dict[tuple[str, int], _Page[T]] = {}
+        self._pages: dict[tuple[str, int], _Page[T]] = {}  # by role and rank, which all incarnations have in common
 
     def admit(self, request: Request) -> Verdict:
         """Note ``request``, and return what to do with it."""
         node, seq, done = request.sender
-        page = self._pages.get(_place(node))
-        if page is None or node.incarnation > page.incarnation:
-            page = self._pages[_place(node)] = _Page(node.incarnation)
-        if node.incarnation < page.incarnation:
+        incarnation = node.incarnation
+        page = self._pages.get(node[:2])
+        if page is None or incarnation > page.incarnation:
+            page = self._pages[node[:2]] = _Page(incarnation)
+        elif incarnation < page.incarnation:
             return Verdict.STALE
+        answers = page.answers
         if done > page.done:
             page.done = done
-            for old in [old for old in page.answers if old < done]:
-                del page.answers[old]
+            for old in [old for old in answers if old < done]:
+                del answers[old]
         if seq < page.done:
             return Verdict.STALE
-        if seq in page.answers:
+        if seq in answers:
             return Verdict.REPEAT
-        page.answers[seq] = None
+        answers[seq] = None
         return Verdict.NEW
 
     @property
@@ -66,25 +68,21 @@ class Ledger(Generic[T]):
 
     def restore(self, node: Node, done: int, answers: Mapping[int, T]) -> None:
         """Know the requests of ``node`` that another server has answered."""
-        page = self._pages.setdefault(_place(node), _Page(node.incarnation))
+        page = self._pages.setdefault(node[:2], _Page(node.incarnation))
         page.done = max(page.done, done)
         page.answers |= answers
 
     def note(self, request: Request, answer: T | None) -> None:
         """Remember the answer to ``request`` for as long as its sender may repeat it; None if it waits again."""
-        page = self._pages.get(_place(request.node))
-        if page is not None and page.incarnation == request.node.incarnation and request.seq in page.answers:
-            page.answers[request.seq] = answer
+        node, seq, _ = request.sender
+        page = self._pages.get(node[:2])
+        if page is not None and page.incarnation == node.incarnation and seq in page.answers:
+            page.answers[seq] = answer
 
     def recall(self, request: Request) -> T | None:
         """Return the answer to ``request``, or None if it still waits."""
-        page = self._pages.get(_place(request.node))
+        page = self._pages.get(request.node[:2])
         return None if page is None else page.answers.get(request.seq)
 
     def __len__(self) -> int:
         return sum(len(page.answers) for page in self._pages.values())
-
-
-def _place(node: Node) -> tuple[str, int]:
-    """Return what all incarnations of a member have in common."""
-    return node.role, node.rank

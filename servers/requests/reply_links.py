@@ -61,6 +61,11 @@ class ReplyLinks:
         """Return the public key that link ``peer`` has proved; empty where links prove no keys."""
         return self._admission.identity(peer)
 
+    def has(self, peer: bytes, node: Node) -> bool:
+        """Return whether link ``peer`` has been admitted as one of ``node``."""
+        links = self._links.get(node)
+        return links is not None and peer in links
+
     def admit(self, peer: bytes, message: FromMember, key: str) -> bool:
         """Return whether link ``peer`` may carry ``message``, whose sender joined with ``key``; log it if not."""
         links = self._links.get(message.node)
@@ -89,7 +94,7 @@ class ReplyLinks:
 
     def outbox(self, answers: Sequence[Answer]) -> Outbox:
         """Return the replies to send, and the link of each."""
-        outbox: Outbox = [(answer.peer, answer.reply) for answer in answers if answer.peer]
+        outbox: Outbox = [(peer, reply) for peer, _, reply in answers if peer]
         if self._repeated:
             for answer in answers:
                 again = self._repeated.pop(_identity(answer.request), ())

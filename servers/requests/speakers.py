@@ -28,7 +28,7 @@ class Speakers:
         aggregated: Sequence[Sequence[int]] = (),
         aggregator_keys: Sequence[str] = (),
     ) -> None:
-        self._aggregated = [frozenset(ranks) for ranks in aggregated]
+        self._aggregated = [sorted(set(ranks)) for ranks in aggregated]
         self._keys = _keyed("worker", num_workers, worker_keys)
         self._keys |= _keyed("aggregator", len(aggregated), aggregator_keys)
 
@@ -38,14 +38,18 @@ class Speakers:
 
     def require(self, message: Request) -> None:
         """Raise ``UsageError`` if the sender of ``message``, which is no stranger, may not send it."""
-        if isinstance(message, Push) and message.encode is not None:
+        carried = isinstance(message, CARRIED)
+        if carried and isinstance(message, Push) and message.encode is not None:
             raise UsageError(
                 f"{message.node} sent a Push with encode, which asks an aggregator to compress; "
                 "servers take values that are compressed already, with codec"
             )
-        if message.node.role == "aggregator":
-            self._require_aggregated(message)
-        elif isinstance(message, CARRIED) and message.ranks:
+        node = message.sender.node
+        if node.role == "aggregator":
+            # A host's sum is of all its workers, except while some are late.
+            if not (carried and message.ranks == self._aggregated[node.rank]):
+                self._require_aggregated(message)
+        elif carried and message.ranks:
             raise UsageError(
                 f"{message.node} sent a {type(message).__name__} for {workers(message.ranks)}; "
                 "a worker sends without ranks, and only for itself"
@@ -58,8 +62,8 @@ class Speakers:
         mine = self._aggregated[message.node.rank]
         if not message.ranks:
             raise UsageError(f"{what} without ranks, which say for which workers it is")
-        if not mine.issuperset(message.ranks):
-            raise UsageError(f"{what} for {workers(message.ranks)}; it speaks for {workers(sorted(mine))} only")
+        if not set(mine).issuperset(message.ranks):
+            raise UsageError(f"{what} for {workers(message.ranks)}; it speaks for {workers(mine)} only")
 
 
 def _keyed(role: str, number: int, keys: Sequence[str]) -> dict[Node, str]:

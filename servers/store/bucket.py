@@ -26,7 +26,7 @@ from servers.store.target import HeldSegments, Target
 MANY = 64  # so many messages that refer to a value are noted before those that are gone are forgotten
 
 
-@dataclass
+@dataclass(slots=True)
 class Contribution:
     """What one worker, or several whose pushes have been summed, contribute to a round of a bucket.
 

@@ -38,7 +38,9 @@ class Buckets:
         self._recording = recording or Recording()
         self._at: dict[int, Bucket] = {}  # by segment
         self._tables: dict[int, RowTarget] = {}  # by segment, each of which is a stripe
+        # What is pushed together, by ids: its buckets, which are whole, and where in them the elements are.
         self._lists: dict[tuple[int, ...], list[Bucket]] = {}
+        self._elements: dict[tuple[int, ...], list[tuple[Bucket, int, int]]] = {}
 
     @property
     def ids(self) -> Collection[int]:
@@ -171,12 +173,19 @@ class Buckets:
                 ranges.append((bucket, place, place + 1))
         return ranges
 
-    def element_ranges(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
+    def element_ranges(self, ids: Sequence[int]) -> Sequence[tuple[Bucket, int, int]]:
         """Return where the values of segments ``ids`` are, in order: (bucket, start, stop), in elements."""
-        return [
+        listed = tuple(ids)
+        known = self._elements.get(listed)
+        if known is not None:
+            return known
+        ranges = [
             (bucket, bucket.starts[first], bucket.starts[stop - 1] + bucket.sizes[stop - 1])
             for bucket, first, stop in self.segment_ranges(ids)
         ]
+        if listed in self._lists:
+            self._elements[listed] = ranges
+        return ranges
 
     def versions(self, ids: Sequence[int]) -> list[int]:
         """Return, for each of segments ``ids``, how many of its rounds are over."""
@@ -296,6 +305,7 @@ class Buckets:
     def _put(self, bucket: Bucket) -> None:
         self._at.update(dict.fromkeys(bucket.ids, bucket))
         self._lists.clear()
+        self._elements.clear()
 
 
 def _initialized(target: AnyTarget, number: int) -> AlreadyInitialized:

@@ -20,16 +20,17 @@ from servers.store.updates import Update, is_late
 
 def require_mergeable(message: Push, rule: Rule) -> None:
     """Raise ``UsageError`` unless the pushes of several workers may be one in this store."""
-    what = f"{message.node} sent the sum of pushes of {workers(message.ranks)}"
     own = message.rank_clocks
+    if rule.mode == "sync" and not own:
+        return
+    what = f"{message.node} sent the sum of pushes of {workers(message.ranks)}"
     if rule.mode == "sync":
-        if own:
-            raise UsageError(f"{what} at clocks of their own, {own}; those of one round have one clock")
-    elif rule.aggregate != "host":
+        raise UsageError(f"{what} at clocks of their own, {own}; those of one round have one clock")
+    if rule.aggregate != "host":
         raise UsageError(f"{what}; in this store each push is an update, unless it has aggregate='host'")
-    elif own and any(clock != max(own) for clock in message.clocks):
+    if own and any(clock != max(own) for clock in message.clocks):
         raise UsageError(f"{what} at clocks {own}, and clocks={message.clocks}, which must be the highest of them")
-    elif own and message.want and rule.staleness is not None and min(own) < max(own):
+    if own and message.want and rule.staleness is not None and min(own) < max(own):
         # The worker behind would wait for what the one ahead needs, which may be its own next push.
         raise UsageError(f"{what} at clocks {own}, and wants one answer; with a staleness, each pulls its own")
 
@@ -41,13 +42,14 @@ def updates_of(message: Push, buckets: Sequence[Bucket], rule: Rule, optimizer: 
         UsageError: an open round does not take its contribution, which is not late either, and no repeat.
     """
     ranks = message.workers
-    ranges = _payload(message, buckets)
+    ranges: Sequence[PayloadRange] = _payload(message, buckets)
     hyper = asked(message, optimizer)
     updates: list[Update] = []
     place = start = 0
+    whole = len(buckets) == 1
     for bucket in buckets:
         clock = message.clocks[place]  # the number of the push among each worker's pushes to the bucket
-        part = Contribution(ranks, clock, cut(ranges, start, start + bucket.size), hyper)
+        part = Contribution(ranks, clock, ranges if whole else cut(ranges, start, start + bucket.size), hyper)
         rounds = bucket.rounds
         if not (rounds.expects(ranks, clock) or is_late(bucket, ranks, clock, rule) or rounds.counts(ranks, clock)):
             raise UsageError(

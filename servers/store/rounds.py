@@ -40,9 +40,12 @@ class Rounds(Generic[T]):
     ) -> None:
         self.version = version
         self._workers = frozenset(workers)
+        self._number = len(self._workers)
+        # Most often all from 0 on; then a comparison tells who is one of them, where thousands need no look-up each.
+        self._dense = not self._workers or (min(self._workers), max(self._workers)) == (0, self._number - 1)
         self._quorum = quorum
         self._keep = keep
-        self.share = len(self._workers)
+        self.share = self._number
         self._left: frozenset[int] = frozenset()
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
         self._absent: set[int] = set()  # who is not in the next round
@@ -86,7 +89,7 @@ class Rounds(Generic[T]):
     @property
     def settled(self) -> bool:
         """Whether the rounds up to the last push of every worker that pauses are over; True if not all pause."""
-        return len(self._paused) < len(self._workers) or self.version >= max(self._paused.values())
+        return len(self._paused) < self._number or self.version >= max(self._paused.values())
 
     def copy(self) -> Rounds[T]:
         """Return rounds of the same version and pauses, of which none is open."""
@@ -112,7 +115,7 @@ class Rounds(Generic[T]):
         contributions = self._open.get(clock)
         return (
             self.version < clock
-            and self._workers.issuperset(ranks)
+            and self._has(ranks)
             and not (self._paused and self._beyond(ranks, clock))
             and (contributions is None or contributions.keys().isdisjoint(ranks))
         )
@@ -129,7 +132,7 @@ class Rounds(Generic[T]):
         Returns:
             Whether it counts there: not if the round is over, has a contribution of one of them, or one is not in it.
         """
-        if not self._workers.issuperset(ranks) or (self._paused and self._beyond(ranks, clock)):
+        if not self._has(ranks) or (self._paused and self._beyond(ranks, clock)):
             return False
         if clock <= self.version:
             if self._keep and self._quorum is not None:
@@ -141,9 +144,7 @@ class Rounds(Generic[T]):
             contributions = self._open[clock] = {}
         elif not contributions.keys().isdisjoint(ranks):
             return False
-        contribution = ranks, item
-        for rank in ranks:
-            contributions[rank] = contribution
+        contributions.update(dict.fromkeys(ranks, (ranks, item)))
         return True
 
     def complete(self) -> list[T] | None:
@@ -155,7 +156,7 @@ class Rounds(Generic[T]):
         if self._quorum is not None:
             self.contributors = sorted(contributions)
             self._count(contributions, self.version)
-        self.share = len(self._workers)
+        self.share = self._number
         if self._paused:
             self.share -= sum(last < self.version for last in self._paused.values())
             self._look()
@@ -219,6 +220,12 @@ class Rounds(Generic[T]):
         self._paused.clear()
         self._look()
 
+    def _has(self, ranks: Sequence[int]) -> bool:
+        """Return whether all ``ranks``, which rise, are of workers."""
+        if self._dense:
+            return ranks[0] >= 0 and ranks[-1] < self._number
+        return self._workers.issuperset(ranks)
+
     def _count(self, ranks: Collection[int], clock: int) -> None:
         for rank in ranks:
             self._counted[rank] = max(clock, self._counted.get(rank, 0))
@@ -229,7 +236,7 @@ class Rounds(Generic[T]):
 
     def _enough(self) -> int:
         """Return how many contributions complete the next round. It is asked at each contribution."""
-        within = len(self._workers) - len(self._absent)
+        within = self._number - len(self._absent)
         return within if self._quorum is None else max(1, min(self._quorum, within))
 
     def _look(self) -> None:

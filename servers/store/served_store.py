@@ -57,6 +57,9 @@ from servers.store.updates import Update, Updates, is_late
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Waiting
 
+OF_ARRAYS = (Push, Pull)
+OF_ROWS = (PushRows, PullRows)
+
 
 class ServedStore:
     """One store.
@@ -120,24 +123,35 @@ class ServedStore:
 
     def push(self, peer: bytes, message: Push) -> list[Answer]:
         """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
-        if len(message.workers) > 1 or message.rank_clocks:
-            require_mergeable(message, self.rule)
-        self.pauses.require_before(message)
-        updates = self._updates_of(message, self.buckets.pushed(message.ids, message.clocks))
-        buckets = [update.bucket for update in updates]
-        late = sum(len(b.ids) for b, (part,), *_ in updates if is_late(b, part.ranks, part.clock, self.rule))
-        if self.recording.on and (self.rule.mode == "async" or (late and self.rule.late == "keep")):
+        rule, several = self.rule, len(message.ranks) > 1
+        if several or message.rank_clocks:
+            require_mergeable(message, rule)
+        pauses = self._waiting.pauses
+        if pauses.ranks:
+            pauses.require_before(message)
+        buckets = self.buckets.pushed(message.ids, message.clocks)
+        updates = self._updates_of(message, buckets)
+        late = 0
+        if rule.quorum is not None:
+            late = sum(len(b.ids) for b, (part,), *_ in updates if is_late(b, part.ranks, part.clock, rule))
+        if self.recording.on and (rule.mode == "async" or (late and rule.late == "keep")):
             self.recording.note(message)
         for bucket, (part,), *_ in updates:
             if not bucket.rounds.counts(part.ranks, part.clock):
                 contribute(message, bucket, part)
-        if self.captures and self.rule.mode == "async":
+        error = self._update(message, updates) if rule.mode == "async" else None
+        return self._pushed(peer, message, buckets, late, error)
+
+    def _update(self, message: Push, updates: Sequence[Update]) -> Exception | None:
+        """Make the updates of a push that is one by itself; return the first error."""
+        buckets = [update.bucket for update in updates]
+        if self.captures:
             self.captures.secure(buckets)
         began = 0.0 if self.tracer is None else self.tracer.clock()
-        errors = self.updates.make(updates) if self.rule.mode == "async" else {}
-        if self.tracer is not None and self.rule.mode == "async":
+        errors = self.updates.make(updates)
+        if self.tracer is not None:
             self._note(self.tracer, "update", began, message.clocks, buckets)
-        return self._pushed(peer, message, buckets, late, next(iter(errors.values()), None))
+        return next(iter(errors.values()), None)
 
     def push_rows(self, peer: bytes, message: PushRows) -> list[Answer]:
         """Take a worker's contributions to tables, and answer the requests that need not wait any more."""
@@ -163,11 +177,13 @@ class ServedStore:
             answers = [refuse(peer, message, error)]
         else:
             # Parked before rounds are closed, so that it learns of their errors.
-            answers = self._answer(self._waiting.park(peer, message, late))
+            answers = self._answer(self._waiting.park(peer, message, late, targets))
         answers += self._advance(targets, message)
         if self.rule.mode == "sync" and targets:
             self._times.contributed(message.workers, message.clocks[0], targets, self.rule.quorum is not None)
-        return answers + self._resume()
+        if self._waiting.pauses.ranks:
+            answers += self._resume()
+        return answers
 
     def follow_push_rows(self, message: PushRows) -> Exception | None:
         """Take contributions to tables that another server has recorded; see ``follow_push``."""
@@ -369,14 +385,14 @@ class ServedStore:
 
     def _reply(self, message: WaitingRequest, late: int = 0) -> Reply:
         ahead = self._ahead(message) if self.rule.mode == "async" else 0
-        if isinstance(message, PushRows | PullRows):
+        if isinstance(message, OF_ARRAYS):
+            return self.values.reply(message, late, ahead)
+        if isinstance(message, OF_ROWS):
             return self.tables.reply(message, late, ahead)
         if isinstance(message, FreezeTable):
             return self.tables.freezes.freeze(message, self.buckets.table(message.id))
-        if isinstance(message, EvictRows):
-            self.tables.evict(message)
-            return Ack(message.seq)
-        return self.values.reply(message, late, ahead)
+        self.tables.evict(message)
+        return Ack(message.seq)
 
     def _ahead(self, message: WaitingRequest) -> int:
         """Return how many pushes the asker is ahead of the slowest worker."""

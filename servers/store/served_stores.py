@@ -59,7 +59,7 @@ from servers.store.table_snapshot import restore_table, table_snapshot
 
 Asker = tuple[bytes, SetOptimizer]
 
-SERVED: TypeAlias = Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates
+SERVED: TypeAlias = Init | Pull | Pause | SetOptimizer | GetStates | PutStates | RowRequest
 WHOLE = (
     Open,
     Close,
@@ -232,18 +232,18 @@ class ServedStores:
         return answers
 
     def _serve(self, peer: bytes, message: Request) -> list[Answer]:
+        if isinstance(message, Push):  # first what comes most often
+            return self.require(message.store).push(peer, message)
         if isinstance(message, Open):
             self._open(message)
             return [Answer(peer, message, Ack(message.seq))]
         if isinstance(message, Close):
             return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
-        if not isinstance(message, SERVED | RowRequest):
+        if not isinstance(message, SERVED):
             raise UsageError(f"servers do not handle a {type(message).__name__}")
         served = self.require(message.store)
         if isinstance(message, RowRequest):
             return serve_rows(served, peer, message)
-        if isinstance(message, Push):
-            return served.push(peer, message)
         if isinstance(message, Pull):
             return served.pull(peer, message)
         if isinstance(message, Pause):

@@ -23,7 +23,7 @@ PushRequest: TypeAlias = Push | PushRows
 WaitingRequest: TypeAlias = PushRequest | Pull | PullRows | FreezeTable | EvictRows
 
 
-@dataclass
+@dataclass(slots=True)
 class ParkedRequest:
     """A request that waits for rounds.
 

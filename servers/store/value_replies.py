@@ -54,7 +54,7 @@ class ValueReplies:
         back = described(message.back)
         lengths: list[int] = []
         segment_counts: list[int] = []
-        ranges: list[tuple[Bucket, int, int]] = []
+        ranges: Sequence[tuple[Bucket, int, int]] = []
         if back is None:
             ranges = self._buckets.element_ranges(message.ids)
             buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
@@ -72,7 +72,7 @@ class ValueReplies:
             message.priority if isinstance(message, Push) else None,
             buffers,
         )
-        for bucket in {bucket for bucket, _, _ in ranges}:
+        for bucket in {bucket for bucket, _, _ in ranges} if len(ranges) > 1 else [bucket for bucket, _, _ in ranges]:
             bucket.lend(reply)
         return reply
 

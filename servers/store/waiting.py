@@ -68,14 +68,17 @@ class Waiting:
         """The requests that wait for rounds."""
         return [parked.request for parked in self._parked.values()]
 
-    def park(self, peer: bytes, message: WaitingRequest, late: int = 0) -> list[ParkedRequest]:
+    def park(
+        self, peer: bytes, message: WaitingRequest, late: int = 0, targets: Sequence[AnyTarget] | None = None
+    ) -> list[ParkedRequest]:
         """Keep ``message`` until the rounds that it needs are over; return it if it does not have to wait, or must not.
 
         Args:
             late: how many of its segments came when their round was over.
+            targets: what it is about; None if that is still to be looked up.
         """
         parked = ParkedRequest(peer, message, late, since=self._times.now)
-        for target, clock in self._needs(message):
+        for target, clock in self._needs(message, targets):
             if target.rounds.version < clock:
                 target.parked.append((clock, parked))
                 parked.left += 1
@@ -84,7 +87,7 @@ class Waiting:
         if not parked.left:
             return [parked]
         self._parked[message.sender[:2]] = parked
-        return [parked] if self._give_up_if_hopeless(parked) else []
+        return [parked] if (self.departed or self.pauses.ranks) and self._give_up_if_hopeless(parked) else []
 
     def release(self, targets: Sequence[AnyTarget], errors: Mapping[Any, Exception]) -> list[ParkedRequest]:
         """Return who waits for nothing more, now that ``targets`` are where they are, some through an error."""
@@ -154,13 +157,17 @@ class Waiting:
     def _settled(self) -> bool:
         return all(target.rounds.settled for target in self._buckets.targets())
 
-    def _needs(self, message: WaitingRequest) -> list[tuple[AnyTarget, int]]:
-        """Return what a request is about, each with the round that must be over before it is answered."""
+    def _needs(
+        self, message: WaitingRequest, targets: Sequence[AnyTarget] | None = None
+    ) -> list[tuple[AnyTarget, int]]:
+        """Return what a request is about, each with the round that must be over before it is answered; see ``park``."""
         if self._rule.mode == "async" and isinstance(message, PushRequest) and not message.want:
             return []  # the push has taken effect
-        targets, clocks = self._buckets.targets_of(message.ids), message.clocks
+        targets = self._buckets.targets_of(message.ids) if targets is None else targets
+        clocks = message.clocks
         if clocks and clocks.count(clocks[0]) == len(clocks):  # the usual case
-            return [(target, self._rule.needs(clocks[0])) for target in targets]
+            clock = self._rule.needs(clocks[0])
+            return [(target, clock) for target in targets]
         latest = dict.fromkeys(targets, 0)
         for number, clock in zip(message.ids, clocks, strict=True):
             target = self._buckets.target(number)
