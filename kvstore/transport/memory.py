@@ -61,11 +61,15 @@ class Heap:
 
     def allocate(self, nbytes: int) -> memoryview:
         """Return fresh memory."""
+        if nbytes <= SMALL:
+            room = bytearray(nbytes + ALIGN)
+            start = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % ALIGN
+            return memoryview(room)[start : start + nbytes]
         import numpy  # only now: processes that move no arrays do without
 
-        room = numpy.empty(nbytes + ALIGN, dtype=numpy.uint8)
-        start = -room.ctypes.data % ALIGN
-        return room[start : start + nbytes].data
+        array = numpy.empty(nbytes + ALIGN, dtype=numpy.uint8)
+        start = -array.ctypes.data % ALIGN
+        return array[start : start + nbytes].data
 
     def busy(self, buffer: Buffer) -> bool:
         """Always True: plain memory does not tell."""

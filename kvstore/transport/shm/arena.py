@@ -278,8 +278,8 @@ class Arena:
 
     def _locate(self, buffer: Buffer) -> tuple[int, int, Block] | None:
         """The chunk, the offset and the block of ``buffer``, if it is the arena's."""
-        if not self._bases or not isinstance(buffer, memoryview) or not buffer.nbytes:
-            return None
+        if not self._bases or not isinstance(buffer, memoryview) or not buffer.nbytes or type(buffer.obj) is bytearray:
+            return None  # small, most often: looking it up would take longer than to copy it
         if buffer.readonly:
             address = np.frombuffer(buffer, np.uint8).ctypes.data
         else:

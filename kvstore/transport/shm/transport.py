@@ -99,9 +99,9 @@ class SharedMemoryTransport:
         self._links.pop(peer, None)
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Return memory that peers on this host can read; plain memory where that is not possible."""
-        arena = self._own()
-        if arena is not None and nbytes:
+        """Return memory that peers on this host can read; plain memory where that is not possible, or never used."""
+        arena = self._own() if nbytes >= LARGE else None
+        if arena is not None:
             try:
                 return arena.allocate(nbytes)
             except OSError as exc:
