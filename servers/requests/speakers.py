@@ -38,27 +38,30 @@ class Speakers:
 
     def require(self, message: Request) -> None:
         """Raise ``UsageError`` if the sender of ``message``, which is no stranger, may not send it."""
-        carried = isinstance(message, CARRIED)
-        if carried and isinstance(message, Push) and message.encode is not None:
+        node = message.sender.node
+        if not isinstance(message, CARRIED):
+            if node.role == "aggregator":
+                raise UsageError(
+                    f"{node} sent a {type(message).__name__}; "
+                    "servers take Push, Pull and Explain from aggregators, the rest from workers"
+                )
+            return
+        if isinstance(message, Push) and message.encode is not None:
             raise UsageError(
-                f"{message.node} sent a Push with encode, which asks an aggregator to compress; "
+                f"{node} sent a Push with encode, which asks an aggregator to compress; "
                 "servers take values that are compressed already, with codec"
             )
-        node = message.sender.node
         if node.role == "aggregator":
-            # A host's sum is of all its workers, except while some are late.
-            if not (carried and message.ranks == self._aggregated[node.rank]):
+            if not message.ranks or message.ranks != self._aggregated[node.rank]:  # most often a whole host's
                 self._require_aggregated(message)
-        elif carried and message.ranks:
+        elif message.ranks:
             raise UsageError(
-                f"{message.node} sent a {type(message).__name__} for {workers(message.ranks)}; "
+                f"{node} sent a {type(message).__name__} for {workers(message.ranks)}; "
                 "a worker sends without ranks, and only for itself"
             )
 
-    def _require_aggregated(self, message: Request) -> None:
+    def _require_aggregated(self, message: Push | Pull) -> None:
         what = f"{message.node} sent a {type(message).__name__}"
-        if not isinstance(message, CARRIED):
-            raise UsageError(f"{what}; servers take Push, Pull and Explain from aggregators, the rest from workers")
         mine = self._aggregated[message.node.rank]
         if not message.ranks:
             raise UsageError(f"{what} without ranks, which say for which workers it is")
