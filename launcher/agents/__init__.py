@@ -10,6 +10,7 @@ boot         the words that start it, or another module of the project
 
 In launch.py:
 run          a job through agents: start them, check the hosts, start the tasks, supervise
+host_tasks   the tasks of the job: their environments, and what each agent is to start
 fleet        the agents of one job: a crew
 remote       one agent as launch.py sees it
 answers      what hosts answer before the job begins

@@ -10,41 +10,24 @@ import selectors
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from kvstore.errors import ConfigError
 from kvstore.job.address import Address
 from kvstore.job.config import Config
-from kvstore.job.contract import Role, aggregated
+from kvstore.job.contract import aggregated
 from kvstore.job.keyring import Keyring
-from kvstore.job.processes import source_root
-from kvstore.job.settings import ENCRYPTION
-from kvstore.job.system import cores
 from launcher.agents.answers import addresses_chosen, has_servers, surveyed, unfit, unreached, version_problem
 from launcher.agents.fleet import Fleet
+from launcher.agents.host_tasks import HostTasks
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
 from launcher.agents.roll_call import Interrupted, RollCall
 from launcher.errors import LaunchError
 from launcher.hosts import reach
 from launcher.job.description import Job
-from launcher.job.tasks import (
-    AGENT,
-    LOCAL_RANK,
-    LOCAL_SIZE,
-    HostEnvironment,
-    Rendezvous,
-    Task,
-    environment,
-    member_variables,
-    members,
-    passed,
-    words,
-)
-from launcher.output.display import of_terminal
-from launcher.output.outlet import Outlet
+from launcher.job.tasks import AGENT, Rendezvous, members
 from launcher.processes.children import Children
 from launcher.processes.dashboard import companions
 from launcher.processes.guard import Guard
@@ -248,14 +231,15 @@ class _AgentJob:
     ) -> int:
         assert self._listener is not None  # noqa: S101 (for the type checker)
         fd = self._listener.fileno()
-        tasks = self._tasks(at)
+        placed = HostTasks(self._job, self._remotes, at, self._environ)
+        tasks = placed.tasks
         scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (fd,)})
         try:
             limit_s = _SILENCE * Config.from_env(self._environ).heartbeat_timeout_s
         except ConfigError as error:
             raise LaunchError(str(error)) from None
         restarts = Restarts.of(self._job, tasks)
-        starts = {remote: self._start(remote, tasks, at.mark, limit_s) for remote in self._remotes}
+        starts = {remote: placed.start(remote, self._directory, limit_s) for remote in self._remotes}
         supervisor = Supervisor(
             tasks,
             [scheduler, Fleet(self._remotes, starts, limit_s), *beside],
@@ -265,7 +249,7 @@ class _AgentJob:
             limits=limits,
             selector=selector,
             output=self._job.output,
-            where=_where(tasks),
+            where=placed.where,
             restarts=restarts,
             drill=Drill(tasks, self._job.injections),
         )
@@ -277,71 +261,11 @@ class _AgentJob:
         finally:
             supervisor.close()
 
-    def _tasks(self, at: Rendezvous) -> list[Task]:
-        where = {member: remote for remote in self._remotes for member in remote.members}
-        tasks = []
-        for index, (role, rank) in enumerate(members(self._job, len(self._aggregated))):
-            if role == "scheduler":
-                around = HostEnvironment(self._environ, sys.executable, cores(), source_root=source_root())
-                own = {**self._settings(at, role, rank), AGENT: at.mark}
-                tasks.append(
-                    Task(role, rank, words(self._job, role, sys.executable), environment(around, role, 1, own))
-                )
-                continue
-            remote = where[role, rank]
-            remote.indices.append(index)
-            at_host = replace(at, node_host=surveyed(remote).address, fd=None)
-            tasks.append(
-                Task(
-                    role, rank, (), self._settings(at_host, role, rank) | self._locally(remote, role, rank), remote.host
-                )
-            )
-        return tasks
-
-    def _settings(self, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
-        plain = {} if at.keyring is not None else {ENCRYPTION.name: "0"}
-        shown = (
-            of_terminal(Outlet(), self._environ, self._job.output, self._remotes[0].host) if role == "worker" else {}
-        )
-        return {**shown, **passed(self._job, self._environ), **member_variables(self._job, at, role, rank), **plain}
-
-    def _locally(self, remote: RemoteAgent, role: Role, rank: int) -> dict[str, str]:
-        """The variables with its number among the members of its role on its host."""
-        ranks = sorted(
-            at for other in self._remotes if other.host == remote.host for r, at in other.members if r == role
-        )
-        return {LOCAL_RANK: str(ranks.index(rank)), LOCAL_SIZE: str(len(ranks))}
-
-    def _start(self, remote: RemoteAgent, tasks: Sequence[Task], mark: str, limit_s: float) -> p.StartTasks:
-        return p.StartTasks(
-            mark,
-            os.fsencode(self._directory),
-            [os.fsencode(word) for word in self._job.command],
-            [os.fsencode(word) for word in self._job.server_argv],
-            limit_s,
-            self._job.cluster.gpus_per_worker,
-            [
-                [
-                    index,
-                    tasks[index].role,
-                    tasks[index].rank,
-                    int(tasks[index].env[LOCAL_SIZE]),
-                    p.pack(tasks[index].env),
-                ]
-                for index in remote.indices
-            ],
-        )
-
     def _address(self, toward: str) -> Address:
         cluster = self._job.cluster
         if not toward and not cluster.host_ip and not cluster.interface:
             return Address(LOOPBACK, "all hosts are this machine")
         return reach.address(host=cluster.host_ip, interface=cluster.interface, toward=toward)
-
-
-def _where(tasks: Sequence[Task]) -> str:
-    hosts = sorted({task.host for task in tasks if task.host})
-    return f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts"
 
 
 def _listen(own: Address) -> socket.socket:

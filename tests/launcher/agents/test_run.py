@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import screen
 from agent_doubles import Wire
 
 import kvstore
@@ -20,7 +19,6 @@ from launcher.agents.roll_call import RollCall
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
-from launcher.output.outlet import Outlet
 
 JOB = Job(1, 1, ("python", "train.py"), cluster=Cluster(encryption=False))
 FIT = p.Surveyed("127.0.0.1", "", False, 1, "")
@@ -192,20 +190,6 @@ def test_where_each_process_has_an_agent_the_first_workers_starts_the_aggregator
         *([("server", 0)], [("aggregator", 0), ("worker", 1)], [("worker", 3)]),
         *([("server", 1)], [("worker", 0)], [("worker", 2)]),
     ]
-
-
-def test_workers_on_other_hosts_know_how_wide_the_terminal_is_that_shows_their_bars(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-    with screen.terminal() as (_, theirs):
-        monkeypatch.setattr(agents, "Outlet", lambda: Outlet(1, theirs))
-        env = {(role, rank): variables for _, tasks in started(TOGETHER) for role, rank, variables in tasks}
-    told = {"KVSTORE_COLUMNS": str(screen.COLUMNS), "NO_COLOR": "1"}
-    for rank in range(4):
-        assert told.items() <= env["worker", rank].items()
-    assert "KVSTORE_COLUMNS" not in env["server", 0]
 
 
 def test_there_need_be_no_aggregators() -> None:
