@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from simulation.launcher import SimulatedLauncher
-from simulation.network import Network, Process, SimulatedTransport, Weather
+from simulation.network import Network, Process, Weather
+from simulation.transport import SimulatedTransport
 from simulation.world import Task, World
 
 from kvstore.dist import DistStore

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 
-from simulation.network import Network, Process, SimulatedTransport
+from simulation.network import Network, Process
+from simulation.transport import SimulatedTransport
 
 from kvstore.wire import Lost, encode
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from simulation.job import SimulatedJob
-from simulation.network import SimulatedTransport, Weather
+from simulation.network import Weather
 from simulation.programs import add
 from simulation.runs import MEMBERS, Plan, carry_out, crashes, verdict
+from simulation.transport import SimulatedTransport
 
 from kvstore.member.links import Links
 from servers.requests.ledger import Ledger, Verdict
