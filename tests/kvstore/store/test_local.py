@@ -1,4 +1,4 @@
-"""Stores in one process, besides what all stores do (``test_conformance.py``)."""
+"""Stores in one process, besides what all stores do (``conformance/``)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,284 @@
+"""What a push assigns without an optimizer, on every store: sums of values, of every kind and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_store import BOUND, Run, all_of, assigning, mine, pulled
+from foreign import Foreign
+
+import kvstore as kv
+from kvstore.spec import ITEMSIZE
+from kvstore.ticket import claim
+
+
+@assigning
+def test_a_push_that_waits_has_taken_effect_when_it_returns(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", torch.zeros(100))
+        value = torch.full((100,), float(mine(store)))
+        ticket = store.push("w", value, wait=True)
+        assert claim(ticket).open == set()
+        assert store.statistics().outstanding == 0
+        assert (pulled(store, "w", value) == all_of(store)).all()
+
+    run(work)
+
+
+@assigning
+def test_a_push_assigns_the_sum(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", torch.full((2, 3), 9.0))
+        for factor in (1, 10):
+            store.push("w", torch.full((2, 3), float(factor * mine(store))))
+            assert (pulled(store, "w", (2, 3)) == factor * all_of(store)).all()
+
+    run(work)
+
+
+@assigning
+def test_the_values_of_several_devices_are_summed(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", [torch.zeros(3), torch.zeros(3)])
+        store.push("w", [torch.full((3,), float(device * mine(store))) for device in (1, 2, 3, 4)])
+        outs = [torch.empty(3) for _ in range(4)]
+        store.pull("w", outs)
+        assert all((out == 10 * all_of(store)).all() for out in outs)
+
+    run(work)
+
+
+@assigning
+def test_lists_of_keys_and_lists_of_lists(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        keys = [5, 7, 11]
+        store.init(keys, [torch.zeros(2, 2)] * 3)
+        store.push(keys, [torch.full((2, 2), float(key * mine(store))) for key in keys])
+        outs: list[Any] = [torch.empty(2, 2) for _ in keys]
+        store.pull(keys, outs)
+        assert [out[0, 0].item() for out in outs] == [key * all_of(store) for key in keys]
+        values = [[torch.full((2, 2), float(key)), torch.ones(2, 2)] for key in keys]
+        outs = [[torch.empty(2, 2), torch.empty(2, 2)] for _ in keys]
+        store.pushpull(keys, values, outs)
+        for key, its in zip(keys, outs, strict=True):
+            assert all((out == (key + 1) * store.num_workers).all() for out in its)
+
+    run(work)
+
+
+@assigning
+def test_a_key_listed_twice_has_both_values(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init(["a", "b"], [torch.zeros(2), torch.zeros(2)])
+        outs = [torch.empty(2) for _ in range(3)]
+        store.pushpull(["a", "b", "a"], [torch.full((2,), float(n)) for n in (1, 2, 4)], outs)
+        assert [out[0].item() for out in outs] == [n * store.num_workers for n in (5, 2, 5)]
+
+    run(work)
+
+
+@pytest.mark.parametrize("key", [3, -(2**63), 2**63, 2**64 - 1, "w", "layer.0/重み"])
+@assigning
+def test_int_and_str_keys(run: Run, key: Any) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init(key, np.zeros(2))
+        out = np.empty(2)
+        store.pushpull(key, np.full(2, mine(store), float), out)
+        assert (out == all_of(store)).all()
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.arange(6.0).reshape(2, 3),
+        lambda: torch.arange(6, dtype=torch.float64).view(2, 3),
+        lambda: torch.nn.Parameter(torch.arange(6, dtype=torch.float64).view(2, 3)),
+        lambda: Foreign(torch.arange(6, dtype=torch.float64).view(2, 3)),
+        lambda: np.arange(6.0).reshape(3, 2, order="F").reshape(2, 3),
+        lambda: np.arange(6.0).reshape(3, 2).T.copy().T.T.reshape(2, 3),
+        lambda: np.stack([np.arange(6.0)] * 2, axis=1)[:, 0].reshape(2, 3),
+        lambda: torch.arange(6, dtype=torch.float64).view(2, 3).t().contiguous().t(),
+    ],
+)
+@assigning
+def test_arrays_of_every_kind(run: Run, make: Callable[[], Any]) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", make())
+        out = make()
+        store.pushpull("w", make(), out)
+        tensor = out.tensor if isinstance(out, Foreign) else torch.as_tensor(out).detach()
+        expected = torch.as_tensor(
+            np.asarray(make().tensor if isinstance(out, Foreign) else torch.as_tensor(make()).detach())
+        )
+        assert torch.equal(tensor, expected * store.num_workers)
+
+    run(work)
+
+
+@assigning
+def test_values_that_can_only_be_read(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        value = np.arange(6.0)[::-1]
+        fixed = np.broadcast_to(np.float64(2), (6,))
+        store.init("w", value)
+        assert pulled(store, "w", torch.empty(6, dtype=torch.float64)).tolist() == [5, 4, 3, 2, 1, 0]
+        store.push("w", [value, fixed, np.arange(6, dtype=">f8")])
+        assert (pulled(store, "w", torch.empty(6, dtype=torch.float64)) == 7 * store.num_workers).all()
+
+    run(work)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">f2", ">i4", ">i8"])
+@assigning
+def test_arrays_of_foreign_byte_order_are_values_but_cannot_be_written_to(run: Run, dtype: str) -> None:
+    def work(store: kv.KVStore) -> None:
+        value = np.arange(6, dtype=dtype).reshape(2, 3)
+        native = value.astype(value.dtype.newbyteorder("="))
+        out = np.empty_like(native)
+        store.init("w", value)
+        store.pull("w", out)
+        assert (out == native).all()
+        store.push("w", [value, value])
+        store.pull("w", out)
+        assert (out == 2 * native * store.num_workers).all()
+        refused = pytest.raises(
+            kv.UsageError, match=rf"foreign byte order \({dtype}\).* out as an array of {native.dtype}"
+        )
+        with refused:
+            store.pull("w", np.empty_like(value))
+        with refused:
+            store.pushpull("w", value)  # which would write to it
+        with refused:
+            store.pushpull("w", native, np.empty_like(value))
+        store.pull("w", out)
+        assert (out == 2 * native * store.num_workers).all()  # what is refused has not been pushed
+        store.pushpull("w", value, out)
+        assert (out == native * store.num_workers).all()
+
+    run(work)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (BOUND - 1,), (7, 11), (3, BOUND, 2)], ids=str)
+@pytest.mark.parametrize("name", sorted(ITEMSIZE))
+@assigning
+def test_dtypes_and_shapes(run: Run, name: str, shape: tuple[int, ...]) -> None:
+    def work(store: kv.KVStore) -> None:
+        value = (torch.arange(int(np.prod(shape))) % 7).to(getattr(torch, name)).view(shape)
+        store.init("w", value)
+        out = torch.zeros_like(value)
+        store.pull("w", out)
+        assert torch.equal(out, value)
+        store.push("w", value * mine(store))
+        store.pull("w", out)
+        assert torch.equal(out, value * all_of(store))
+
+    run(work)
+
+
+@assigning
+def test_outs_that_are_not_contiguous(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        value = torch.arange(2.0 * BOUND).view(2, BOUND)
+        small = torch.arange(6.0).view(2, 3)
+        store.init(["big", "small"], [value, small])
+        outs = [torch.zeros(BOUND, 2).t(), torch.zeros(2, 6)[:, ::2]]
+        plain = torch.zeros(2, BOUND)
+        store.pull(["big", "small", "big"], [*outs, plain])
+        assert torch.equal(outs[0], value)
+        assert torch.equal(outs[1], small)
+        assert torch.equal(plain, value)
+
+    run(work)
+
+
+@assigning
+def test_pushpull_in_place(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init(["a", "b"], [torch.zeros(3), np.zeros(BOUND)])
+        one, two, three = torch.ones(3), torch.ones(3), np.full(BOUND, float(mine(store)))
+        store.pushpull(["a", "b"], [[one, two], three])
+        assert one.tolist() == two.tolist() == [2 * store.num_workers] * 3
+        assert (three == all_of(store)).all()
+
+    run(work)
+
+
+@pytest.mark.parametrize("size", [3, BOUND, 50_000])
+@assigning
+def test_a_pushed_array_is_the_callers_again_at_once(run: Run, size: int) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", torch.zeros(size))
+        grad = torch.ones(size)
+        store.push("w", grad)
+        grad.fill_(99)
+        assert (pulled(store, "w", (size,)) == store.num_workers).all()
+
+    run(work)
+
+
+@assigning
+def test_stored_values_are_nobodys_memory(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        first, out = torch.ones(3), torch.empty(3)
+        store.init("w", first)
+        first.fill_(5)
+        store.pull("w", out)
+        out.fill_(6)
+        assert pulled(store, "w", (3,)).tolist() == [1, 1, 1]
+        store.pushpull("w", torch.ones(3), out)
+        store.barrier()
+        out.fill_(7)
+        assert pulled(store, "w", (3,)).tolist() == [store.num_workers] * 3
+
+    run(work)
+
+
+@assigning
+def test_tickets(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", torch.zeros(3))
+        push = store.push("w", torch.ones(3))
+        out, both = torch.empty(3), torch.ones(3)
+        pull = store.pull("w", out, wait=False)
+        pushpull = store.pushpull("w", both, wait=False)
+        for ticket in (pushpull, pull, push):
+            ticket.wait()
+            assert ticket.done()
+        assert out.tolist() == both.tolist() == [store.num_workers] * 3
+        assert store.statistics().outstanding == 0
+
+    run(work)
+
+
+@assigning
+def test_many_rounds_in_flight(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", torch.zeros(2))
+        outs = [torch.empty(2) for _ in range(20)]
+        tickets = [
+            store.pushpull("w", torch.full((2,), float(n * mine(store))), out, wait=False) for n, out in enumerate(outs)
+        ]
+        for ticket in tickets:
+            ticket.wait()
+        assert [out[0].item() for out in outs][-1] == 19 * all_of(store)
+        assert pulled(store, "w", (2,)).tolist() == [19 * all_of(store)] * 2
+
+    run(work)
+
+
+@assigning
+def test_half_precision_is_summed_in_float32(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", torch.zeros(2, dtype=torch.bfloat16))
+        values = [torch.full((2,), value, dtype=torch.bfloat16) for value in (256.0, *[0.5] * 8)]
+        store.push("w", values)
+        expected = 260.0 * store.num_workers
+        assert pulled(store, "w", torch.empty(2, dtype=torch.bfloat16)).tolist() == [expected] * 2
+
+    run(work)
