@@ -127,15 +127,15 @@ def take_all(replica: Any) -> Any:
 RESEND = "_ask_again"  # what is taken out
 
 
-def follow_only(follow: Any) -> Any:
+def follow_only(mend: Any) -> Any:
     """A link leads elsewhere, but what has no answer is not sent again."""
 
-    def move(self: Links, peer: bytes, link: Any) -> None:
+    def mended(self: Links) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Links, RESEND, lambda self, peer: self._introduce(self._ends.routes[peer]))
-            follow(self, peer, link)
+            patch.setattr(Links, RESEND, lambda self, peer: self._introduce(peer))
+            mend(self)
 
-    return move
+    return mended
 
 
 MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any], list[Plan]]] = {
@@ -148,7 +148,7 @@ MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any], list[Plan]]] = {
         DEATHS["keep"],
     ),
     "records of an earlier view are taken": (Replica, "handle", take_all, [ZOMBIE]),
-    "nothing is sent again to who has taken over": (Links, "_follow", follow_only, DEATHS["async"][:1]),
+    "nothing is sent again to who has taken over": (Links, "mend", follow_only, DEATHS["async"][:1]),
     "sums of rows are not recorded": (Recording, "row_sums", lambda _: lambda self, *_: None, ROW_DEATHS["sync"]),
     "answers with rows do not wait for the standby": (
         *(Gate, "take", lambda take: lambda self, outbox, newest, stored: outbox),
