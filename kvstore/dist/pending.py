@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.incoming import Decode, Writer
+from kvstore.dist.lending import LentLoad
 from kvstore.dist.optimizer import PushHyperparameters
 from kvstore.dist.outgoing import Load
 from kvstore.dist.plans.parcels import Parcel
@@ -15,7 +16,7 @@ from kvstore.member.session import Session
 from kvstore.spec import Key
 from kvstore.ticket import Operation
 from kvstore.tracing.tracer import Tracer
-from kvstore.wire import Ack, CodecDescription, Pull, Push, Sender, Values
+from kvstore.wire import Ack, CodecDescription, Pull, Push, PushLent, Sender, Values
 
 WORTH_NOTING = 64 << 10  # bytes; copies of fewer take less time than it takes to note them
 
@@ -155,7 +156,7 @@ class PushOfArrays(_ArrayRequest):
         self.want = incoming is not None
         self.sent = 0  # bytes of gradients
 
-    def message(self, sender: Sender) -> Push:
+    def message(self, sender: Sender) -> Push | PushLent:
         """See ``PendingRequest``."""
         gather = self.turn is not None and self.asker.session.client.gathers(self.peer)
         load, hyper, order = self.contribution
@@ -188,3 +189,27 @@ class PushOfArrays(_ArrayRequest):
     @property
     def _sent(self) -> int:
         return self.sent
+
+
+class PushOfLentArrays(PushOfArrays):
+    """A contribution that the aggregator reads from memory of this worker's device."""
+
+    __slots__ = ()
+
+    def message(self, sender: Sender) -> PushLent:
+        """See ``PendingRequest``."""
+        push, load = super().message(sender), self.contribution.load
+        if not isinstance(push, Push) or not isinstance(load, LentLoad):
+            raise AssertionError("a push of lent memory without any")
+        return PushLent(
+            sender,
+            store=push.store,
+            loan=load.loan(self.parcel),
+            ids=push.ids,
+            clocks=push.clocks,
+            want=push.want,
+            lr=push.lr,
+            rescale=push.rescale,
+            changes=push.changes,
+            priority=push.priority,
+        )

@@ -17,9 +17,10 @@ from kvstore.dist.counts import Counts
 from kvstore.dist.delegation import Delegated
 from kvstore.dist.incoming import Writer
 from kvstore.dist.join import Joining
+from kvstore.dist.lending import Lending, LentLoad
 from kvstore.dist.optimizer import Optimizing
 from kvstore.dist.outgoing import Load, Plain
-from kvstore.dist.pending import ArrayAsker, IncomingParcel, PullOfArrays, PushedValues, PushOfArrays
+from kvstore.dist.pending import ArrayAsker, IncomingParcel, PullOfArrays, PushedValues, PushOfArrays, PushOfLentArrays
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
 from kvstore.dist.requests import Requests
@@ -49,6 +50,7 @@ class Pushes:
 
     Attributes:
         compressing: how values are encoded, here or by the aggregator; None leaves them as they are.
+        lending: lends gradients on devices to the aggregator; None where nothing is lent.
         counts: the counters.
         before: called with the places of a push's keys before anything of the push is made; None for nothing.
     """
@@ -63,6 +65,7 @@ class Pushes:
         joining: Joining,
     ) -> None:
         self.compressing: Compressing | Delegated | None = None
+        self.lending: Lending | None = None
         self.counts = Counts()
         self.before: Callable[[Column], None] | None = None
         self.session = session
@@ -130,7 +133,8 @@ class Pushes:
         if not plan.floats and self._optimizing.optimizer is not None:
             require_floats(zip(plan.keys, plan.specs, strict=True))
         if self.compressing is None:
-            return Plain(self._requests.packer, Leaving(values))
+            lent = None if self.lending is None else self.lending.load(plan, values)
+            return Plain(self._requests.packer, Leaving(values)) if lent is None else lent
         return self.compressing.load(plan, values, self._requests.packer)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -166,10 +170,9 @@ class Pushes:
         pushes: list[PendingRequest] = []
         if call.plan is not None and load is not None:
             outgoing = PushedValues(load, hyper, order)
+            kind = PushOfLentArrays if isinstance(load, LentLoad) else PushOfArrays
             pushes += [
-                PushOfArrays(
-                    self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), outgoing
-                )
+                kind(self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), outgoing)
                 for parcel in call.plan.parcels
             ]
         numbers = RowNumbers(hyper.lr, hyper.rescale, hyper.changes, order)

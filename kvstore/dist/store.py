@@ -19,6 +19,7 @@ from kvstore.dist.compression import describe as describe_compression
 from kvstore.dist.delegation import Delegated, compressing
 from kvstore.dist.first_values import distinct, new_arrays, tables_among
 from kvstore.dist.join import Joining
+from kvstore.dist.lending import Lending
 from kvstore.dist.optimizer import Optimizing
 from kvstore.dist.options import parse
 from kvstore.dist.plans.entries import Entries
@@ -103,6 +104,9 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
         self._optimizing = Optimizing(self._requests, states, name)
         self._joining = Joining(self._requests, self._clocks)
         self._pushes = Pushes(session, self._requests, self.rule, self._clocks, self._optimizing, self._joining)
+        if on_device and session.aggregator is not None and session.config.device_sum != "off":
+            kind = session.config.device_sum
+            self._pushes.lending = Lending(kind, self._requests, session.client, session.aggregator)
         self._trained = TrainedStore(
             ordinal,
             self.rule,
@@ -227,6 +231,8 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
     def _compress(self, how: Compressing | Delegated | None) -> None:
         self._plans.fold(*((1, 0) if how is None else (how.fold, how.small)))
         self._pushes.compressing = how
+        if how is not None and self._pushes.lending is not None:
+            self._pushes.lending.refusal = "what is pushed is compressed"
 
     # ---- the job
 
@@ -305,7 +311,7 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
     def statistics(self) -> Statistics:
         """See ``KVStore``."""
         self._session.client.poll()
-        counts = self._pushes.counts
+        counts, lending = self._pushes.counts, self._pushes.lending
         return Statistics(
             keys=len(self._entries),
             pushes=counts.pushes,
@@ -318,6 +324,8 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
             takeovers=self._session.takeovers,
             checkpoints=0 if self._checkpoints is None else self._checkpoints.made,
             failed_checkpoints=0 if self._checkpoints is None else self._checkpoints.failed,
+            bytes_lent=0 if lending is None else lending.nbytes,
+            not_lent="" if lending is None else lending.refusal,
             server_bytes=tuple(self._entries.bytes_by_server(len(self._session.servers))),
         )
 

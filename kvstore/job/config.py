@@ -44,6 +44,7 @@ class Config:
         inject: what this process does to itself, ``kill`` or ``stop``, and at which of its rounds, in their order.
         scheduler_log: the file with the scheduler's log; empty for none.
         aggregate: whether hosts with several workers are to have aggregators.
+        device_sum: where aggregators sum what workers push from devices: ``off``, ``cuda`` or ``host``.
         node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
         interface: the network interface whose address it is, if ``node_host`` is empty; empty for the default.
         rank_hint: the rank to ask for, -1 for any.
@@ -91,6 +92,7 @@ class Config:
     inject: tuple[tuple[str, int], ...] = ()
     scheduler_log: str = ""
     aggregate: bool = True
+    device_sum: str = settings.DEVICE_SUM.default
     node_host: str = ""
     interface: str = ""
     rank_hint: int = -1
@@ -174,6 +176,7 @@ class Config:
             inject=settings.INJECT.read(env),
             scheduler_log=settings.SCHEDULER_LOG.read(env),
             aggregate=settings.AGGREGATE.read(env),
+            device_sum=settings.DEVICE_SUM.read(env),
             node_host=settings.NODE_HOST.read(env),
             interface=settings.INTERFACE.read(env),
             rank_hint=settings.TASK_ID.read(env),

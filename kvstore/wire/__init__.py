@@ -2,6 +2,7 @@
 
 messages    what messages have in common: nodes, senders, requests, replies
 parameters  messages between workers, aggregators and servers: values, optimizers, states
+lending     messages between the workers of a host and its aggregator about memory of devices
 rows        messages between workers and servers about tables: rows by their ids
 reading     messages of readers, which take no part in training
 rendezvous  messages between members and the scheduler: joining, beating, keys, barriers, leaving
@@ -18,6 +19,7 @@ arrays      several arrays in the frames of one message
 
 from kvstore.wire.arrays import frame_groups, pack_arrays, unpack_arrays
 from kvstore.wire.frames import VERSION, Buffer, decode, encode, require_short
+from kvstore.wire.lending import Borrowed, Lend, PushLent
 from kvstore.wire.messages import (
     MAX_REASON,
     MAX_STORES,
@@ -131,6 +133,7 @@ __all__ = [
     "AwaitCapture",
     "Barrier",
     "Beat",
+    "Borrowed",
     "BucketState",
     "Buffer",
     "Capture",
@@ -171,6 +174,7 @@ __all__ = [
     "KeysListed",
     "Leave",
     "LedgerPage",
+    "Lend",
     "ListKeys",
     "Locate",
     "Located",
@@ -190,6 +194,7 @@ __all__ = [
     "Pull",
     "PullRows",
     "Push",
+    "PushLent",
     "PushRows",
     "PutRows",
     "PutStates",

@@ -54,6 +54,16 @@ def text(longest: int = MAX_TEXT) -> Check:
     return check
 
 
+def raw(length: int) -> Check:
+    """Exactly ``length`` bytes."""
+
+    def check(value: Any) -> None:
+        if type(value) is not bytes or len(value) != length:
+            raise _refuse(value, f"{length} bytes")
+
+    return check
+
+
 def choice(*valid: str) -> Check:
     """One of the ``valid`` strings."""
 

@@ -3,6 +3,7 @@
 core       messages in, replies out
 store      one store: pushes that are summed, pulls that are shared
 gathering  which pushes belong together, and when no more can come
+loans      memory of devices that workers have lent: values that are summed where they lie
 segments   what workers have told of the segments, and the lists in which they push them
 sums       pushes that belong together, as one; or each by itself
 exchanges  what is asked of a server, for whom, and what is made of its answer

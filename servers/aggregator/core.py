@@ -16,17 +16,20 @@ from kvstore.wire import (
     Explain,
     GetStates,
     Here,
+    Lend,
     Message,
     Open,
     Pause,
     Pull,
     Push,
+    PushLent,
     PutStates,
     Reply,
     Request,
 )
 from servers.activity import ServedActivity, together
 from servers.aggregator.exchanges import Exchange, Servers
+from servers.aggregator.loans import Loans
 from servers.aggregator.store import HostStore
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
@@ -46,6 +49,7 @@ class Aggregator:
         servers: take requests.
         admission: admits and refuses links.
         keys: the public keys that workers have joined with, by rank; empty where links prove no keys.
+        loans: opens memory of devices that workers lend; None refuses it.
 
     Attributes:
         stores: by number.
@@ -59,6 +63,7 @@ class Aggregator:
         servers: Servers,
         admission: Admission | None = None,
         keys: Mapping[int, str] | None = None,
+        loans: Loans | None = None,
     ) -> None:
         self._workers = tuple(workers)
         self._incarnations = dict.fromkeys(workers, 1)  # as the scheduler gives them; nobody is replaced yet
@@ -72,6 +77,7 @@ class Aggregator:
         self.ledger: Ledger[Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)
         self._keys = keys or {}
+        self._loans = loans or Loans(None)
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
@@ -147,6 +153,10 @@ class Aggregator:
             raise UsageError(f"a {type(message).__name__} for a store that is not open; send Open first")
         if isinstance(message, Push):
             return store.push(peer, message, now)
+        if isinstance(message, PushLent):
+            return store.push_lent(peer, message, self._loans, now)
+        if isinstance(message, Lend):
+            return [Answer(peer, message, self._loans.take(message))]
         if isinstance(message, Pull):
             return store.pull(peer, message)
         if isinstance(message, Pause):
@@ -180,6 +190,7 @@ class Aggregator:
 
     def _close(self, message: Close) -> list[Answer]:
         """Note that a worker has closed a store; when all of this host have, forget it."""
+        self._loans.forget(message.store, message.node.rank)
         closed_by = self._closed_by.get(message.store)
         if closed_by is None:
             return []

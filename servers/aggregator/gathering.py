@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 
 from kvstore.values.addresses import Column
 from kvstore.wire import Pull, Push
@@ -20,10 +21,17 @@ ClockKey: TypeAlias = "int | tuple[int, ...]"
 
 
 class Pushed(NamedTuple):
-    """A worker's push, and the link that it came over."""
+    """A worker's push, and the link that it came over.
+
+    Attributes:
+        peer: the link.
+        request: the push.
+        lent: its values, flat, in memory of a device that the worker has lent; None if the request has them.
+    """
 
     peer: bytes
     request: Push
+    lent: torch.Tensor | None = None
 
 
 class Pulled(NamedTuple):

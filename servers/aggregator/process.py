@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
+from kvstore.devices import device_memory
 from kvstore.job.config import Config
 from kvstore.transport import Transport
 from kvstore.wire import Buffer, Message, Moved, Reply, Roster
 from servers.activity import ServedActivity
 from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
+from servers.aggregator.loans import Loans
 from servers.aggregator.upstream import Upstream
 from servers.member import ServingMember
 from servers.requests.replies import Outbox
@@ -50,6 +53,7 @@ class AggregatorProcess(ServingMember):
             self._upstream,
             self._transport,
             {rank: keys[rank] for rank in workers} if keys else {},
+            Loans(None if config.device_sum == "off" else partial(device_memory, config.device_sum)),
         )
 
     def _serve(self) -> None:

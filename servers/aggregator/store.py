@@ -24,6 +24,7 @@ from kvstore.wire import (
     Pause,
     Pull,
     Push,
+    PushLent,
     PutStates,
     Reply,
     Values,
@@ -32,6 +33,7 @@ from servers.activity import Waits
 from servers.aggregator.encoding import Encoding
 from servers.aggregator.exchanges import Exchange, Servers, landed, pull
 from servers.aggregator.gathering import Asker, ClockKey, Gathering, Group, Pulled, Pushed, clock_key
+from servers.aggregator.loans import Loans
 from servers.aggregator.segments import HostSegments, SegmentList
 from servers.aggregator.sums import HostSums
 from servers.requests.reasons import Reason
@@ -105,15 +107,12 @@ class HostStore:
         listed = self._segments.listed(message.ids)
         if message.codec is None:
             ranges_of(message.buffers, listed.dtype, listed.size)  # it must be whole before it waits for others
-        asker = Pushed(peer, message)
-        if self.rule.mode == "sync":
-            groups = self._gathering.add(listed, message.node.rank, asker, now)
-            self._judge(groups, asker, now)
-            return self._go_on(groups)
-        if self.rule.aggregate == "rounds":
-            return self._send(listed, [asker])
-        self._queues.setdefault(listed, []).append(asker)
-        return self._next(listed)
+        return self._take(listed, Pushed(peer, message), now)
+
+    def push_lent(self, peer: bytes, message: PushLent, loans: Loans, now: float) -> list[Answer]:
+        """Take a worker's push of values that it has lent; see ``push``."""
+        listed = self._segments.listed(message.ids)
+        return self._take(listed, Pushed(peer, message.plain(), loans.values(message, listed)), now)
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer a worker's pull if the values are here; else ask the server, or wait for what has been asked."""
@@ -221,6 +220,16 @@ class HostStore:
         return Waits(sorted(waiting), sorted(missing), now - groups[0].since, f"waits for {self._words(groups[0])}")
 
     # ---- helpers
+
+    def _take(self, listed: SegmentList, asker: Pushed, now: float) -> list[Answer]:
+        if self.rule.mode == "sync":
+            groups = self._gathering.add(listed, asker.request.node.rank, asker, now)
+            self._judge(groups, asker, now)
+            return self._go_on(groups)
+        if self.rule.aggregate == "rounds":
+            return self._send(listed, [asker])
+        self._queues.setdefault(listed, []).append(asker)
+        return self._next(listed)
 
     def _judge(self, groups: Sequence[Group], asker: Pushed, now: float) -> None:
         """Note whether this push has ended the wait of others of this host."""

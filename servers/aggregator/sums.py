@@ -2,7 +2,7 @@
 
 They become one if they agree on all but their values. Pushes that workers have compressed, or that name different
 hyper-parameters, are sent on as they are: the server says what is wrong, and names the worker. So are those whose sum
-is not finite, where the store checks that.
+is not finite, where the store checks that. Values in memory of devices that all workers have lent are summed there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from kvstore.errors import UsageError
 from kvstore.rule import Rule
 from kvstore.spec import FLOATS
 from kvstore.transport.memory import Memory
-from kvstore.values import all_finite, from_buffer, ranges_of, sum_ranges
+from kvstore.values import TensorRange, all_finite, from_buffer, ranges_of, sum_in_order, sum_ranges
 from kvstore.wire import Buffer
 from servers.aggregator.encoding import Encoding
 from servers.aggregator.exchanges import Exchange, push
 from servers.aggregator.gathering import Pushed, clock_key
+from servers.aggregator.loans import reading
 from servers.aggregator.segments import SegmentList
 
 
@@ -63,11 +64,9 @@ class HostSums:
             return self._alone(listed, askers[0])
         if not alike and self._rule.staleness is not None and any(asker.request.want for asker in askers):
             return None  # each waits until others are where it needs them
-        payloads = [ranges_of(asker.request.buffers, listed.dtype, listed.size) for asker in askers]
         buffer = self._memory.allocate(listed.nbytes)
         total = from_buffer(buffer, listed.dtype)
-        sum_ranges(payloads, total)
-        if self._rule.finite and total.is_floating_point() and not all_finite(total):
+        if not self._add_up(listed, askers, total):
             return None
         rank_clocks = [] if alike else [clock for clock in clocks if isinstance(clock, int)]
         try:
@@ -75,8 +74,33 @@ class HostSums:
         except UsageError:  # it cannot be encoded: say which of them cannot
             return None
 
+    def _add_up(self, listed: SegmentList, askers: Sequence[Pushed], out: torch.Tensor) -> bool:
+        """Write the sum of ``askers``, in their order, to ``out``; return whether the store takes its values.
+
+        Raises:
+            ServerError: memory of a device could not be read.
+        """
+        lent = [asker.lent for asker in askers if asker.lent is not None]
+        if len(lent) < len(askers):
+            sum_ranges([_payload(listed, asker) for asker in askers], out)
+            return self._takes(out)
+        with reading():
+            total = sum_in_order(lent)  # on the device: the sum alone crosses to the host
+            if not self._takes(total):
+                return False
+            out.copy_(total)
+        return True
+
+    def _takes(self, total: torch.Tensor) -> bool:
+        return not (self._rule.finite and total.is_floating_point()) or all_finite(total)
+
     def _alone(self, listed: SegmentList, asker: Pushed) -> Exchange:
         request = asker.request
+        if asker.lent is not None:
+            buffer = self._memory.allocate(listed.nbytes)
+            with reading():
+                from_buffer(buffer, listed.dtype).copy_(asker.lent)
+            return self._sent(listed, [asker], [buffer], None, [])
         total = None
         if request.encode is not None and listed.dtype in FLOATS:
             total = from_buffer(self._memory.allocate(listed.nbytes), listed.dtype)
@@ -97,6 +121,14 @@ class HostSums:
             changed = self._encoding.encode(first.encode, listed.ids, listed.sizes, total, len(askers))._asdict()
             buffers = changed.pop("buffers")
         return push(listed, askers, buffers, not self.merges, rank_clocks, **changed)
+
+
+def _payload(listed: SegmentList, asker: Pushed) -> list[TensorRange]:
+    """Return the values of a push, on the host."""
+    if asker.lent is None:
+        return ranges_of(asker.request.buffers, listed.dtype, listed.size)
+    with reading():
+        return [TensorRange(0, asker.lent.cpu())]
 
 
 def _terms(asker: Pushed) -> tuple[Any, ...]:

@@ -189,6 +189,11 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         ),
         "events": some(st.tuples(numbers, text).map(list), size),
         "owners": some(st.integers(0, 4096), size),
+        "device": st.binary(min_size=16, max_size=16),
+        "opaque": st.binary(min_size=64, max_size=64),
+        "offset": st.integers(0, 1 << 40),
+        "nbytes": st.integers(1, 1 << 40),
+        "loan": st.integers(1, 2**62),
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:

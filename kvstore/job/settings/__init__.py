@@ -19,6 +19,7 @@ from kvstore.job.settings.links import (
     AGGREGATE,
     BIGARRAY_BOUND,
     CONGESTION,
+    DEVICE_SUM,
     ENCRYPTION,
     HEARTBEAT_S,
     HEARTBEAT_TIMEOUT_S,
@@ -108,6 +109,7 @@ __all__ = [
     "DASHBOARD_PORT",
     "DASHBOARD_TOKEN",
     "DASHBOARD_TOKEN_FILE",
+    "DEVICE_SUM",
     "ENCRYPTION",
     "ENLIST",
     "EXIT_REPORT",
@@ -170,7 +172,7 @@ __all__ = [
 
 GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
-    "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING, AGGREGATE),
+    "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING, AGGREGATE, DEVICE_SUM),
     "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS, OBSERVER_KEY),
     "Readers": (READERS, READER_SHARE, READ_FROM, READ_KEY, READER_KEY),
     "Training and output": (

@@ -7,6 +7,7 @@ from kvstore.job.settings.setting import Setting
 from kvstore.job.valid_values import Flag, Fraction, Integer, OneOf, Seconds, Text
 
 TRANSPORTS = ("sockets", "tcp", "zeromq")
+DEVICE_SUMS = ("off", "cuda", "host")
 
 # ---- waiting, and failure
 TIMEOUT_S = Setting(
@@ -92,6 +93,15 @@ AGGREGATE = Setting(
     True,
     "whether, in a job on several hosts, each host with two workers or more has an aggregator, which sums its workers' "
     "gradients; 0 has none (`--no-host-aggregation`)",
+)
+
+DEVICE_SUM = Setting(
+    "KVSTORE_DEVICE_SUM",
+    OneOf(DEVICE_SUMS),
+    "off",
+    "where an aggregator sums what workers push to a `dist_device_sync` store. `off`: in shared memory. `cuda`: on one "
+    "of their GPUs, which reads the memory of the others by CUDA IPC, where that is possible; it has never run on a "
+    "GPU yet. `host`: the same way with arrays on the CPU, for tests",
 )
 
 # ---- encryption

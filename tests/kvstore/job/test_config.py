@@ -109,6 +109,8 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
         ("KVSTORE_CHECKPOINT_RESUME", "/shared/run", "checkpoint_resume", "/shared/run"),
         ("KVSTORE_PACING", "0", "pacing", False),
         ("KVSTORE_PACING", "1", "pacing", True),
+        ("KVSTORE_DEVICE_SUM", "", "device_sum", "off"),
+        ("KVSTORE_DEVICE_SUM", "CUDA", "device_sum", "cuda"),
         ("KVSTORE_SHM", "0", "shm", False),
         ("KVSTORE_SHM", "False", "shm", False),
         ("KVSTORE_TRANSPORT", "TCP", "transport", "tcp"),

@@ -1,0 +1,116 @@
+"""CUDA's memory as far as it can be tested without a device; test_conformance has the rest."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+from kvstore.devices import CannotLend, Handle, cuda, device_memory
+
+CUDA = torch.device("cuda:0")
+UUID = bytes(range(16))
+
+bytes_storage = torch.Tensor.untyped_storage
+
+
+class Storage:
+    """What torch's storage class does with CUDA, noted.
+
+    Attributes:
+        shared: the handle that ``_share_cuda_`` returns.
+        released: the references that were taken off.
+        opened: the arguments of ``_new_shared_cuda``.
+    """
+
+    shared = b"\x03c" + bytes(range(64))
+    released: list[tuple[Any, ...]]
+    opened: list[tuple[Any, ...]]
+
+    def __init__(self) -> None:
+        self.released, self.opened = [], []
+
+    def _share_cuda_(self) -> tuple[Any, ...]:
+        return 0, self.shared, 512, 1024, b"/torch_1_2", 17, bytes(64), True
+
+    def _release_ipc_counter_cuda(self, *what: Any) -> None:
+        self.released.append(what)
+
+    def _new_shared_cuda(self, *what: Any) -> torch.UntypedStorage:
+        self.opened.append(what)
+        return bytes_storage(torch.zeros(what[2], dtype=torch.uint8))
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """A machine with two devices, which cannot read each other's memory; tensors are on the CPU all the same."""
+    storage = Storage()
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda _number: torch.no_grad())
+    monkeypatch.setattr(torch, "UntypedStorage", storage)
+    monkeypatch.setattr(torch, "empty", lambda size, dtype=None, device=None: empty(size, dtype=dtype))
+    monkeypatch.setattr(torch.Tensor, "untyped_storage", lambda _tensor: storage)
+    monkeypatch.setattr(cuda, "_uuid", lambda device: UUID if device.index in (None, 0) else UUID[::-1])
+    monkeypatch.setattr(cuda, "_require_inside", lambda _address, _handle: None)
+    return storage
+
+
+def test_without_a_device_nothing_is_lent():
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(CannotLend, match="sees no CUDA device"):
+        device_memory("cuda")
+
+
+def test_the_bare_handle_travels_and_the_reference_is_taken_off(storage: Storage):
+    lent = cuda.CudaMemory().lend(512, CUDA)
+    assert lent.handle == Handle(UUID, bytes(range(64)), 1024, 512)
+    assert storage.released == [(b"/torch_1_2", 17)]
+
+
+@pytest.mark.parametrize("shared", [b"\x03e" + bytes(64), b"\x03e" + bytes(200), b"\x03c" + bytes(63), b""])
+def test_memory_that_cuda_has_no_handle_of_is_not_lent(storage: Storage, shared: bytes):
+    storage.shared = shared
+    with pytest.raises(CannotLend, match="expandable_segments"):
+        cuda.CudaMemory().lend(512, CUDA)
+    assert len(storage.released) == 1
+
+
+def test_what_torch_refuses_is_said(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    def fail() -> None:
+        raise RuntimeError("CUDA error: invalid argument\nand much more")
+
+    monkeypatch.setattr(storage, "_share_cuda_", fail)
+    with pytest.raises(CannotLend, match=r"cannot share memory of cuda:0: CUDA error: invalid argument$"):
+        cuda.CudaMemory().lend(512, CUDA)
+
+
+def test_nothing_that_another_process_says_is_opened_but_the_memory(storage: Storage):
+    opened = cuda.CudaMemory().open(Handle(UUID, bytes(range(64)), 1024, 512))
+    assert opened.shape == (512,)
+    assert storage.opened == [(0, bytes(range(64)), 512, 1024, b"/kvstore/none", 0, bytes(64), False)]
+
+
+def test_no_shared_memory_has_the_name_that_torch_is_given():
+    opens = ctypes.CDLL(None, use_errno=True).shm_open
+    assert opens(cuda._NO_FILE, 0o102, 0o600) == -1  # to read and write, and to make it
+
+
+def test_a_device_that_is_not_visible_is_named(storage: Storage):
+    with pytest.raises(CannotLend, match="does not see GPU 01010101-"):
+        cuda.CudaMemory().open(Handle(b"\x01" * 16, bytes(64), 0, 512))
+
+
+def test_all_memory_is_opened_on_the_first_device(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+    memory = cuda.CudaMemory()
+    memory.open(Handle(UUID[::-1], bytes(64), 0, 512))
+    with pytest.raises(CannotLend, match="GPU 1 cannot read the memory of GPU 0"):
+        memory.open(Handle(UUID, bytes(64), 0, 512))
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: True)
+    memory.open(Handle(UUID, bytes(64), 0, 512))
+    assert [arguments[0] for arguments in storage.opened] == [1, 1]
