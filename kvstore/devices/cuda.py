@@ -31,7 +31,7 @@ from kvstore.devices.memory import OPAQUE_BYTES, CannotLend, Filling, Handle, Le
 
 _CUDA_MALLOC = b"c"
 _HEADER = 2  # bytes before the handle: version, type
-_NO_FILE = b"/kvstore/none"  # a name of shared memory has one slash only
+NO_FILE = b"/kvstore/none"  # a name of shared memory has one slash only
 _NO_EVENT = bytes(64)
 
 
@@ -79,7 +79,7 @@ class CudaMemory:
             self._storage._release_ipc_counter_cuda(counter, place)
         except RuntimeError as exc:  # torch's errors of CUDA, too
             raise CannotLend(f"torch cannot share memory of {device}: {_first_line(exc)}") from None
-        return Lent(memory, Handle(_uuid(memory.device), _opaque(shared), offset, nbytes))
+        return Lent(memory, Handle(uuid_of(memory.device), _opaque(shared), offset, nbytes))
 
     def fill(self, out: torch.Tensor, parts: list[torch.Tensor]) -> Filling:
         """See ``DeviceMemory``. The copy is made on the device's current stream, behind what computes the parts."""
@@ -98,9 +98,9 @@ class CudaMemory:
             torch.empty(1, device=torch.device("cuda", reader))  # begins CUDA there
             with torch.cuda.device(reader):
                 storage = self._storage._new_shared_cuda(
-                    reader, handle.opaque, handle.nbytes, handle.offset, _NO_FILE, 0, _NO_EVENT, False
+                    reader, handle.opaque, handle.nbytes, handle.offset, NO_FILE, 0, _NO_EVENT, False
                 )
-                _require_inside(storage.data_ptr(), handle)
+                require_inside(storage.data_ptr(), handle)
         except RuntimeError as exc:
             raise CannotLend(f"CUDA cannot open the memory: {_first_line(exc)}") from None
         self._reader = reader
@@ -108,7 +108,7 @@ class CudaMemory:
         return opened.set_(storage, 0, (handle.nbytes,), (1,))
 
 
-def _uuid(device: torch.device) -> bytes:
+def uuid_of(device: torch.device) -> bytes:
     """Return the UUID of a device, or of a part of one (MIG)."""
     text = str(torch.cuda.get_device_properties(device).uuid)
     return uuid.UUID(text.removeprefix("GPU-").removeprefix("MIG-")).bytes
@@ -121,7 +121,7 @@ def _number(device: bytes) -> int:
         CannotLend: none has.
     """
     for number in range(torch.cuda.device_count()):
-        if _uuid(torch.device("cuda", number)) == device:
+        if uuid_of(torch.device("cuda", number)) == device:
             return number
     raise CannotLend(f"this process does not see GPU {uuid.UUID(bytes=device)}: CUDA_VISIBLE_DEVICES leaves it out")
 
@@ -142,7 +142,7 @@ def _opaque(shared: bytes) -> bytes:
     )
 
 
-def _require_inside(address: int, handle: Handle) -> None:
+def require_inside(address: int, handle: Handle) -> None:
     """Raise ``CannotLend`` unless the memory at ``address`` is all in the allocation that was mapped."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -13,6 +13,7 @@ from kvstore.values import from_buffer, to_buffer
 from kvstore.wire import Ack, Describe, Message, Push, Reply, Values
 from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
+from servers.aggregator.loans import Loans
 
 
 def describe(worker: Worker, segments: dict[int, tuple[Any, int, int]], dtype: str = "float32") -> Describe:
@@ -38,6 +39,7 @@ class Host:
         ranks: of the workers.
         segments: see ``describe``.
         mode, rule: of the store.
+        loans: opens what workers lend.
 
     Attributes:
         workers: by rank.
@@ -52,12 +54,13 @@ class Host:
         segments: dict[int, tuple[Any, int, int]] | None = None,
         mode: str = "sync",
         dtype: str = "float32",
+        loans: Loans | None = None,
         **rule: Any,
     ) -> None:
         self.sent: list[Exchange] = []
         self.explained: list[tuple[Exchange, bytes, int]] = []
         self.now = 0.0
-        self.core = Aggregator(ranks, Heap(), self)
+        self.core = Aggregator(ranks, Heap(), self, loans=loans)
         self.workers = {rank: Worker(rank) for rank in ranks}
         self._ranks = {worker.peer: rank for rank, worker in self.workers.items()}
         self._dtype = dtype

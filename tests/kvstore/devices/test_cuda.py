@@ -21,11 +21,13 @@ class Storage:
 
     Attributes:
         shared: the handle that ``_share_cuda_`` returns.
+        error: what it raises instead, if anything.
         released: the references that were taken off.
         opened: the arguments of ``_new_shared_cuda``.
     """
 
     shared = b"\x03c" + bytes(range(64))
+    error = ""
     released: list[tuple[Any, ...]]
     opened: list[tuple[Any, ...]]
 
@@ -33,6 +35,8 @@ class Storage:
         self.released, self.opened = [], []
 
     def _share_cuda_(self) -> tuple[Any, ...]:
+        if self.error:
+            raise RuntimeError(self.error)
         return 0, self.shared, 512, 1024, b"/torch_1_2", 17, bytes(64), True
 
     def _release_ipc_counter_cuda(self, *what: Any) -> None:
@@ -55,8 +59,8 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Storage:
     monkeypatch.setattr(torch, "UntypedStorage", storage)
     monkeypatch.setattr(torch, "empty", lambda size, dtype=None, device=None: empty(size, dtype=dtype))
     monkeypatch.setattr(torch.Tensor, "untyped_storage", lambda _tensor: storage)
-    monkeypatch.setattr(cuda, "_uuid", lambda device: UUID if device.index in (None, 0) else UUID[::-1])
-    monkeypatch.setattr(cuda, "_require_inside", lambda _address, _handle: None)
+    monkeypatch.setattr(cuda, "uuid_of", lambda device: UUID if device.index in (None, 0) else UUID[::-1])
+    monkeypatch.setattr(cuda, "require_inside", lambda _address, _handle: None)
     return storage
 
 
@@ -81,11 +85,8 @@ def test_memory_that_cuda_has_no_handle_of_is_not_lent(storage: Storage, shared:
     assert len(storage.released) == 1
 
 
-def test_what_torch_refuses_is_said(storage: Storage, monkeypatch: pytest.MonkeyPatch):
-    def fail() -> None:
-        raise RuntimeError("CUDA error: invalid argument\nand much more")
-
-    monkeypatch.setattr(storage, "_share_cuda_", fail)
+def test_what_torch_refuses_is_said(storage: Storage):
+    storage.error = "CUDA error: invalid argument\nand much more"
     with pytest.raises(CannotLend, match=r"cannot share memory of cuda:0: CUDA error: invalid argument$"):
         cuda.CudaMemory().lend(512, CUDA)
 
@@ -98,7 +99,7 @@ def test_nothing_that_another_process_says_is_opened_but_the_memory(storage: Sto
 
 def test_no_shared_memory_has_the_name_that_torch_is_given():
     opens = ctypes.CDLL(None, use_errno=True).shm_open
-    assert opens(cuda._NO_FILE, 0o102, 0o600) == -1  # to read and write, and to make it
+    assert opens(cuda.NO_FILE, 0o102, 0o600) == -1  # to read and write, and to make it
 
 
 def test_a_device_that_is_not_visible_is_named(storage: Storage):

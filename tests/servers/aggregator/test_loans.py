@@ -9,20 +9,17 @@ import torch
 from asking import Worker, floats, text_of
 from hosting import Host, floats_in, total, values
 
-from kvstore.devices import MOST_LOANS, CannotLend, Handle, Lent
+from kvstore.devices import CannotLend, Handle, Lent
 from kvstore.devices.host import HostMemory
 from kvstore.errors import ServerError
 from kvstore.wire import Ack, Borrowed, Close, Lend, PushLent
-from servers.aggregator.core import Aggregator
 from servers.aggregator.loans import Loans, reading
 
 CPU = torch.device("cpu")
 
 
 def host_with_loans(**options: Any) -> Host:
-    host = Host(**options)
-    host.core._loans = Loans(HostMemory)
-    return host
+    return Host(loans=Loans(HostMemory), **options)
 
 
 class Lender:
@@ -153,20 +150,18 @@ def test_an_aggregator_without_devices_says_so():
     def none() -> HostMemory:
         raise CannotLend("this process sees no CUDA device")
 
-    host = Host()
-    lender = Lender(host, 2)
-    handle = lender.memory.lend(64, CPU).handle
-    assert "KVSTORE_DEVICE_SUM" in lender.offer(handle, 1)
-    host.core._loans = Loans(none)
-    assert lender.offer(handle, 1) == "this process sees no CUDA device"
+    off, without = Lender(Host(), 2), Lender(Host(loans=Loans(none)), 2)
+    handle = off.memory.lend(64, CPU).handle
+    assert "KVSTORE_DEVICE_SUM" in off.offer(handle, 1)
+    assert without.offer(handle, 1) == "this process sees no CUDA device"
 
 
-def test_a_worker_lends_so_many_pieces_at_most():
-    loans, handle, worker = Loans(HostMemory), HostMemory().lend(64, CPU), Worker(2)
-    loans._open[0, 2] = dict.fromkeys(range(1, MOST_LOANS + 1), torch.zeros(1))
-    for loan, refused in ((MOST_LOANS + 1, True), (MOST_LOANS, False)):
-        reply = loans.take(Lend(worker.me(), store=0, loan=loan, **handle.handle._asdict()))
-        assert bool(reply.refusal) == refused
+def test_a_worker_lends_so_many_pieces_at_most(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("servers.aggregator.loans.MOST_LOANS", 2)
+    loans, lent, worker = Loans(HostMemory), HostMemory().lend(64, CPU), Worker(2)
+    offers = [Lend(worker.me(), store=0, loan=loan, **lent.handle._asdict()) for loan in (1, 2, 3, 2)]
+    refusals = [loans.take(offer).refusal for offer in offers]
+    assert refusals == ["", "", "worker 2 has lent 2 pieces of memory already", ""]
 
 
 def test_an_error_of_the_device_is_that_of_the_push():
@@ -185,7 +180,3 @@ def test_a_device_that_cannot_be_read_fails_the_round_for_all(host: Host, monkey
     answers = host.ask(3, pushes[1])
     for rank, push in zip((2, 3), pushes, strict=True):
         assert "out of memory" in text_of(answers[rank, push.seq], "ServerError")
-
-
-def test_a_core_made_without_loans_refuses_them():
-    assert Aggregator([2], Host().core._memory, Host())._loans._make_memory is None
