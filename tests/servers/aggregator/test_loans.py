@@ -39,7 +39,7 @@ class Lender:
         return len(self.lent)
 
     def offer(self, handle: Handle, loan: int) -> str:
-        message = Lend(self.host.workers[self.rank].me(), store=0, loan=loan, **handle._asdict())
+        message = Lend(self.host.workers[self.rank].me(), 0, loan, *handle)
         reply = self.host.reply(self.host.workers[self.rank], message)
         assert isinstance(reply, Borrowed), reply
         return reply.refusal
@@ -159,7 +159,7 @@ def test_an_aggregator_without_devices_says_so():
 def test_a_worker_lends_so_many_pieces_at_most(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("servers.aggregator.loans.MOST_LOANS", 2)
     loans, lent, worker = Loans(HostMemory), HostMemory().lend(64, CPU), Worker(2)
-    offers = [Lend(worker.me(), store=0, loan=loan, **lent.handle._asdict()) for loan in (1, 2, 3, 2)]
+    offers = [Lend(worker.me(), 0, loan, *lent.handle) for loan in (1, 2, 3, 2)]
     refusals = [loans.take(offer).refusal for offer in offers]
     assert refusals == ["", "", "worker 2 has lent 2 pieces of memory already", ""]
 
