@@ -11,6 +11,7 @@ from benchmarks.options import parse
 from benchmarks.session import Session
 from benchmarks.suites.cluster import cluster
 from benchmarks.suites.compression import compression
+from benchmarks.suites.devices import devices
 from benchmarks.suites.encryption import encryption
 from benchmarks.suites.everything import everything
 from benchmarks.suites.exchange import asynchronous, pushpull, small
@@ -36,6 +37,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "tables": tables,
     "cluster": cluster,
     "straggler": straggler,
+    "devices": devices,
     "all": everything,
 }
 

@@ -106,7 +106,7 @@ class Ours:
         with scratch() as folder:
             path = folder / "report"
             words = [*self.work.words, "--memory", self.memory, "--sample-every", str(sample_every), *self.words]
-            command = [*_program("rounds"), *words, "--report", str(path)]
+            command = [*program("rounds"), *words, "--report", str(path)]
             env = {**TRANSPORTS[self.transport], **self.env}
             if self.layout is None:
                 return run([launched(self.work.workers, self.work.servers, command, env)], path)
@@ -153,7 +153,7 @@ class Gloo:
         with scratch() as folder:
             path = folder / "report"
             words = [*self.work.size, "--report", str(path), "--meet", str(folder / "meet")]
-            figures = run(ranks([*_program("gloo"), *words], self.places or [HERE] * self.work.workers), path)
+            figures = run(ranks([*program("gloo"), *words], self.places or [HERE] * self.work.workers), path)
         self.sent.append(figures["sent"])
         return {self.name: figures["times"]}
 
@@ -170,7 +170,7 @@ class Sockets:
         with scratch() as folder:
             path = folder / "report"
             counts = ["-n", str(self.work.workers), "-s", str(self.work.servers)]
-            command = [*_program("sockets"), *self.work.size, *counts, "--report", str(path)]
+            command = [*program("sockets"), *self.work.size, *counts, "--report", str(path)]
             return {self.name: run([Member("sockets", command)], path)["times"]}
 
 
@@ -198,7 +198,7 @@ class Steps:
         with scratch() as folder:
             path = folder / "report"
             words = ["--who", self.who, "--model", self.model, "--rounds", str(self.rounds), "--report", str(path)]
-            figures = run(self._members([*_program("steps"), *words], folder), path)
+            figures = run(self._members([*program("steps"), *words], folder), path)
         forward = {f"{self.name}, forward only": figures["forward"]} if figures["forward"] else {}
         return {self.name: figures["times"], **forward}
 
@@ -274,5 +274,6 @@ def ranks(command: Sequence[str], places: Sequence[Place], env: Mapping[str, str
     return made
 
 
-def _program(name: str) -> list[str]:
+def program(name: str) -> list[str]:
+    """Return the words that run one of ``benchmarks.programs``."""
     return [sys.executable, "-m", f"benchmarks.programs.{name}"]

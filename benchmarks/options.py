@@ -31,6 +31,7 @@ WHATS = {
     "tables": "tables of rows in one process: lookups, updates, memory, and saved tables",
     "cluster": "512 hosts of 8 workers without processes: what each message costs, and what a round takes by a model",
     "straggler": "whether a worker that becomes 50 ms late is named in time; its network needs root and iproute2",
+    "devices": "what the workers of one host have on GPUs, summed in shared memory and on one GPU; needs a GPU",
     "all": "all of these, with fewer rounds, in under ten minutes on two cores",
 }
 
@@ -118,7 +119,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     numbers: dict[str, Any] = {"type": _counts, "default": (), "metavar": "N,..."}
     add("--hosts", **numbers, help="network: numbers of hosts, a server on each; 2,4. cluster: 512")
-    add("--workers-per-host", **numbers, help="network: numbers of workers on each of them; 1,2,4")
+    add("--workers-per-host", **numbers, help="network: numbers of workers on each of them; 1,2,4. devices: 2,4,8")
     add("--rate", type=_rate, metavar="RATE", help="network: what each of them may send, as tc says it; 200mbit")
     add(
         "--also",

@@ -49,14 +49,19 @@ def main() -> None:
     options.add_argument("--check-finite", action="store_true", help="let servers refuse NaN and infinity")
     options.add_argument("--sample-every", type=int, default=0, help="note the servers' memory every so many rounds")
     options.add_argument("--compression", type=json.loads, help="what set_gradient_compression takes, as JSON")
+    options.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the arrays are")
     args = options.parse_args()
 
     arena = args.memory == "arena"
     store = kv.create(args.type, check_finite=args.check_finite, **({"bigarray_bound": NEVER_CUT} if arena else {}))
     shapes = shapes_of(args.net)
     keys = list(range(len(shapes)))
-    weights = [torch.zeros(shape) for shape in shapes]
-    gradients = [store.empty(shape) if arena else torch.empty(shape) for shape in shapes]
+    device = torch.device("cpu")
+    if args.device == "cuda":
+        device = torch.device("cuda", store.rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    weights = [torch.zeros(shape, device=device) for shape in shapes]
+    gradients = [store.empty(shape) if arena else torch.empty(shape, device=device) for shape in shapes]
     torch.manual_seed(0)
     for gradient in gradients:
         gradient.normal_()
@@ -86,7 +91,7 @@ def main() -> None:
         store.barrier()
 
     figures = measured(lambda: store.pushpull(keys, given[0], out=given[1], copy=not arena), args.rounds, before)
-    exact = args.optimizer == "none" and args.type == "dist_sync" and args.compression is None
+    exact = args.optimizer == "none" and args.type in ("dist_sync", "dist_device_sync") and args.compression is None
     if exact and not torch.allclose(weights[0], expected):
         raise SystemExit("the sum is wrong")
     note_memory()

@@ -1,5 +1,6 @@
 """The measurements, as functions of a session.
 
+devices      sums on one of the GPUs of a host
 exchange     rounds of push and pull on one machine
 network      rounds and steps across hosts
 grid         rounds on hosts with many workers each, in jobs that start over ssh
