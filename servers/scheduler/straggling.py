@@ -62,6 +62,7 @@ class StragglerWatch:
         self._looks: PairedLooks | None = None  # at whoever is suspected
         self._looks_at = 0.0
         self._since = 0.0  # when the present straggler was found first
+        self._line_since = 0.0  # since when it has looked like a slow line
         self._found: tuple[int, ...] = ()
         self._named: Straggler | None = None
         self._said: deque[float] = deque(maxlen=MOST_LINES)  # when the latest lines of news were
@@ -91,6 +92,8 @@ class StragglerWatch:
         found = self._find(workers, WINDOW_S, FEWEST_WAVES)
         recent = self._find(workers, SUSPICION_S, SUSPICIOUS_WAVES)
         self._suspect(found or recent, workers, now)
+        if recent is None or recent.cause != "network":
+            self._line_since = now
         if found is None or recent is None or set(found.ranks).isdisjoint(recent.ranks):  # it was late for a moment
             self._found = ()
             self._missed += 1
@@ -108,11 +111,9 @@ class StragglerWatch:
         """Say who it is and by what, unless that has been said, or not enough is known yet."""
         before = self._named
         patience_s = PATIENCE_S if found.cause == "local" and self._looking else 0.0
-        if found.cause == "network":
-            patience_s = SETTLED_S
         if len(found.ranks) > 1:  # until their aggregator tells them apart, one of them looks like a slow line of all
             patience_s = max(patience_s, TOGETHER_S)
-        if now - self._since < patience_s:
+        if now - self._since < patience_s or (found.cause == "network" and now - self._line_since < SETTLED_S):
             return
         if before is not None and before.ranks == found.ranks:
             same = found.cause in ("local", before.cause)
