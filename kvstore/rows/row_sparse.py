@@ -64,6 +64,18 @@ class RowSparse:
                 )
 
     @classmethod
+    def over(cls, ids: torch.Tensor, rows: torch.Tensor) -> RowSparse:
+        """Return one over tensors that are known to be right, without looking at them.
+
+        Args:
+            ids: of shape (n,) and int64, on the CPU.
+            rows: of shape (n, columns), or with more dimensions.
+        """
+        made = cls.__new__(cls)
+        made.ids, made.rows, made.shape = ids, rows, None
+        return made
+
+    @classmethod
     def zeros(cls, shape: Any, dtype: Any = None) -> RowSparse:
         """Return one without rows, whose table is all zeros: to pull into, or to push nothing.
 

@@ -19,7 +19,7 @@ from kvstore import KVStore, Unsupported, UsageError
 from kvstore.table import Table
 from workers.common.row_steps import row_steps
 from workers.common.torch_internals import after_backward, current_backward
-from workers.embedding.fetches import Fetch
+from workers.embedding.fetches import Fetch, fetches_of
 from workers.embedding.gradients import RowGradients, RowUse
 from workers.embedding.lookups import Lookup
 
@@ -114,7 +114,7 @@ class RowExchange:
 
     def pull(self, lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
         """Ask for rows, in one message; return at once."""
-        fetches = {key: Fetch(self._tables[key], lookup) for key, lookup in lookups.items()}
+        fetches = fetches_of(self._tables, lookups)
         if fetches:
             ids = [fetch.lookup.ids for fetch in fetches.values()]
             outs = [fetch.out for fetch in fetches.values()]
@@ -192,7 +192,7 @@ class RowExchange:
         if ahead is None or not ahead.wanted:
             self.store.push(keys, values)
         else:
-            fetches = {key: Fetch(self._tables[key], lookup) for key, lookup in ahead.wanted.items()}
+            fetches = fetches_of(self._tables, ahead.wanted)
             nothing = torch.empty(0, dtype=torch.int64)
             ids = [fetches[key].lookup.ids if key in fetches else nothing for key in keys]
             outs = [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 
 from kvstore.table import Table
@@ -16,8 +19,8 @@ class Fetch:
     Below the rows there is one more, of zeros: that of the padding.
 
     Args:
-        table: the table.
         lookup: which rows.
+        block: memory for them, of shape ``(len(ids) + 1, width)``; the last row is of zeros.
 
     Attributes:
         lookup: see above.
@@ -25,12 +28,10 @@ class Fetch:
         ticket: of the call that brings them; None until it has been made.
     """
 
-    def __init__(self, table: Table, lookup: Lookup) -> None:
-        count = len(lookup.ids)
+    def __init__(self, lookup: Lookup, block: torch.Tensor) -> None:
         self.lookup = lookup
-        self._block = torch.empty((count + 1, table.width), dtype=as_dtype(table.dtype))
-        self._block[count] = 0
-        self.out = self._block[:count]
+        self._block = block
+        self.out = block[:-1]
         self.ticket: Ticket | None = None
 
     def covers(self, lookup: Lookup) -> bool:
@@ -49,3 +50,27 @@ class Fetch:
             return self._block
         positions = torch.searchsorted(self.lookup.ids, lookup.ids)
         return self._block[torch.cat((positions, torch.tensor([len(self.lookup.ids)])))]
+
+
+def fetches_of(tables: Mapping[Any, Table], lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
+    """Return by key a fetch for each of ``lookups``. The rows of tables that are alike lie in one tensor.
+
+    Args:
+        tables: by key; those of ``lookups``, and perhaps others.
+        lookups: by key, which rows.
+    """
+    alike: dict[tuple[int, str], list[Any]] = {}
+    for key in lookups:
+        alike.setdefault((tables[key].width, tables[key].dtype), []).append(key)
+    blocks: dict[Any, torch.Tensor] = {}
+    for (width, dtype), keys in alike.items():
+        blocks.update(zip(keys, _blocks([len(lookups[key].ids) for key in keys], width, dtype), strict=True))
+    return {key: Fetch(lookup, blocks[key]) for key, lookup in lookups.items()}
+
+
+def _blocks(counts: Sequence[int], width: int, dtype: str) -> Sequence[torch.Tensor]:
+    """Return memory for so many rows, and a row of zeros below each of these."""
+    sizes = [count + 1 for count in counts]
+    whole = torch.empty((sum(sizes), width), dtype=as_dtype(dtype))
+    whole[torch.tensor(sizes).cumsum(0) - 1] = 0
+    return torch.split(whole, sizes)

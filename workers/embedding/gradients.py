@@ -138,5 +138,5 @@ def _joined(parts: list[Part], table: Table) -> RowSparse:
     if not parts:
         return RowSparse.zeros((0, table.width), table.dtype)
     if len(parts) == 1:
-        return RowSparse(parts[0].ids, parts[0].rows)
-    return RowSparse(torch.cat([part.ids for part in parts]), torch.cat([part.rows for part in parts]))
+        return RowSparse.over(parts[0].ids, parts[0].rows)
+    return RowSparse.over(torch.cat([part.ids for part in parts]), torch.cat([part.rows for part in parts]))

@@ -13,7 +13,9 @@ import torch
 from kvstore.dist.rows.incoming_rows import IncomingRows, RowReader, UnionRows
 from kvstore.dist.rows.outgoing_rows import OutgoingRows
 from kvstore.dist.rows.pending import RowCall
-from kvstore.dist.rows.plan import RowPlans
+from kvstore.dist.rows.plan import RowPlan, RowPlans
+from kvstore.dist.rows.striped import Striped
+from kvstore.dist.rows.usual import UsualRows, overlap, usual_requests, usual_values
 from kvstore.errors import UsageError
 from kvstore.rows.contribution import contribution
 from kvstore.rows.ids import Ids
@@ -51,6 +53,10 @@ class RowArguments:
 
     def push(self, values: Mapping[Key, Sequence[Any]]) -> list[RowCall]:
         """Return what is pushed to tables, by key, of each device."""
+        plan = self._plans.of(values)
+        usual = self._usual_values(plan, values)
+        if usual is not None:
+            return [RowCall(plan, _outgoing(plan, usual), None)]
         return [self._call(list(values), self._given("push", values), None)]
 
     def pushpull(
@@ -60,6 +66,9 @@ class RowArguments:
 
         Tables of which all rows are wanted that the round changes have messages of their own.
         """
+        usual = self._usual_pushpull(values, requests)
+        if usual is not None:
+            return [usual]
         given = self._given("pushpull", values)
         wanted = {key: self._wanted("pushpull", key, requests[key], of) for key, of in values.items()}
         _keep(given, wanted.values())
@@ -68,14 +77,17 @@ class RowArguments:
             keys = [key for key, each in wanted.items() if each.changed == united]
             if keys:
                 plan, of = self._plans.of(keys), [wanted[key] for key in keys]
-                calls.append(self._call(keys, given, UnionRows(plan, of) if united else IncomingRows(plan, of)))
+                calls.append(self._call(keys, given, UnionRows(plan, of) if united else IncomingRows.of(plan, of)))
         return calls
 
     def pull(self, requests: Mapping[Key, Sequence[RowRequest]]) -> list[RowCall]:
         """Return what is read from tables: the rows of each request's ids."""
         plan = self._plans.of(requests)
+        usual = usual_requests(plan, list(requests.values()))
+        if usual is not None:
+            return [RowCall(plan, None, _incoming(plan, usual, Striped(plan, usual.ids)))]
         wanted = [self._wanted("row_sparse_pull", key, of, None) for key, of in requests.items()]
-        return [RowCall(plan, None, IncomingRows(plan, wanted))]
+        return [RowCall(plan, None, IncomingRows.of(plan, wanted))]
 
     def pull_whole(self, key: Key, outs: Sequence[Any]) -> list[RowCall]:
         """Return what reads all rows of a table with a shape, some of them with each message."""
@@ -98,8 +110,24 @@ class RowArguments:
             page = Wanted(what, table)
             for target in targets:
                 page.add(numbers[start : start + step], target[start : start + step])
-            calls.append(RowCall(plan, None, IncomingRows(plan, [page])))
+            calls.append(RowCall(plan, None, IncomingRows.of(plan, [page])))
         return calls
+
+    def _usual_values(self, plan: RowPlan, values: Mapping[Key, Sequence[Any]]) -> UsualRows | None:
+        return None if self._rule.finite else usual_values(plan, list(values.values()))
+
+    def _usual_pushpull(
+        self, values: Mapping[Key, Sequence[Any]], requests: Mapping[Key, Sequence[RowRequest]]
+    ) -> RowCall | None:
+        """Return the call, if all is as it usually is; see ``kvstore.dist.rows.usual``."""
+        plan = self._plans.of(values)
+        given = self._usual_values(plan, values)
+        wanted = None if given is None else usual_requests(plan, [requests[key] for key in values])
+        if given is None or wanted is None or overlap(given, wanted):
+            return None
+        outgoing = _outgoing(plan, given)
+        striped = outgoing.striped if wanted.ids in outgoing.striped else Striped(plan, wanted.ids)
+        return RowCall(plan, outgoing, _incoming(plan, wanted, striped))
 
     def _given(self, call: str, values: Mapping[Key, Sequence[Any]]) -> dict[Key, _Given]:
         return {
@@ -126,6 +154,18 @@ class RowArguments:
         plan = self._plans.of(keys)
         ids, rows = [given[key].ids for key in keys], [given[key].rows for key in keys]
         return RowCall(plan, OutgoingRows(plan, ids, rows), reader)
+
+
+def _outgoing(plan: RowPlan, usual: UsualRows) -> OutgoingRows:
+    return OutgoingRows(plan, usual.ids, _arrays(plan, usual), usual.block)
+
+
+def _incoming(plan: RowPlan, usual: UsualRows, striped: Striped) -> IncomingRows:
+    return IncomingRows(plan, striped, _arrays(plan, usual), usual.block)
+
+
+def _arrays(plan: RowPlan, usual: UsualRows) -> list[Rows]:
+    return [rows.view(-1, table.width).numpy() for rows, table in zip(usual.rows, plan.tables, strict=True)]
 
 
 def _keep(given: dict[Key, _Given], wanted: Iterable[Wanted]) -> None:

@@ -7,13 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
+from kvstore.dist.rows.blocks import Block
 from kvstore.dist.rows.plan import RowParcel, RowPlan
 from kvstore.dist.rows.striped import Striped
 from kvstore.errors import WireError
 from kvstore.rows.ids import Ids
-from kvstore.rows.layout import part_bytes, read_rows
+from kvstore.rows.layout import read_rows
 from kvstore.rows.slabs import scatter
-from kvstore.rows.sums import Positions, Rows
+from kvstore.rows.sums import Rows
 from kvstore.rows.wanted import Wanted
 from kvstore.wire import Buffer
 from kvstore.wire import Rows as RowsReply
@@ -51,19 +52,34 @@ class IncomingRows:
 
     Args:
         plan: of the tables.
-        wanted: of each table.
+        striped: the ids.
+        rows: of each table the memory that they are written into, of shape (n, width).
+        block: the array that has all of it, if it lies in one.
+        wanted: what is written when all are there; of each table, or empty.
     """
 
     union = False
 
-    def __init__(self, plan: RowPlan, wanted: Sequence[Wanted]) -> None:
+    def __init__(
+        self,
+        plan: RowPlan,
+        striped: Striped,
+        rows: Sequence[Rows],
+        block: Block | None = None,
+        wanted: Sequence[Wanted] = (),
+    ) -> None:
         self._plan = plan
+        self._striped = striped
+        self._rows = rows
+        self._block = block
         self._wanted = wanted
-        self._striped = Striped(plan, [each.ids for each in wanted])
-        self._rows = [each.destination() for each in wanted]
-        item = plan.item
-        self._items = None if item is None else [rows.view(item)[:, 0] for rows in self._rows]
         self._missing = set(self.servers)
+
+    @classmethod
+    def of(cls, plan: RowPlan, wanted: Sequence[Wanted]) -> IncomingRows:
+        """Return what takes the rows that are ``wanted`` of each table."""
+        striped = Striped(plan, [each.ids for each in wanted])
+        return cls(plan, striped, [each.destination() for each in wanted], wanted=wanted)
 
     @property
     def servers(self) -> list[int]:
@@ -80,23 +96,24 @@ class IncomingRows:
 
     def nbytes(self, server: int) -> int:
         """See ``RowReader``."""
-        return sum(_lengths(self._plan, self.counts(server)))
+        return self._plan.nbytes(self.counts(server))
 
     def take(self, parcel: RowParcel, reply: RowsReply) -> None:
         """See ``RowReader``."""
         if reply.counts != self.counts(parcel.server):
             raise WireError(f"expected {self.counts(parcel.server)} rows of the tables, got {reply.counts}")
-        self._collect(self._striped.positions(parcel.server), reply)
+        self._collect(parcel.server, reply)
         self._missing.discard(parcel.server)
-        if not self._missing:
+        if self._wanted and not self._missing:
             for wanted, rows in zip(self._wanted, self._rows, strict=True):
                 wanted.write(rows)
 
-    def _collect(self, positions: Sequence[Positions], reply: RowsReply) -> None:
+    def _collect(self, server: int, reply: RowsReply) -> None:
         """Put the rows of a reply where they belong among all."""
         item = self._plan.item
-        if self._items is None or item is None:
-            for rows, where, part in zip(self._rows, positions, row_parts(self._plan, reply), strict=True):
+        if item is None:
+            parts = row_parts(self._plan, reply)
+            for rows, where, part in zip(self._rows, self._striped.positions(server), parts, strict=True):
                 if len(where):
                     scatter(rows, where, part)
             return
@@ -106,10 +123,13 @@ class IncomingRows:
         if not count:
             return
         came = np.frombuffer(reply.buffers[0], item)
+        if self._block is not None:
+            self._block.rows.view(item)[:, 0][self._striped.rows_in(self._block.firsts, server)] = came
+            return
         at = 0
-        for items, where in zip(self._items, positions, strict=True):
+        for rows, where in zip(self._rows, self._striped.positions(server), strict=True):
             stop = at + len(where)
-            items[where] = came[at:stop]
+            rows.view(item)[:, 0][where] = came[at:stop]
             at = stop
 
 
@@ -176,7 +196,7 @@ def row_parts(plan: RowPlan, reply: RowsReply) -> list[Rows]:
     Raises:
         WireError: there are not as many bytes as its counts say.
     """
-    lengths = _lengths(plan, reply.counts)
+    lengths = plan.lengths(reply.counts)
     buffer: Buffer = reply.buffers[0] if reply.buffers else b""
     if len(buffer) != sum(lengths):
         raise WireError(f"expected {sum(lengths)} bytes of rows, got {len(buffer)}")
@@ -185,10 +205,3 @@ def row_parts(plan: RowPlan, reply: RowsReply) -> list[Rows]:
         parts.append(read_rows(view[at : at + length], count, table.width, table.dtype, table.codec))
         at += length
     return parts
-
-
-def _lengths(plan: RowPlan, counts: Sequence[int]) -> list[int]:
-    return [
-        part_bytes(count, table.width, table.dtype, table.codec)
-        for table, count in zip(plan.tables, counts, strict=True)
-    ]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvstore.dist.rows.blocks import Block
 from kvstore.dist.rows.plan import RowPlan
 from kvstore.dist.rows.striped import Striped
 from kvstore.rows.ids import Ids
-from kvstore.rows.layout import part_bytes, write_rows
+from kvstore.rows.layout import write_rows
 from kvstore.rows.sums import Rows
 
 
@@ -20,42 +21,48 @@ class OutgoingRows:
         plan: of the tables.
         ids: of each table, rising.
         rows: of each table, a row for each id, contiguous. They must stay as they are until the messages are made.
+        block: the array that has all rows, if they lie in one.
+
+    Attributes:
+        striped: the ids, by server.
     """
 
-    def __init__(self, plan: RowPlan, ids: Sequence[Ids], rows: Sequence[Rows]) -> None:
+    def __init__(self, plan: RowPlan, ids: Sequence[Ids], rows: Sequence[Rows], block: Block | None = None) -> None:
         self._plan = plan
         self._rows = rows
-        self._striped = Striped(plan, ids)
+        self._block = block
+        self.striped = Striped(plan, ids)
 
     def counts(self, server: int) -> list[int]:
         """Return how many rows of each table go to ``server``."""
-        return self._striped.counts[server]
+        return self.striped.counts[server]
 
     def ids(self, server: int) -> Ids:
         """Return the ids of the rows that go to ``server``."""
-        return self._striped.ids(server)
+        return self.striped.ids(server)
 
-    def lengths(self, server: int) -> list[int]:
-        """Return how many bytes the rows of each table are that go to ``server``."""
-        return [
-            part_bytes(count, table.width, table.dtype, table.codec)
-            for count, table in zip(self.counts(server), self._plan.tables, strict=True)
-        ]
+    def nbytes(self, server: int) -> int:
+        """Return how many bytes the rows are that go to ``server``."""
+        return self._plan.nbytes(self.counts(server))
 
-    def write(self, server: int, lengths: Sequence[int], into: memoryview) -> None:
-        """Write the rows that go to ``server``, table by table, each of so many bytes."""
+    def write(self, server: int, into: memoryview) -> None:
+        """Write the rows that go to ``server``, table by table."""
         at = 0
         if not len(into):
             return
         if self._plan.item is not None:
             whole = np.frombuffer(into, self._rows[0].dtype).reshape(-1, self._plan.tables[0].width)
-            for rows, positions in zip(self._rows, self._striped.positions(server), strict=True):
+            if self._block is not None:
+                self._block.rows.take(self.striped.rows_in(self._block.firsts, server), axis=0, out=whole, mode="clip")
+                return
+            for rows, positions in zip(self._rows, self.striped.positions(server), strict=True):
                 stop = at + len(positions)
                 rows.take(positions, axis=0, out=whole[at:stop], mode="clip")  # they are in range: no check of them
                 at = stop
             return
+        lengths = self._plan.lengths(self.counts(server))
         for table, rows, positions, length in zip(
-            self._plan.tables, self._rows, self._striped.positions(server), lengths, strict=True
+            self._plan.tables, self._rows, self.striped.positions(server), lengths, strict=True
         ):
             part = into[at : at + length]
             at += length

@@ -179,10 +179,9 @@ class PushOfRows(_RowRequest):
     def message(self, sender: Sender) -> PushRows:
         """See ``PendingRequest``."""
         server, memory, numbers = self.parcel.server, self.asker.memory, self.numbers
-        lengths = self.contribution.lengths(server)
-        self.sent = sum(lengths)
+        self.sent = self.contribution.nbytes(server)
         rows = room(self.sent, memory)
-        self.contribution.write(server, lengths, rows)
+        self.contribution.write(server, rows)
         return PushRows(
             sender,
             store=self.asker.store,

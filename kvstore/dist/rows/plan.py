@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import torch
 
 from kvstore.dist.plans.entries import Entries, Entry, Segment
 from kvstore.errors import Mismatch
-from kvstore.rows.layout import ALIGNED
+from kvstore.rows.layout import ALIGNED, part_bytes
 from kvstore.spec import Key, without_value
 from kvstore.table import Table
 from kvstore.values.addresses import Column
@@ -45,6 +46,8 @@ class RowPlan:
 
     Attributes:
         tables: what each is.
+        shapes, dtypes: of each; None for the shape of one that grows.
+        least, greatest: the ids that rows of each can have.
         places: of the tables, among the store's keys.
         servers: how many there are.
         parcels: for each server, the stripes that it has.
@@ -57,6 +60,11 @@ class RowPlan:
         self.keys = tuple(keys)
         known = [entries[key] for key in self.keys]
         self.tables: list[Table] = [entries.tables[key] for key in self.keys]
+        self.shapes = [None if table.rows is None else (table.rows, *table.row) for table in self.tables]
+        self.dtypes: list[torch.dtype] = [getattr(torch, table.dtype) for table in self.tables]
+        every = np.iinfo(np.int64)
+        self.least = np.array([every.min if table.rows is None else 0 for table in self.tables])
+        self.greatest = np.array([every.max if table.rows is None else table.rows - 1 for table in self.tables])
         self.places: Column = np.array([entry.place for entry in known], np.int64)
         self.servers = len(known[0].segments)
         self.parcels = [RowParcel(server, known) for server in range(self.servers)]
@@ -66,6 +74,17 @@ class RowPlan:
         first = self.tables[0]
         whole = len(alike) == 1 and first.codec == "none" and first.row_bytes % ALIGNED == 0
         self.item = np.dtype((np.void, first.row_bytes)) if whole else None
+
+    def lengths(self, counts: Sequence[int]) -> list[int]:
+        """Return how many bytes so many rows of each table are in a message."""
+        return [
+            part_bytes(count, table.width, table.dtype, table.codec)
+            for table, count in zip(self.tables, counts, strict=True)
+        ]
+
+    def nbytes(self, counts: Sequence[int]) -> int:
+        """Return how many bytes so many rows of each table are in a message, all together."""
+        return sum(self.lengths(counts)) if self.item is None else sum(counts) * self.item.itemsize
 
 
 class RowPlans:

@@ -26,7 +26,8 @@ class Striped:
         servers, tables = plan.servers, len(ids)
         self._plan = plan
         self._all = ids[0] if tables == 1 else np.concatenate(ids)
-        sizes = [len(each) for each in ids]
+        self._sizes = sizes = [len(each) for each in ids]
+        self._travelling: dict[int, Ids] = {}
         self._firsts = [0] * tables
         for number in range(1, tables):
             self._firsts[number] = self._firsts[number - 1] + sizes[number - 1]
@@ -42,6 +43,13 @@ class Striped:
         self._starts = [0]
         for counts in self.counts:
             self._starts.append(self._starts[-1] + sum(counts))
+
+    def __contains__(self, ids: Sequence[Ids]) -> bool:
+        """Whether it is of these ids."""
+        if len(self._all) != sum(map(len, ids)):
+            return False
+        whole = ids[0] if len(ids) == 1 else np.concatenate(ids)
+        return self._sizes == list(map(len, ids)) and np.array_equal(self._all, whole)
 
     def _stripes(self, ids: Sequence[Ids]) -> Positions:
         plan = self._plan
@@ -66,12 +74,31 @@ class Striped:
             at += count
         return parts
 
+    def rows_in(self, firsts: Positions, server: int) -> Positions:
+        """Return where the rows of all ids that ``server`` has are in an array.
+
+        Args:
+            firsts: where in it those of each table begin, one for each of its ids.
+        """
+        shifts = firsts - np.array(self._firsts)
+        if self._order is None:
+            mine: Positions = np.arange(len(self._all))
+        else:
+            mine = self._order[self._starts[server] : self._starts[server + 1]]
+        if shifts.any():
+            mine = mine + np.repeat(shifts, self.counts[server])
+        return mine
+
     def ids(self, server: int) -> Ids:
         """Return the ids that ``server`` has, table by table, as they travel."""
+        known = self._travelling.get(server)
+        if known is not None:
+            return known
         mine = self._all
         if self._order is not None:
             mine = mine[self._order[self._starts[server] : self._starts[server + 1]]]
         travelling: Ids = mine.astype(np.int64 if self._plan.wide else np.int32, copy=False)
+        self._travelling[server] = travelling
         return travelling
 
     def total(self, server: int) -> int:

@@ -34,7 +34,7 @@ def reply(ids: list[int], width: int) -> Rows:
 def test_rows_of_all_servers_come_together(width: int):
     out = torch.zeros(4, width)
     plan, wanted = asked(width, [9, 4, 9, 2], out)
-    incoming = IncomingRows(plan, [wanted])
+    incoming = IncomingRows.of(plan, [wanted])
     assert [incoming.counts(server) for server in incoming.servers] == [[2], [1]]
     for _ in range(2):  # an answer may be taken twice
         incoming.take(plan.parcels[0], reply([2, 4], width))
@@ -57,13 +57,13 @@ def test_an_answer_that_does_not_fit_is_refused(width: int, wrong: Any):
     out = torch.zeros(2, width)
     plan, wanted = asked(width, [2, 4], out)
     with pytest.raises(WireError, match="expected"):
-        IncomingRows(plan, [wanted]).take(plan.parcels[0], wrong(width))
+        IncomingRows.of(plan, [wanted]).take(plan.parcels[0], wrong(width))
     assert not out.any()
 
 
 def test_where_no_rows_are_wanted_one_server_is_asked_all_the_same():
     plan, wanted = asked(4, [], torch.zeros(0, 4))
-    incoming = IncomingRows(plan, [wanted])
+    incoming = IncomingRows.of(plan, [wanted])
     assert incoming.servers == [0]
     incoming.take(plan.parcels[0], Rows(1, [0], buffers=[b""]))
 
