@@ -7,6 +7,7 @@ table_files    the saves of a table in a directory, and how one is written
 table_manifest what a save consists of, to JSON and back
 row_table      a table in memory: pulls, updates, loading
 updates        updates of several tables with one step of their optimizer
+part_updates   the same, with what one or two workers have pushed, not summed
 stripe         its slots and memory, and how rows are made and go
 frozen_rows    a table as it was at one moment, read page by page while it changes
 beginnings     the initial value of any row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -200,6 +200,28 @@ class RowTable(TableStripe):
             scatter(self._states[name].items, slots, value)
         self._touch(slots, pending.new)
         return self._evict_after(pending.ids)
+
+    def live_slots(self, ids: Ids) -> Slots | None:
+        """Return where the rows of ``ids`` are; None if one of them has no row."""
+        slots = self._live(ids)
+        return None if len(slots) and slots.min() < 0 else slots
+
+    def write(self, parts: Sequence[tuple[PendingUpdate, Array, Mapping[str, Array]]]) -> None:
+        """End an update that is in several parts, of a table whose rows do not go; see ``finish``.
+
+        Args:
+            parts: of each its ids, whose rows are all there, and their new rows and states, made by an optimizer. What
+                is in two parts is alike in both.
+        """
+        self.steps += 1
+        self.version += 1
+        for pending, _, _ in parts:
+            self._claim(pending.ids, pending.slots, pending.new)
+        for pending, rows, states in parts:
+            scatter(self._rows.items, pending.slots, rows)
+            for name, value in states.items():
+                scatter(self._states[name].items, pending.slots, value)
+            self._touch(pending.slots, pending.new)
 
     def put(
         self, ids: Ids, rows: Array, parts: Mapping[str, Array], version: int | None, steps: int | None = None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from kvstore.rows.ids import Ids
-from kvstore.rows.slabs import scatter
+from kvstore.rows.slabs import Array, scatter
 
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of shape (n, width)
 Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -106,12 +106,7 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[
         one, other = (RowBatch(ids, rows, [0, len(ids)]) for ids, rows in parts)
         merged = _merged(one, other, room)
         return merged.ids, merged.rows
-    union = np.concatenate([ids for ids, _ in parts])
-    union.sort()  # np.unique would hash them first
-    new = np.empty(len(union), bool)
-    new[:1] = True
-    np.not_equal(union[1:], union[:-1], out=new[1:])
-    union = union[new]
+    union = united([ids for ids, _ in parts])
     sums = room((len(union), first.shape[1]), first.dtype)
     there = np.zeros(len(union), bool)
     for ids, rows in parts:
@@ -124,6 +119,16 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[
         scatter(sums, both, added)
         there[at] = True
     return union, sums
+
+
+def united(lists: Sequence[Ids]) -> Ids:
+    """Return all ids of ``lists``, of which there is at least one, each once, rising."""
+    union = np.concatenate(lists)
+    union.sort()  # np.unique would hash them first
+    new = np.empty(len(union), bool)
+    new[:1] = True
+    np.not_equal(union[1:], union[:-1], out=new[1:])
+    return union[new]
 
 
 def has_nan(rows: Rows) -> bool:
@@ -164,10 +169,7 @@ def _copied(rows: Rows, room: Room) -> Rows:
 def _merged(first: RowBatch, second: RowBatch, room: Room) -> RowBatch:
     """Return the sums of two parts, without sorting: the ids of a table rise."""
     ids, other_ids = first.ids, second.ids
-    at = _places(first, second)  # before which of the first
-    both = ids.take(at, mode="clip") == other_ids if len(ids) else np.zeros(len(at), bool)
-    if len(first.starts) > 2:  # there, the next table may begin with the same id
-        both &= at < np.repeat(first.starts[1:], np.diff(second.starts))
+    at, both = matches(first, second)
     again = np.flatnonzero(both)
     pairs = at[again]
     fresh = ~both
@@ -190,6 +192,17 @@ def _merged(first: RowBatch, second: RowBatch, room: Room) -> RowBatch:
     added += second.rows.take(again, axis=0)
     scatter(sums, at[again], added)
     return RowBatch(union, sums, starts)
+
+
+def matches(first: RowBatch, second: RowBatch) -> tuple[Positions, Array]:
+    """Return before which row of ``first`` each row of ``second`` belongs, and whether it is of the same id."""
+    at = _places(first, second)
+    if not len(first.ids):
+        return at, np.zeros(len(at), bool)
+    both = first.ids.take(at, mode="clip") == second.ids
+    if len(first.starts) > 2:  # there, the next table may begin with the same id
+        both &= at < np.repeat(first.starts[1:], np.diff(second.starts))
+    return at, both
 
 
 def _places(first: RowBatch, second: RowBatch) -> Positions:

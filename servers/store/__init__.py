@@ -17,6 +17,7 @@ updates          what contributions do to values: they are summed, or the optimi
 row_target       the stripe of a table that is here, and its rounds
 row_requests     pushes and pulls of rows, checked; rows as answers
 row_updates      what contributions do to tables: the optimizer steps with the sum of each row
+row_answers      the rows that an update has changed, as answers to who has pushed them
 row_freezes      tables as they were, for workers that read them while training goes on
 waiting          requests that wait, for what, and when that is over
 joins            workers that have nothing more to contribute for now

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstore.optim.row_updater import RowUpdater
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_table import RowTable
-from kvstore.rows.sums import RowBatch, Rows
+from kvstore.rows.sums import RowBatch, Rows, united
 from kvstore.spec import Key
 from kvstore.table import Table, TableSpec
+from kvstore.wire import Node
 from servers.names import workers
 from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
@@ -31,6 +32,7 @@ class RowContribution:
         rows: of shape (n, width); only to be read.
         hyper: the hyper-parameters to update with.
         batch: all rows of the message, if they are of one width, and which of its tables this is.
+        request: the message, if it wants just these rows as its answer: its sender, and its number.
     """
 
     ranks: Sequence[int]
@@ -39,6 +41,7 @@ class RowContribution:
     rows: Rows
     hyper: UpdateHyperparameters
     batch: tuple[RowBatch, int] | None = None
+    request: tuple[Node, int] | None = None
 
     @property
     def who(self) -> str:
@@ -60,7 +63,6 @@ class RowTarget(Target[RowContribution]):
         width, dtype: of a row.
         table: the rows.
         updater: steps with sums of rows; None if they are assigned.
-        changed: the ids whose rows the last updates have changed, by version of the rounds.
     """
 
     def __init__(
@@ -81,16 +83,37 @@ class RowTarget(Target[RowContribution]):
         self.stripes = stripes
         self.table = RowTable(description, stripe, stripes)
         self.updater: RowUpdater | None = None
-        self.changed: dict[int, Ids] = {}
+        self._changed: dict[int, Sequence[Ids]] = {}
 
     def use(self, updater: RowUpdater | None) -> None:
         """Step with ``updater`` from now on; states of the same rule stay."""
         self.updater = updater
         self.table.use(updater)
 
-    def note_changed(self, ids: Ids) -> None:
-        """Note which rows the update has changed that makes the present version."""
+    @property
+    def changed(self) -> dict[int, Ids]:
+        """The ids whose rows the last updates have changed, rising, by version of the rounds."""
+        return {version: self.changed_in(version) for version in self._changed}
+
+    @changed.setter
+    def changed(self, ids: Mapping[int, Ids]) -> None:
+        self._changed = {version: [of] for version, of in ids.items()}
+
+    def changed_in(self, version: int) -> Ids:
+        """Return what ``changed`` has of ``version``.
+
+        Raises:
+            KeyError: it is not known any more.
+        """
+        parts = self._changed[version]
+        if len(parts) > 1:
+            parts = self._changed[version] = [united(parts)]
+        return parts[0]
+
+    def note_changed(self, *parts: Ids) -> None:
+        """Note which rows the update has changed that makes the present version: those of all ``parts``."""
         version = self.rounds.version
-        self.changed[version] = ids if ids.base is None else ids.copy()  # perhaps of a message, which may go
-        if len(self.changed) > KEPT:
-            self.changed = {clock: kept for clock, kept in self.changed.items() if clock > version - KEPT}
+        # They may be of a message, which may go.
+        self._changed[version] = [ids if ids.base is None else ids.copy() for ids in parts]
+        if len(self._changed) > KEPT:
+            self._changed = {clock: kept for clock, kept in self._changed.items() if clock > version - KEPT}

@@ -14,17 +14,20 @@ from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters, RowUpdater
 from kvstore.optim.updater import refusals
 from kvstore.rows.ids import Ids
+from kvstore.rows.part_updates import update_in_parts
 from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
 from kvstore.rows.updates import can_step_together, update_together
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, shorten
 from kvstore.table import Table
+from kvstore.transport.memory import Memory
 from kvstore.values import all_finite
 from kvstore.wire import ClosedRowRounds, unpack_arrays
 from servers.store.finite import not_finite_rows
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
+from servers.store.row_answers import RowAnswers
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.updates import Updates
 
@@ -45,9 +48,14 @@ class RowUpdates:
         rule: of the store.
         updates: those of its arrays, which have the same optimizer.
         recording: of the store.
+        memory: for rows that are sent.
+
+    Attributes:
+        answers: the new rows of those requests that want just what they have pushed.
     """
 
-    def __init__(self, rule: Rule, updates: Updates, recording: Recording) -> None:
+    def __init__(self, rule: Rule, updates: Updates, recording: Recording, memory: Memory) -> None:
+        self.answers = RowAnswers(memory)
         self._rule = rule
         self._updates = updates
         self._recording = recording
@@ -134,6 +142,10 @@ class RowUpdates:
     def _make(
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
     ) -> dict[RowTarget, Exception]:
+        if recording is None and not self._rule.finite:
+            errors = self._made_in_parts(members, self._numbers(hyper))
+            if errors is not None:
+                return errors
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for afterwards
                 room = np.empty if recording is None else recording.room
@@ -191,6 +203,38 @@ class RowUpdates:
             if not all_finite(torch.from_numpy(rows)):
                 errors[update.target] = not_finite_rows(update.target.key, update.items)
         return errors
+
+    def _made_in_parts(
+        self, members: Sequence[RowUpdate], numbers: RowHyperparameters
+    ) -> dict[RowTarget, Exception] | None:
+        """Make one update of each of ``members`` without a sum of all rows, and keep the new rows as answers.
+
+        Returns:
+            Why no row has changed, if it has failed; None if that is not how they can be made.
+        """
+        items, targets = members[0].items, [update.target for update in members]
+        updater = targets[0].updater
+        if len(items) > 2 or members[0].scale != 1 or updater is None:
+            return None
+        tables = [target.table for target in targets]
+        batches = _batches(members)
+        if batches is None or not can_step_together(tables, [target.updater for target in targets]):
+            return None
+        whole = len(members) > 1  # else a message may be of more tables than this one
+        requests = [item.request if whole or item.batch is None else None for item in items]
+        versions = [table.version for table in tables]
+        try:
+            made = update_in_parts(tables, batches, updater, numbers, list(map(self.answers.room, requests)))
+        except Exception as exc:
+            if any(table.version != version for table, version in zip(tables, versions, strict=True)):
+                raise _in_doubt(exc, targets) from exc
+            return dict.fromkeys(targets, _none_made(exc, targets))
+        if made is None:
+            return None
+        self.answers.keep(requests, made, tables)
+        for update in members:
+            update.target.note_changed(*(item.ids for item in update.items))
+        return {}
 
     def _made_together(
         self, targets: Sequence[RowTarget], batch: RowBatch, numbers: RowHyperparameters, keep: bool
@@ -269,8 +313,19 @@ def _summed(update: RowUpdate, room: Room) -> tuple[Ids, Rows]:
 
 def _summed_together(updates: Sequence[RowUpdate], room: Room) -> RowBatch | None:
     """Return the sums of all ``updates``, if each worker has pushed just these tables in one message; else None."""
-    if len(updates) < 2:
+    batches = _batches(updates) if len(updates) > 1 else None
+    if batches is None:
         return None
+    summed = sum_batches(batches, room)
+    if updates[0].scale != 1:
+        np.multiply(summed.rows, updates[0].scale, out=summed.rows)
+    return summed
+
+
+def _batches(updates: Sequence[RowUpdate]) -> list[RowBatch] | None:
+    """Return what each worker has pushed, if it has pushed just the tables of ``updates`` in one message; else None."""
+    if len(updates) == 1:
+        return [RowBatch(item.ids, item.rows, [0, len(item.ids)]) for item in updates[0].items]
     batches: list[RowBatch] = []
     for number, item in enumerate(updates[0].items):
         if item.batch is None or len(item.batch[0].starts) != len(updates) + 1:
@@ -283,10 +338,7 @@ def _summed_together(updates: Sequence[RowUpdate], room: Room) -> RowBatch | Non
             if of is None or of[0] is not batch or of[1] != place:
                 return None
         batches.append(batch)
-    summed = sum_batches(batches, room)
-    if updates[0].scale != 1:
-        np.multiply(summed.rows, updates[0].scale, out=summed.rows)
-    return summed
+    return batches
 
 
 def _parts(batch: RowBatch) -> list[tuple[Ids, Rows]]:

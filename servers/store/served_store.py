@@ -167,7 +167,9 @@ class ServedStore:
                 target.rounds.contribute(part.ranks, part.clock, part)
         errors = self.tables.updates.make(updates) if self.rule.mode == "async" else {}
         targets = [update.target for update in updates]
-        return self._pushed(peer, message, targets, late, next(iter(errors.values()), None))
+        answers = self._pushed(peer, message, targets, late, next(iter(errors.values()), None))
+        self.tables.updates.answers.forget()
+        return answers
 
     def _pushed(
         self, peer: bytes, message: PushRequest, targets: Sequence[AnyTarget], late: int, error: Exception | None

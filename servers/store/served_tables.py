@@ -11,6 +11,7 @@ from typing import Any
 from kvstore.checkpoint.tables import NUMBERS
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.optim.optimizer import Optimizer
+from kvstore.rows.layout import ALIGNED
 from kvstore.rule import Rule
 from kvstore.spec import Key
 from kvstore.table import Table
@@ -36,7 +37,7 @@ from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.row_arrays import array_of, integers
 from servers.store.row_freezes import RowFreezes
-from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
+from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids, wants_pushed
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.row_updates import RowUpdate, RowUpdates
 from servers.store.updates import Updates, is_late
@@ -67,7 +68,7 @@ class ServedTables:
         recording: Recording,
         rounds: Callable[[], Rounds[Any] | WorkerClocks[Any]],
     ) -> None:
-        self.updates = RowUpdates(rule, updates, recording)
+        self.updates = RowUpdates(rule, updates, recording, memory)
         self.freezes = RowFreezes()
         self._rule = rule
         self._buckets = buckets
@@ -121,6 +122,7 @@ class ServedTables:
         parts = pushed_rows(message, targets)
         hyper = asked(message, self._arrays.optimizer)
         ranks = message.workers
+        request = message.sender[:2] if _answered_by_update(message, targets) else None
         updates: list[RowUpdate] = []
         for target, clock, (ids, rows, batch) in zip(targets, message.clocks, parts, strict=True):
             rounds = target.rounds
@@ -131,7 +133,9 @@ class ServedTables:
                     f"push {clock} of {target.key!r} by {workers(ranks)} belongs to no open round: "
                     f"{rounds.version} rounds are over, and no push may come twice"
                 )
-            updates.append(RowUpdate(target, [RowContribution(ranks, clock, ids, rows, hyper, batch)], hyper))
+            whole = batch is not None or len(targets) == 1  # nothing else is between the rows of the answer
+            part = RowContribution(ranks, clock, ids, rows, hyper, batch, request if whole else None)
+            updates.append(RowUpdate(target, [part], hyper))
         return updates
 
     def require_wanted(self, message: PullRows) -> None:
@@ -146,14 +150,20 @@ class ServedTables:
         union = isinstance(message, PushRows) and message.union
         if union:
             ids = [_changed(target, clock) for target, clock in zip(targets, message.clocks, strict=True)]
+            counts = list(map(len, ids))
         else:
-            ids = wanted_ids(message)
-        buffers: list[Buffer] = [gathered(targets, ids, message.codecs, self._memory)]
-        if union:
-            buffers.append(packed(ids, message.wide))
+            counts = message.wanted
+        updated = self.updates.answers.take(message.sender[:2])
+        buffers: list[Buffer]
+        if updated is not None:
+            buffers = [updated]
+        elif union:
+            buffers = [gathered(targets, ids, message.codecs, self._memory), packed(ids, message.wide)]
+        else:
+            buffers = [gathered(targets, wanted_ids(message), message.codecs, self._memory)]
         return Rows(
             message.seq,
-            list(map(len, ids)),
+            counts,
             clocks=[target.rounds.version for target in targets] if self._rule.quorum is not None else [],
             ahead=ahead,
             missed=late,
@@ -239,9 +249,20 @@ class ServedTables:
             )
 
 
+def _answered_by_update(message: PushRows, targets: Sequence[RowTarget]) -> bool:
+    """Return whether the new rows of all that ``message`` pushes, one after the other, are its answer."""
+    return (
+        message.want
+        and not message.union
+        and message.codecs.count("none") == len(targets) > 0
+        and all(target.description.row_bytes % ALIGNED == 0 for target in targets)
+        and wants_pushed(message)
+    )
+
+
 def _changed(target: RowTarget, clock: int) -> Any:
     try:
-        return target.changed[clock]
+        return target.changed_in(clock)
     except KeyError:
         raise UsageError(
             f"which rows round {clock} of {target.key!r} has changed is not known any more: "

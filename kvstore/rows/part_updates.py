@@ -1,0 +1,150 @@
+"""Updates with what one or two workers have pushed, without a sum of all rows. Pure.
+
+What a step does to a row does not depend on the others. So the rows of each worker are stepped with for themselves, and
+only the rows that both have pushed are summed. The bits are those of ``kvstore.rows.updates``, and a third of the
+copies are saved. The new rows of each worker lie together, so they can be its answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
+from kvstore.rows.row_table import PendingUpdate, RowTable, tensor_of
+from kvstore.rows.slabs import Array, scatter
+from kvstore.rows.sums import Positions, Room, RowBatch, Rows, matches
+
+MOST_SHARED = 4  # at most one row in so many may be in both parts: these are stepped with twice
+_SAMPLE = 32  # of many rows, one in so many is looked at first
+_MANY = 1024
+
+
+class _Part(NamedTuple):
+    """The rows of one worker, or those that both have.
+
+    Attributes:
+        rows, states: copies of the tables' rows and of their states.
+        grads: what they are updated with.
+    """
+
+    rows: Rows
+    states: Mapping[str, Array]
+    grads: Rows
+
+    def taken(self, positions: Positions, grads: Rows) -> _Part:
+        """Return the rows at ``positions``, to be updated with ``grads``."""
+        states = {name: value.take(positions, axis=0) for name, value in self.states.items()}
+        return _Part(self.rows.take(positions, axis=0), states, grads)
+
+    def replace(self, positions: Positions, part: _Part) -> None:
+        """Let the rows at ``positions`` be those of ``part``."""
+        scatter(self.rows, positions, part.rows)
+        for name, value in part.states.items():
+            scatter(self.states[name], positions, value)
+
+
+def update_in_parts(
+    tables: Sequence[RowTable],
+    batches: Sequence[RowBatch],
+    updater: RowUpdater,
+    hyper: RowHyperparameters,
+    rooms: Sequence[Room],
+) -> list[Rows] | None:
+    """Make one update of each of ``tables``; see ``RowTable.update``. If ``updater`` fails, no row has changed.
+
+    Args:
+        tables: see ``kvstore.rows.updates.can_step_together``.
+        batches: what each of one or two workers has pushed to them. Their rows stay as they are.
+        updater: that of the first table.
+        hyper: see ``RowUpdater.step``.
+        rooms: for each batch, what makes the memory of its new rows.
+
+    Returns:
+        The new rows of each batch; None, and nothing has changed, if an update of the sums is better, or the only one
+        that is possible: for rows that are to be made, tables whose rows go, and batches that are much alike.
+    """
+    if any(table.table.evict for table in tables):
+        return None
+    first, *others = batches
+    shared = _shared(first, others[0]) if others else ()
+    if shared is None:
+        return None
+    found = [_pending(tables, batch) for batch in batches]
+    pending = [each for each in found if each is not None]
+    if len(pending) < len(found):
+        return None
+    parts = [
+        _gathered(tables, batch, each, updater, room) for batch, each, room in zip(batches, pending, rooms, strict=True)
+    ]
+    stepped = list(parts)
+    if shared:
+        sums = first.rows.take(shared[0], axis=0)
+        sums += others[0].rows.take(shared[1], axis=0)
+        stepped.append(parts[0].taken(shared[0], sums))
+    for part in stepped:
+        tensors = {name: torch.from_numpy(value) for name, value in part.states.items()}
+        rows = torch.from_numpy(part.rows)
+        updater.step(tables[0].steps + 1, rows, tensor_of(part.grads), tensors, hyper, keep=True)
+    for part, positions in zip(parts, shared, strict=False):
+        part.replace(positions, stepped[-1])
+    for number, table in enumerate(tables):
+        of_batches = zip(batches, parts, pending, strict=True)
+        table.write([_of_table(batch, part, each[number], number) for batch, part, each in of_batches])
+    return [part.rows for part in parts]
+
+
+def _shared(first: RowBatch, second: RowBatch) -> tuple[Positions, Positions] | None:
+    """Return where the rows are that both have, in each; None if they are many."""
+    if len(first.starts) == 2 and len(first.ids) and len(second.ids) >= _MANY:
+        sample = second.ids[::_SAMPLE]
+        at = first.ids.searchsorted(sample)
+        if np.count_nonzero(first.ids.take(at, mode="clip") == sample) * MOST_SHARED > len(sample):
+            return None
+    at, both = matches(first, second)
+    again = np.flatnonzero(both)
+    if len(again) * MOST_SHARED > len(second.ids):
+        return None
+    return at[again], again
+
+
+def _pending(tables: Sequence[RowTable], batch: RowBatch) -> list[PendingUpdate] | None:
+    """Return where the rows of ``batch`` are; None if a table has not all of them."""
+    pending = []
+    for table, (start, stop) in zip(tables, itertools.pairwise(batch.starts), strict=True):
+        ids = batch.ids[start:stop]
+        slots = table.live_slots(ids)
+        if slots is None:
+            return None
+        pending.append(PendingUpdate(ids, slots))
+    return pending
+
+
+def _gathered(
+    tables: Sequence[RowTable], batch: RowBatch, pending: Sequence[PendingUpdate], updater: RowUpdater, room: Room
+) -> _Part:
+    """Return copies of the rows of ``batch``."""
+    count, width = batch.rows.shape
+    part = _Part(
+        room((count, width), batch.rows.dtype),
+        {
+            name: np.empty((count, width if state.columns is None else state.columns), state.dtype)
+            for name, state in updater.states.items()
+        },
+        batch.rows,
+    )
+    for number, (table, each) in enumerate(zip(tables, pending, strict=True)):
+        table.gather(*_of_table(batch, part, each, number))
+    return part
+
+
+def _of_table(
+    batch: RowBatch, part: _Part, pending: PendingUpdate, number: int
+) -> tuple[PendingUpdate, Rows, Mapping[str, Array]]:
+    """Return what ``part`` has of the table at place ``number``."""
+    of = slice(batch.starts[number], batch.starts[number + 1])
+    return pending, part.rows[of], {name: value[of] for name, value in part.states.items()}

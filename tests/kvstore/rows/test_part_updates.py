@@ -1,0 +1,122 @@
+"""Updates with what workers have pushed, not summed: the bits are those of updates with the sums."""
+
+import numpy as np
+import pytest
+
+from kvstore.optim.optimizer import describe
+from kvstore.optim.row_updater import OWN, RowUpdater
+from kvstore.rows.part_updates import update_in_parts
+from kvstore.rows.row_table import RowTable
+from kvstore.rows.sums import RowBatch, sum_batches
+from kvstore.rows.updates import update_together
+from kvstore.table import Table, Unseen
+
+COUNT = 500  # rows of a table
+RULES = {
+    "sgd": {},
+    "nag": {"momentum": 0.9},
+    "adam": {"weight_decay": 0.1},
+    "adagrad": {"rescale_grad": 0.5},
+    "rowwiseadam": {},
+    "ftrl": {"clip_gradient": 1.0},
+    "adabelief": {},
+}
+
+
+def _tables(name, width, described=None):
+    described = described or [Table(shape=(COUNT, width), init="normal"), Table(dim=width, init="uniform")]
+    tables = [RowTable(table) for table in described]
+    updaters = [
+        RowUpdater(describe(name, {"learning_rate": 0.1, **RULES[name]}), 0, "float32", width, table.table.grows)
+        for table in tables
+    ]
+    ids = np.arange(COUNT)
+    for table, updater in zip(tables, updaters, strict=True):
+        table.use(updater)
+        table.update(ids, np.ones((COUNT, width), np.float32), updater)
+    return tables, updaters
+
+
+def _batch(rng, counts, width, most=COUNT):
+    ids = [np.sort(rng.choice(most, count, replace=False)) for count in counts]
+    rows = rng.standard_normal((sum(counts), width)).astype(np.float32)
+    rows.flags.writeable = False
+    return RowBatch(np.concatenate(ids), rows, [0, *np.cumsum(counts).tolist()])
+
+
+def _all_of(tables, width):
+    pulled = np.empty((len(tables), COUNT, width), np.float32)
+    for table, out in zip(tables, pulled, strict=True):
+        table.pull(np.arange(COUNT), out)
+    return pulled.tobytes(), [table.statistics() for table in tables], [table.steps for table in tables]
+
+
+@pytest.mark.parametrize("width", [1, 3, 16])
+@pytest.mark.parametrize("name", RULES)
+def test_the_bits_are_those_of_the_sums(name, width):
+    parts, updaters = _tables(name, width)
+    summed, others = _tables(name, width)
+    rng = np.random.default_rng(width)
+    for counts in ([(70, 1), (90, 30)], [(0, 60), (40, 50)], [(0, 0), (3, 0)], [(1, 1), (1, 1)], [(100, 99)]):
+        batches = [_batch(rng, of, width) for of in counts]
+        made = update_in_parts(parts, batches, updaters[0], OWN, [np.empty] * len(batches))
+        assert made is not None
+        update_together(summed, sum_batches(batches), others[0], OWN)
+        assert _all_of(parts, width) == _all_of(summed, width)
+        for batch, rows in zip(batches, made, strict=True):
+            own = np.empty(rows.shape, np.float32)
+            for table, start, stop in zip(parts, batch.starts, batch.starts[1:], strict=False):
+                table.pull(batch.ids[start:stop], own[start:stop])
+            assert rows.tobytes() == own.tobytes(), "the new rows, in the order of those that were pushed"
+
+
+def test_a_table_that_is_read_page_by_page_stays_as_it_was():
+    tables, updaters = _tables("sgd", 3)
+    frozen = [table.freeze() for table in tables]
+    before = [table.freeze().page(0, COUNT) for table in tables]
+    batch = _batch(np.random.default_rng(1), (80, 80), 3)
+    other = RowBatch(np.arange(20, 30), batch.rows[:10], [0, 10, 10])
+    assert update_in_parts(tables, [batch, other], updaters[0], OWN, [np.empty] * 2) is not None
+    for page, kept in zip(before, frozen, strict=True):
+        again = kept.page(0, COUNT)
+        assert (again.ids.tolist(), again.rows.tobytes()) == (page.ids.tolist(), page.rows.tobytes())
+
+
+@pytest.mark.parametrize("what", ["alike", "alike in one table", "new rows", "rows that go"])
+def test_what_is_better_or_only_done_with_sums_changes_nothing(what):
+    described = [Table(dim=3, evict=Unseen(rounds=5))] if what == "rows that go" else None
+    tables, updaters = _tables("sgd", 3, described)
+    rng = np.random.default_rng(1)
+    counts = (60,) if described else (60, 0 if what == "alike" else 2)
+    first, second = (_batch(rng, counts, 3, COUNT + (9 if what == "new rows" else 0)) for _ in range(2))
+    if what == "alike":
+        second = first
+    elif what == "alike in one table":
+        second = RowBatch(first.ids[:60], first.rows[:60], [0, 60, 60])
+    elif what == "new rows":
+        second = RowBatch(np.array([COUNT + 3]), second.rows[:1], [0, 0, 1])
+    before = _all_of(tables, 3)
+    assert update_in_parts(tables, [first, second], updaters[0], OWN, [np.empty] * 2) is None
+    assert _all_of(tables, 3) == before
+
+
+def test_if_the_step_fails_no_row_has_changed():
+    tables, _ = _tables("sgd", 3)
+
+    class Failing(RowUpdater):
+        steps = 0
+
+        def step(self, count, rows, *others, **more):
+            self.steps += 1
+            rows.zero_()
+            if self.steps == 2:
+                raise RuntimeError("no")
+
+    failing, rng, before = (
+        Failing(describe("sgd", {}), 0, "float32", 3, False),
+        np.random.default_rng(2),
+        _all_of(tables, 3),
+    )
+    with pytest.raises(RuntimeError):
+        update_in_parts(tables, [_batch(rng, (40, 40), 3) for _ in range(2)], failing, OWN, [np.empty] * 2)
+    assert _all_of(tables, 3) == before
