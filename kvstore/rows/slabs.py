@@ -21,7 +21,7 @@ RESERVED = 1 << 36  # bytes of virtual memory for a slab whose final size is unk
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 PAGE = mmap.PAGESIZE
 HUGE = 2 << 20  # bytes of a page that one entry of the processor's address cache covers, where the system has such
-_ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # how Linux is asked for them
 
 
 class Slab:
@@ -70,9 +70,9 @@ class Slab:
         first touch, so this is not for items of which few are ever used.
         """
         first, last = start * self.item_bytes // PAGE * PAGE, min(stop, len(self.items)) * self.item_bytes
-        if self._memory is not None and _ADVICE is not None and last - first >= HUGE:
+        if self._memory is not None and ADVICE is not None and last - first >= HUGE:
             with contextlib.suppress(OSError):  # a system without huge pages
-                self._memory.madvise(_ADVICE, first, last - first)
+                self._memory.madvise(ADVICE, first, last - first)
 
     def _reserved(self, wanted: int, least: int) -> Array:
         while True:

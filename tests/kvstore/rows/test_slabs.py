@@ -79,7 +79,7 @@ def test_huge_pages_are_asked_for_where_there_is_much(monkeypatch):
             asked.append((option, start, length))
 
     monkeypatch.setattr(mmap, "mmap", Noted)
-    monkeypatch.setattr(slabs, "_ADVICE", 14)
+    monkeypatch.setattr(slabs, "ADVICE", 14)
     slab = Slab(64, np.float32, most=100_000)
     slab.fill(0, 100_000)
     assert not asked, "there is no memory yet"
@@ -99,7 +99,7 @@ def test_a_system_without_huge_pages_does_without(monkeypatch):
             raise OSError("no such advice")
 
     monkeypatch.setattr(mmap, "mmap", Refusing)
-    monkeypatch.setattr(slabs, "_ADVICE", 14)
+    monkeypatch.setattr(slabs, "ADVICE", 14)
     slab = Slab(None, np.int64)
     slab.reserve(10)
     assert not slab.items[:10].any()
