@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvstore.rows.ids import Ids
 from kvstore.rows.index import ABSENT, Entries, Positions
-from kvstore.rows.slabs import Slab
+from kvstore.rows.slabs import Array, Slab
+
+
+def find_in_all(fixed: Sequence[FixedSlots], ids: Sequence[Ids]) -> list[Entries]:
+    """Return what ``find`` of each of ``fixed``, of equally many stripes, does for its ``ids``."""
+    starts = list(itertools.accumulate(map(len, ids), initial=0))
+    slots = fixed[0].slots_of(np.concatenate(ids))
+    parts = [slots[start:stop] for start, stop in itertools.pairwise(starts)]
+    if not all(each.full for each in fixed):
+        made = np.empty(len(slots), bool)
+        for each, part, start in zip(fixed, parts, starts, strict=False):
+            each.made_of(part, made[start : start + len(part)])
+        slots[~made] = ABSENT
+    return parts
 
 
 class FixedSlots:
@@ -33,14 +49,24 @@ class FixedSlots:
 
     def find(self, ids: Ids) -> Entries:
         """Return the slot of each id, ``ABSENT`` for those whose row is not made yet."""
-        slots = self._slots(ids)
-        if self._count < self.top:
+        slots = self.slots_of(ids)
+        if not self.full:
             slots[~self._made.items.take(slots, mode="clip")] = ABSENT
         return slots
 
+    @property
+    def full(self) -> bool:
+        """Whether all rows are made."""
+        return self._count == self.top
+
+    def made_of(self, slots: Entries, out: Array) -> None:
+        """Write into ``out`` whether the row of each of ``slots`` is made."""
+        if self.top:
+            self._made.items.take(slots, out=out, mode="clip")
+
     def insert(self, ids: Ids) -> Entries:
         """Note that the rows of ``ids`` are made; return their slots."""
-        slots = self._slots(ids)
+        slots = self.slots_of(ids)
         self._made.items[slots] = True
         self._count += len(slots)
         return slots
@@ -60,5 +86,6 @@ class FixedSlots:
         """Raise: no row of such a table goes."""
         raise AssertionError("a row of a table with a shape cannot go")
 
-    def _slots(self, ids: Ids) -> Entries:
+    def slots_of(self, ids: Ids) -> Entries:
+        """Return the slots that the rows of ``ids`` have, made or not; in new memory."""
         return (ids // self._stripes if self._stripes > 1 else ids).astype(np.int64)

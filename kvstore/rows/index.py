@@ -7,6 +7,8 @@ Between a quarter and a half of the entries are used, but for a new or a shrunk 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -142,6 +144,58 @@ def _homes(ids: Ids, mask: int) -> Positions:
     hashes: Hashes = mixed(ids)
     hashes &= np.uint64(mask)
     return hashes.view(np.int64)
+
+
+def find_in_all(indexes: Sequence[SlotIndex], ids: Sequence[Ids]) -> list[Entries]:
+    """Return what ``find`` of each of ``indexes`` does for its ``ids``, with few calls for each of them.
+
+    What is computed of hashes, and of what the entries say, is computed of all ids together.
+    """
+    starts = list(itertools.accumulate(map(len, ids), initial=0))
+    if starts[-1] > len(ids) * CHUNK or not starts[-1]:  # calls are not what it costs
+        return [index.find(own) for index, own in zip(indexes, ids, strict=True)]
+    whole = np.concatenate(ids)
+    masks = np.repeat([len(index.entries) - 1 for index in indexes], list(map(len, ids)))
+    at = mixed(whole).view(np.int64) & masks
+    out = np.full(len(whole), ABSENT, np.int32)
+    there = np.zeros(len(whole), np.int64)  # the ids that the entries say
+    parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
+    for index, part in zip(indexes, parts, strict=True):
+        if index.top and part.start < part.stop:
+            index.entries.take(at[part], out=out[part], mode="clip")
+            index.ids.items.take(out[part], out=there[part], mode="clip")
+    same = there == whole
+    same &= out >= 0
+    left = np.flatnonzero(~same & (out != FREE))
+    if len(left):
+        windows = (at[left][:, None] + _AHEAD) & masks[left][:, None]
+        _find_far_in_all(indexes, whole, out, left, windows, np.searchsorted(left, starts).tolist())
+    return [out[part] for part in parts]
+
+
+def _find_far_in_all(
+    indexes: Sequence[SlotIndex], ids: Ids, out: Entries, left: Positions, windows: Positions, starts: Sequence[int]
+) -> None:
+    """Look for the ids at ``left`` in the entries ``windows`` of each; ``starts``: where those of each index begin."""
+    found = np.empty(windows.shape, np.int32)
+    there = np.empty(windows.shape, np.int64)
+    parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
+    for index, part in zip(indexes, parts, strict=True):
+        if part.start < part.stop:
+            index.entries.take(windows[part], out=found[part], mode="clip")
+            index.ids.items.take(found[part], out=there[part], mode="clip")
+    same = there == ids[left][:, None]
+    same &= found >= 0
+    ends = same | (found == FREE)
+    first = ends.argmax(axis=1)
+    rows = np.arange(len(left))
+    out[left] = found[rows, first]
+    more = np.flatnonzero(~ends[rows, first])
+    if len(more):
+        for index, which in zip(indexes, np.split(more, np.searchsorted(more, starts[1:-1])), strict=True):
+            if len(which):
+                far = left[which], windows[which, -1]
+                _probe_far(index.entries, index.ids.items, ids, out, far, 1 + WINDOW)
 
 
 def probe(entries: Entries, known: Ids, ids: Ids) -> Entries:

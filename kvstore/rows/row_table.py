@@ -69,13 +69,13 @@ class RowTable(TableStripe):
                 f"id {int(ids[at])} at position {at} has no row in {self.table}, stripe {self.stripe} of {self.stripes}"
             )
 
-    def pull(self, ids: Ids, out: Array) -> None:
+    def pull(self, ids: Ids, out: Array, found: Slots | None = None) -> None:
         """Write the rows of ``ids`` to ``out``, of shape (n, width), contiguous. Makes no rows.
 
         An id without a row gives its initial value; zeros in a table with an admission rule. The ids must be of this
-        stripe; they may repeat and have any order.
+        stripe; they may repeat and have any order. ``found`` are their slots, if they are known.
         """
-        slots = self._live(ids)
+        slots = self._live(ids, found)
         there = slots >= 0
         if there.all():
             gather(self._rows.items, slots, out)
@@ -145,13 +145,13 @@ class RowTable(TableStripe):
         updater.step(self.steps + 1, torch.from_numpy(rows), tensor_of(sums), tensors, hyper, keep)
         return self.finish(pending, rows, states, stepped=True)
 
-    def begin(self, ids: Ids) -> PendingUpdate:
-        """Begin an update: find out which rows of ``ids`` it is of. No row changes.
+    def begin(self, ids: Ids, found: Slots | None = None) -> PendingUpdate:
+        """Begin an update: find out which rows of ``ids`` it is of. No row changes. ``found`` may be their slots.
 
         ``update`` does all of an update. It is in three parts for ``kvstore.rows.updates``, where one step of the
         optimizer is for several tables.
         """
-        slots = self._slots.find(ids)
+        slots = self._slots.find(ids) if found is None else found
         self._release_stale(slots)
         missing = slots < 0
         if not missing.any():

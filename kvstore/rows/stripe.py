@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +13,12 @@ from kvstore.optim.rows.rule import RowState
 from kvstore.rows.admission import AdmissionRule
 from kvstore.rows.eviction import EvictionRule
 from kvstore.rows.fixed_slots import FixedSlots
+from kvstore.rows.fixed_slots import find_in_all as find_in_fixed
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
 from kvstore.rows.gone import GoneIds
 from kvstore.rows.ids import Ids
 from kvstore.rows.index import SlotIndex
+from kvstore.rows.index import find_in_all as find_in_indexes
 from kvstore.rows.slabs import Array, Slab, Slots
 from kvstore.table import Table
 
@@ -108,9 +110,24 @@ class TableStripe:
             if columns.initial:
                 slab.items[self._slots.slots()] = columns.initial
 
-    def _live(self, ids: Ids) -> Slots:
+    @staticmethod
+    def found(tables: Sequence[TableStripe], ids: Sequence[Ids]) -> Sequence[Slots | None]:
+        """Return the slots of the ids of each of ``tables``, for their ``pull`` and ``begin``; None to find them there.
+
+        A message may have many small tables: looking for ids of one after the other is then what it costs most.
+        """
+        slots = [table._slots for table in tables]
+        indexes = [each for each in slots if isinstance(each, SlotIndex)]
+        if len(tables) > 1 and len(indexes) == len(slots):
+            return find_in_indexes(indexes, ids)
+        fixed = [each for each in slots if isinstance(each, FixedSlots)]
+        if len(tables) > 1 and len(fixed) == len(slots) and len({table.stripes for table in tables}) == 1:
+            return find_in_fixed(fixed, ids)
+        return [None] * len(tables)
+
+    def _live(self, ids: Ids, found: Slots | None = None) -> Slots:
         """Return the slot of each id, below 0 where it has no row, or one that counts as gone."""
-        slots: Slots = self._slots.find(ids)
+        slots: Slots = self._slots.find(ids) if found is None else found
         if self._eviction.rounds is not None:
             there = np.flatnonzero(slots >= 0)
             stale = self._seen.items[slots[there]] <= self._eviction.oldest(self.version)

@@ -44,7 +44,9 @@ def update_together(
         keep: whether the rows of ``sums`` must stay as they are.
     """
     ranges = list(itertools.pairwise(sums.starts))
-    pending = [table.begin(sums.ids[start:stop]) for table, (start, stop) in zip(tables, ranges, strict=True)]
+    ids = [sums.ids[start:stop] for start, stop in ranges]
+    each_found = zip(tables, ids, RowTable.found(tables, ids), strict=True)
+    pending = [table.begin(own, found) for table, own, found in each_found]
     grads, starts = sums.rows, sums.starts
     if any(each.kept is not None for each in pending):
         kept = [

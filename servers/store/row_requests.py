@@ -15,6 +15,7 @@ import numpy as np
 from kvstore.errors import NotFinite, UsageError, WireError
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.layout import ALIGNED, part_bytes, read_rows, write_rows
+from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import RowBatch, Rows, has_nan
 from kvstore.transport.memory import SMALL, Memory, space
 from kvstore.wire import Buffer, PullRows, PushRows
@@ -137,7 +138,8 @@ def gathered(targets: Sequence[RowTarget], ids: Sequence[Ids], codecs: Sequence[
     nbytes = sum(sizes)
     buffer = memory.allocate(nbytes) if nbytes >= SMALL else space(nbytes)
     stop = 0
-    for target, own, codec, size in zip(targets, ids, codecs, sizes, strict=True):
+    slots = RowTable.found([target.table for target in targets], ids)
+    for target, own, found, codec, size in zip(targets, ids, slots, codecs, sizes, strict=True):
         if not size:
             continue
         start, stop = stop, stop + size
@@ -145,10 +147,10 @@ def gathered(targets: Sequence[RowTarget], ids: Sequence[Ids], codecs: Sequence[
         count, width = len(own), target.width
         if codec == "none":
             out = np.frombuffer(buffer, target.dtype, count * width, start).reshape(count, width)
-            target.table.pull(own, out)
+            target.table.pull(own, out, found)
         else:
             rows = np.empty((count, width), target.dtype)
-            target.table.pull(own, rows)
+            target.table.pull(own, rows, found)
             write_rows(rows, codec, buffer[start:stop])
     return buffer
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kvstore.rows.fixed_slots import FixedSlots
+from kvstore.rows.fixed_slots import FixedSlots, find_in_all
 from kvstore.rows.index import ABSENT
 
 
@@ -22,3 +22,14 @@ def test_a_stripe_may_have_no_row():
     assert (slots.top, len(slots), slots.slots().tolist()) == (0, 0, [])
     with pytest.raises(AssertionError):
         slots.remove(np.array([0]))
+
+
+def test_ids_of_several_tables_are_found_as_those_of_each():
+    tables = [FixedSlots(rows, 1, 3) for rows in (10, 40, 1)]
+    ids = [np.array([1, 4, 7]), np.array([1, 34, 37]), np.array([], np.int64)]
+    for made in ([], [4, 7], [1]):
+        tables[0].insert(np.array(made, np.int64))
+        tables[1].insert(np.array(made, np.int64) + 30)
+        expected = [each.find(own).tolist() for each, own in zip(tables, ids, strict=True)]
+        assert [found.tolist() for found in find_in_all(tables, ids)] == expected
+    assert tables[0].full

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
 from kvstore.rows import index
-from kvstore.rows.index import ABSENT, SlotIndex
+from kvstore.rows.index import ABSENT, SlotIndex, find_in_all
 
 EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1, -2]
 IDS = st.integers(-8, 40) | st.sampled_from(EXTREMES)
@@ -64,3 +64,33 @@ def test_more_rows_than_slots_can_be_numbered_are_refused(monkeypatch):
     with pytest.raises(UsageError, match="at most 3 rows"):
         slots.insert(np.array([7, 8]))
     _check(slots, {5, 6})
+
+
+@given(
+    st.lists(st.tuples(st.sets(st.integers(-40, 40)), st.sets(st.integers(-40, 40)), st.lists(st.integers(-45, 45))))
+)
+@settings(max_examples=60)
+def test_ids_of_several_tables_are_found_as_those_of_each(tables):
+    """Also where others have been removed, and in tables that are empty."""
+    indexes, ids = [], []
+    for there, removed, wanted in tables:
+        each = SlotIndex()
+        each.insert(np.array(sorted(there), np.int64) * 2**40)
+        each.remove(each.find(np.array(sorted(there & removed), np.int64) * 2**40))
+        indexes.append(each)
+        ids.append(np.array(wanted, np.int64) * 2**40)
+    expected = [each.find(own).tolist() for each, own in zip(indexes, ids, strict=True)]
+    assert [found.tolist() for found in find_in_all(indexes, ids)] == expected
+
+
+def test_long_searches_in_several_tables(monkeypatch):
+    """All ids begin at one entry, so that most are further than one window away."""
+    monkeypatch.setattr(index, "mixed", lambda ids: np.zeros(len(ids), np.uint64))
+    indexes, ids = [SlotIndex() for _ in range(3)], [np.arange(30), np.arange(5), np.arange(25, 70)]
+    for each in indexes:
+        each.insert(np.arange(50))
+    assert [found.tolist() for found in find_in_all(indexes, ids)] == [
+        [*range(30)],
+        [*range(5)],
+        [*range(25, 50), *[ABSENT] * 20],
+    ]
