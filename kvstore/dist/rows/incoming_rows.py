@@ -122,14 +122,14 @@ class IncomingRows:
             raise WireError(f"expected {count} rows of {item.itemsize} bytes, got {sum(map(len, reply.buffers))} bytes")
         if not count:
             return
-        came = np.frombuffer(reply.buffers[0], item)
+        came = np.frombuffer(reply.buffers[0], self._rows[0].dtype).reshape(count, -1)
         if self._block is not None:
-            self._block.rows.view(item)[:, 0][self._striped.rows_in(self._block.firsts, server)] = came
+            scatter(self._block.rows, self._striped.rows_in(self._block.firsts, server), came)
             return
         at = 0
         for rows, where in zip(self._rows, self._striped.positions(server), strict=True):
             stop = at + len(where)
-            rows.view(item)[:, 0][where] = came[at:stop]
+            scatter(rows, where, came[at:stop])
             at = stop
 
 
