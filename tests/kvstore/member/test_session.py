@@ -1,90 +1,38 @@
-"""Whole jobs inside this process: joining, leaving, silence, and several threads on one session."""
+"""Whole jobs inside this process: joining, leaving, silence, and errors that reach the worker."""
 
 from __future__ import annotations
 
 import dataclasses
-import socket
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from tapped import Tapped, outcome
 from threaded import ThreadedJob
 from waiting import LONG, until
 
 from kvstore.dist import DistStore
 from kvstore.errors import (
     JOB_FAILED_EXIT,
-    DeadlineExceeded,
-    KVStoreError,
     Mismatch,
     NodeLost,
     ServerError,
     UsageError,
 )
 from kvstore.job.config import Config
-from kvstore.member import client
 from kvstore.member import session as sessions
-from kvstore.member.outstanding import Question
 from kvstore.member.session import Session
-from kvstore.ticket import Operation
-from kvstore.transport import InprocNetwork, Transport
-from kvstore.transport.sockets.tcp import TcpTransport
+from kvstore.transport import InprocNetwork
 from kvstore.wire import (
     Alive,
-    Beat,
-    Census,
-    Counted,
-    Fault,
-    Here,
     Join,
-    Message,
-    Moved,
-    Node,
-    Roster,
-    Standing,
-    View,
     Welcome,
     decode,
     encode,
 )
 from servers.scheduler_process import run_scheduler
-from servers.server import run_server
-
-
-class Tapped(ThreadedJob):
-    """A cluster that can silence a member: its links are cut, without a word."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(heartbeat_s=0.05, heartbeat_timeout_s=2.0, **options)
-        self._made: dict[str, list[Transport]] = {}
-
-    def ends(self, config: Config) -> Callable[[], Transport]:
-        make = super().ends(config)
-        name = config.role if config.role == "scheduler" else f"{config.role} {config.rank_hint}"
-
-        def tapped() -> Transport:
-            made = make()
-            self._made.setdefault(name, []).append(made)
-            return made
-
-        return tapped
-
-    def silence(self, name: str) -> None:
-        for transport in self._made[name]:
-            transport.close()
-
-
-def outcome(work: Callable[[], Any]) -> Any:
-    try:
-        return work()
-    except KVStoreError as exc:
-        return exc
-
-
-# ---- who is linked to whom
 
 
 def test_a_workers_pushes_and_pulls_go_to_its_aggregator():
@@ -205,147 +153,6 @@ def test_a_silent_scheduler_is_lost_for_all():
     assert cluster.exit_codes["server 0"] == cluster.exit_codes["server 1"] == JOB_FAILED_EXIT
 
 
-# ---- deadlines
-
-
-@pytest.mark.parametrize("aggregators", [0, 1])
-def test_a_late_pull_names_the_worker_the_push_and_the_key_and_where_it_is(aggregators: int):
-    with ThreadedJob(2, 2, aggregators=aggregators) as cluster:
-
-        def work(store: DistStore) -> Any:
-            store.init(["w", "x"], [torch.zeros(4), torch.zeros(4)])
-            error = None
-            if store.rank == 0:
-                store.push("w", torch.ones(4))
-                ticket = store.pull("w", torch.zeros(4), wait=False)
-                error = outcome(lambda: ticket.wait(0.05))
-            store.barrier()
-            if store.rank == 1:
-                store.push("w", torch.ones(4))
-            return error
-
-        error = cluster.run(work)[0]
-    assert isinstance(error, DeadlineExceeded)
-    asked = "aggregator 0" if aggregators else "server "
-    assert str(error).startswith(f"pull of 'w' is not done after 0.05 s: {asked}")
-    reason, _, place = str(error).rpartition("; worker 1 is at ")
-    assert reason.endswith(" worker 1, whose push 1 of 'w' is missing")
-    assert " in " in place
-    assert error.silent == ()
-
-
-def test_late_calls_to_the_scheduler_name_whom_they_wait_for():
-    with ThreadedJob(2, 1) as cluster:
-
-        def work(session: Session) -> list[str]:
-            impatient = DistStore(session, timeout=0.05)
-            if session.rank == 0:
-                return [str(outcome(impatient.barrier))]
-            errors = [str(outcome(lambda: impatient.init("w", torch.zeros(1))))]
-            return [*errors, str(outcome(lambda: impatient.set_optimizer("sgd")))]
-
-        results = cluster.run_sessions(work)
-    assert {result.partition("; worker ")[0] for result in results[0]} <= {
-        f"barrier is not done after 0.05 s: the scheduler waits at the barrier for worker 1 ({where})"
-        for where in ("has not come yet", "is in init()")
-    }
-    assert all("; worker 0 is at " in result for result in results[1])
-    assert [result.partition("; worker ")[0] for result in results[1]] == [
-        "init of 'w' is not done after 0.05 s: the scheduler waits for worker 0 to init 'w'",
-        "set_optimizer is not done after 0.05 s: server 0 waits for worker 0, which has not called set_optimizer",
-    ]
-
-
-def test_joining_in_vain_names_the_absent():
-    network = InprocNetwork()
-    scheduler = network.transport()
-    scheduler.bind("inproc://scheduler")
-    from servers.scheduler import Scheduler
-    from servers.service import Service
-
-    core = Scheduler(2, 1, 10.0)
-    service = Service(scheduler)
-    thread = threading.Thread(target=service.run, args=(lambda peer, message: core.handle(peer, message, 0.0),))
-    thread.start()
-    try:
-        config = Config("worker", "inproc://scheduler", 2, 1, rank_hint=1, timeout_s=0.05, patience_s=0.05)
-        with pytest.raises(DeadlineExceeded) as info:
-            Session(config, network.transport).join()
-        assert str(info.value) == (
-            "joining the job at inproc://scheduler is not done after 0.05 s: "
-            "the scheduler waits for worker 0 and server 0 to join"
-        )
-    finally:
-        service.stop()
-        thread.join()
-
-
-def test_a_worker_that_gave_up_joining_may_come_back():
-    """The scheduler would count it as there for ever, and refuse its next attempt."""
-
-    class Hasty(ThreadedJob):
-        def join(self, rank: int) -> None:
-            if rank == 0:
-                hasty = dataclasses.replace(self.config("worker", 0), timeout_s=0.05, patience_s=0.05)
-                with pytest.raises(DeadlineExceeded, match=r"waits for .*worker 1"):
-                    Session(hasty, self.ends(hasty)).join()
-                given_up.set()
-            else:
-                assert given_up.wait(LONG)
-            super().join(rank)
-
-    given_up = threading.Event()
-    with Hasty(2, 1) as cluster:
-        assert cluster.run(lambda store: store.rank) == [0, 1]
-    assert set(cluster.exit_codes.values()) == {0}
-
-
-@pytest.mark.parametrize("role", ["worker", "server"])
-def test_joining_without_a_scheduler_ends_at_the_deadline(role: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvstore.member.late_calls.EXPLAIN_S", 0.05)
-    network = InprocNetwork()
-    config = Config(role, "inproc://scheduler", 1, 1, timeout_s=0.05)
-    joins: dict[str, Callable[[], Any]] = {
-        "worker": lambda: Session(config, network.transport).join(),
-        "server": lambda: run_server(config, network.transport, "inproc://server-0"),
-    }
-    with pytest.raises(DeadlineExceeded, match="the scheduler does not answer") as info:
-        joins[role]()
-    assert info.value.silent == ("the scheduler",)
-    network.transport().bind("inproc://server-0")  # which is free again
-
-
-def test_a_server_waits_on_while_the_scheduler_lives(caplog: pytest.LogCaptureFixture):
-    """It may be there long before the workers; only a scheduler that does not answer ends its patience."""
-    waited = threading.Event()
-
-    class Patient(ThreadedJob):
-        def config(self, role: str, rank: int = -1) -> Config:
-            return dataclasses.replace(super().config(role, rank), timeout_s=0.05 if role == "server" else LONG)
-
-        def join(self, rank: int) -> None:
-            assert waited.wait(LONG)
-            super().join(rank)
-
-    cluster = Patient(1, 1)
-    warn = client.log.warning
-    client.log.warning = lambda *args: (waited.set(), warn(*args))  # type: ignore[assignment,method-assign]
-    try:
-        with cluster:
-            assert cluster.run_sessions(lambda session: session.rank) == [0]
-    finally:
-        client.log.warning = warn  # type: ignore[method-assign]
-    assert "the scheduler waits for worker 0 to join" in caplog.text
-    assert cluster.exit_codes == {"scheduler": 0, "server 0": 0}
-
-
-def test_who_is_not_wanted_is_told():
-    with ThreadedJob(1, 1) as cluster:
-        config = cluster.config("worker")
-        with pytest.raises(UsageError, match="the job has its 1 workers already"):
-            Session(config, cluster.ends(config)).join()
-
-
 # ---- errors that reach the worker
 
 
@@ -398,170 +205,6 @@ def test_workers_that_give_a_key_different_shapes_both_learn_it(first: int):
         for error in cluster.run_sessions(work):
             assert isinstance(error, Mismatch)
             assert "key 'w' is float32[" in str(error)
-
-
-# ---- several threads on one session
-
-
-def test_threads_of_one_worker_get_their_own_answers():
-    rounds, count = 30, 4
-    with ThreadedJob(2, 2, bigarray_bound=50) as cluster:
-
-        def work(session: Session) -> list[Any]:
-            store = DistStore(session)
-            keys = [f"k{n}" for n in range(count)]
-            store.init(keys, [torch.zeros(60 + n) for n in range(count)])
-            results: list[Any] = [None] * count
-
-            def use(n: int) -> None:
-                out, total = torch.zeros(60 + n), 0.0
-                for turn in range(rounds):
-                    if turn % 2:
-                        store.pushpull(f"k{n}", torch.full((60 + n,), float(turn + n)), out)
-                    else:
-                        store.push(f"k{n}", torch.full((60 + n,), float(turn + n)))
-                        store.pull(f"k{n}", out)
-                    assert set(out.tolist()) == {2.0 * (turn + n)}
-                    total += out[0].item()
-                results[n] = total
-
-            def run(n: int) -> None:
-                try:
-                    use(n)
-                except BaseException as exc:
-                    results[n] = exc
-
-            threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(LONG)
-            store.close()
-            return results
-
-        expected = [float(sum(2 * (turn + n) for turn in range(rounds))) for n in range(count)]
-        assert cluster.run_sessions(work) == [expected, expected]
-
-
-def test_two_threads_push_the_same_key_and_every_push_is_a_round_of_its_own():
-    with ThreadedJob(2, 2) as cluster:
-
-        def work(store: DistStore) -> float:
-            store.set_optimizer("sgd", learning_rate=1.0)
-            store.init("w", torch.zeros(1))
-            threads = [
-                threading.Thread(target=lambda: [store.push("w", torch.ones(1)) for _ in range(50)]) for _ in range(2)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(LONG)
-            out = torch.zeros(1)
-            store.pull("w", out)
-            return out.item()
-
-        assert cluster.run(work) == [-200.0, -200.0]
-
-
-def test_a_scheduler_whose_name_nobody_knows_is_not_only_silent(monkeypatch: pytest.MonkeyPatch):
-    def unknown(*_args: object, **_kwargs: object) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    monkeypatch.setattr("kvstore.member.late_calls.EXPLAIN_S", 0.05)
-    config = Config("worker", "tcp://nosuch.invalid:9091", 1, 1, join_timeout_s=0.05)
-    with pytest.raises(
-        DeadlineExceeded, match=r"does not answer: cannot resolve .nosuch\.invalid., .*not known"
-    ) as caught:
-        Session(config, TcpTransport).join()
-    assert caught.value.silent == ("the scheduler",)
-
-
-# ---- a server that is elsewhere
-
-
-class Far:
-    """The scheduler and the servers of a session, played by the test, whose one thread lets all of them speak."""
-
-    def __init__(self, role: str = "worker") -> None:
-        network = InprocNetwork()
-        self.ends = {name: network.transport() for name in ("scheduler", "old", "new")}
-        for name, end in self.ends.items():
-            end.bind(f"inproc://{name}")
-        self.notices: list[Message] = []
-        config = Config(role, "inproc://scheduler", 1, 1, heartbeat_s=LONG / 10, heartbeat_timeout_s=LONG, start=4)
-        self.session = Session(config, network.transport, on_notice=self.notices.append)
-        self.joined: list[Any] = []
-        self.beating = b""
-
-    def __enter__(self) -> Far:
-        joining = threading.Thread(target=self.session.join)
-        joining.start()
-        peer, join = self.hear("scheduler")
-        self.joined.append(join)
-        self.ends["scheduler"].send(peer, encode(Welcome(join.seq, 0, 1, 1, ["inproc://old"])))
-        joining.join(LONG)
-        self.beating, beat = self.hear("scheduler")
-        assert isinstance(beat, Beat)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.session.give_up("over")
-
-    def hear(self, name: str) -> tuple[bytes, Any]:
-        received = self.ends[name].recv(LONG)
-        assert received is not None
-        return received[0], decode(received[1])
-
-    def tell(self, *notices: Message) -> None:
-        """Let notices come, and return when they have been taken."""
-        for notice in notices:
-            self.ends["scheduler"].send(self.beating, encode(notice))
-        self.ends["scheduler"].send(self.beating, encode(Roster(1, [])))
-        until(lambda: bool(self.notices) and isinstance(self.notices[-1], Roster))
-        self.notices.pop()
-
-
-def test_a_worker_asks_a_server_where_it_is_now_and_counts_takeovers():
-    with Far() as far:
-        assert far.joined[0].start == 4
-        operation = Operation("x", (), far.session.client)
-        question = Question(far.session.servers[0], operation, Census, {}, operation.take)
-        far.session.client.ask(operation, question)
-        assert [type(far.hear("old")[1]) for _ in range(2)] == [Here, Census]
-        answering = threading.Thread(target=operation.wait)  # the wait is where the links are used
-        answering.start()
-        far.tell(
-            Moved(0, 3, "inproc://new"), Moved(0, 3, "inproc://new"), Moved(0, 2, "inproc://old"), Moved(9, 1, "x")
-        )
-        assert far.notices == [Moved(0, 3, "inproc://new")], "the others are old, or of no server"
-        (_, here), (peer, asked) = far.hear("new"), far.hear("new")
-        assert (type(here), type(asked)) == (Here, Census)
-        far.ends["new"].send(peer, encode(Counted(asked.seq, 5)))
-        answering.join(LONG)
-        assert operation.wait() == Counted(asked.seq, 5)
-        assert (far.session.takeovers, far.session.addresses) == (1, ["inproc://new"])
-
-
-def test_a_fault_that_is_told_again_is_raised_once():
-    """A scheduler that was started again tells all faults again."""
-    with Far() as far:
-        faults = [Fault(0, "Mismatch", f"key {number}", number) for number in (1, 2)]
-        far.tell(*faults, *faults)
-        for number in (1, 2):
-            with pytest.raises(Mismatch, match=f"key {number}"):
-                far.session.check(0)
-        far.session.check(0)
-
-
-def test_a_server_reports_over_the_link_of_its_beats_and_is_told_of_views():
-    with Far("server") as far:
-        standing = Standing(far.session.client.node, 1, 12, synced=True)
-        far.session.report(standing)
-        assert far.hear("scheduler") == (far.beating, standing)
-        view = View(Node("server", 0, 1), 2)
-        far.tell(view)
-        assert far.notices == [view]
 
 
 # ---- what only a broken scheduler does
