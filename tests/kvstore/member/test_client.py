@@ -1,104 +1,27 @@
-"""A member's side of its links, over a transport that the test plays."""
+"""A member's side of its links, over a transport that the test plays: requests, answers, and what ends them."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from played import BARRIER, WINDOW, Played, acknowledge, ask, client_of
 
-from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
-from kvstore.member import late_calls
-from kvstore.member.client import SLICE_S, Client
+from kvstore.errors import KVStoreError, Mismatch, NodeLost, ServerError, UsageError
 from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
-from kvstore.ticket import Operation, WaitLimits
+from kvstore.ticket import Operation
 from kvstore.wire import (
     Ack,
     Alive,
     Barrier,
-    Explain,
-    Explanation,
     Failure,
     Leave,
-    Locate,
-    Located,
     Message,
     Node,
     Ready,
-    Request,
     Sender,
-    decode,
-    encode,
 )
-
-WINDOW = 4 << 20
-BARRIER = {"store": 0, "number": 0}
-Answers = Callable[[bytes, Request], "Sequence[Message | list[bytes]]"]
-
-
-class Played:
-    """A transport whose peers answer at once with what ``answers`` says; while nothing comes, the clock moves."""
-
-    def __init__(self, answers: Answers = lambda peer, request: []) -> None:
-        self.answers = answers
-        self.asked: list[tuple[bytes, Request]] = []
-        self.inbox: deque[tuple[bytes, list[Any]]] = deque()
-        self.now = 0.0
-        self.waits: list[float] = []
-        self.closed = False
-
-    def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
-        return endpoint.encode()
-
-    def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
-        request = decode(frames)
-        self.asked.append((peer, request))
-        for answer in self.answers(peer, request):
-            self.arrive(peer, answer)
-
-    def arrive(self, peer: bytes, message: Message | list[bytes]) -> None:
-        self.inbox.append((peer, message if isinstance(message, list) else encode(message)))
-
-    def recv(self, timeout: float) -> tuple[bytes, list[Any]] | None:
-        if self.inbox:
-            return self.inbox.popleft()
-        if timeout > 0:
-            self.waits.append(timeout)
-            self.now += timeout
-        return None
-
-    def interrupt(self) -> None:
-        pass
-
-    def detach(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
-
-    def close(self, linger: float = 0.0) -> None:
-        self.closed = True
-
-    def bind(self, endpoint: str) -> str:
-        raise NotImplementedError
-
-
-def client_of(transport: Any, timeout_s: float = 10.0, patience_s: float = 0.0) -> tuple[Client, bytes, bytes]:
-    """A client with links to two servers, whose endpoints are their names."""
-    limits = WaitLimits(timeout_s, patience_s)
-    client = Client(lambda: transport, lambda: transport.now, limits, "worker", 77, WINDOW)
-    return client, client.connect("server 0", "server 0"), client.connect("server 1", "server 1")
-
-
-def ask(client: Client, peer: bytes, operation: Operation, take: Callable[[Any], None] | None = None) -> None:
-    client.ask(operation, Question(peer, operation, Barrier, BARRIER, take))
-
-
-def acknowledge(_peer: bytes, request: Request) -> list[Message]:
-    return [Ack(request.seq)]
 
 
 def test_a_call_returns_the_reply():
@@ -242,157 +165,6 @@ def test_a_request_that_cannot_be_encoded_leaves_nothing_behind():
     assert [(r.seq, r.sender.done) for _, r in transport.asked] == [(1, 1)]
 
 
-# ---- deadlines
-
-
-def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
-    def answers(peer: bytes, request: Request) -> list[Message]:
-        if not isinstance(request, Explain):
-            return []
-        assert request.about == {a: 1, b: 2}[peer]
-        return [Explanation(request.seq, "waits for worker 1")] if peer == a else []
-
-    transport = Played(answers)
-    client, a, b = client_of(transport)
-    operation = Operation("pull", ["w", "x"], client)
-    for peer in (a, b, a):
-        ask(client, peer, operation)
-    with pytest.raises(DeadlineExceeded) as info:
-        operation.wait(3.0)
-    assert str(info.value) == (
-        "pull of 'w', 'x' is not done after 3 s: server 0 waits for worker 1; server 1 does not answer"
-    )
-    assert info.value.silent == ("server 1",)
-    assert isinstance(info.value, TimeoutError)
-    assert sum(isinstance(request, Explain) for _, request in transport.asked) == 2, "each peer is asked once"
-    assert transport.now == 3.0 + late_calls.EXPLAIN_S
-    assert max(transport.waits) <= SLICE_S
-
-
-def test_a_peer_that_knows_nothing_of_it_has_not_answered_yet():
-    transport = Played(lambda _, r: [Explanation(r.seq, "")] if isinstance(r, Explain) else [])
-    client, a, _ = client_of(transport)
-    with pytest.raises(DeadlineExceeded, match="server 0 has not answered yet") as info:
-        client.call(a, "x", Barrier, 1.0, **BARRIER)
-    assert info.value.silent == ()
-
-
-def guided(
-    located: Callable[[Locate], Sequence[Message]], explained: Callable[[Explain], Sequence[Message]] | None = None
-) -> tuple[Played, Client, bytes]:
-    """A client that waits for worker 1 at a server, and a scheduler that answers questions where members are."""
-
-    def answers(_peer: bytes, request: Request) -> Sequence[Message]:
-        if isinstance(request, Locate):
-            return located(request)
-        if not isinstance(request, Explain):
-            return []
-        return explained(request) if explained else [Explanation(request.seq, "waits for worker 1", [1])]
-
-    transport = Played(answers)
-    client, a, _ = client_of(transport)
-    client.guide = client.connect("the scheduler", "the scheduler")
-    return transport, client, a
-
-
-def test_an_error_says_where_the_missing_are():
-    transport, client, a = guided(lambda request: [Located(request.seq, request.ranks, ["is at train.py:41 in load"])])
-    with pytest.raises(DeadlineExceeded, match=r"waits for worker 1; worker 1 is at train\.py:41 in load$"):
-        client.call(a, "x", Barrier, 1.0, **BARRIER)
-    assert transport.now == 1.0, "no more time has passed"
-    (asked,) = (request for _, request in transport.asked if isinstance(request, Locate))
-    assert (asked.role, asked.ranks) == ("worker", [1])
-
-
-def test_servers_that_say_nothing_are_looked_for_too():
-    _, client, a = guided(
-        lambda request: [Located(request.seq, request.ranks, ["does not answer: no sign of life for 9 s"])],
-        lambda _: [],
-    )
-    with pytest.raises(
-        DeadlineExceeded, match=r"after 1 s: server 0 does not answer: no sign of life for 9 s$"
-    ) as late:
-        client.call(a, "x", Barrier, 1.0, **BARRIER)
-    assert late.value.silent == ("server 0",)
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_an_error_says_less_where_nobody_knows_where_the_missing_are(refused: bool):
-    transport, client, a = guided(
-        lambda request: [Failure(request.seq, "UsageError", "is not a member")] if refused else []
-    )
-    with pytest.raises(DeadlineExceeded, match=r"server 0 waits for worker 1$"):
-        client.call(a, "x", Barrier, 1.0, **BARRIER)
-    assert transport.now == 1.0 + (0.0 if refused else late_calls.LOCATE_S)
-
-
-def test_an_answer_that_comes_while_the_missing_are_looked_for_is_not_too_late():
-    transport, client, a = guided(lambda _: [])
-    transport.answers = _then(transport, transport.answers, a)
-    assert client.call(a, "x", Barrier, 1.0, **BARRIER) == Ack(1)
-    assert transport.now == 1.0
-
-
-def _then(transport: Played, answers: Answers, peer: bytes) -> Answers:
-    """``answers``; and when it is asked where members are, the first request is answered."""
-
-    def and_more(asked: bytes, request: Request) -> Sequence[Message | list[bytes]]:
-        if isinstance(request, Locate):
-            transport.arrive(peer, Ack(1))
-        return answers(asked, request)
-
-    return and_more
-
-
-def test_a_scheduler_that_says_nothing_itself_is_not_asked_where_others_are():
-    transport, client, _ = guided(lambda _: [], lambda _: [])
-    assert client.guide is not None
-    with pytest.raises(DeadlineExceeded, match="the scheduler does not answer"):
-        client.call(client.guide, "x", Barrier, 1.0, **BARRIER)
-    assert not any(isinstance(request, Locate) for _, request in transport.asked)
-
-
-def test_an_answer_that_comes_while_it_is_asked_for_is_not_too_late():
-    def answers(_peer: bytes, request: Request) -> list[Message]:
-        return [Ack(1), Explanation(request.seq, "")] if isinstance(request, Explain) else []
-
-    client, a, _ = client_of(Played(answers))
-    assert client.call(a, "x", Barrier, 1.0, **BARRIER) == Ack(1)
-
-
-def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
-    transport = Played()
-    client, a, _ = client_of(transport, timeout_s=7.0)
-    operation = Operation("x", (), client)
-    ask(client, a, operation)
-    with pytest.raises(DeadlineExceeded, match="after 7 s"):
-        operation.wait()
-    transport.arrive(a, Ack(1))
-    assert operation.wait() is None
-
-
-def test_a_ticket_may_have_a_deadline_of_its_own():
-    transport = Played()
-    client, a, _ = client_of(transport)
-    operation = Operation("x", (), client, limits=WaitLimits(2.0, 2.0))
-    ask(client, a, operation)
-    with pytest.raises(DeadlineExceeded, match="after 2 s"):
-        operation.wait()
-
-
-def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
-    transport = Played(lambda _, r: [Failure(r.seq, "ServerError", "x")] if r.seq == 1 else [])
-    client, a, _ = client_of(transport)
-    failed, late = Operation("x", (), client), Operation("y", (), client)
-    ask(client, a, failed)
-    client.wait_all([failed])
-    ask(client, a, late)
-    began = transport.now
-    with pytest.raises(DeadlineExceeded, match="y is not done"):
-        client.wait_all([failed, late], 4.0)
-    assert transport.now - began == 4.0 + late_calls.EXPLAIN_S
-
-
 # ---- endings
 
 
@@ -420,151 +192,6 @@ def test_after_closing_every_call_says_so():
     for action in (operation.wait, operation.done, lambda: client.call(a, "y", Barrier, **BARRIER)):
         with pytest.raises(UsageError, match="this process has left the job"):
             action()
-
-
-# ---- threads
-
-
-class Gate:
-    """A transport that blocks in ``recv`` until a message or an interrupt comes, and tells what it is doing."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.changed = threading.Condition()
-        self.inbox: deque[tuple[bytes, list[Any]]] = deque()
-        self.rung = False
-        self.waiting = threading.Event()
-        self.sent: deque[tuple[bytes, Request]] = deque()
-        self.inside = 0
-
-    def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
-        return endpoint.encode()
-
-    def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
-        self._enter()
-        self.sent.append((peer, decode(frames)))
-        self.inside -= 1
-
-    def recv(self, timeout: float) -> tuple[bytes, list[Any]] | None:
-        self._enter()
-        try:
-            with self.changed:
-                if timeout > 0 and not self.inbox and not self.rung:
-                    self.waiting.set()
-                    self.changed.wait_for(lambda: self.inbox or self.rung, 20)  # far longer than was asked for
-                    self.waiting.clear()
-                self.rung = False if timeout > 0 else self.rung
-                return self.inbox.popleft() if self.inbox else None
-        finally:
-            self.inside -= 1
-
-    def arrive(self, peer: bytes, message: Message) -> None:
-        with self.changed:
-            self.inbox.append((peer, encode(message)))
-            self.changed.notify()
-
-    def interrupt(self) -> None:
-        with self.changed:
-            self.rung = True
-            self.changed.notify()
-
-    def _enter(self) -> None:
-        assert not self.inside, "two threads are in the transport"
-        self.inside += 1
-
-
-class Waiting(threading.Thread):
-    """Waits for an operation; ``outcome`` is what came of it."""
-
-    def __init__(self, operation: Operation) -> None:
-        super().__init__(daemon=True)
-        self.operation, self.outcome = operation, None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.outcome = self.operation.wait(1000.0)
-        except KVStoreError as exc:
-            self.outcome = exc
-
-    def end(self) -> Any:
-        self.join(10)
-        assert not self.is_alive(), "it still waits"
-        return self.outcome
-
-
-def asked(client: Client, peer: bytes) -> Operation:
-    operation = Operation("x", (), client)
-    ask(client, peer, operation, operation.take)
-    return operation
-
-
-def test_a_sender_does_not_wait_for_one_who_waits():
-    gate = Gate()
-    client, a, b = client_of(gate)
-    waiting = Waiting(asked(client, a))
-    for _ in range(5):
-        assert gate.waiting.wait(10)
-        before = len(gate.sent)
-        asked(client, b)  # would take 20 s, were the other not interrupted
-        assert len(gate.sent) == before + 1
-    gate.arrive(a, Ack(1))
-    assert waiting.end() == Ack(1)
-
-
-def test_two_who_wait_both_get_theirs_in_either_order():
-    for order in ((1, 2), (2, 1)):
-        gate = Gate()
-        client, a, b = client_of(gate)
-        both = {1: Waiting(asked(client, a)), 2: Waiting(asked(client, b))}
-        for seq in order:
-            assert gate.waiting.wait(10)
-            gate.arrive({1: a, 2: b}[seq], Ack(seq))
-            assert both[seq].end() == Ack(seq)
-
-
-def test_what_one_thread_takes_in_wakes_the_other():
-    gate = Gate()
-    client, a, b = client_of(gate)
-    first = Waiting(asked(client, a))
-    assert gate.waiting.wait(10)
-    second = Waiting(asked(client, b))
-    with gate.changed:  # both answers at once: whoever is at the transport takes both
-        gate.inbox.extend([(b, encode(Ack(2))), (a, encode(Ack(1)))])
-        gate.changed.notify()
-    assert (first.end(), second.end()) == (Ack(1), Ack(2))
-
-
-def test_a_failure_wakes_all_who_wait():
-    gate = Gate()
-    client, a, b = client_of(gate)
-    both = [Waiting(asked(client, peer)) for peer in (a, b)]
-    assert gate.waiting.wait(10)
-    client.fail(NodeLost("over"))
-    assert [str(waiting.end()) for waiting in both] == ["over", "over"]
-
-
-def test_closing_wakes_all_who_wait():
-    gate = Gate()
-    gate.close = lambda linger: None  # type: ignore[attr-defined]
-    client, a, b = client_of(gate)
-    both = [Waiting(asked(client, peer)) for peer in (a, b)]
-    assert gate.waiting.wait(10)
-    client.close()
-    assert [type(waiting.end()) for waiting in both] == [UsageError, UsageError]
-
-
-def test_polling_does_not_wait_for_one_who_waits():
-    gate = Gate()
-    client, a, b = client_of(gate)
-    other = asked(client, b)
-    waiting = Waiting(asked(client, a))
-    assert gate.waiting.wait(10)
-    assert not other.done()
-    gate.arrive(b, Ack(1))
-    gate.arrive(a, Ack(2))
-    assert waiting.end() == Ack(2)
-    assert other.done()
 
 
 def test_a_request_that_no_peer_would_take_is_refused_at_the_call():
