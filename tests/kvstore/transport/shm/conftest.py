@@ -6,15 +6,18 @@ import contextlib
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from shared_memory import ALONE, Make, Pair
+from shm_ends import Ends
 
 from kvstore.transport.shm import arena as arenas
 from kvstore.transport.shm import presence
-from kvstore.transport.shm.arena import Arena
+from kvstore.transport.shm import transport as shm
+from kvstore.transport.shm.arena import FIRST_CHUNK, Arena
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +26,23 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         monkeypatch.setattr(presence, "DIRECTORY", Path(name))
         monkeypatch.setattr(arenas, "FIRST_CHUNK", 1 << 16)
+        monkeypatch.setattr(shm, "noticed", threading.Lock())
         yield Path(name)
+
+
+@pytest.fixture
+def usual_chunks(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arenas begin as large as elsewhere."""
+    monkeypatch.setattr(arenas, "FIRST_CHUNK", FIRST_CHUNK)
+
+
+@pytest.fixture
+def ends(directory: Path, usual_chunks: None) -> Iterator[Ends]:
+    """Ends of a link, which leave nothing behind."""
+    made = Ends()
+    yield made
+    made.close()
+    assert list(directory.iterdir()) == []
 
 
 @pytest.fixture

@@ -1,99 +1,33 @@
-"""What is shared memory's alone: who is asked, what goes by reference, and what a liar or a full /dev/shm can do."""
+"""What is shared memory's alone: who is asked, what goes by reference, and when memory is free again."""
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
 import random
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import msgpack
 import pytest
+from shm_ends import BIG, Ends, hello
 from waiting import LONG
 
 from kvstore.job.config import Config
-from kvstore.transport import InprocNetwork, InprocTransport
+from kvstore.transport import InprocNetwork
 from kvstore.transport.shm import arena as arenas
 from kvstore.transport.shm import presence
-from kvstore.transport.shm import transport as shm
-from kvstore.transport.shm.arena import Arena
-from kvstore.transport.shm.transport import LARGE, MAX_OWN, SharedMemoryTransport, sharing
+from kvstore.transport.shm.transport import LARGE, SharedMemoryTransport, sharing
 from kvstore.transport.zeromq.transport import ZmqTransport
 
-pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
-
-BIG = bytes(range(256)) * (LARGE // 256)
-
-
-@pytest.fixture(autouse=True)
-def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        monkeypatch.setattr(presence, "DIRECTORY", Path(name))
-        monkeypatch.setattr(shm, "noticed", threading.Lock())
-        yield Path(name)
-
-
-class Spy(InprocTransport):
-    """Keeps what goes through the inner transport, and can say of a link that it was lost and has been made anew."""
-
-    def __init__(self, network: InprocNetwork) -> None:
-        super().__init__(network)
-        self.sent: list[list[bytes]] = []
-        self.lost: list[bytes] = []
-
-    def recv(self, timeout):
-        return (self.lost.pop(), []) if self.lost else super().recv(timeout)
-
-    def send(self, peer, frames, priority=None):
-        self.sent.append([bytes(frame) for frame in frames])
-        super().send(peer, frames, priority)
-
-
-class Ends:
-    """A listener and another end that has a link to it, both shared; ``raw`` is an inner transport with a link."""
-
-    def __init__(self) -> None:
-        self.network = InprocNetwork()
-        self.inner = Spy(self.network)
-        self.back = Spy(self.network)
-        self.listener = SharedMemoryTransport(self.back, "job")
-        self.other = SharedMemoryTransport(self.inner, "job")
-        self.listener.bind("inproc://here")
-        self.link = self.other.connect("inproc://here")
-        self.raw = self.network.transport()
-        self.raw_link = self.raw.connect("inproc://here")
-
-    def send(self, *frames: bytes) -> list[bytes]:
-        """Send over the link, and return what arrives."""
-        self.other.send(self.link, frames)
-        received = self.listener.recv(LONG)
-        assert received is not None
-        assert self.other.recv(0) is None, "nothing but an answer to a hello"
-        return received[1]
-
-    def acquaint(self) -> None:
-        self.send(b"head", BIG)
-        self.inner.sent.clear()
-
-    def close(self) -> None:
-        self.listener.close()
-        self.other.close()
-
-
-@pytest.fixture
-def ends(directory: Path) -> Iterator[Ends]:
-    made = Ends()
-    yield made
-    made.close()
-    assert list(directory.iterdir()) == []
+pytestmark = [
+    pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here"),
+    pytest.mark.usefixtures("usual_chunks"),
+]
 
 
 def test_small_messages_need_no_memory_at_all(ends: Ends, directory: Path):
@@ -239,226 +173,6 @@ def test_after_close_there_is_plain_memory(ends: Ends, directory: Path, caplog: 
     assert list(directory.iterdir()) == []
 
 
-# ---- strangers
-
-ENTRY = struct.Struct("<HHIQQ")
-
-
-def refs(*entries: tuple[int, int, int, int, int]) -> bytes:
-    return b"\xc1\x00" + b"".join(ENTRY.pack(*entry) for entry in entries)
-
-
-def hello(*fields: object, kind: int = 1) -> bytes:
-    return bytes((0xC1, kind)) + msgpack.packb(list(fields))
-
-
-BAD = {
-    "nothing": [b"\xc1"],
-    "kind": [b"\xc1\x04"],
-    "two frames": [b"\xc1\x03", b""],
-    "half a reference": [refs((0, 0, 0, 0, 1))[:-1]],
-    "not introduced": [refs((0, 0, 0, 0, 1))],
-    "an answer": [b"\xc1\x03"],
-    "another answer": [hello("kvstore-0-job-1-0000000000000000", bytes(16), kind=2)],
-    "an empty hello": [b"\xc1\x01"],
-    "no list": [b"\xc1\x01\x05"],
-    "one field": [hello("x")],
-    "wrong types": [hello(b"x", "y")],
-    "a long one": [hello("x" * 1000, bytes(16))],
-    "not msgpack": [b"\xc1\x01\xc1"],
-    "deep": [b"\xc1\x01" + b"\x91" * 400],
-}
-
-
-@pytest.mark.parametrize("frames", BAD.values(), ids=BAD.keys())
-def test_a_frame_that_means_nothing_is_dropped(ends: Ends, frames: list[bytes], caplog: pytest.LogCaptureFixture):
-    ends.raw.send(ends.raw_link, frames)
-    assert ends.send(b"head", b"next") == [b"head", b"next"]
-    assert caplog.text.count("dropped a bad message (1 so far)") == 1
-
-
-@pytest.mark.parametrize(
-    "name", ["kvstore-0-job-1-0000000000000000", "../../etc/passwd", "x", "", "kvstore-0-job-1-000000000000000\0"]
-)
-def test_an_arena_that_is_not_there_cannot_be_mapped(ends: Ends, name: str):
-    ends.raw.send(ends.raw_link, [hello(name, bytes(16))])
-    assert ends.listener.recv(0) is None
-    assert ends.raw.recv(0)[1] == [b"\xc1\x03"]
-
-
-def introduce(ends: Ends) -> Arena:
-    """A stranger that has an arena and says so."""
-    arena = Arena("stranger")
-    arena.allocate(1)
-    ends.raw.send(ends.raw_link, [hello(arena.presence.name, arena.presence.nonce)])
-    assert ends.listener.recv(0) is None
-    assert b"\xc1\x02" in said(ends)
-    return arena
-
-
-def said(ends: Ends) -> list[bytes]:
-    """How what the listener has told the stranger begins: an answer, and the first time a hello of its own."""
-    kinds = []
-    while (received := ends.raw.recv(0)) is not None:
-        kinds.append(bytes(received[1][0][:2]))
-    return kinds
-
-
-FORGED = {
-    "beyond the chunk": [refs((0, 0, 0, 1 << 40, 64))],
-    "longer than the chunk": [refs((0, 0, 0, 0, 1 << 60))],
-    "empty": [refs((0, 0, 0, 0, 0))],
-    "no such chunk": [refs((0, 9, 0, 0, 64))],
-    "no such cell": [refs((0, 0, 1 << 20, 0, 64))],
-    "not sent": [refs((0, 0, 77, 0, 64))],
-    "twice": [refs((0, 0, 0, 0, 64), (1, 0, 0, 0, 64))],
-    "out of order": [refs((1, 0, 0, 0, 64), (0, 0, 1, 0, 64)), b"x"],
-    "behind the end": [refs((2, 0, 0, 0, 64)), b"x"],
-}
-
-
-@pytest.mark.parametrize("frames", FORGED.values(), ids=FORGED.keys())
-def test_a_forged_reference_is_dropped(ends: Ends, frames: list[bytes], caplog: pytest.LogCaptureFixture):
-    arena = introduce(ends)
-    arena.presence.cells[0] = arena.presence.cells[1] = presence.SENT
-    ends.raw.send(ends.raw_link, frames)
-    ends.raw.send(ends.raw_link, [refs((1, 0, 1, 0, 64)), b"head", b"tail"])
-    received = ends.listener.recv(LONG)
-    if "out of order" not in caplog.text:
-        assert received[1] == [b"head", bytes(64), b"tail"], "an honest one is taken"
-    assert caplog.text.count("dropped a bad message") == 1
-    arena.close()
-
-
-def test_whoever_takes_the_place_of_a_peer_is_asked_anew(ends: Ends):
-    """A link that was made is made again when another listens there, and that one has mapped nothing."""
-    ends.acquaint()
-    ends.listener.close()
-    ends.other.send(ends.link, [b"head", BIG])
-    assert [frames[0][:2] for frames in ends.inner.sent] == [b"\xc1\x01", b"he"]
-
-
-def test_a_second_hello_takes_the_place_of_the_first(ends: Ends):
-    first, second = introduce(ends), introduce(ends)
-    ends.raw.send(ends.raw_link, [refs((1, 0, 0, 0, 64)), b"head"])
-    first.presence.cells[0] = second.presence.cells[0] = presence.SENT
-    assert ends.listener.recv(LONG)[1] == [b"head", bytes(64)]
-    assert (first.presence.cells[0], second.presence.cells[0]) == (presence.SENT, presence.FREE)
-    first.close()
-    second.close()
-
-
-def test_a_flood_costs_few_lines_and_does_not_hold_recv(ends: Ends, caplog: pytest.LogCaptureFixture):
-    for _ in range(3 * MAX_OWN):
-        ends.raw.send(ends.raw_link, [b"\xc1\xff"])
-    ends.raw.send(ends.raw_link, [b"head"])
-    assert [ends.listener.recv(20) for _ in range(3)] == [None] * 3
-    assert ends.listener.recv(0)[1] == [b"head"]
-    assert caplog.text.count("dropped a bad message") == 3
-
-
-# ---- no room
-
-
-def full(fd: int, offset: int, length: int) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_a_full_directory_is_noticed_once_and_frames_go_as_they_are(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    ends.acquaint()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        for _ in range(3):
-            memory = ends.other.allocate(64 << 20)
-            memory[-4:] = b"last"
-            assert bytes(ends.send(b"head", memory)[1][-4:]) == b"last"
-            assert len(ends.inner.sent[-1]) == 2
-            assert ends.other.busy(memory)
-    assert caplog.text.count("no shared memory for 67108864 bytes: No space left on device") == 1
-    assert "--shm-size" in caplog.text
-    ends.send(b"head", ends.other.allocate(64 << 20))
-    assert len(ends.inner.sent[-1][0]) == 2 + 24, "there is room again"
-
-
-def test_where_not_even_the_control_file_fits(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    for _ in range(3):
-        memory = ends.other.allocate(LARGE)
-        memory[:] = BIG
-        assert ends.send(b"head", memory) == [b"head", BIG]
-    assert len(ends.inner.sent) == 3, "there was nothing to say hello with"
-    assert caplog.text.count("no shared memory") == 1
-    # A peer that has some is told that we cannot: it could not see us die.
-    ends.raw.send(ends.raw_link, [hello("kvstore-0-job-1-0000000000000000", bytes(16))])
-    assert ends.listener.recv(0) is None
-    assert ends.raw.recv(0)[1] == [b"\xc1\x03"]
-
-
-def test_no_directory_at_all(ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    with monkeypatch.context() as patch:
-        patch.setattr(presence, "DIRECTORY", Path("/nowhere"))
-        patch.setattr(shm, "DIRECTORY", Path("/nowhere"))
-        assert ends.send(b"head", BIG) == [b"head", BIG]
-    assert "there is no /nowhere" in caplog.text
-
-
-def test_references_that_have_run_out(ends: Ends, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(arenas, "CELLS", 1)  # references that an arena has
-    ends.acquaint()
-    held = ends.send(b"head", BIG)
-    assert ends.send(b"head", BIG) == [b"head", BIG]
-    assert ends.inner.sent[1] == [b"head", BIG]
-    del held
-    assert ends.send(b"head", BIG) == [b"head", BIG]
-    assert len(ends.inner.sent[2][0]) == 2 + 24, "one has come back"
-
-
-SMALL = """
-import logging, sys
-from kvstore.transport.shm.transport import SharedMemoryTransport
-from kvstore.transport.zeromq.transport import ZmqTransport
-
-logging.basicConfig(level=logging.WARNING, format="%(message)s")
-listener, other = (SharedMemoryTransport(ZmqTransport(), "small") for _ in range(2))
-link = other.connect(listener.bind(sys.argv[1]))
-held = []
-for size in [1 << 16, 1 << 16, 1 << 22, 1 << 16, 1 << 22, 1 << 17, 1 << 18, 1 << 18]:
-    memory = other.allocate(size)
-    memory[:] = bytes([len(held)]) * size
-    other.send(link, [b"head", memory])
-    del memory
-    held.append(listener.recv(20)[1][1])
-    assert other.recv(0) is None
-for number, view in enumerate(held):
-    assert set(view) == {number}
-print(sum("numpy" in str(type(view.obj)) for view in held))
-other.close()
-listener.close()
-"""
-
-
-def test_a_small_dev_shm(tmp_path: Path):
-    """As a container has it: what fits is shared, the rest goes through the socket, and no SIGBUS."""
-    with tempfile.TemporaryDirectory() as private:
-        script = Path(private) / "script.py"
-        script.write_text(SMALL)
-        mounted = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
-        argv = ["unshare", "-m", "sh", "-c", mounted, "sh", sys.executable, str(script), f"ipc://{private}/s"]
-        if os.getuid() or subprocess.run([*argv[:4], "mount -t tmpfs tmpfs /dev/shm"], check=False).returncode:
-            pytest.skip("only root can mount a small /dev/shm")
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 3
-    assert done.stderr.count("no shared memory for 4194304 bytes: No space left on device (/dev/shm has 1 MiB") == 1
-    assert len(done.stderr.splitlines()) == 1
-
-
-# ---- processes and threads
-
 ECHO = """
 import random, sys, zlib
 from collections import deque
@@ -563,9 +277,6 @@ def test_other_threads_may_allocate_while_one_sends_and_receives(ends: Ends):
     for thread in threads:
         thread.join()
     assert not errors
-
-
-# ---- switches
 
 
 def test_who_shares(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,63 @@
+"""Ends of links that share memory, and what goes through the transport inside them."""
+
+from __future__ import annotations
+
+import msgpack
+from waiting import LONG
+
+from kvstore.transport import InprocNetwork, InprocTransport
+from kvstore.transport.shm.transport import LARGE, SharedMemoryTransport
+
+BIG = bytes(range(256)) * (LARGE // 256)
+
+
+class Spy(InprocTransport):
+    """Keeps what goes through the inner transport, and can say of a link that it was lost and has been made anew."""
+
+    def __init__(self, network: InprocNetwork) -> None:
+        super().__init__(network)
+        self.sent: list[list[bytes]] = []
+        self.lost: list[bytes] = []
+
+    def recv(self, timeout):
+        return (self.lost.pop(), []) if self.lost else super().recv(timeout)
+
+    def send(self, peer, frames, priority=None):
+        self.sent.append([bytes(frame) for frame in frames])
+        super().send(peer, frames, priority)
+
+
+class Ends:
+    """A listener and another end that has a link to it, both shared; ``raw`` is an inner transport with a link."""
+
+    def __init__(self) -> None:
+        self.network = InprocNetwork()
+        self.inner = Spy(self.network)
+        self.back = Spy(self.network)
+        self.listener = SharedMemoryTransport(self.back, "job")
+        self.other = SharedMemoryTransport(self.inner, "job")
+        self.listener.bind("inproc://here")
+        self.link = self.other.connect("inproc://here")
+        self.raw = self.network.transport()
+        self.raw_link = self.raw.connect("inproc://here")
+
+    def send(self, *frames: bytes) -> list[bytes]:
+        """Send over the link, and return what arrives."""
+        self.other.send(self.link, frames)
+        received = self.listener.recv(LONG)
+        assert received is not None
+        assert self.other.recv(0) is None, "nothing but an answer to a hello"
+        return received[1]
+
+    def acquaint(self) -> None:
+        self.send(b"head", BIG)
+        self.inner.sent.clear()
+
+    def close(self) -> None:
+        self.listener.close()
+        self.other.close()
+
+
+def hello(*fields: object, kind: int = 1) -> bytes:
+    """How an end says which arena it has, or answers that."""
+    return bytes((0xC1, kind)) + msgpack.packb(list(fields))

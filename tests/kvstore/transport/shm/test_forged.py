@@ -1,0 +1,128 @@
+"""What a liar can do to a transport that shares memory: nothing."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from shm_ends import BIG, Ends, hello
+from waiting import LONG
+
+from kvstore.transport.shm import presence
+from kvstore.transport.shm.arena import Arena
+from kvstore.transport.shm.transport import MAX_OWN
+
+pytestmark = [
+    pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here"),
+    pytest.mark.usefixtures("usual_chunks"),
+]
+ENTRY = struct.Struct("<HHIQQ")
+
+
+def refs(*entries: tuple[int, int, int, int, int]) -> bytes:
+    return b"\xc1\x00" + b"".join(ENTRY.pack(*entry) for entry in entries)
+
+
+BAD = {
+    "nothing": [b"\xc1"],
+    "kind": [b"\xc1\x04"],
+    "two frames": [b"\xc1\x03", b""],
+    "half a reference": [refs((0, 0, 0, 0, 1))[:-1]],
+    "not introduced": [refs((0, 0, 0, 0, 1))],
+    "an answer": [b"\xc1\x03"],
+    "another answer": [hello("kvstore-0-job-1-0000000000000000", bytes(16), kind=2)],
+    "an empty hello": [b"\xc1\x01"],
+    "no list": [b"\xc1\x01\x05"],
+    "one field": [hello("x")],
+    "wrong types": [hello(b"x", "y")],
+    "a long one": [hello("x" * 1000, bytes(16))],
+    "not msgpack": [b"\xc1\x01\xc1"],
+    "deep": [b"\xc1\x01" + b"\x91" * 400],
+}
+
+
+@pytest.mark.parametrize("frames", BAD.values(), ids=BAD.keys())
+def test_a_frame_that_means_nothing_is_dropped(ends: Ends, frames: list[bytes], caplog: pytest.LogCaptureFixture):
+    ends.raw.send(ends.raw_link, frames)
+    assert ends.send(b"head", b"next") == [b"head", b"next"]
+    assert caplog.text.count("dropped a bad message (1 so far)") == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["kvstore-0-job-1-0000000000000000", "../../etc/passwd", "x", "", "kvstore-0-job-1-000000000000000\0"]
+)
+def test_an_arena_that_is_not_there_cannot_be_mapped(ends: Ends, name: str):
+    ends.raw.send(ends.raw_link, [hello(name, bytes(16))])
+    assert ends.listener.recv(0) is None
+    assert ends.raw.recv(0)[1] == [b"\xc1\x03"]
+
+
+def introduce(ends: Ends) -> Arena:
+    """A stranger that has an arena and says so."""
+    arena = Arena("stranger")
+    arena.allocate(1)
+    ends.raw.send(ends.raw_link, [hello(arena.presence.name, arena.presence.nonce)])
+    assert ends.listener.recv(0) is None
+    assert b"\xc1\x02" in said(ends)
+    return arena
+
+
+def said(ends: Ends) -> list[bytes]:
+    """How what the listener has told the stranger begins: an answer, and the first time a hello of its own."""
+    kinds = []
+    while (received := ends.raw.recv(0)) is not None:
+        kinds.append(bytes(received[1][0][:2]))
+    return kinds
+
+
+FORGED = {
+    "beyond the chunk": [refs((0, 0, 0, 1 << 40, 64))],
+    "longer than the chunk": [refs((0, 0, 0, 0, 1 << 60))],
+    "empty": [refs((0, 0, 0, 0, 0))],
+    "no such chunk": [refs((0, 9, 0, 0, 64))],
+    "no such cell": [refs((0, 0, 1 << 20, 0, 64))],
+    "not sent": [refs((0, 0, 77, 0, 64))],
+    "twice": [refs((0, 0, 0, 0, 64), (1, 0, 0, 0, 64))],
+    "out of order": [refs((1, 0, 0, 0, 64), (0, 0, 1, 0, 64)), b"x"],
+    "behind the end": [refs((2, 0, 0, 0, 64)), b"x"],
+}
+
+
+@pytest.mark.parametrize("frames", FORGED.values(), ids=FORGED.keys())
+def test_a_forged_reference_is_dropped(ends: Ends, frames: list[bytes], caplog: pytest.LogCaptureFixture):
+    arena = introduce(ends)
+    arena.presence.cells[0] = arena.presence.cells[1] = presence.SENT
+    ends.raw.send(ends.raw_link, frames)
+    ends.raw.send(ends.raw_link, [refs((1, 0, 1, 0, 64)), b"head", b"tail"])
+    received = ends.listener.recv(LONG)
+    if "out of order" not in caplog.text:
+        assert received[1] == [b"head", bytes(64), b"tail"], "an honest one is taken"
+    assert caplog.text.count("dropped a bad message") == 1
+    arena.close()
+
+
+def test_whoever_takes_the_place_of_a_peer_is_asked_anew(ends: Ends):
+    """A link that was made is made again when another listens there, and that one has mapped nothing."""
+    ends.acquaint()
+    ends.listener.close()
+    ends.other.send(ends.link, [b"head", BIG])
+    assert [frames[0][:2] for frames in ends.inner.sent] == [b"\xc1\x01", b"he"]
+
+
+def test_a_second_hello_takes_the_place_of_the_first(ends: Ends):
+    first, second = introduce(ends), introduce(ends)
+    ends.raw.send(ends.raw_link, [refs((1, 0, 0, 0, 64)), b"head"])
+    first.presence.cells[0] = second.presence.cells[0] = presence.SENT
+    assert ends.listener.recv(LONG)[1] == [b"head", bytes(64)]
+    assert (first.presence.cells[0], second.presence.cells[0]) == (presence.SENT, presence.FREE)
+    first.close()
+    second.close()
+
+
+def test_a_flood_costs_few_lines_and_does_not_hold_recv(ends: Ends, caplog: pytest.LogCaptureFixture):
+    for _ in range(3 * MAX_OWN):
+        ends.raw.send(ends.raw_link, [b"\xc1\xff"])
+    ends.raw.send(ends.raw_link, [b"head"])
+    assert [ends.listener.recv(20) for _ in range(3)] == [None] * 3
+    assert ends.listener.recv(0)[1] == [b"head"]
+    assert caplog.text.count("dropped a bad message") == 3
