@@ -115,12 +115,12 @@ def _shared(first: RowBatch, second: RowBatch) -> tuple[Positions, Positions] | 
 def _pending(tables: Sequence[RowTable], batch: RowBatch) -> list[PendingUpdate] | None:
     """Return where the rows of ``batch`` are; None if a table has not all of them."""
     pending = []
-    for table, (start, stop) in zip(tables, itertools.pairwise(batch.starts), strict=True):
-        ids = batch.ids[start:stop]
-        slots = table.live_slots(ids)
+    ids = [batch.ids[start:stop] for start, stop in itertools.pairwise(batch.starts)]
+    for table, own, found in zip(tables, ids, RowTable.found(tables, ids), strict=True):
+        slots = table.live_slots(own, found)
         if slots is None:
             return None
-        pending.append(PendingUpdate(ids, slots))
+        pending.append(PendingUpdate(own, slots))
     return pending
 
 

@@ -201,9 +201,9 @@ class RowTable(TableStripe):
         self._touch(slots, pending.new)
         return self._evict_after(pending.ids)
 
-    def live_slots(self, ids: Ids) -> Slots | None:
-        """Return where the rows of ``ids`` are; None if one of them has no row."""
-        slots = self._live(ids)
+    def live_slots(self, ids: Ids, found: Slots | None = None) -> Slots | None:
+        """Return where the rows of ``ids`` are; None if one of them has no row. ``found`` may be their slots."""
+        slots = self._live(ids, found)
         return None if len(slots) and slots.min() < 0 else slots
 
     def write(self, parts: Sequence[tuple[PendingUpdate, Array, Mapping[str, Array]]]) -> None:

@@ -11,7 +11,7 @@ import torch
 from kvstore.rows.sums import Positions, Rows
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """One array with the rows of several tables.
 
     Attributes:
@@ -23,7 +23,7 @@ class Block(NamedTuple):
     firsts: Positions
 
 
-def block_of(parts: Sequence[torch.Tensor], width: int) -> Block | None:
+def block_of(parts: Sequence[torch.Tensor], width: int) -> RowBlock | None:
     """Return the array in which the rows of all ``parts`` are; None if they have no memory in common.
 
     Args:
@@ -40,4 +40,4 @@ def block_of(parts: Sequence[torch.Tensor], width: int) -> Block | None:
         firsts.append(row)
     count = memory.nbytes() // (first.element_size() * width)
     rows: Rows = first.detach().as_strided((count, width), (width, 1), 0).numpy()
-    return Block(rows, np.array(firsts, np.int64))
+    return RowBlock(rows, np.array(firsts, np.int64))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kvstore.dist.rows.blocks import Block
+from kvstore.dist.rows.blocks import RowBlock
 from kvstore.dist.rows.plan import RowParcel, RowPlan
 from kvstore.dist.rows.striped import Striped
 from kvstore.errors import WireError
@@ -65,7 +65,7 @@ class IncomingRows:
         plan: RowPlan,
         striped: Striped,
         rows: Sequence[Rows],
-        block: Block | None = None,
+        block: RowBlock | None = None,
         wanted: Sequence[Wanted] = (),
     ) -> None:
         self._plan = plan

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvstore.dist.rows.blocks import Block
+from kvstore.dist.rows.blocks import RowBlock
 from kvstore.dist.rows.plan import RowPlan
 from kvstore.dist.rows.striped import Striped
 from kvstore.rows.ids import Ids
@@ -27,7 +27,7 @@ class OutgoingRows:
         striped: the ids, by server.
     """
 
-    def __init__(self, plan: RowPlan, ids: Sequence[Ids], rows: Sequence[Rows], block: Block | None = None) -> None:
+    def __init__(self, plan: RowPlan, ids: Sequence[Ids], rows: Sequence[Rows], block: RowBlock | None = None) -> None:
         self._plan = plan
         self._rows = rows
         self._block = block

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvstore.dist.rows.blocks import Block, block_of
+from kvstore.dist.rows.blocks import RowBlock, block_of
 from kvstore.dist.rows.plan import RowPlan
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import RowSparse
@@ -32,7 +32,7 @@ class UsualRows(NamedTuple):
 
     ids: list[Ids]
     rows: list[torch.Tensor]
-    block: Block | None
+    block: RowBlock | None
 
 
 def usual_values(plan: RowPlan, values: Sequence[Sequence[Any]]) -> UsualRows | None:

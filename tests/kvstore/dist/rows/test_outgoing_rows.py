@@ -78,9 +78,3 @@ def test_rows_of_one_array_go_and_come_in_one_step(servers: int, gap: int) -> No
         assert torch.equal(out, part)
     if gap:
         assert not back[len(parts[0])].any()
-
-
-def test_rows_in_memory_of_their_own_are_no_block() -> None:
-    whole = torch.zeros(6, 4)
-    assert block_of([whole[1:3], torch.zeros(1, 4)], 4) is None
-    assert block_of([whole.view(-1)[2:10].view(2, 4), whole[4:]], 4) is None
