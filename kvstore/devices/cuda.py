@@ -33,6 +33,7 @@ _CUDA_MALLOC = b"c"
 _HEADER = 2  # bytes before the handle: version, type
 NO_FILE = b"/kvstore/none"  # a name of shared memory has one slash only
 _NO_EVENT = bytes(64)
+_ERRORS = (RuntimeError, AttributeError, TypeError, ValueError)  # of CUDA; of a torch that has changed what it calls
 
 
 class _Recorded:
@@ -77,9 +78,9 @@ class CudaMemory:
             storage: Any = memory.untyped_storage()
             _, shared, _, offset, counter, place, _, _ = storage._share_cuda_()
             self._storage._release_ipc_counter_cuda(counter, place)
-        except RuntimeError as exc:  # torch's errors of CUDA, too
+            return Lent(memory, Handle(uuid_of(memory.device), _opaque(shared), offset, nbytes))
+        except _ERRORS as exc:
             raise CannotLend(f"torch cannot share memory of {device}: {_first_line(exc)}") from None
-        return Lent(memory, Handle(uuid_of(memory.device), _opaque(shared), offset, nbytes))
 
     def fill(self, out: torch.Tensor, parts: list[torch.Tensor]) -> Filling:
         """See ``DeviceMemory``. The copy is made on the device's current stream, behind what computes the parts."""
@@ -101,7 +102,7 @@ class CudaMemory:
                     reader, handle.opaque, handle.nbytes, handle.offset, NO_FILE, 0, _NO_EVENT, False
                 )
                 require_inside(storage.data_ptr(), handle)
-        except RuntimeError as exc:
+        except _ERRORS as exc:
             raise CannotLend(f"CUDA cannot open the memory: {_first_line(exc)}") from None
         self._reader = reader
         opened = torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", reader))

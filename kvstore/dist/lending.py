@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ from kvstore.wire import Borrowed, Lend
 
 log = logging.getLogger(__name__)
 
-MOST_COPIES = 2  # how often all values pushed at once may be in lent memory: two pushes under way
+MOST_COPIES = 2  # how often the gradients of all arrays may be in lent memory: two pushes of each under way
 
 
 class LentLoad:
@@ -82,13 +82,16 @@ class Lending:
         requests: the store's.
         client: sends what is lent.
         aggregator: of this host.
+        stored: returns how many bytes all arrays of the store have.
 
     Attributes:
         nbytes: how many bytes of gradients have been pushed in lent memory.
         refusal: why the last push has not been; empty if it has, or if there was none.
     """
 
-    def __init__(self, kind: str, requests: Requests, client: Client, aggregator: Peer) -> None:
+    def __init__(
+        self, kind: str, requests: Requests, client: Client, aggregator: Peer, stored: Callable[[], int]
+    ) -> None:
         self.nbytes = 0
         self.refusal = ""
         self._requests = requests
@@ -98,7 +101,7 @@ class Lending:
         self._blocks: dict[tuple[torch.device, int], list[_Block]] = {}  # by device and size
         self._made = 0
         self._made_bytes = 0
-        self._most_bytes = 0
+        self._stored = stored
         try:
             self._memory = device_memory(kind)
         except CannotLend as exc:
@@ -115,7 +118,6 @@ class Lending:
         if len(devices) > 1 or device.type != memory.kind or any(not parcel.nbytes for parcel in plan.parcels):
             self.refusal = f"the values are not on one {memory.kind} device, or some are empty"
             return None
-        self._most_bytes = max(self._most_bytes, MOST_COPIES * sum(parcel.nbytes for parcel in plan.parcels))
         blocks: dict[_Block, Parcel] = {}
         for parcel in plan.parcels:
             block = self._block(memory, device, parcel.nbytes, blocks)
@@ -140,7 +142,7 @@ class Lending:
         for block in blocks:
             if block.free and block not in taken:
                 return block
-        if self._made >= MOST_LOANS or self._made_bytes + nbytes > self._most_bytes:
+        if self._made >= MOST_LOANS or self._made_bytes + nbytes > MOST_COPIES * self._stored():
             self.refusal = "all lent memory is in use, or lent for messages of other sizes"
             return None
         try:
@@ -167,8 +169,8 @@ class Lending:
         self._stop("the aggregator has not taken what was lent")
 
     def _stop(self, why: str) -> None:
-        """Lend nothing any more. What is in use stays until it has been read."""
+        """Lend nothing any more. What has been opened stays until the store is closed, for CUDA wants that."""
         self.refusal = why
         self._memory = None
-        self._blocks = {}
+        self._blocks = {key: [block for block in blocks if block.taken] for key, blocks in self._blocks.items()}
         log.info("gradients go to the aggregator through host memory: %s", why)

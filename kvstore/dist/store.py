@@ -105,8 +105,9 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
         self._joining = Joining(self._requests, self._clocks)
         self._pushes = Pushes(session, self._requests, self.rule, self._clocks, self._optimizing, self._joining)
         if on_device and session.aggregator is not None and session.config.device_sum != "off":
-            kind = session.config.device_sum
-            self._pushes.lending = Lending(kind, self._requests, session.client, session.aggregator)
+            self._pushes.lending = Lending(
+                session.config.device_sum, self._requests, session.client, session.aggregator, self._stored_bytes
+            )
         self._trained = TrainedStore(
             ordinal,
             self.rule,
@@ -343,6 +344,9 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
             self._session.activity.stores.remove(self._pushes.activity)
 
     # ---- helpers
+
+    def _stored_bytes(self) -> int:
+        return sum(self._entries.bytes_by_server(len(self._session.servers)))
 
     def _prepare(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
         """Return the call that pushes ``value`` and pulls into ``out``; nothing has changed yet."""

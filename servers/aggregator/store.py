@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import torch
+
 from kvstore.errors import KVStoreError, UsageError, WireError
 from kvstore.rule import Rule
 from kvstore.spec import shorten
@@ -96,8 +98,14 @@ class HostStore:
         """Take what a worker knows of new keys."""
         self._segments.add(message)
 
-    def push(self, peer: bytes, message: Push, now: float) -> list[Answer]:
+    def push(self, peer: bytes, message: Push, now: float, lent: torch.Tensor | None = None) -> list[Answer]:
         """Take a worker's push; return answers.
+
+        Args:
+            peer: the worker's link.
+            message: the push.
+            now: the time.
+            lent: its values, if they are not in its buffers; see ``Pushed``.
 
         Raises:
             KVStoreError: it is not a push of this store; nothing has changed.
@@ -105,14 +113,22 @@ class HostStore:
         if not message.ids:
             return [Answer(peer, message, Ack(message.seq))]
         listed = self._segments.listed(message.ids)
-        if message.codec is None:
+        if message.codec is None and lent is None:
             ranges_of(message.buffers, listed.dtype, listed.size)  # it must be whole before it waits for others
-        return self._take(listed, Pushed(peer, message), now)
+        asker = Pushed(peer, message, lent)
+        if self.rule.mode == "sync":
+            groups = self._gathering.add(listed, message.node.rank, asker, now)
+            self._judge(groups, asker, now)
+            return self._go_on(groups)
+        if self.rule.aggregate == "rounds":
+            return self._send(listed, [asker])
+        self._queues.setdefault(listed, []).append(asker)
+        return self._next(listed)
 
     def push_lent(self, peer: bytes, message: PushLent, loans: Loans, now: float) -> list[Answer]:
         """Take a worker's push of values that it has lent; see ``push``."""
-        listed = self._segments.listed(message.ids)
-        return self._take(listed, Pushed(peer, message.plain(), loans.values(message, listed)), now)
+        lent = loans.values(message, self._segments.listed(message.ids))
+        return self.push(peer, message.plain(), now, lent)
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer a worker's pull if the values are here; else ask the server, or wait for what has been asked."""
@@ -220,16 +236,6 @@ class HostStore:
         return Waits(sorted(waiting), sorted(missing), now - groups[0].since, f"waits for {self._words(groups[0])}")
 
     # ---- helpers
-
-    def _take(self, listed: SegmentList, asker: Pushed, now: float) -> list[Answer]:
-        if self.rule.mode == "sync":
-            groups = self._gathering.add(listed, asker.request.node.rank, asker, now)
-            self._judge(groups, asker, now)
-            return self._go_on(groups)
-        if self.rule.aggregate == "rounds":
-            return self._send(listed, [asker])
-        self._queues.setdefault(listed, []).append(asker)
-        return self._next(listed)
 
     def _judge(self, groups: Sequence[Group], asker: Pushed, now: float) -> None:
         """Note whether this push has ended the wait of others of this host."""

@@ -64,6 +64,20 @@ def test_sums_have_the_bits_of_those_in_shared_memory(cluster: ThreadedJob):
         assert statistics.bytes_pushed == 4 * total
 
 
+def test_keys_that_are_pushed_one_by_one_are_lent(cluster: ThreadedJob):
+    def work(store: DistStore) -> tuple[int, str]:
+        store.init(list(SIZES), [torch.zeros(size) for size in SIZES.values()])
+        for _ in range(4):
+            for key, size in SIZES.items():
+                store.pushpull(key, torch.ones(size), out=torch.empty(size))
+        return store.statistics().bytes_lent, store.statistics().not_lent
+
+    total = sum(4 * size for size in SIZES.values())
+    for lent, refusal in cluster.run(work, on_device=True):
+        assert 2 * total <= lent <= 3 * total
+        assert refusal == ""
+
+
 def test_pushes_under_way_do_not_share_memory(cluster: ThreadedJob):
     def work(store: DistStore) -> tuple[list[float], int]:
         store.init("w", torch.zeros(600))
