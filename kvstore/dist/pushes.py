@@ -185,9 +185,10 @@ class Pushes:
 
     def _pulls(self, operation: Operation, call: StoreCall, priority: int) -> list[PendingRequest]:
         pulls: list[PendingRequest] = []
+        turn = priority if self.session.aggregator is None else None  # an aggregator decides what goes next
         if call.plan is not None:
             pulls += [
-                PullOfArrays(self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, priority))
+                PullOfArrays(self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn))
                 for parcel in call.plan.parcels
             ]
         pulls += pulls_of_rows(self._rows, operation, call.rows, priority)
@@ -221,15 +222,9 @@ class Pushes:
     def _incoming(
         self, plan: Plan, parcel: Parcel, writer: Writer | None, priority: int | None
     ) -> IncomingParcel | None:
-        """Return how the values of a ``parcel`` come; their request waits for its turn if it has a ``priority``.
-
-        To an aggregator it goes at once. The link is within the host; which of its messages to servers goes next, the
-        aggregator decides.
-        """
+        """Return how the values of a ``parcel`` come; their request waits for its turn if it has a ``priority``."""
         if writer is None:
             return None
-        if self.session.aggregator is not None:
-            priority = None
         how = self.compressing
         if how is None:
             decode, codec, nbytes = None, None, parcel.nbytes

@@ -23,6 +23,7 @@ MANY_SERVERS_BOUND = 1_600_000  # elements, divided by the number of servers
 NETWORK_PIECE = 640 << 10  # bytes; a server answers when it has a piece from every worker, so it must not be large
 LEAST_PIECE = 160 << 10  # bytes; see ``kvstore.dist.plans.pieces``
 FEW_WORKERS, FEW_PIECE = 2, 2 << 20  # with no more, that matters less than what each message costs
+FIRST_PIECES = 2  # for each server, by all workers of a host, before any of them packs more; with one, lines are idle
 WINDOW_PIECES = 4  # with fewer, lines are idle; with more, a server may fall far behind the others
 HOST_PIECE = 64 << 20  # no network card is idle meanwhile: what counts is how many messages there are
 
@@ -148,6 +149,11 @@ class Config:
     def window_bytes(self) -> int:
         """How much may be on its way from one server of what goes in turn: little where a network card is shared."""
         return 1 << 40 if self.one_host else WINDOW_PIECES * self.piece_bytes
+
+    @property
+    def first_bytes(self) -> int:
+        """``window_bytes`` of an aggregator's answers before its first one, for each server that it stands for."""
+        return 1 << 40 if self.one_host else FIRST_PIECES * self.piece_bytes
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:

@@ -24,6 +24,7 @@ from kvstore.member.io_lock import IOLock, under_way
 from kvstore.member.late_calls import find_out
 from kvstore.member.links import Links, Prepare
 from kvstore.member.outstanding import Question, ready
+from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
@@ -89,9 +90,13 @@ class Client:
 
     # ---- links
 
-    def connect(self, endpoint: str, name: str, *, bulk: bool = False) -> Peer:
-        """Make a link to a peer, which is called ``name`` in messages; see ``Transport.connect``."""
-        return self.alone(self.links.connect, name.encode(), endpoint, bulk)
+    def connect(self, endpoint: str, name: str, *, bulk: bool = False, window: WindowSize | None = None) -> Peer:
+        """Make a link to a peer, which is called ``name`` in messages; see ``Transport.connect``.
+
+        Args:
+            window: of requests that wait their turn; by default that of all links.
+        """
+        return self.alone(self.links.connect, name.encode(), endpoint, bulk, window)
 
     def allocate(self, nbytes: int) -> memoryview:
         """See ``Memory``. Only for code that runs ``alone`` at the links."""

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from kvstore.errors import KVStoreError, WireError, rebuild
 from kvstore.member.outstanding import Effect, Outstanding, PendingRequest
 from kvstore.member.routes import Routes
-from kvstore.member.window import Window
+from kvstore.member.window import Window, WindowSize
 from kvstore.rare_log import Drops
 from kvstore.ticket import Operation
 from kvstore.tracing.tracer import Tracer
@@ -40,7 +40,8 @@ class Links:
     Args:
         make_transport: returns a new transport, which only this object uses.
         node: this process, as every request names it.
-        window: how many bytes of answers to requests that wait their turn may be in flight from one peer.
+        window: how many bytes of answers to requests that wait their turn may be in flight from one peer, unless its
+            link is made with another size.
 
     Attributes:
         outstanding: the requests that have not been answered.
@@ -69,7 +70,8 @@ class Links:
         self._moves: deque[tuple[Peer, str]] = deque()  # peers, and where they are from now on
         self._mending = False
         self._windows: dict[Peer, Window[PendingRequest]] = {}
-        self._window = window
+        self._window = WindowSize(window, window)
+        self._sizes: dict[Peer, WindowSize] = {}  # of the windows of some peers
         self._drops = Drops(log)
 
     # ---- any thread may call these
@@ -117,12 +119,14 @@ class Links:
 
     # ---- each of these puts the links in doubt until it is done
 
-    def connect(self, peer: Peer, endpoint: str, bulk: bool) -> Peer:
+    def connect(self, peer: Peer, endpoint: str, bulk: bool, window: WindowSize | None = None) -> Peer:
         """Make a link to ``peer``; see ``Transport.connect``."""
         if self._routes.leads(peer, endpoint, bulk):  # made already, but an exception came before the caller knew
             return peer
         self._doubtful = True
-        self._windows[peer] = Window(self._window)
+        if window is not None:
+            self._sizes[peer] = window
+        self._windows[peer] = self._new_window(peer)
         self.sent.setdefault(peer, 0)
         self.received.setdefault(peer, 0)
         self._routes.add(peer, endpoint, bulk)
@@ -240,7 +244,7 @@ class Links:
         self._routes = self._routes.renewed(self._make_transport(), places)
         for peer in self._routes.names:
             self._introduce(peer)
-        self._windows = {peer: Window(self._window) for peer in self._routes.names}
+        self._windows = {peer: self._new_window(peer) for peer in self._routes.names}
         for request in self.outstanding:
             window = self._windows[request.peer]
             if request.turn is not None and not request.gone:
@@ -253,6 +257,9 @@ class Links:
             self._go_on(peer)
 
     # ---- helpers
+
+    def _new_window(self, peer: Peer) -> Window[PendingRequest]:
+        return Window(self._sizes.get(peer, self._window))
 
     def _introduce(self, peer: Peer) -> None:
         """Say first whose link this is. A process that has not joined yet has no rank, and says nothing."""

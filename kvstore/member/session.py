@@ -25,6 +25,7 @@ from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
 from kvstore.member.outstanding import PendingRequest, ready
 from kvstore.member.pulse import PulseProcess
+from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
@@ -139,7 +140,9 @@ class Session:
             ]
         if welcome.aggregator:
             name = f"aggregator {self.config.aggregator}"
-            self.aggregator = self.client.connect(welcome.aggregator, name, bulk=True)
+            servers = len(self.addresses)
+            window = WindowSize(servers * self.config.window_bytes, servers * self.config.first_bytes)
+            self.aggregator = self.client.connect(welcome.aggregator, name, bulk=True, window=window)
         if self._heartbeat is None:
             self._heartbeat = Heartbeat(
                 self._make_transport,

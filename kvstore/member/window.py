@@ -10,20 +10,33 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+
+class WindowSize(NamedTuple):
+    """How many bytes of answers may be in flight.
+
+    Attributes:
+        most: at any time.
+        first: until the first answer, of requests that follow a time without any.
+    """
+
+    most: int
+    first: int
 
 
 class Window(Generic[T]):
     """Requests to one server.
 
     Args:
-        nbytes: how many bytes of answers may be in flight. A request for more goes when nothing else is in flight.
+        size: how many bytes of answers may be in flight. A request for more goes when nothing else is in flight.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
+    def __init__(self, size: WindowSize) -> None:
+        self._size = size
+        self._room = size.first  # how many bytes may be in flight now
         self._on_way: dict[int, int] = {}  # number of the request -> bytes of its answer
         self._total = 0  # of these
         self._order = itertools.count()
@@ -35,6 +48,8 @@ class Window(Generic[T]):
 
     def add(self, number: int, nbytes: int, priority: int, item: T) -> None:
         """Let request ``number`` wait for its turn, behind those of higher priority and earlier ones of the same."""
+        if not self._on_way and not self._waiting:
+            self._room = self._size.first
         heapq.heappush(self._waiting, (-priority, next(self._order), number, nbytes, item))
 
     def begin(self, number: int, nbytes: int) -> None:
@@ -44,12 +59,14 @@ class Window(Generic[T]):
 
     def answered(self, number: int) -> None:
         """Note that request ``number`` has been answered, or will not be."""
-        self._total -= self._on_way.pop(number, 0)
+        if number in self._on_way:
+            self._total -= self._on_way.pop(number)
+            self._room = self._size.most
 
     def ready(self) -> list[T]:
         """Return the requests whose turn it is. They count as sent."""
         chosen: list[T] = []
-        while self._waiting and (not self._on_way or self._total + self._waiting[0][3] <= self._nbytes):
+        while self._waiting and (not self._on_way or self._total + self._waiting[0][3] <= self._room):
             _, _, number, nbytes, item = heapq.heappop(self._waiting)
             self.begin(number, nbytes)
             chosen.append(item)

@@ -184,13 +184,15 @@ def test_without_compression_they_say_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_nothing_waits_for_its_turn_but_says_how_urgent_it_is(wait: bool) -> None:
+def test_pushes_wait_for_their_turn_if_their_caller_does_and_say_how_urgent_they_are(wait: bool) -> None:
     host = Host()
     host.init()
     round_of(host, priority=3, wait=wait)
     host.store.pull("w", out=torch.empty(5), priority=2, wait=wait)
-    assert [request.turn for request in host.session.client.made] == [None] * 4
-    assert [request.priority for request in host.session.client.made] == [3] * 3 + [None]
+    *pushes, pull = host.session.client.made
+    assert [request.turn and request.turn.priority for request in pushes] == [3 if wait else None] * 3
+    assert [request.priority for request in pushes] == [None if wait else 3] * 3
+    assert (pull.turn, pull.priority) == (None, None), "it is small, and the aggregator decides what goes next"
     assert {message.priority for message in host.asked(Push)} == {3}
 
 

@@ -26,8 +26,9 @@ AFAR = {"DMLC_PS_ROOT_URI": "10.0.0.1"}
 
 @pytest.mark.parametrize("root", ["ipc:///tmp/x", "tcp://127.0.0.1:99", "tcp://localhost:99", "tcp://[::1]:99"])
 def test_on_one_host_nothing_waits_for_its_turn(root: str) -> None:
-    assert Config(root=root).window_bytes > 1 << 30
-    assert Config(root="tcp://10.0.0.1:99", piece_bytes=1000).window_bytes == 4000
+    assert Config(root=root).first_bytes == Config(root=root).window_bytes > 1 << 30
+    config = Config(root="tcp://10.0.0.1:99", piece_bytes=1000)
+    assert (config.window_bytes, config.first_bytes) == (4000, 2000)
     assert Config(root="tcp://127.cluster.local:99", piece_bytes=1000).window_bytes == 4000, "a name, of any host"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.member.window import Window
+from kvstore.member.window import Window, WindowSize
 
 
 def test_what_fits_goes_and_the_rest_waits_for_answers():
-    window: Window[str] = Window(10)
+    window: Window[str] = Window(WindowSize(10, 10))
     for number, name in enumerate("abc"):
         window.add(number, 4, 0, name)
     assert window.ready() == ["a", "b"]
@@ -20,7 +20,7 @@ def test_what_fits_goes_and_the_rest_waits_for_answers():
 
 
 def test_a_higher_priority_overtakes_what_is_not_on_its_way():
-    window: Window[str] = Window(1)
+    window: Window[str] = Window(WindowSize(1, 1))
     for number, (name, priority) in enumerate([("last", -9), ("middle", -5), ("other middle", -5), ("first", 0)]):
         window.add(number, 1, priority, name)
     seen = []
@@ -30,8 +30,29 @@ def test_a_higher_priority_overtakes_what_is_not_on_its_way():
     assert seen == ["first", "middle", "other middle", "last"]
 
 
+def test_until_the_first_answer_less_may_go():
+    window: Window[str] = Window(WindowSize(most=3, first=1))
+    for number, name in enumerate("abcde"):
+        window.add(number, 1, 0, name)
+    assert window.ready() == ["a"]
+    window.answered(7)
+    assert window.ready() == [], "that was not the answer to one of these"
+    window.answered(0)
+    assert window.ready() == ["b", "c", "d"]
+    for number in (1, 2, 3):
+        window.answered(number)
+    assert window.ready() == ["e"]
+    window.add(5, 1, 0, "f")
+    assert window.ready() == ["f"], "something is on its way"
+    window.answered(4)
+    window.answered(5)
+    for number, name in enumerate("gh", 6):
+        window.add(number, 1, 0, name)
+    assert window.ready() == ["g"], "nothing was on its way when these came"
+
+
 def test_something_larger_than_the_window_goes_alone():
-    window: Window[str] = Window(10)
+    window: Window[str] = Window(WindowSize(10, 10))
     window.add(1, 99, 0, "large")
     window.add(2, 1, 0, "small")
     assert window.ready() == ["large"]
@@ -40,7 +61,7 @@ def test_something_larger_than_the_window_goes_alone():
 
 
 def test_the_urgent_ones_do_not_wait_for_others():
-    window: Window[str] = Window(1)
+    window: Window[str] = Window(WindowSize(1, 1))
     for number, name in enumerate(["a", "b1", "c", "b2"]):
         window.add(number, 1, -number, name)
     assert window.ready() == ["a"]
@@ -56,7 +77,7 @@ def test_the_urgent_ones_do_not_wait_for_others():
 @settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(-3, 3), st.booleans()), max_size=20), st.integers(0, 12))
 def test_everything_goes_once(requests: list[tuple[int, int, bool]], most: int):
-    window: Window[int] = Window(most)
+    window: Window[int] = Window(WindowSize(most, most))
     sizes: dict[int, int] = {}
     on_way: list[int] = []
     gone: list[int] = []
