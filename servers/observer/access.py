@@ -5,6 +5,9 @@ user's browser. Against the former there is the token. Against the latter a cook
 page (SameSite=Strict), the check of ``Host``, without which a foreign name that resolves to 127.0.0.1 would pass for
 the page's own (DNS rebinding), and the checks of ``Origin`` and ``Sec-Fetch-Site``, which pages of other ports of this
 machine do not pass: for browsers they are of the same site.
+
+Browsers also send a cookie to all ports of its host. So the page is in a folder whose name nobody can guess, and the
+cookie is for that folder alone: a program that listens at another port does not get it, even if the user goes there.
 """
 
 from __future__ import annotations
@@ -32,9 +35,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Entrance:
-    """The token was in the address. The browser gets a cookie in its place, and goes to the address without it."""
+    """The token was in the address. The browser gets a cookie in its place, and goes to the page's folder."""
 
     cookie: str
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,18 @@ class Access:
     Args:
         token: whoever has it may read.
         session: the value of the cookie, so that the token itself is not stored in browsers.
-        port: of the page. It is in the cookie's name: cookies of one host are shared by all its ports.
+        port: of the page. It is in the cookie's name, so that several pages do not replace each other's.
+        folder: the path in which the page is, ``/name/``; the name is random.
     """
 
     token: str = field(repr=False)
     session: str = field(repr=False)
     port: int = 0
+    folder: str = field(default="/", repr=False)
+
+    def inside(self, path: str) -> str:
+        """Return the path of an address within the folder; a path elsewhere as it is."""
+        return f"/{path.removeprefix(self.folder)}" if path.startswith(self.folder) else path
 
     def judge(self, path: str, query: str, headers: Mapping[str, str]) -> Entrance | Refusal | None:
         """Return None for a request that is to be answered.
@@ -65,7 +75,7 @@ class Access:
             return Refusal(403, "this page does not answer the pages of others")
         token = _token(query)
         if path == "/" and token:
-            return Entrance(self._cookie) if self._same(token, self.token) else self._unknown
+            return Entrance(self._cookie, self.folder) if self._same(token, self.token) else self._unknown
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return Refusal(403, "this page does not answer the pages of others; paste its address into the address bar")
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
@@ -79,7 +89,7 @@ class Access:
 
     @property
     def _cookie(self) -> str:
-        return f"{self._name}={self.session}; HttpOnly; SameSite=Strict; Path=/"
+        return f"{self._name}={self.session}; HttpOnly; SameSite=Strict; Path={self.folder}"
 
     @property
     def _unknown(self) -> Refusal:

@@ -133,7 +133,8 @@ def serve(page: PageServing, connect: Connect, missing_s: float = MISSING_S) -> 
     """
     feed = Feed()
     watcher = JobWatcher(connect, feed, page.about.command)
-    access = Access(page.token, secrets.token_urlsafe(32), page.listener.getsockname()[1])
+    session, folder = secrets.token_urlsafe(32), f"/{secrets.token_urlsafe(16)}/"
+    access = Access(page.token, session, page.listener.getsockname()[1], folder)
     web = Web(page.listener, access, files.load(), feed, _answers(watcher, page.about))
     web.start()
     looks = Looks(watcher, lambda: web.streams > 0, page.over, missing_s)

@@ -71,6 +71,7 @@ class TraceRecording:
     ) -> None:
         self._step_s = step_s
         self._writer = writer
+        self._wanted = writer.rounds
         self._connect = connect
         self._begins = over is None
         self._over = over or threading.Event()
@@ -135,7 +136,9 @@ class TraceRecording:
                     return
                 self._close()
             if self._clock() >= self._complete_at:
-                return
+                if self._wanted.first > 1 or self._writer.notes.has_round_of(self._asked):
+                    return
+                self._asked, self._complete_at = UNCHANGED, math.inf  # they were over before workers knew of them
 
     def _step(self, session: TraceSession) -> None:
         """Fetch what there is. See which rounds there are to be, or whether they are over."""
@@ -148,7 +151,7 @@ class TraceRecording:
             if self._complete_at == math.inf and are_over(view, self._asked):
                 self._complete_at = self._clock() + notes_due_s(view)
             return
-        rounds = rounds_ahead(view, self._writer.rounds)
+        rounds = rounds_ahead(view, self._wanted)
         self._writer.step(session, rounds)
         self._asked = self._writer.rounds = rounds
         print(f"trace: rounds {rounds}, to {self._writer.path}; Ctrl-C ends it", file=sys.stderr, flush=True)

@@ -177,10 +177,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         verdict = self.server.access.judge(path, query, headers)
         if isinstance(verdict, Entrance):
-            self._send(303, "text/plain; charset=utf-8", b"", {"Location": "/", "Set-Cookie": verdict.cookie})
+            self._send(
+                303, "text/plain; charset=utf-8", b"", {"Location": verdict.folder, "Set-Cookie": verdict.cookie}
+            )
         elif verdict is not None:
             self._refuse(verdict.status, verdict.text)
-        elif path == "/events":
+        elif (path := self.server.access.inside(path)) == "/events":
             self._stream()
         elif (file := self.server.files.get(path)) is not None:
             small = "gzip" in headers.get("accept-encoding", "")

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.errors import WireError
+from kvstore.job.valid_values import RoundWindow
 from kvstore.wire import Node, TraceChunk, TraceFetched
-from kvstore.wire.tracing import numbers_of, read_records
+from kvstore.wire.tracing import SPAN, numbers_of, read_records
 
 MOST_RECORDS = 200_000  # of all members; the file has some 300 bytes for each
 
@@ -105,6 +106,15 @@ class CollectedNotes:
     def refused(self) -> int:
         """How many chunks were not valid, as far as they have been read."""
         return self._unreadable + sum(member.refused for member in self.members.values())
+
+    def has_round_of(self, window: RoundWindow) -> bool:
+        """Return whether a worker has noted what it did in one of these rounds. It reads all records of workers."""
+        return any(
+            record[1] == SPAN and window.first <= record[-1] <= window.last
+            for node, notes in self.members.items()
+            if node.role == "worker"
+            for record in notes.records()
+        )
 
     def take(self, fetched: TraceFetched) -> int:
         """Take an answer of the scheduler; return how many chunks it has brought.

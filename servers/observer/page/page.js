@@ -169,7 +169,7 @@ function drawCharts() {
 
 async function fetchHistory(span, member) {
   const query = new URLSearchParams({ span, ...(member ? { member } : {}) });
-  const answer = await fetch(`/history?${query}`);
+  const answer = await fetch(`history?${query}`);
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
 }
@@ -406,7 +406,7 @@ function ending(view) {
 }
 
 function listen() {
-  const stream = new EventSource("/events");
+  const stream = new EventSource("events");
   stream.addEventListener("message", (event) => {
     hear(JSON.parse(event.data));
     if (page.over) stream.close();

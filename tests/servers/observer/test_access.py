@@ -7,7 +7,8 @@ import pytest
 from servers.observer.access import Access, Entrance, Refusal
 
 TOKEN, SESSION = "t" * 43, "s" * 43
-ACCESS = Access(TOKEN, SESSION, 8080)
+FOLDER = "/f4lder/"
+ACCESS = Access(TOKEN, SESSION, 8080, FOLDER)
 HOST = {"host": "127.0.0.1:8080"}
 COOKIE = {**HOST, "cookie": f"other=1; kvstore-8080={SESSION}"}
 
@@ -19,13 +20,25 @@ def status(verdict: Entrance | Refusal | None) -> int:
 def test_the_token_becomes_a_cookie_that_only_this_page_gets() -> None:
     verdict = ACCESS.judge("/", f"token={TOKEN}", HOST)
     assert isinstance(verdict, Entrance)
-    assert verdict.cookie == f"kvstore-8080={SESSION}; HttpOnly; SameSite=Strict; Path=/"
+    assert verdict.cookie == f"kvstore-8080={SESSION}; HttpOnly; SameSite=Strict; Path={FOLDER}"
+    assert verdict.folder == FOLDER
     assert TOKEN not in verdict.cookie
 
 
 def test_repr_has_no_secret() -> None:
     assert TOKEN not in repr(ACCESS)
     assert SESSION not in repr(ACCESS)
+    assert FOLDER not in repr(ACCESS)
+
+
+def test_addresses_in_the_folder_are_those_of_the_page() -> None:
+    assert [ACCESS.inside(path) for path in (FOLDER, f"{FOLDER}events", "/events", "/", "/f4lder")] == [
+        "/",
+        "/events",
+        "/events",
+        "/",
+        "/f4lder",
+    ]
 
 
 @pytest.mark.parametrize(

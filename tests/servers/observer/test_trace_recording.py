@@ -36,6 +36,8 @@ class Scheduler:
         self.now = 100.0
         self.asked: list[RoundWindow] = []
         self.refusal = refusal
+        self.noted = UNCHANGED
+        self.fast = 0  # how often rounds are over before workers know of them
 
     def connect(self) -> Scheduler:
         self.links += 1
@@ -51,9 +53,16 @@ class Scheduler:
             raise NodeLost("nobody listens")
         if self.refusal is not None:
             raise self.refusal
-        if after:
+        if rounds not in (UNCHANGED, self.noted) and rounds.first < rounds.last:
+            self.noted = rounds
+            if self.fast:
+                self.fast -= 1
+            else:
+                self.job.round(rounds.first)
+        chunks = self.job.chunks()
+        if after and not chunks:
             self.over.set()
-        return fetched(self.job.chunks() if not after else [], after + 1)
+        return fetched(chunks, after + 1)
 
     def close(self) -> None:
         self.closed += 1
@@ -96,7 +105,16 @@ def test_where_nobody_says_when_the_job_ends_it_asks_for_rounds_and_ends_with_th
     assert set(scheduler.asked[1:-1]) == {RoundWindow(21, 50)}, "what was refused is chosen anew"
     assert scheduler.asked[-1] == RoundWindow(21, 21), "members note no more"
     assert ReadTrace.of(path).about["rounds"] == "21-50"
-    assert f"{path} has 11 records" in capsys.readouterr().err
+    assert f"{path} has 22 records" in capsys.readouterr().err
+
+
+def test_where_rounds_were_faster_than_their_reports_it_takes_the_next(tmp_path: Path) -> None:
+    scheduler, path = Scheduler(), tmp_path / "trace.json"
+    scheduler.links, scheduler.fast = 1, 2
+    scheduler.recording(path, RoundWindow(1, 5)).run()
+    assert len(set(scheduler.asked[:-1])) == 3
+    first = scheduler.asked[-1].first
+    assert first in {span["args"]["round"] for span in ReadTrace.of(path).spans("worker 0", "pushpull")}
 
 
 def test_rounds_that_are_over_are_an_error_at_once(tmp_path: Path) -> None:

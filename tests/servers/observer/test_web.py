@@ -25,7 +25,7 @@ class Site:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self.feed = Feed()
-        access = Access(TOKEN, SESSION, self.port)
+        access = Access(TOKEN, SESSION, self.port, "/f4lder/")
         self.web = web.Web(listener, access, files.load(), self.feed, {"/double": self.double, "/lacks": self.lacks})
         self.web.start()
 
@@ -58,8 +58,8 @@ def site() -> Iterator[Site]:
 
 def test_the_address_with_the_token_leads_to_the_page(site: Site) -> None:
     answer = site.ask(f"/?token={TOKEN}", known=False)
-    assert (answer.status, answer.getheader("Location")) == (303, "/")
-    page = site.ask("/", {"Cookie": str(answer.getheader("Set-Cookie")).split(";")[0]}, known=False)
+    assert (answer.status, answer.getheader("Location")) == (303, "/f4lder/")
+    page = site.ask("/f4lder/", {"Cookie": str(answer.getheader("Set-Cookie")).split(";")[0]}, known=False)
     assert page.status == 200
     assert b"<!doctype html>" in page.read()[:20]
 
