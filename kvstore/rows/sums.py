@@ -131,14 +131,16 @@ def united(lists: Sequence[Ids]) -> Ids:
     return union[new]
 
 
-def has_nan(rows: Rows) -> bool:
-    """Whether an element of ``rows``, which are contiguous, is NaN: then the sum of all squares is one, else never.
+def has_nan(*arrays: Rows) -> bool:
+    """Whether an element of ``arrays``, which are contiguous, is NaN: then the sum of all squares is one, else never.
 
     BLAS computes it in three quarters of the time that the least element takes.
     """
-    flat = rows.reshape(-1)
+    squares: Any = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        squares = flat.dot(flat)
+        for rows in arrays:
+            flat = rows.reshape(-1)
+            squares = squares + flat.dot(flat)
     return bool(squares != squares)
 
 

@@ -174,6 +174,8 @@ def _one_each(keys: Any, single: bool, given: Any, what: str) -> list[Any]:
 
 def _row_requests(key: Key, ids: Any, out: Any) -> list[RowRequest]:
     """Return the requests of one key; a list of arrays of ids has one for each of the outs."""
+    if not isinstance(ids, list | tuple) and not isinstance(out, list | tuple):  # the usual case
+        return [RowRequest(ids, out)]
     several = isinstance(ids, list | tuple) and any(getattr(each, "shape", ()) for each in ids)
     all_ids = list(ids) if several else [ids]
     if out is None:

@@ -85,7 +85,7 @@ def _require_numbers(
     message: PushRows, targets: Sequence[RowTarget], parts: Sequence[RowPart], arrays: Sequence[Rows]
 ) -> None:
     """Raise ``NotFinite`` if one of ``arrays``, which have all rows of ``parts``, has NaN: it would spoil its row."""
-    if not any(map(has_nan, arrays)):
+    if not has_nan(*arrays):
         return
     for target, part in zip(targets, parts, strict=True):
         broken = np.flatnonzero(np.isnan(part.rows).any(axis=1))

@@ -122,11 +122,11 @@ class RowArguments:
         """Return the call, if all is as it usually is; see ``kvstore.dist.rows.usual``."""
         plan = self._plans.of(values)
         given = self._usual_values(plan, values)
-        wanted = None if given is None else usual_requests(plan, [requests[key] for key in values])
+        wanted = None if given is None else usual_requests(plan, [requests[key] for key in values], given)
         if given is None or wanted is None or overlap(given, wanted):
             return None
         outgoing = _outgoing(plan, given)
-        striped = outgoing.striped if wanted.ids in outgoing.striped else Striped(plan, wanted.ids)
+        striped = outgoing.striped if wanted.ids is given.ids else Striped(plan, wanted.ids)
         return RowCall(plan, outgoing, _incoming(plan, wanted, striped))
 
     def _given(self, call: str, values: Mapping[Key, Sequence[Any]]) -> dict[Key, _Given]:
@@ -157,15 +157,11 @@ class RowArguments:
 
 
 def _outgoing(plan: RowPlan, usual: UsualRows) -> OutgoingRows:
-    return OutgoingRows(plan, usual.ids, _arrays(plan, usual), usual.block)
+    return OutgoingRows(plan, usual.ids, usual.rows, usual.block)
 
 
 def _incoming(plan: RowPlan, usual: UsualRows, striped: Striped) -> IncomingRows:
-    return IncomingRows(plan, striped, _arrays(plan, usual), usual.block)
-
-
-def _arrays(plan: RowPlan, usual: UsualRows) -> list[Rows]:
-    return [rows.view(-1, table.width).numpy() for rows, table in zip(usual.rows, plan.tables, strict=True)]
+    return IncomingRows(plan, striped, usual.rows, usual.block)
 
 
 def _keep(given: dict[Key, _Given], wanted: Iterable[Wanted]) -> None:

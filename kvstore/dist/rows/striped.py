@@ -26,7 +26,7 @@ class Striped:
         servers, tables = plan.servers, len(ids)
         self._plan = plan
         self._all = ids[0] if tables == 1 else np.concatenate(ids)
-        self._sizes = sizes = [len(each) for each in ids]
+        sizes = [len(each) for each in ids]
         self._travelling: dict[int, Ids] = {}
         self._firsts = [0] * tables
         for number in range(1, tables):
@@ -43,13 +43,6 @@ class Striped:
         self._starts = [0]
         for counts in self.counts:
             self._starts.append(self._starts[-1] + sum(counts))
-
-    def __contains__(self, ids: Sequence[Ids]) -> bool:
-        """Whether it is of these ids."""
-        if len(self._all) != sum(map(len, ids)):
-            return False
-        whole = ids[0] if len(ids) == 1 else np.concatenate(ids)
-        return self._sizes == list(map(len, ids)) and np.array_equal(self._all, whole)
 
     def _stripes(self, ids: Sequence[Ids]) -> Positions:
         plan = self._plan

@@ -6,7 +6,6 @@ is unusual, or wrong, is left to the checks of each table, which know what to sa
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from kvstore.dist.rows.blocks import RowBlock, block_of
 from kvstore.dist.rows.plan import RowPlan
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import RowSparse
-from kvstore.rows.sums import has_nan
+from kvstore.rows.sums import Positions, Rows, has_nan
 from kvstore.store.arguments import RowRequest
 
 
@@ -26,12 +25,14 @@ class UsualRows(NamedTuple):
 
     Attributes:
         ids: of each table; they rise, and can be in the table.
-        rows: of each table, of shape (n, *row), contiguous, on the CPU.
+        whole: those of all tables, one after the other.
+        rows: of each table, of shape (n, width), contiguous.
         block: the array that has all of them, if they lie in one.
     """
 
     ids: list[Ids]
-    rows: list[torch.Tensor]
+    whole: Ids
+    rows: list[Rows]
     block: RowBlock | None
 
 
@@ -50,16 +51,19 @@ def usual_values(plan: RowPlan, values: Sequence[Sequence[Any]]) -> UsualRows | 
             return None
         ids.append(numbers.numpy())
         rows.append(its_rows.detach() if its_rows.requires_grad else its_rows)
-    if not all_rise(plan, ids):
+    whole = np.concatenate(ids)
+    if not all_rise(plan, ids, whole):
         return None
-    usual = UsualRows(ids, rows, None if plan.item is None else block_of(rows, plan.tables[0].width))
+    usual = _usual(plan, ids, whole, rows)
     return None if _have_nan(usual) else usual
 
 
-def usual_requests(plan: RowPlan, requests: Sequence[Sequence[RowRequest]]) -> UsualRows | None:
+def usual_requests(
+    plan: RowPlan, requests: Sequence[Sequence[RowRequest]], pushed: UsualRows | None = None
+) -> UsualRows | None:
     """Return which rows of each table of ``plan`` are read into what; None unless each has ids and one plain tensor.
 
-    A tensor is made where there is none.
+    A tensor is made where there is none. If the ids are those of ``pushed``, the same ``ids`` are returned.
     """
     ids: list[Ids] = []
     for given in requests:
@@ -77,19 +81,30 @@ def usual_requests(plan: RowPlan, requests: Sequence[Sequence[RowRequest]]) -> U
             return None
         if out is not None and (out.shape != (len(numbers), *table.row) or out.is_inference() or out.requires_grad):
             return None
-    if not all_rise(plan, ids):
+    whole = np.concatenate(ids)
+    if pushed is not None and np.array_equal(whole, pushed.whole) and [*map(len, ids)] == [*map(len, pushed.ids)]:
+        ids, whole = pushed.ids, pushed.whole
+    elif not all_rise(plan, ids, whole):
         return None
     outs: list[torch.Tensor] = []
     for table, dtype, (request,), numbers in zip(plan.tables, plan.dtypes, requests, ids, strict=True):
         if request.out is None:
             request.out = torch.empty((len(numbers), *table.row), dtype=dtype)
         outs.append(request.out)
-    return UsualRows(ids, outs, None if plan.item is None else block_of(outs, plan.tables[0].width))
+    return _usual(plan, ids, whole, outs)
 
 
-def all_rise(plan: RowPlan, ids: Sequence[Ids]) -> bool:
-    """Return whether the ids of each table of ``plan`` rise, and can be in the table."""
-    whole = ids[0] if len(ids) == 1 else np.concatenate(ids)
+def _usual(plan: RowPlan, ids: list[Ids], whole: Ids, tensors: Sequence[torch.Tensor]) -> UsualRows:
+    width = plan.tables[0].width
+    rows = [
+        (each if each.dim() == 2 else each.view(len(each), table.width)).numpy()
+        for each, table in zip(tensors, plan.tables, strict=True)
+    ]
+    return UsualRows(ids, whole, rows, None if plan.item is None else block_of(tensors, width))
+
+
+def all_rise(plan: RowPlan, ids: Sequence[Ids], whole: Ids) -> bool:
+    """Return whether the ids of each table of ``plan`` rise, and can be in the table; ``whole`` has all of them."""
     if not len(whole):
         return True
     sizes = np.array(list(map(len, ids)))
@@ -105,18 +120,20 @@ def overlap(read: UsualRows, written: UsualRows) -> bool:
     """Return whether rows of ``read`` share memory with some of ``written``."""
     if read.block is not None and written.block is not None:  # each in memory of its own, or all in the same
         return bool(read.block.rows.ctypes.data == written.block.rows.ctypes.data)
-    sources, targets = (sorted(_range(rows) for rows in each.rows if rows.numel()) for each in (read, written))
-    reach = list(itertools.accumulate((stop for _, stop in targets), max))  # where the targets up to each end
-    starts = np.array([start for start, _ in targets], np.int64)
-    before = np.searchsorted(
-        starts, np.array([stop for _, stop in sources], np.int64)
-    )  # targets that begin before each source ends
-    return any(at and reach[at - 1] > low for at, (low, _) in zip(before.tolist(), sources, strict=True))
+    (lows, highs), (starts, stops) = _ranges(read), _ranges(written)
+    if not len(lows) or not len(starts):
+        return False
+    order = np.argsort(starts)
+    reach = np.maximum.accumulate(stops[order])  # where the targets up to each end
+    before = np.searchsorted(starts[order], highs)  # targets that begin before each source ends
+    return bool((reach[before - 1] > lows)[before > 0].any())
 
 
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    start = tensor.data_ptr()
-    return start, start + tensor.nbytes
+def _ranges(usual: UsualRows) -> tuple[Positions, Positions]:
+    """Return where in memory the rows of each table begin and end, for tables of which there are some."""
+    arrays = [rows for rows in usual.rows if rows.size]
+    starts = np.array([rows.ctypes.data for rows in arrays], np.int64)
+    return starts, starts + np.array([rows.nbytes for rows in arrays], np.int64)
 
 
 def _plain(tensor: torch.Tensor, dtype: torch.dtype, dims: int) -> bool:
@@ -137,4 +154,4 @@ def _have_nan(usual: UsualRows) -> bool:
         first, stop = int(block.firsts[0]), int(block.firsts[-1] + sizes[-1])
         if np.array_equal(block.firsts[1:], (block.firsts + sizes)[:-1]):  # one after the other
             return has_nan(block.rows[first:stop])
-    return any(has_nan(rows.numpy()) for rows in usual.rows)
+    return has_nan(*usual.rows)

@@ -95,7 +95,7 @@ def test_requests_with_and_without_outs(plan: RowPlan) -> None:
     requests = [[RowRequest(torch.tensor(IDS[0]), out)], *([RowRequest(each, None)] for each in ids_of(*IDS[1:]))]
     usual = usual_requests(plan, requests)
     assert usual is not None
-    assert usual.rows[0] is out
+    assert usual.rows[0].ctypes.data == out.data_ptr()
     assert usual.block is None
     assert [request.out.shape for (request,) in requests] == [(2, 4), (2, 4), (0, 4)]
 
@@ -124,20 +124,43 @@ def test_requests_that_are_not_usual(plan: RowPlan, ids: Any, out: Any) -> None:
     assert usual_requests(plan, [[RowRequest(ids, out)], *others]) is None
 
 
-def test_ids_that_rise_in_each_table(plan: RowPlan) -> None:
-    assert all_rise(plan, ids_of([], [], []))
-    assert all_rise(plan, ids_of([4, 9], [4], [0, 4]))
-    assert all_rise(plan, ids_of([9], [], [0]))
-    assert not all_rise(plan, ids_of([9], [3, 2], [0]))
-    assert not all_rise(plan, ids_of([9], [], [0, 0]))
-    assert not all_rise(plan, ids_of([], [], [5]))
-    assert not all_rise(plan, ids_of([-1], [], []))
+def test_the_ids_that_are_pushed(plan: RowPlan) -> None:
+    pushed = usual_values(plan, values())
+    assert pushed is not None
+    same = usual_requests(plan, [[RowRequest(each, None)] for each in ids_of(*IDS)], pushed)
+    assert same is not None
+    assert same.ids is pushed.ids
+    for others in ([[0, 8], IDS[1], []], [[], [-(2**60), 7], [0]]):
+        usual = usual_requests(plan, [[RowRequest(each, None)] for each in ids_of(*others)], pushed)
+        assert usual is not None
+        assert [each.tolist() for each in usual.ids] == others
+    shifted = [[RowRequest(each, None)] for each in ids_of([0], [9, -(2**60)], [7])]  # the same, one after the other
+    assert usual_requests(plan, shifted, pushed) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([[], [], []], True),
+        ([[4, 9], [4], [0, 4]], True),
+        ([[9], [], [0]], True),
+        ([[9], [3, 2], [0]], False),
+        ([[9], [], [0, 0]], False),
+        ([[], [], [5]], False),
+        ([[-1], [], []], False),
+    ],
+)
+def test_ids_that_rise_in_each_table(plan: RowPlan, given: list[list[int]], expected: bool) -> None:
+    ids = ids_of(*given)
+    assert all_rise(plan, ids, np.concatenate(ids)) == expected
 
 
 def test_memory_that_is_read_and_written() -> None:
-    whole = torch.zeros(9, 4)
-    read = UsualRows([], [whole[2:4], whole[6:7], whole[:0]], None)
+    whole = np.zeros((9, 4), np.float32)
+    none = np.zeros(0, np.int64)
+    read = UsualRows([], none, [whole[2:4], whole[6:7], whole[:0]], None)
     for rows, expected in (([whole[:2]], False), ([whole[4:6], whole[7:]], False), ([whole[1:3]], True)):
-        assert overlap(read, UsualRows([], rows, None)) == expected
-    assert overlap(read, UsualRows([], [whole[8:], whole[6:7]], None))
-    assert not overlap(read, UsualRows([], [whole[3:3], torch.zeros(9, 4)], None))
+        assert overlap(read, UsualRows([], none, rows, None)) == expected
+    assert overlap(read, UsualRows([], none, [whole[8:], whole[6:7]], None))
+    assert not overlap(read, UsualRows([], none, [whole[3:3], np.zeros((9, 4), np.float32)], None))
+    assert not overlap(read, UsualRows([], none, [whole[3:3]], None))
