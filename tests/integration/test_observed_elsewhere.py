@@ -42,7 +42,7 @@ STARTERS = {
 
 @contextlib.contextmanager
 def started(words: list[str], env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, of which nothing is left."""
+    """A process that starts a job, or looks at one; of it and the job nothing is left."""
     with log.open("w") as out:
         process = subprocess.Popen(
             words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, text=True, process_group=0
@@ -50,6 +50,9 @@ def started(words: list[str], env: dict[str, str], log: Path) -> Iterator[subpro
         try:
             yield process
         finally:
+            process.terminate()  # mpirun then ends its ranks, which are in groups of their own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PROMPT)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
