@@ -52,6 +52,7 @@ KINDS = (
     "bound_by_input",
 )
 SEVERITIES = ("info", "warning", "error")
+SHOWN_BY = "`kvstore-status --stacks` shows where"  # how to find out what nobody has seen yet
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def of_straggler(found: Straggler, seen: str = "") -> Advice:
         f"{_why(found)}"
     )
     if not seen and found.cause == "local":
-        seen = "`kvstore-status --stacks` shows where"
+        seen = SHOWN_BY
     return Advice(f"straggler_{found.cause}", "worker", found.ranks[0], text + (f". {seen}" if seen else ""))
 
 

@@ -19,7 +19,7 @@ from kvstore.job import page_address
 from kvstore.job.observing_place import ObservingPlace
 from kvstore.job.trace_target import TRACED, TraceTarget
 from kvstore.observing import as_json
-from kvstore.observing.advice import Advice, advise
+from kvstore.observing.advice import SHOWN_BY, Advice, advise
 from kvstore.observing.choice import NoSuchJob, jobs_here, listed, place_at, place_named, roots_here
 from kvstore.observing.figures import job_rounds_per_s
 from kvstore.observing.looks import doing_of
@@ -119,7 +119,8 @@ class StatusReport:
         advice = []
         for one in advise(view):
             seen = self._seen(session, one.rank) if one.straggler and one.kind != "straggler_network" else ""
-            advice.append(dataclasses.replace(one, text=f"{one.text}; {seen}") if seen else one)
+            known = one.text.removesuffix(f". {SHOWN_BY}")
+            advice.append(dataclasses.replace(one, text=f"{known}. {seen}") if seen else one)
         return advice
 
     def _seen(self, session: ObserverSession, rank: int) -> str:
