@@ -194,6 +194,7 @@ class ServedStore:
             if self.rule.mode == "async" or part.clock <= target.rounds.version:
                 target.rounds.contribute(part.ranks, part.clock, part)
         errors = self.tables.updates.make(updates) if self.rule.mode == "async" else {}
+        self.tables.updates.answers.forget()  # another server answers
         return next(iter(errors.values()), None)
 
     def follow_push(self, message: Push) -> Exception | None:

@@ -120,3 +120,19 @@ def test_if_the_step_fails_no_row_has_changed():
     with pytest.raises(RuntimeError):
         update_in_parts(tables, [_batch(rng, (40, 40), 3) for _ in range(2)], failing, OWN, [np.empty] * 2)
     assert _all_of(tables, 3) == before
+
+
+@pytest.mark.parametrize(("second", "apart"), [(range(4000), False), (range(3000, 7000), True), (range(0), True)])
+def test_of_many_rows_a_sample_tells_whether_they_are_alike(second, apart):
+    table = RowTable(Table(shape=(7000, 1), init="constant"))
+    updater = RowUpdater(describe("sgd", {"learning_rate": 1.0}), 0, "float32", 1, False)
+    table.use(updater)
+    ones = np.ones((7000, 1), np.float32)
+    table.update(np.arange(7000), ones.copy(), updater)
+    batches = [RowBatch(np.array(ids, np.int64), ones[: len(ids)], [0, len(ids)]) for ids in (range(3400), second)]
+    made = update_in_parts([table], batches, updater, OWN, [np.empty] * 2)
+    assert (made is not None) == apart
+    pulled = np.empty((7000, 1), np.float32)
+    table.pull(np.arange(7000), pulled)
+    sums = np.bincount([*range(3400), *second] if apart else [], minlength=7000)
+    assert np.array_equal(pulled[:, 0], -1.0 - sums)

@@ -112,3 +112,12 @@ def test_a_message_whose_tables_rounds_close_apart_is_answered_whole(taken: list
     assert sorted(taken) == [False, True, True], "that of two tables is gathered"
     assert rows_in(replies[a.name, whole.seq], 4) == _pulled(desk, mine)
     assert rows_in(replies[b.name, apart[1].seq], 4) == _pulled(desk, {8: theirs[8]})
+
+
+def test_a_server_that_follows_another_keeps_no_answers() -> None:
+    desk = _desk("async")
+    a = desk.workers[0]
+    message = _pushed(a, _grads(a))
+    served = desk.shard.stores[0]
+    assert served.follow_push_rows(message) is None
+    assert served.tables.updates.answers.take(message.sender[:2]) is None
