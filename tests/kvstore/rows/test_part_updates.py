@@ -124,7 +124,7 @@ def test_if_the_step_fails_no_row_has_changed():
 
 @pytest.mark.parametrize(("second", "apart"), [(range(4000), False), (range(3000, 7000), True), (range(0), True)])
 def test_of_many_rows_a_sample_tells_whether_they_are_alike(second, apart):
-    table = RowTable(Table(shape=(7000, 1), init="constant"))
+    table = RowTable(Table(shape=(7000, 1)))
     updater = RowUpdater(describe("sgd", {"learning_rate": 1.0}), 0, "float32", 1, False)
     table.use(updater)
     ones = np.ones((7000, 1), np.float32)
