@@ -13,7 +13,7 @@ from kvstore.dist.rows.striped import Striped
 from kvstore.errors import WireError
 from kvstore.rows.ids import Ids
 from kvstore.rows.layout import read_rows
-from kvstore.rows.slabs import scatter
+from kvstore.rows.slabs import Array, scatter
 from kvstore.rows.sums import Rows
 from kvstore.rows.wanted import Wanted
 from kvstore.wire import Buffer
@@ -73,6 +73,7 @@ class IncomingRows:
         self._rows = rows
         self._block = block
         self._wanted = wanted
+        self._items: list[Array] | None = None  # the rows as single items
         self._missing = set(self.servers)
 
     @classmethod
@@ -126,10 +127,16 @@ class IncomingRows:
         if self._block is not None:
             scatter(self._block.rows, self._striped.rows_in(self._block.firsts, server), came)
             return
+        if self._items is None:
+            self._items = [rows.view(item)[:, 0] for rows in self._rows]
+        whole = came.view(item)[:, 0]
         at = 0
-        for rows, where in zip(self._rows, self._striped.positions(server), strict=True):
+        for items, where in zip(self._items, self._striped.positions(server), strict=True):
             stop = at + len(where)
-            scatter(rows, where, came[at:stop])
+            if whole.flags.writeable:
+                items.put(where, whole[at:stop], mode="clip")
+            else:  # ``put`` would copy them first
+                items[where] = whole[at:stop]
             at = stop
 
 
