@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config
@@ -23,39 +24,47 @@ MICRO = 1_000_000
 MAX_WHY = 1024  # characters; see ``ServerReport``
 
 
-class ServingMember:
-    """See the module. A subclass has a core, and serves it in ``_serve``; it calls ``_report`` at each tick.
+@dataclass(frozen=True)
+class Surroundings:
+    """What the process of a member is given from outside.
 
-    Args:
+    Attributes:
         config: the job.
         make_transport: returns a new end for links.
         endpoint: where to listen.
         clock: seconds, monotonic.
-        thread: see ``Session``.
+        thread: makes a thread, as ``threading.Thread`` does; see ``Session``.
+    """
+
+    config: Config
+    make_transport: Callable[[], Transport]
+    endpoint: str
+    clock: Callable[[], float]
+    thread: Callable[..., threading.Thread]
+
+
+class ServingMember:
+    """See the module. A subclass has a core, and serves it in ``_serve``; it calls ``_report`` at each tick.
+
+    Args:
+        around: what the process is given.
         on_line_back: called in the loop when all links have to be made anew.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        make_transport: Callable[[], Transport],
-        endpoint: str,
-        clock: Callable[[], float],
-        thread: Callable[..., threading.Thread],
-        on_line_back: Callable[[], Outbox] | None = None,
-    ) -> None:
-        self._clock = clock
+    def __init__(self, around: Surroundings, on_line_back: Callable[[], Outbox] | None = None) -> None:
+        config = around.config
+        self._clock = around.clock
         self._report_s, self._reports_at = config.heartbeat_s, 0.0
-        self._transport = make_transport()
-        self._service = Service(self._transport, config.heartbeat_s / 2, clock)
+        self._transport = around.make_transport()
+        self._service = Service(self._transport, config.heartbeat_s / 2, around.clock)
         try:
             self._session = Session(
                 config,
-                make_transport,
-                self._transport.bind(endpoint),
-                clock,
+                around.make_transport,
+                self._transport.bind(around.endpoint),
+                around.clock,
                 lambda notice: self._service.post(lambda: self._noticed(notice)),
-                thread=thread,
+                thread=around.thread,
                 on_line_back=None if on_line_back is None else lambda: self._service.post(on_line_back),
             ).join()
             self._session.when_traced(self._note_requests)

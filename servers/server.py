@@ -9,6 +9,7 @@ from collections.abc import Callable
 from kvstore.job.config import Config
 from kvstore.transport import Transport
 from kvstore.wire import Message, Roster
+from servers.member import Surroundings
 from servers.requests.replies import Outbox
 from servers.shard_member import ShardMember
 
@@ -37,8 +38,9 @@ def run_server(
     thread: Callable[..., threading.Thread] = threading.Thread,
 ) -> int:
     """Be a server, one of a pair if the job has replicas; see ``Server`` and ``ReplicaProcess``."""
+    around = Surroundings(config, make_transport, endpoint, clock, thread)
     if config.replicas:
         from servers.replication.process import ReplicaProcess
 
-        return ReplicaProcess(config, make_transport, endpoint, clock, thread).run()
-    return Server(config, make_transport, endpoint, clock, thread).run()
+        return ReplicaProcess(around).run()
+    return Server(around).run()

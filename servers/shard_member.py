@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,11 +9,9 @@ from pathlib import Path
 
 from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.job.config import Config
-from kvstore.transport import Transport
 from kvstore.wire import Message
 from servers.activity import ServedActivity
-from servers.member import ServingMember
+from servers.member import ServingMember, Surroundings
 from servers.reading.pace import IdleCores, ReaderPace
 from servers.requests.replies import Outbox
 from servers.round_faults import injecting
@@ -28,21 +25,19 @@ class ShardMember(ServingMember):
     """See the module, and ``ServingMember``.
 
     Args:
+        around: see ``ServingMember``.
         recorder: see ``Shard``.
         on_line_back: see ``ServingMember``.
     """
 
     def __init__(
         self,
-        config: Config,
-        make_transport: Callable[[], Transport],
-        endpoint: str,
-        clock: Callable[[], float],
-        thread: Callable[..., threading.Thread],
+        around: Surroundings,
         recorder: Callable[[Message], None] | None = None,
         on_line_back: Callable[[], Outbox] | None = None,
     ) -> None:
-        super().__init__(config, make_transport, endpoint, clock, thread, on_line_back)
+        super().__init__(around, on_line_back)
+        config, clock = around.config, around.clock
         self._faults = config.inject if config.start == 1 else ()
         self._shard = Shard(
             self._session.rank,
@@ -66,7 +61,7 @@ class ShardMember(ServingMember):
         self._prepared = False
         if config.checkpoint_dir:
             memory, directory = self._shard.capture_memory, Path(config.checkpoint_dir)
-            self._saver = Saver(memory, directory, self._session.rank, self._saved, thread)
+            self._saver = Saver(memory, directory, self._session.rank, self._saved, around.thread)
             self._shard.save = self._saver.save
 
     def _handling(self, handle: Handle) -> Handle:

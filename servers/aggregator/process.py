@@ -16,7 +16,7 @@ from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.aggregator.loans import Loans
 from servers.aggregator.upstream import Upstream
-from servers.member import ServingMember
+from servers.member import ServingMember, Surroundings
 from servers.requests.replies import Outbox
 
 
@@ -26,22 +26,16 @@ class AggregatorProcess(ServingMember):
     See ``ServingMember``.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        make_transport: Callable[[], Transport],
-        endpoint: str,
-        clock: Callable[[], float],
-        thread: Callable[..., threading.Thread],
-    ) -> None:
-        super().__init__(config, make_transport, endpoint, clock, thread, self._renew)
+    def __init__(self, around: Surroundings) -> None:
+        super().__init__(around, self._renew)
+        config = around.config
         self._outbox: Outbox = []
         self._upstream = Upstream(
             self._transport,
             self._session.client.node,
             self._session.addresses,
             config.window_bytes,
-            clock,
+            around.clock,
             lambda peer, seq, reason: self._outbox.extend(self._aggregator.explained(peer, seq, reason)),
         )
         self._session.when_traced(self._upstream.trace)
@@ -110,4 +104,4 @@ def run_aggregator(
     thread: Callable[..., threading.Thread] = threading.Thread,
 ) -> int:
     """Be an aggregator; see ``AggregatorProcess``."""
-    return AggregatorProcess(config, make_transport, endpoint, clock, thread).run()
+    return AggregatorProcess(Surroundings(config, make_transport, endpoint, clock, thread)).run()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 from kvstore.errors import REPLACED_EXIT, WireError
-from kvstore.job.config import Config
 from kvstore.rare_log import Drops
-from kvstore.transport import Transport
 from kvstore.wire import Buffer, Message, Record, Roster, Standing, View
 from servers.farewell import say
+from servers.member import Surroundings
 from servers.replication.link import StandbyLink, stored
 from servers.replication.replica import Replaced, Replica
 from servers.requests.replies import Outbox
@@ -24,26 +22,15 @@ log = logging.getLogger(__name__)
 class ReplicaProcess(ShardMember):
     """A member that is the primary or the standby of a server's rank, as the scheduler says. See ``ShardMember``."""
 
-    def __init__(
-        self,
-        config: Config,
-        make_transport: Callable[[], Transport],
-        endpoint: str,
-        clock: Callable[[], float],
-        thread: Callable[..., threading.Thread],
-    ) -> None:
-        super().__init__(
-            *(config, make_transport, endpoint, clock, thread),
-            recorder=lambda message: self._replica.record(message),
-            on_line_back=self._renew,
-        )
-        self._interval_s = config.heartbeat_s / 2
+    def __init__(self, around: Surroundings) -> None:
+        super().__init__(around, recorder=lambda message: self._replica.record(message), on_line_back=self._renew)
+        self._interval_s = around.config.heartbeat_s / 2
         self._stands_at = 0.0
         self._replaced: Replaced | None = None
         self._drops = Drops(log)
         self._link: StandbyLink | None = None
         self._replica = Replica(
-            self._session.client.node, self._shard, self._transport, self, config.heartbeat_timeout_s
+            self._session.client.node, self._shard, self._transport, self, around.config.heartbeat_timeout_s
         )
 
     def run(self) -> int:

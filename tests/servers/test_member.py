@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from threaded import ThreadedJob
 
 from kvstore.errors import NodeLost, UsageError
+from kvstore.job.config import Config
 from kvstore.transport import Transport
 from kvstore.wire import Message
-from servers.member import ServingMember
+from servers.member import ServingMember, Surroundings
 from servers.requests.replies import Outbox
 from servers.server import run_server
 
@@ -36,9 +38,9 @@ def test_one_that_may_not_join_frees_its_endpoint() -> None:
 
 
 def test_the_error_that_ends_one_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(config, make_transport, endpoint, clock=time.monotonic, thread=threading.Thread):  # type: ignore[no-untyped-def]
+    def run(config: Config, make_transport: Callable[[], Transport], endpoint: str) -> int:
         with pytest.raises(ZeroDivisionError):
-            Failing(config, make_transport, endpoint, clock, thread).run()
+            Failing(Surroundings(config, make_transport, endpoint, time.monotonic, threading.Thread)).run()
         return 1
 
     monkeypatch.setattr("threaded.run_server", run)

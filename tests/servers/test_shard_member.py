@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from threaded import ThreadedJob
 
 from kvstore.checkpoint.folders import begin
+from kvstore.job.config import Config
 from kvstore.member.session import Session
+from kvstore.transport import Transport
 from kvstore.values import to_buffer
 from kvstore.wire import AwaitCapture, Capture, Captured, Init, Open, pack_arrays
+from servers.member import Surroundings
 from servers.requests.replies import Outbox
 from servers.server import Server
 
@@ -33,11 +36,9 @@ class Noting(Server):
 def test_a_file_is_written_beside_the_loop_and_reported_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Noting.noted = []
 
-    def run(
-        config: Any, make_transport: Any, endpoint: str, clock: Any = time.monotonic, thread: Any = threading.Thread
-    ) -> int:
+    def run(config: Config, make_transport: Callable[[], Transport], endpoint: str) -> int:
         config = dataclasses.replace(config, checkpoint_dir=str(tmp_path))
-        return Noting(config, make_transport, endpoint, clock, thread).run()
+        return Noting(Surroundings(config, make_transport, endpoint, time.monotonic, threading.Thread)).run()
 
     def save(session: Session) -> Captured:
         (server,) = session.servers
