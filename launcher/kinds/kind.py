@@ -8,6 +8,23 @@ from dataclasses import dataclass
 from launcher.job.description import Job
 from launcher.supervision.supervisor import OnFailure
 
+# Fields of ``Cluster`` that all launchers use whose processes are supervised by launch.py, and by it through agents.
+SUPERVISED = frozenset(
+    {
+        "dashboard",
+        "dashboard_token_file",
+        "trace",
+        "host_aggregation",
+        "replicas",
+        "restarts",
+        "inject",
+        "max_readers",
+        "readers",
+        "gpus_per_worker",
+    }
+)
+WITH_AGENTS = SUPERVISED | {"python", "host_ip", "interface", "encryption"}
+
 
 @dataclass(frozen=True)
 class Kind:

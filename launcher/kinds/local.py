@@ -19,7 +19,7 @@ from launcher.errors import LaunchError
 from launcher.job import dryrun
 from launcher.job.description import Job
 from launcher.job.tasks import HostEnvironment, Rendezvous, Task, members, render
-from launcher.kinds.kind import Kind
+from launcher.kinds.kind import SUPERVISED, Kind
 from launcher.output.display import of_terminal
 from launcher.output.outlet import Outlet
 from launcher.processes.child import cannot_start
@@ -228,19 +228,5 @@ def _check_command(worker: Task) -> None:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=frozenset(
-        {
-            "dashboard",
-            "dashboard_token_file",
-            "trace",
-            "gpus_per_worker",
-            "host_aggregation",
-            "inject",
-            "max_readers",
-            "readers",
-            "replicas",
-            "restarts",
-            "sync_dst_dir",
-        }
-    ),
+    takes=SUPERVISED | {"sync_dst_dir"},
 )

@@ -24,7 +24,7 @@ from launcher.errors import NOT_FOUND, LaunchError
 from launcher.hosts.hostfile import Host, read
 from launcher.job import dryrun
 from launcher.job.description import Job
-from launcher.kinds.kind import Kind
+from launcher.kinds.kind import WITH_AGENTS, Kind
 from launcher.processes.last_will import LastWill
 from launcher.supervision.supervisor import OnFailure
 
@@ -143,24 +143,5 @@ def _write(text: str) -> str:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=frozenset(
-        {
-            "dashboard",
-            "dashboard_token_file",
-            "trace",
-            "hostfile",
-            "python",
-            "host_ip",
-            "interface",
-            "encryption",
-            "host_aggregation",
-            "replicas",
-            "restarts",
-            "inject",
-            "max_readers",
-            "readers",
-            "gpus_per_worker",
-            "cluster_option",
-        }
-    ),
+    takes=WITH_AGENTS | {"hostfile", "cluster_option"},
 )

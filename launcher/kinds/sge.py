@@ -24,7 +24,7 @@ from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import dryrun
 from launcher.job.description import Job
-from launcher.kinds.kind import Kind
+from launcher.kinds.kind import WITH_AGENTS, Kind
 from launcher.kinds.managers.programs import require, tell
 from launcher.kinds.managers.units import mebibytes
 from launcher.processes.last_will import LastWill
@@ -130,28 +130,5 @@ def _said(directory: Path) -> str:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=frozenset(
-        {
-            "dashboard",
-            "dashboard_token_file",
-            "trace",
-            "python",
-            "host_ip",
-            "interface",
-            "encryption",
-            "host_aggregation",
-            "replicas",
-            "restarts",
-            "inject",
-            "max_readers",
-            "readers",
-            "job_name",
-            "queue",
-            "time",
-            "worker_memory",
-            "server_memory",
-            "gpus_per_worker",
-            "cluster_option",
-        }
-    ),
+    takes=WITH_AGENTS | {"job_name", "queue", "time", "worker_memory", "server_memory", "cluster_option"},
 )

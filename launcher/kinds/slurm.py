@@ -25,7 +25,7 @@ from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import batch, dryrun
 from launcher.job.description import Job
-from launcher.kinds.kind import Kind
+from launcher.kinds.kind import WITH_AGENTS, Kind
 from launcher.kinds.managers.programs import require, tell
 from launcher.kinds.managers.queued import QueuedJob, QueueState, follow
 from launcher.kinds.managers.units import mebibytes
@@ -230,30 +230,6 @@ def _ask(argv: list[str], text: str = "") -> str:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=frozenset(
-        {
-            "dashboard",
-            "dashboard_token_file",
-            "trace",
-            "python",
-            "host_ip",
-            "interface",
-            "encryption",
-            "host_aggregation",
-            "replicas",
-            "restarts",
-            "inject",
-            "max_readers",
-            "readers",
-            "job_name",
-            "queue",
-            "time",
-            "worker_cores",
-            "server_cores",
-            "worker_memory",
-            "server_memory",
-            "gpus_per_worker",
-            "cluster_option",
-        }
-    ),
+    takes=WITH_AGENTS
+    | {"job_name", "queue", "time", "worker_cores", "server_cores", "worker_memory", "server_memory", "cluster_option"},
 )

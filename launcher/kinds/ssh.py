@@ -24,7 +24,7 @@ from launcher.hosts.ssh import remote_command, rsync
 from launcher.job import dryrun
 from launcher.job.description import Job
 from launcher.job.tasks import Rendezvous
-from launcher.kinds.kind import Kind
+from launcher.kinds.kind import WITH_AGENTS, Kind
 from launcher.processes.machine import require_files
 from launcher.supervision.supervisor import OnFailure
 
@@ -190,30 +190,15 @@ def _hint(text: str) -> str:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=frozenset(
-        {
-            "dashboard",
-            "dashboard_token_file",
-            "trace",
-            "hostfile",
-            "server_hosts",
-            "placement",
-            "sync_dst_dir",
-            "sync_exclude",
-            "sync_gitignore",
-            "ssh_config",
-            "ssh_option",
-            "python",
-            "host_ip",
-            "interface",
-            "encryption",
-            "host_aggregation",
-            "replicas",
-            "restarts",
-            "inject",
-            "max_readers",
-            "readers",
-            "gpus_per_worker",
-        }
-    ),
+    takes=WITH_AGENTS
+    | {
+        "hostfile",
+        "server_hosts",
+        "placement",
+        "sync_dst_dir",
+        "sync_exclude",
+        "sync_gitignore",
+        "ssh_config",
+        "ssh_option",
+    },
 )

@@ -28,38 +28,22 @@ from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import dryrun
 from launcher.job.description import Job
-from launcher.kinds.kind import Kind
+from launcher.kinds.kind import WITH_AGENTS, Kind
 from launcher.kinds.managers.programs import require
 from launcher.kinds.managers.units import mebibytes, seconds
 from launcher.supervision.supervisor import OnFailure
 
 CLIENT = "org.apache.hadoop.yarn.applications.distributedshell.Client"
-TAKES = frozenset(
-    {
-        "dashboard",
-        "dashboard_token_file",
-        "trace",
-        "encryption",
-        "host_aggregation",
-        "replicas",
-        "restarts",
-        "inject",
-        "max_readers",
-        "readers",
-        "gpus_per_worker",
-        "host_ip",
-        "interface",
-        "job_name",
-        "python",
-        "queue",
-        "server_cores",
-        "server_memory",
-        "time",
-        "worker_cores",
-        "worker_memory",
-        "yarn_jar",
-    }
-)
+TAKES = WITH_AGENTS | {
+    "job_name",
+    "queue",
+    "server_cores",
+    "server_memory",
+    "time",
+    "worker_cores",
+    "worker_memory",
+    "yarn_jar",
+}
 _JAR = "hadoop-yarn-applications-distributedshell*.jar"
 _FOREVER_MS = (1 << 31) - 1  # the longest time limit, 24 days; the default is ten minutes
 _CLASSPATH_S = 60.0
