@@ -26,8 +26,6 @@ from kvstore.transport import Peer, Transport
 from kvstore.transport.memory import ScatteredFrame, nbytes_of
 from kvstore.wire import Buffer, Failure, Here, Message, Node, Reply, Sender, decode, encode, require_short
 
-log = logging.getLogger(__name__)
-
 # Called with an operation, and more; returns its requests, and what changes when they are made.
 Prepare: TypeAlias = Callable[..., "tuple[Sequence[PendingRequest], Effect | None]"]
 
@@ -72,7 +70,7 @@ class Links:
         self._windows: dict[Peer, Window[PendingRequest]] = {}
         self._window = WindowSize(window, window)
         self._sizes: dict[Peer, WindowSize] = {}  # of the windows of some peers
-        self._drops = Drops(log)
+        self._drops = Drops(logging.getLogger(__name__))
 
     # ---- any thread may call these
 
@@ -263,9 +261,8 @@ class Links:
 
     def _introduce(self, peer: Peer) -> None:
         """Say first whose link this is. A process that has not joined yet has no rank, and says nothing."""
-        node = self.node
-        if node.rank >= 0:
-            self._routes.transport.send(self._routes.names[peer], encode(Here(node)))
+        if self.node.rank >= 0:
+            self._routes.transport.send(self._routes.names[peer], encode(Here(self.node)))
 
     def _ask_again(self, peer: Peer) -> None:
         """Send again, over a new link, what has gone to ``peer`` and has not been answered."""
@@ -325,7 +322,7 @@ class Links:
     def _take(self, route: Peer, frames: list[Any]) -> None:
         peer = self._routes.peers.get(route)
         if peer is None:
-            self._drop("a message", "a stranger", "no link of this process leads there")
+            self._drops.note("a message from a stranger", "no link of this process leads there")
             return
         if not frames:  # the link has been made anew
             self._ask_again(peer)
@@ -333,10 +330,10 @@ class Links:
         try:
             reply = decode(frames)
         except WireError as exc:
-            self._drop("a bad message", peer.decode(), exc)
+            self._drops.note(f"a bad message from {peer.decode()}", exc)
             return
         if not isinstance(reply, Reply):
-            self._drop("a message", peer.decode(), f"expected a reply, got {type(reply).__name__}")
+            self._drops.note(f"a message from {peer.decode()}", f"expected a reply, got {type(reply).__name__}")
             return
         request = self.outstanding.find(peer, reply.seq)
         if request is None:
@@ -350,6 +347,3 @@ class Links:
             self.received[peer] += len(frame)
         self._windows[peer].answered(reply.seq)
         self._go_on(peer)
-
-    def _drop(self, what: str, who: str, why: object) -> None:
-        self._drops.note(f"{what} from {who}", why)
