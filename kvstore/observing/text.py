@@ -48,7 +48,7 @@ def status_lines(place: ObservingPlace, view: JobView, parts: StatusParts) -> li
         _head(place, view),
         _waits(view, found, parts.places),
         _advice(parts.advice),
-        _workers(view, found, parts.everybody),
+        _workers(view, found, parts),
         _servers(view, parts.everybody),
         _links(view) if parts.links else [],
         _events(view, None if parts.everybody else EVENTS),
@@ -184,17 +184,18 @@ SERVER_COLUMNS: tuple[Column[_Server], ...] = (
 )
 
 
-def _workers(view: JobView, found: Sequence[MemberWait], everybody: bool) -> list[TextLine]:
-    missing = {rank for wait in found if wait.seconds >= LONG_S for rank in wait.missing}
+def _workers(view: JobView, found: Sequence[MemberWait], parts: StatusParts) -> list[TextLine]:
+    awaited = {rank for wait in found if wait.seconds >= LONG_S for rank in wait.missing}
+    awaited |= {one.rank for one in parts.advice if one.straggler}
     rows: list[_Worker] = [
         (member, None if member.worker is None else WorkerFigures.of(member.worker))
         for member in view.of_role("worker")
     ]
 
     def notable(row: _Worker) -> bool:
-        return _words(row[0]) in ("lost", "silent") or row[0].rank in missing
+        return _words(row[0]) in ("lost", "silent") or row[0].rank in awaited
 
-    return member_table(rows, WORKER_COLUMNS, _title, lambda row: _words(row[0]), notable, everybody)
+    return member_table(rows, WORKER_COLUMNS, _title, lambda row: _words(row[0]), notable, parts.everybody)
 
 
 def _servers(view: JobView, everybody: bool) -> list[TextLine]:

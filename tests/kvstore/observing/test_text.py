@@ -76,6 +76,14 @@ def test_a_job_of_64_workers_and_16_servers_fits_on_a_screen() -> None:
     assert sum(line.split()[:1] == ["worker"] and "logs" not in line for line in everybody) == 64
 
 
+def test_a_straggler_among_many_has_a_row_however_little_its_numbers_differ() -> None:
+    view = view_of([worker(rank) for rank in range(64)])
+    assert "nobody differs" in text(view)
+    shown = text(view, StatusParts(advice=[Advice("straggler_compute", "worker", 7, "worker 7 is slow")]))
+    assert "\n  worker 7  " in shown
+    assert "nobody differs" not in shown
+
+
 def test_long_advice_is_wrapped() -> None:
     advice = Advice("bound_by_store", "", -1, "more servers " * 20, "info")
     lines = [line for line in status_lines(PLACE, view_of([]), StatusParts(advice=[advice])) if "servers" in line.text]
