@@ -36,6 +36,8 @@ def variables(env: Mapping[str, str], role: str, cores: int = 0, siblings: int =
         made[OMP_WAIT_POLICY.name] = OMP_WAIT_POLICY.default
         if role == "worker":
             made[SPINCOUNT] = str(WORKER_SPINS)
+    if role == "aggregator":  # it works on pieces, where to wake a sleeping thread takes longer than its part
+        cores = 1
     if cores and not env.get(OMP_NUM_THREADS.name):
         made[OMP_NUM_THREADS.name] = str(max(1, cores // max(1, siblings)))
     return made

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +21,17 @@ from servers.store.bucket import Bucket
 from servers.store.recording import Recording
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have torch use this thread alone: codecs work in chunks, for which to wake others takes longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @dataclass(frozen=True)
 class CompressedSegments:
     """Elements ``start`` to ``stop`` of a contribution, as they were sent: decoded when summed. A ``PayloadRange``."""
@@ -32,7 +44,7 @@ class CompressedSegments:
     def values(self) -> torch.Tensor:
         """The elements, in new memory."""
         out = torch.empty(self.stop - self.start)
-        self.payload.write(out, False)
+        self.write(out, False)
         return out
 
     def cut(self, start: int, stop: int) -> PayloadRange:
@@ -43,7 +55,8 @@ class CompressedSegments:
 
     def write(self, out: torch.Tensor, add: bool) -> None:
         """See ``PayloadRange``."""
-        self.payload.write(out, add)
+        with _one_thread():
+            self.payload.write(out, add)
 
 
 def contribution(message: Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
@@ -212,6 +225,7 @@ class ReplyEncoder:
             self._last[bucket.ids[place]] = state, _EncodedSegments(encoding, start, stop)
             start = stop
 
+    @_one_thread()
     def _encode_all(self, bucket: Bucket, feedback: bool) -> Encoded:
         if feedback:
             return self.compressor.encode_joined(bucket.ids, bucket.sizes, bucket.value)
@@ -222,6 +236,7 @@ class ReplyEncoder:
                 self._encode_one(bucket, place, feedback)  # raises an error that names the key at fault
             raise
 
+    @_one_thread()
     def _encode_one(self, bucket: Bucket, place: int, feedback: bool) -> Encoded:
         encode = self.compressor.encode if feedback else self.compressor.encode_without_feedback
         start = bucket.starts[place]

@@ -28,7 +28,7 @@ OMP_NUM_THREADS = Setting(
     Integer(1),
     0,
     "how many threads torch uses; `launch.py` sets it where you do not",
-    shown="the host's cores ÷ its processes of the same role",
+    shown="the host's cores ÷ its processes of the same role; 1 for aggregators",
 )
 OMP_WAIT_POLICY = Setting(
     "OMP_WAIT_POLICY",

@@ -5,7 +5,7 @@ import pytest
 from kvstore.job.threads import WAITING, variables
 
 
-@pytest.mark.parametrize(("role", "more"), [("server", {}), ("aggregator", {}), ("worker", {"GOMP_SPINCOUNT": "1000"})])
+@pytest.mark.parametrize(("role", "more"), [("server", {}), ("worker", {"GOMP_SPINCOUNT": "1000"})])
 def test_threads_do_not_keep_cores_while_they_wait_and_members_of_a_role_share_them(
     role: str, more: dict[str, str]
 ) -> None:
@@ -16,6 +16,12 @@ def test_threads_do_not_keep_cores_while_they_wait_and_members_of_a_role_share_t
 @pytest.mark.parametrize("siblings", [0, 3, 8])
 def test_each_has_a_thread_at_least(siblings: int) -> None:
     assert variables({}, "server", cores=2, siblings=siblings)["OMP_NUM_THREADS"] == ("2" if not siblings else "1")
+
+
+@pytest.mark.parametrize("cores", [0, 8])
+def test_an_aggregator_has_one_thread_unless_a_number_is_set(cores: int) -> None:
+    assert variables({}, "aggregator", cores=cores) == {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"}
+    assert variables({"OMP_NUM_THREADS": "3"}, "aggregator", cores=cores) == {"OMP_WAIT_POLICY": "passive"}
 
 
 def test_where_nobody_knows_the_siblings_the_number_is_left_to_torch() -> None:
