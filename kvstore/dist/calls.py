@@ -40,7 +40,7 @@ class StoreCall(NamedTuple):
     @property
     def pushes(self) -> bool:
         """Whether something is pushed."""
-        return self.values is not None or any(call.contribution is not None for call in self.rows)
+        return self.values is not None or (bool(self.rows) and any(call.contribution is not None for call in self.rows))
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -53,6 +53,8 @@ class StoreCall(NamedTuple):
     @property
     def places(self) -> Column:
         """Of all keys, among those of the store."""
+        if self.plan is not None and not self.rows:
+            return self.plan.places
         parts = [call.plan.places for call in self.rows]
         if self.plan is not None:
             parts.append(self.plan.places)

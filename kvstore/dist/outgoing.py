@@ -82,7 +82,10 @@ class Packer:
         if gather and parcel.nbytes >= PART * len(parts):
             return [cast("Buffer", ScatteredFrame(map(to_buffer, parts)))]  # at the other end it is one
         buffer = self._buffer(parcel)
-        without_grad(torch.cat, parts, out=from_buffer(buffer, parcel.dtype))
+        if len(parts) == 1 and parcel.nbytes < SMALL:
+            from_buffer(buffer, parcel.dtype).copy_(parts[0].detach())
+        else:
+            without_grad(torch.cat, parts, out=from_buffer(buffer, parcel.dtype))
         return [buffer]
 
     def _buffer(self, parcel: Parcel) -> memoryview:

@@ -175,9 +175,11 @@ class Pushes:
                 kind(self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), outgoing)
                 for parcel in call.plan.parcels
             ]
-        numbers = RowNumbers(hyper.lr, hyper.rescale, hyper.changes, order)
-        pushes += pushes_of_rows(self._rows, operation, call.rows, numbers, turn)
-        read = sum(len(rows.plan.keys) for rows in call.rows if rows.reader is not None)
+        read = 0
+        if call.rows:
+            numbers = RowNumbers(hyper.lr, hyper.rescale, hyper.changes, order)
+            pushes += pushes_of_rows(self._rows, operation, call.rows, numbers, turn)
+            read = sum(len(rows.plan.keys) for rows in call.rows if rows.reader is not None)
         if call.plan is not None and call.writer is not None:
             read += len(call.plan.keys)
         counts = self.counts.called(len(places), read)

@@ -225,10 +225,12 @@ class Client:
     def _wait(self, operation: Operation, timeout: float | None, began: float) -> None:
         answer_s, patience_s = operation.limits or self.limits
         waited = answer_s if timeout is None else timeout
+        now = began  # nothing has taken time yet, most often
         if operation.open and self.links.congested:
             self._pace(operation, began + waited)
             self._hurry(operation)
-        while not self.wait_until(lambda: not operation.open, began + waited - self._clock()):
+            now = self._clock()
+        while not self.wait_until(lambda: not operation.open, began + waited - now, now):
             late = self._find_out(operation)
             if not operation.open:  # the answer came while this was found out
                 return
@@ -236,6 +238,7 @@ class Client:
                 raise DeadlineExceeded(f"{operation} is not done after {waited:.3g} s: {late.known}", late.silent)
             log.warning("%s is not done after %.0f s: %s", operation, waited, late.known)
             waited = min(waited + NEWS_S, patience_s)
+            now = self._clock()
 
     def settle(self, operation: Operation, timeout: float) -> bool:
         """Wait for ``operation`` for at most ``timeout`` seconds, and ask nobody why; return whether it is done."""
@@ -251,16 +254,23 @@ class Client:
         for operation in operations:
             self.wait(operation, None if deadline is None else max(0.0, deadline - self._clock()))
 
-    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Take in answers until ``condition``, for at most ``timeout`` seconds; return whether it holds."""
-        deadline = self._clock() + timeout
+    def wait_until(self, condition: Callable[[], bool], timeout: float, now: float | None = None) -> bool:
+        """Take in answers until ``condition``, for at most ``timeout`` seconds; return whether it holds.
+
+        Args:
+            now: what the clock shows, if the caller has just looked.
+        """
+        now = self._clock() if now is None else now
+        deadline = now + timeout
         while not condition():
             self.check()
-            left = deadline - self._clock()
-            if left <= 0:
+            if deadline <= now:
                 return False
-            left = min(left, SLICE_S)
+            left = min(deadline - now, SLICE_S)
             self.alone(self.links.receive, lambda: condition() or self._failed(), left, yielding_s=left)
+            if condition():
+                return True
+            now = self._clock()
         return True
 
     def _pace(self, operation: Operation, deadline: float) -> None:

@@ -33,7 +33,9 @@ def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
 
 def spread(flat: torch.Tensor, sizes: Sequence[int], targets: list[torch.Tensor]) -> None:
     """Copy ``flat`` into ``targets``, one after the other: flat and contiguous, of its dtype and these ``sizes``."""
-    if max(sizes, default=0) * flat.itemsize < LARGE:
-        torch.split_with_sizes_copy(flat, sizes, out=targets)  # a third less than to split and to copy
-    else:
+    if max(sizes, default=0) * flat.itemsize >= LARGE:
         copy_each(targets, flat.split_with_sizes(sizes))
+    elif len(targets) == 1:
+        targets[0].copy_(flat)
+    else:
+        torch.split_with_sizes_copy(flat, sizes, out=targets)  # a third less than to split and to copy

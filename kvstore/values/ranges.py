@@ -99,6 +99,9 @@ def cut(payload: Sequence[PayloadRange], start: int, stop: int) -> list[PayloadR
 
 def sum_ranges(payloads: Sequence[Sequence[PayloadRange]], out: torch.Tensor) -> None:
     """Write the sum of ``payloads``, added from first to last, into ``out``, which they all have the size of."""
+    if max(map(len, payloads)) == 1 and out.numel():  # the usual case: each is in one piece
+        _sum([each for (each,) in payloads], out)
+        return
     starts = [each.start for each in payloads[0]]
     if all([each.start for each in payload] == starts for payload in payloads[1:]):
         for same in zip(*payloads, strict=True):
@@ -111,11 +114,14 @@ def sum_ranges(payloads: Sequence[Sequence[PayloadRange]], out: torch.Tensor) ->
 
 def _sum(ranges: Sequence[PayloadRange], out: torch.Tensor) -> None:
     """Write the sum of ``ranges``, which all have the same elements, into ``out``."""
-    if all(type(each) is TensorRange for each in ranges):
+    if set(map(type, ranges)) == _TENSORS:
         sum_in_order([each.values for each in ranges], out=out)  # in one pass less
         return
     for number, each in enumerate(ranges):
         each.write(out, number > 0)
+
+
+_TENSORS = {TensorRange}
 
 
 def _stop(each: PayloadRange) -> int:

@@ -21,13 +21,14 @@ def sum_in_order(tensors: Sequence[torch.Tensor], *, out: torch.Tensor | None = 
     first, *rest = tensors
     if not rest:
         return first if out is None else out.copy_(first)
+    device = first.device
     if first.dtype in _HALF:
         total = first.float()
     else:
-        total = torch.add(first, _beside(rest[0], first), out=out)
+        total = torch.add(first, _on(rest[0], device), out=out)
         rest = rest[1:]
     for tensor in rest:
-        total.add_(_beside(tensor, first))
+        total.add_(_on(tensor, device))
     if out is None:
         return total.to(first.dtype)
     return out if total is out else out.copy_(total)
@@ -38,5 +39,5 @@ def reduce_to(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Te
     return sum_in_order([tensor.to(device, non_blocking=device.type == "cuda") for tensor in tensors])
 
 
-def _beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.device == other.device else tensor.to(other.device, non_blocking=True)
+def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor if tensor.device == device else tensor.to(device, non_blocking=True)

@@ -61,8 +61,9 @@ class Contributed(Protocol):
 
 def agreed_by(items: Sequence[Contributed], keys: Iterable[Key]) -> UpdateHyperparameters:
     """Return the hyper-parameters of the round of ``items``; see ``agreed``."""
-    if all(item.hyper == items[0].hyper for item in items):
-        return items[0].hyper
+    hypers = [item.hyper for item in items]
+    if hypers.count(hypers[0]) == len(hypers):
+        return hypers[0]
     return agreed({item.who: item.hyper for item in items}, dict.fromkeys(keys))
 
 

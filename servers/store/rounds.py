@@ -161,9 +161,11 @@ class Rounds(Generic[T]):
             self.share -= sum(last < self.version for last in self._paused.values())
             self._look()
         del self._open[self.version]
-        late = [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
-        self._late.clear()
-        return [item for rank, (ranks, item) in sorted(contributions.items(), key=_RANK) if rank == ranks[0]] + late
+        items = [item for rank, (ranks, item) in sorted(contributions.items(), key=_RANK) if rank == ranks[0]]
+        if self._late:
+            items += [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
+            self._late.clear()
+        return items
 
     def factor(self, contributors: int) -> float:
         """Return the factor for the sum of the last round: with a quorum, as if each worker of it had contributed.

@@ -334,7 +334,9 @@ class ServedStore:
         answers: list[Answer] = []
         while wave := [(target, items) for target in touched if (items := target.rounds.complete()) is not None]:
             whole = [(target, items) for target, items in wave if isinstance(target, Bucket)]
-            striped = [(target, items) for target, items in wave if isinstance(target, RowTarget)]
+            striped: list[tuple[RowTarget, list[Any]]] = []
+            if len(whole) < len(wave):
+                striped = [(target, items) for target, items in wave if isinstance(target, RowTarget)]
             if self.captures:
                 self.captures.secure([bucket for bucket, _ in whole])
             errors: dict[Any, Exception] = {}

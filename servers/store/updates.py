@@ -97,13 +97,16 @@ class Updates:
         updates: list[Update] = []
         for bucket, items in wave:
             try:
-                updates.append(Update(bucket, items, agreed_by(items, bucket.segments.keys), _scale(bucket, items)))
+                hyper = agreed_by(items, bucket.segments.keys)
+                scale = 1.0 if self._rule.quorum is None else _scale(bucket, items)
+                updates.append(Update(bucket, items, hyper, scale))
             except Mismatch as exc:
                 errors[bucket] = exc
         recording = self._recording if self._recording.on else None
         if errors and recording is not None:
             recording.values([], errors)
-        return errors | self.make(updates, recording)
+        made = self.make(updates, recording)
+        return errors | made if errors else made
 
     def make(self, updates: Sequence[Update], recording: Recording | None = None) -> dict[Bucket, Exception]:
         """Make ``updates``: one call of the optimizer for all that have the same hyper-parameters.
