@@ -16,7 +16,8 @@ import torch
 
 from kvstore.spec import ITEMSIZE
 from kvstore.transport.memory import Memory
-from kvstore.values import PayloadRange, copy_each, from_buffer, sum_ranges
+from kvstore.values import PayloadRange, copy_each, from_buffer, ranges_of, sum_ranges
+from kvstore.wire import Buffer
 from servers.names import workers
 from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
@@ -69,6 +70,7 @@ class Bucket(Target[Contribution]):
 
     value: torch.Tensor
     _buffer: memoryview
+    _own: bool  # whether the memory is this bucket's alone
 
     def __init__(self, segments: HeldSegments, dtype: str, rounds: Progress, memory: Memory) -> None:
         super().__init__(segments, rounds)
@@ -94,6 +96,18 @@ class Bucket(Target[Contribution]):
         """Take the first values."""
         sum_ranges([ranges], self.value)
 
+    def adopt(self, buffer: Buffer) -> None:
+        """Make ``buffer`` the value, without a copy: it does not change while this bucket has it.
+
+        The memory may be another process's, so nothing is ever written into it.
+
+        Raises:
+            WireError: it has another length.
+        """
+        for part in ranges_of([buffer], self.dtype, self.size):
+            self.value, self._buffer, self._own = part.values, memoryview(buffer).cast("B"), False
+        self._changed()
+
     def assign(
         self,
         payloads: Sequence[Sequence[PayloadRange]],
@@ -107,7 +121,7 @@ class Bucket(Target[Contribution]):
             scale: of the sum, if it is of floating point.
             check: raises if the sum must not become the value, which then is unchanged.
         """
-        before = self._buffer, self.value
+        before = self._buffer, self.value, self._own
         if check is not None or self._read:
             self._move()
         sum_ranges(payloads, self.value)
@@ -117,7 +131,7 @@ class Bucket(Target[Contribution]):
             try:
                 check(self.value)
             except BaseException:
-                self._buffer, self.value = before
+                self._buffer, self.value, self._own = before
                 raise
         self._changed()
 
@@ -158,7 +172,9 @@ class Bucket(Target[Contribution]):
 
     @property
     def _read(self) -> bool:
-        """Whether a message that refers to the memory is kept, or may still be read from it."""
+        """Whether the memory is not to be written: a message refers to it, or may be read from it, or it is adopted."""
+        if not self._own:
+            return True
         if not self._sent:
             return False
         return any(message() is not None for message in self._messages) or self._memory.busy(self._buffer)
@@ -175,3 +191,4 @@ class Bucket(Target[Contribution]):
         """Take new memory for the value."""
         self._buffer = self._memory.allocate(self.size * ITEMSIZE[self.dtype])
         self.value = from_buffer(self._buffer, self.dtype)
+        self._own = True

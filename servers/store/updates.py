@@ -169,8 +169,8 @@ class Updates:
             part = Contribution((), version, ranges, hyper)
             updates.append(Update(bucket, [part], hyper, message.scales[place] if message.scales else 1.0))
         if message.assigned:
-            for bucket, (part,), *_ in updates:
-                bucket.assign([part.ranges])
+            for update, buffer in zip(updates, message.buffers, strict=True):
+                update.bucket.adopt(buffer)
             return
         for bucket, error in self.make(updates).items():
             bucket.fail(bucket.rounds.version, error)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from asking import floats
 
+from kvstore.errors import WireError
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
-from kvstore.values import TensorRange, from_buffer
+from kvstore.values import TensorRange, from_buffer, to_buffer
 from servers.store.bucket import Bucket
 from servers.store.rounds import Rounds
 from servers.store.target import HeldSegments
@@ -92,3 +93,43 @@ def test_memory_that_has_never_been_sent_is_used_again():
     made.writable()
     made.assign([[TensorRange(0, floats(2))]])
     assert made.value.data_ptr() == before
+
+
+@pytest.mark.parametrize("change", ["assign", "update", "refused"])
+def test_what_is_adopted_is_not_copied_and_never_written(change: str):
+    made = bucket(floats(1, 2), memory=Watched())
+    buffer = bytearray(to_buffer(floats(3, 4)))
+    made.adopt(buffer)
+    assert made.value.data_ptr() == from_buffer(buffer, "float32").data_ptr()
+    assert sent(made).tolist() == [3, 4]
+    if change == "update":
+        made.writable()
+        made.value.add_(1)
+    elif change == "assign":
+        made.assign([[TensorRange(0, floats(4, 5))]])
+    else:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no"):
+                made.assign([[TensorRange(0, floats(9, 9))]], check=refuse)
+        assert made.value.tolist() == [3, 4]
+        made.writable()
+        made.value.add_(1)
+    assert made.value.tolist() == [4, 5]
+    assert from_buffer(buffer, "float32").tolist() == [3, 4]
+    own = made.value.data_ptr()
+    made.assign([[TensorRange(0, floats(6, 7))]])
+    assert made.value.data_ptr() == own, "its own memory again"
+
+
+def test_only_all_elements_can_be_adopted():
+    made = bucket(floats(1, 2))
+    with pytest.raises(WireError):
+        made.adopt(bytearray(4))
+    assert made.value.tolist() == [1, 2]
+    empty = bucket(floats())
+    empty.adopt(bytearray())
+    assert empty.value.tolist() == []
+
+
+def refuse(_: torch.Tensor) -> None:
+    raise ValueError("no")
