@@ -96,7 +96,7 @@ def test_memory_that_has_never_been_sent_is_used_again():
 
 
 @pytest.mark.parametrize("change", ["assign", "update", "refused"])
-def test_what_is_adopted_is_not_copied_and_never_written(change: str):
+def test_what_is_adopted_is_not_copied_and_never_written(change: str) -> None:
     made = bucket(floats(1, 2), memory=Watched())
     buffer = bytearray(to_buffer(floats(3, 4)))
     made.adopt(buffer)
@@ -121,7 +121,7 @@ def test_what_is_adopted_is_not_copied_and_never_written(change: str):
     assert made.value.data_ptr() == own, "its own memory again"
 
 
-def test_only_all_elements_can_be_adopted():
+def test_only_all_elements_can_be_adopted() -> None:
     made = bucket(floats(1, 2))
     with pytest.raises(WireError):
         made.adopt(bytearray(4))
