@@ -53,9 +53,9 @@ class Packer:
         self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # numpy arrays by address
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a new tensor that is sent without a copy, unless it is so small that a copy costs less."""
+        """Return a new tensor that is sent without a copy."""
         size = math.prod(shape)
-        if size * dtype.itemsize <= SMALL:  # copied as fast
+        if not size:
             return torch.empty(shape, dtype=dtype)
         buffer = self._memory.allocate(size * dtype.itemsize)
         tensor = torch.frombuffer(buffer, dtype=dtype)

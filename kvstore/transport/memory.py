@@ -61,10 +61,6 @@ class Heap:
 
     def allocate(self, nbytes: int) -> memoryview:
         """Return fresh memory."""
-        if nbytes <= SMALL:
-            room = bytearray(nbytes + ALIGN)
-            start = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % ALIGN
-            return memoryview(room)[start : start + nbytes]
         import numpy  # only now: processes that move no arrays do without
 
         array = numpy.empty(nbytes + ALIGN, dtype=numpy.uint8)
