@@ -6,6 +6,7 @@ directory, or to the directory that Python imports them from.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import sysconfig
@@ -28,6 +29,7 @@ _DEEPEST = 2000  # frames of a thread that are looked at
 _MOST_FILES = 4096  # whose names are remembered; each cell of a notebook is one
 _LONGEST_NAME = 128
 _LONGEST_DOING = 256
+_NOT_COLLECTING = threading.Lock()  # else one thread would begin to collect again while another one must not
 # What calls of a library do: the file or the directory that they are in, functions (empty for all), and words.
 # The outermost call that matches counts: a queue says more than the lock inside it.
 _DOINGS: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -74,7 +76,7 @@ def where(node: Node, number: int, program: threading.Thread | None = None) -> S
     Args:
         program: the thread whose place counts; without one that is alive, the main thread.
     """
-    frames = sys._current_frames()
+    frames = _frames()
     frames.pop(threading.get_ident(), None)
     names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
     first = (program if program is not None and program.is_alive() else threading.main_thread()).ident
@@ -86,7 +88,26 @@ def where(node: Node, number: int, program: threading.Thread | None = None) -> S
 def place_of(program: threading.Thread | None) -> str:
     """Return the place of ``where`` alone, which takes some ten microseconds; empty if it is not known."""
     first = (program if program is not None and program.is_alive() else threading.main_thread()).ident
-    return described(places(sys._current_frames().get(first or 0)))[0]
+    return described(places(_frames().get(first or 0)))[0]
+
+
+def _frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread.
+
+    Before Python 3.12, a collection of garbage may begin within ``sys._current_frames``, which holds a lock of the
+    interpreter's, and hand the interpreter to a thread that needs the same lock. Then the process stands still for ever
+    (https://github.com/python/cpython/issues/106883). So nothing is collected meanwhile.
+    """
+    if sys.version_info >= (3, 12):
+        return sys._current_frames()
+    with _NOT_COLLECTING:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def places(frame: FrameType | None) -> list[Place]:

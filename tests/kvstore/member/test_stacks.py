@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import queue
+import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 import kvstore
-from kvstore.member.stacks import Place, described, where
+from kvstore.member.stacks import Place, described, place_of, where
 from kvstore.wire import Node, Stacks, decode, encode
 from kvstore.wire.observing import MAX_PLACE, MOST_FRAMES, MOST_THREADS
 
@@ -168,3 +171,26 @@ def test_files_are_named_from_the_working_directory(monkeypatch: pytest.MonkeyPa
         assert until_it_waits(thread, thread).place == "inside/train_here.py:2 in load"
         monkeypatch.chdir("/")
         assert where(NODE, 1, thread).place.endswith("inside/train_here.py:2 in load")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="garbage is collected between instructions only")
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_while_the_interpreter_lists_its_threads(
+    monkeypatch: pytest.MonkeyPatch, collects: bool
+) -> None:
+    frames, seen = sys._current_frames(), list[bool]()
+
+    def listed() -> dict[int, FrameType]:
+        seen.append(gc.isenabled())
+        return frames
+
+    monkeypatch.setattr(sys, "_current_frames", listed)
+    if not collects:
+        gc.disable()
+    try:
+        place_of(None)
+        where(NODE, 1)
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+    assert seen == [False, False]
