@@ -15,14 +15,15 @@ from waiting import LONG, until
 from kvstore.job.directory import launcher_of, private_directories, temporary_root
 from kvstore.job.observing_place import FILE
 
+# The array is one segment: only then are all of its values of one round.
 TRAIN = """
 from pathlib import Path
 import torch, kvstore as kv
 store = kv.create("dist_sync")
 store.set_optimizer("sgd", learning_rate=1.0)
-store.init("w", torch.zeros(100_000))
+store.init("w", torch.zeros(30_000))
 while not Path("stop").exists():
-    store.pushpull("w", -torch.ones(100_000), out=torch.empty(100_000))
+    store.pushpull("w", -torch.ones(30_000), out=torch.empty(30_000))
 """
 
 READ = """
@@ -31,7 +32,7 @@ with kv.connect(sys.argv[1], timeout=30) as reader:
     reader.wait_for("w")
     while (value := reader.pull("w")).min() < 5:
         pass
-    assert value.tolist() == [value[0]] * 100_000
+    assert value.tolist() == [value[0]] * 30_000
 print("read")
 """
 
