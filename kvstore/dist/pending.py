@@ -201,15 +201,4 @@ class PushOfLentArrays(PushOfArrays):
         push, load = super().message(sender), self.contribution.load
         if not isinstance(push, Push) or not isinstance(load, LentLoad):
             raise AssertionError("a push of lent memory without any")
-        return PushLent(
-            sender,
-            store=push.store,
-            loan=load.loan(self.parcel),
-            ids=push.ids,
-            clocks=push.clocks,
-            want=push.want,
-            lr=push.lr,
-            rescale=push.rescale,
-            changes=push.changes,
-            priority=push.priority,
-        )
+        return PushLent.of(push, load.loan(self.parcel))

@@ -162,9 +162,9 @@ class Session:
         self._heartbeat.start()
 
     def when_traced(self, take: Callable[[Tracer], None]) -> None:
-        """Have ``take`` called with this process's tracer: at once if there is one, or when there is one.
+        """Call ``take`` with this process's tracer: now if there is one, else when it is made.
 
-        That is in the heartbeat's thread. It may be called twice with the same one.
+        The later call is in the heartbeat's thread. ``take`` may be called twice with the same tracer.
         """
         self._traced.append(take)
         if self.tracer is not None:

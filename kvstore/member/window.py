@@ -20,7 +20,7 @@ class WindowSize(NamedTuple):
 
     Attributes:
         most: at any time.
-        first: until the first answer, of requests that follow a time without any.
+        first: until the first answer comes, when nothing was in flight before.
     """
 
     most: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
@@ -13,6 +13,7 @@ from kvstore.wire.parameters import Changes, Priority, Push
 
 Loan = Annotated[int, f.integer(1)]
 MAX_LENT = 1 << 40  # bytes
+_OF_VALUES = ("store", "ids", "clocks", "want", "lr", "rescale", "changes", "priority")  # fields of either push
 
 
 @message(170)
@@ -62,17 +63,16 @@ class PushLent(Request):
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
 
+    @classmethod
+    def of(cls, push: Push, loan: int) -> PushLent:
+        """Return ``push`` of plain values, which are in the memory of ``loan``."""
+        return cls(push.sender, loan=loan, **_described(push))
+
     def plain(self, buffers: Sequence[Buffer] = ()) -> Push:
         """Return the push of the same values in ``buffers``."""
-        return Push(
-            self.sender,
-            store=self.store,
-            ids=self.ids,
-            clocks=self.clocks,
-            want=self.want,
-            lr=self.lr,
-            rescale=self.rescale,
-            changes=self.changes,
-            priority=self.priority,
-            buffers=buffers,
-        )
+        return Push(self.sender, buffers=buffers, **_described(self))
+
+
+def _described(push: Push | PushLent) -> dict[str, Any]:
+    """Return what a push says of its values, wherever they are."""
+    return {name: getattr(push, name) for name in _OF_VALUES}

@@ -1,7 +1,7 @@
 """The file of the job's trace, beside the page or alone: written while the job runs, and once more at the end.
 
-Where launch.py has started this process, members note the rounds that they have been started with, and the job's end is
-that of this process's standard input. Elsewhere this has members note the rounds, and ends with these.
+Under launch.py, members know the rounds from their start, and the job is over when this process's standard input ends.
+Elsewhere this process tells members which rounds to note, and ends when these are over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How many bytes a message should have, which is the largest piece that an array goes in. Pure.
 
-A server answers when it has a piece from each worker. Until then its line is idle, and what it is late with once, it
-ends late by. The first pieces for all servers share a worker's line, so that takes servers × piece of what the line has
-to carry. In small stores pieces are therefore small. In large ones they are as large as is good for the processors.
+A server answers when it has a piece from each worker. Until then its line is idle, and the round ends later by as much.
+A worker's line carries one piece for each server first, so that delay is the time of servers × piece bytes. In small
+stores pieces are therefore small. In large ones they are as large as is good for the processors.
 """
 
 from __future__ import annotations
