@@ -114,6 +114,12 @@ class Updater:
         """Whether ``step`` leaves gradients as they are."""
         return self._reads_only and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
 
+    def rescale(self, grads: list[torch.Tensor]) -> None:
+        """Multiply gradients by ``rescale_grad``, in place, and take them as they are in the next step."""
+        if self.rescale_grad != 1.0:
+            torch._foreach_mul_(grads, self.rescale_grad)
+            self.rescale_grad = 1.0
+
     def step(
         self,
         groups: Sequence[FusedGroup],

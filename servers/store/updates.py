@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -218,8 +219,12 @@ class Updates:
             sums.append(summed)
             totals.append(total)
         if recording is not None:
+            hyper = members[0].hyper
+            if all(map(operator.is_, sums, totals)):  # neither server has to copy them to do so
+                updater.rescale(sums)
+                hyper = hyper._replace(rescale=1.0)
             scales = [update.scale for update in members if update.bucket in groups]
-            recording.sums(list(groups), sums, scales, members[0].hyper, errors)
+            recording.sums(list(groups), sums, scales, hyper, errors)
         if not groups:
             return errors
         try:

@@ -17,7 +17,7 @@ from kvstore.wire import Ack, ClosedRounds, ClosedRowRounds, Grouped
 WIDTH = 1 << 12  # so large that a row is a frame of its own
 
 
-def test_a_round_is_one_record_whose_sum_the_step_leaves_alone():
+def test_a_round_is_one_record_whose_rescaled_sum_both_steps_leave_alone():
     pair = Pair(2, values={1: floats(1, 2), 2: floats(3)})
     optimized(pair, "sgd", lr=0.5, momentum=0.9)
     before = len(pair.records)
@@ -26,7 +26,19 @@ def test_a_round_is_one_record_whose_sum_the_step_leaves_alone():
             pair.ask(worker, worker.push({1: floats(1, 1), 2: floats(2)}, clock, rescale=0.5))
     first, second = [record for record in pair.records[before:] if isinstance(record, ClosedRounds)]
     assert (first.versions, second.versions) == ([1], [2])
-    assert list(memoryview(first.buffers[0]).cast("f")) == [2, 2, 4], "neither rescaled nor overwritten"
+    for before_or_after in ("before", "after"):
+        assert (first.rescale, *memoryview(first.buffers[0]).cast("f")) == (1, 1, 1, 2), f"{before_or_after} the standby"
+        pair.catch_up()
+    assert state(pair.standby) == state(pair.shard)
+
+
+def test_a_sum_of_half_precision_is_rescaled_as_float32_by_each_server():
+    pair = Pair(2, values={1: floats(1).half()})
+    optimized(pair, "sgd", lr=0.5, momentum=0.9)
+    for worker in pair.workers:
+        pair.ask(worker, worker.push({1: floats(1).half()}, 1, rescale=0.3))
+    (record,) = [record for record in pair.records if isinstance(record, ClosedRounds)]
+    assert record.rescale == 0.3
     pair.catch_up()
     assert state(pair.standby) == state(pair.shard)
 
