@@ -3,6 +3,7 @@
 served_stores    the open stores, and who has opened and closed them
 activity_of_stores  what all of them have done, and who waits in them, for reports
 served_store     what requests do to one store
+store_progress   closes its rounds, and answers the requests that wait for them
 buckets          the store's segments, grouped into buckets as workers push them
 served_tables    what requests do to its tables
 row_service      requests about tables, each to what does it

@@ -8,18 +8,15 @@ updated by one call of the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from kvstore.errors import UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.spec import Spec
-from kvstore.tracing.tracer import Tracer
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import ranges_of
 from kvstore.wire import (
-    Ack,
     ClosedRounds,
     ClosedRowRounds,
     EvictRows,
@@ -34,8 +31,6 @@ from kvstore.wire import (
     Push,
     PushRows,
     PutStates,
-    Reply,
-    Resume,
 )
 from servers.activity import Waits
 from servers.requests.reasons import Reason
@@ -44,21 +39,18 @@ from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.clocks import WorkerClocks
-from servers.store.contributions import behind_most, contribute, require_mergeable, updates_of
+from servers.store.contributions import contribute, require_mergeable, updates_of
 from servers.store.joins import Pauses
 from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.row_target import RowTarget
 from servers.store.served_tables import ServedTables
 from servers.store.states import get_states, put_states
-from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
+from servers.store.store_progress import StoreProgress
+from servers.store.target import WaitingRequest
 from servers.store.updates import Update, Updates, is_late
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Waiting
-
-OF_ARRAYS = (Push, Pull)
-OF_ROWS = (PushRows, PullRows)
 
 
 class ServedStore:
@@ -79,7 +71,7 @@ class ServedStore:
         tables: those of its segments that are of tables, and what requests do to these.
         values: makes the answers that bring values.
         recording: tells a standby, if there is one.
-        tracer: notes updates for the job's trace; None notes nothing.
+        progress: closes rounds, and answers requests.
     """
 
     def __init__(
@@ -94,15 +86,17 @@ class ServedStore:
         memory = memory or Heap()
         self.rule = rule
         self.recording = recording or Recording()
-        self.buckets = Buckets(self._progress, memory, self.recording)
+        self.buckets = Buckets(self._new_rounds, memory, self.recording)
         self.updates = Updates(rule, self.buckets, memory, self.recording)
-        self.tables = ServedTables(rule, self.buckets, self.updates, memory, self.recording, self._progress)
+        self.tables = ServedTables(rule, self.buckets, self.updates, memory, self.recording, self._new_rounds)
         self.captures = Captures(self.buckets, self.updates)
         self.values = ValueReplies(rule, self.buckets, self.updates, self.recording)
-        self.tracer: Tracer | None = None
         self._workers = frozenset(workers)
-        self._times = times or ArrivalTimes(max(workers, default=0) + 1)
-        self._waiting = Waiting(rule, self._workers, self.buckets, self._times)
+        times = times or ArrivalTimes(max(workers, default=0) + 1)
+        self._waiting = Waiting(rule, self._workers, self.buckets, times)
+        self.progress = StoreProgress(
+            rule, self.buckets, self.updates, self.tables, self.captures, self.values, self._waiting, times
+        )
 
     @property
     def pauses(self) -> Pauses:
@@ -140,17 +134,18 @@ class ServedStore:
             if not bucket.rounds.counts(part.ranks, part.clock):
                 contribute(message, bucket, part)
         error = self._update(message, updates) if rule.mode == "async" else None
-        return self._pushed(peer, message, buckets, late, error)
+        return self.progress.pushed(peer, message, buckets, late, error)
 
     def _update(self, message: Push, updates: Sequence[Update]) -> Exception | None:
         """Make the updates of a push that is one by itself; return the first error."""
         buckets = [update.bucket for update in updates]
         if self.captures:
             self.captures.secure(buckets)
-        began = 0.0 if self.tracer is None else self.tracer.clock()
+        tracer = self.progress.tracer
+        began = 0.0 if tracer is None else tracer.clock()
         errors = self.updates.make(updates)
-        if self.tracer is not None:
-            self._note(self.tracer, "update", began, message.clocks, buckets)
+        if tracer is not None:
+            self.progress.note(tracer, "update", began, message.clocks, buckets)
         return next(iter(errors.values()), None)
 
     def push_rows(self, peer: bytes, message: PushRows) -> list[Answer]:
@@ -167,24 +162,8 @@ class ServedStore:
                 target.rounds.contribute(part.ranks, part.clock, part)
         errors = self.tables.updates.make(updates) if self.rule.mode == "async" else {}
         targets = [update.target for update in updates]
-        answers = self._pushed(peer, message, targets, late, next(iter(errors.values()), None))
+        answers = self.progress.pushed(peer, message, targets, late, next(iter(errors.values()), None))
         self.tables.updates.answers.forget()
-        return answers
-
-    def _pushed(
-        self, peer: bytes, message: PushRequest, targets: Sequence[AnyTarget], late: int, error: Exception | None
-    ) -> list[Answer]:
-        """Answer a push, or let it wait, and close the rounds of ``targets`` that it completes."""
-        if error is not None:
-            answers = [refuse(peer, message, error)]
-        else:
-            # Parked before rounds are closed, so that it learns of their errors.
-            answers = self._answer(self._waiting.park(peer, message, late, targets))
-        answers += self._advance(targets, message)
-        if self.rule.mode == "sync" and targets:
-            self._times.contributed(message.workers, message.clocks[0], targets, self.rule.quorum is not None)
-        if self._waiting.pauses.ranks:
-            answers += self._resume()
         return answers
 
     def follow_push_rows(self, message: PushRows) -> Exception | None:
@@ -219,33 +198,35 @@ class ServedStore:
         Raises:
             ValueError: they are not the next rounds of this store.
         """
-        began = 0.0 if self.tracer is None else self.tracer.clock()
+        tracer = self.progress.tracer
+        began = 0.0 if tracer is None else tracer.clock()
         self.updates.follow(message)
-        if self.tracer is not None:
-            self._note(self.tracer, "follow", began, message.versions)
-        return self._resume()
+        if tracer is not None:
+            self.progress.note(tracer, "follow", began, message.versions)
+        return self.progress.resume()
 
     def follow_row_rounds(self, message: ClosedRowRounds) -> list[Answer]:
         """Close rounds of tables as another server has; see ``follow_rounds``."""
-        began = 0.0 if self.tracer is None else self.tracer.clock()
+        tracer = self.progress.tracer
+        began = 0.0 if tracer is None else tracer.clock()
         self.tables.updates.follow(message, self.buckets.tables_of(message.ids))
-        if self.tracer is not None:
-            self._note(self.tracer, "follow", began, message.versions)
-        return self._resume()
+        if tracer is not None:
+            self.progress.note(tracer, "follow", began, message.versions)
+        return self.progress.resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer with values now, or when the rounds that they must include are over."""
-        return self._answer(self._waiting.park(peer, message))
+        return self.progress.answer(self._waiting.park(peer, message))
 
     def pull_rows(self, peer: bytes, message: PullRows) -> list[Answer]:
         """Answer with rows now, or when the rounds that they must include are over."""
         self.tables.require_wanted(message)
-        return self._answer(self._waiting.park(peer, message))
+        return self.progress.answer(self._waiting.park(peer, message))
 
     def when_due(self, peer: bytes, message: FreezeTable | EvictRows) -> list[Answer]:
         """Do to a table what ``message`` asks now, or when the round is over that it names."""
         self.buckets.table(message.id)
-        return self._answer(self._waiting.park(peer, message))
+        return self.progress.answer(self._waiting.park(peer, message))
 
     def version_of(self, bucket: Bucket) -> int:
         """Return how many rounds a bucket has had; where each push is an update, how many updates, as counted here."""
@@ -283,7 +264,7 @@ class ServedStore:
         targets = self.buckets.targets()
         for target in targets:
             target.rounds.leave(self._waiting.departed)
-        return self._advance(targets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
+        return self.progress.without_pushes(targets)
 
     def pause(self, peer: bytes, message: Pause) -> list[Answer]:
         """Take a worker out of the rounds after its last push. It is answered when all workers are inside ``join``."""
@@ -297,7 +278,7 @@ class ServedStore:
         for target in targets:
             if target.ids[0] in clocks:
                 target.rounds.pause(message.node.rank, clocks[target.ids[0]])
-        return self._advance(targets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
+        return self.progress.without_pushes(targets)
 
     def explain(self, node: Node, about: int) -> Reason:
         """Say what request ``about`` of ``node`` waits for; nothing if it does not wait."""
@@ -311,7 +292,7 @@ class ServedStore:
         self.updates.require(buckets)
         return updates_of(message, buckets, self.rule, self.updates.optimizer)
 
-    def _progress(self) -> Rounds[Any] | WorkerClocks[Any]:
+    def _new_rounds(self) -> Rounds[Any] | WorkerClocks[Any]:
         made: Rounds[Any] | WorkerClocks[Any]
         if self.rule.mode == "async":
             made = WorkerClocks(self._workers)
@@ -319,89 +300,3 @@ class ServedStore:
             made = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep")
         made.leave(self._waiting.departed)
         return made
-
-    def _advance(self, touched: Sequence[AnyTarget], push: PushRequest | None = None) -> list[Answer]:
-        """Close the rounds of ``touched`` that are complete, and answer the requests that waited for them.
-
-        Args:
-            push: which has changed ``touched``, if one has.
-        """
-        if self.rule.mode == "async":
-            ready = self._waiting.release(touched, {})
-            if push is not None:
-                self._times.updated(behind_most(push), touched, ready)
-            return self._answer(ready)
-        answers: list[Answer] = []
-        while wave := [(target, items) for target in touched if (items := target.rounds.complete()) is not None]:
-            whole = [(target, items) for target, items in wave if isinstance(target, Bucket)]
-            striped: list[tuple[RowTarget, list[Any]]] = []
-            if len(whole) < len(wave):
-                striped = [(target, items) for target, items in wave if isinstance(target, RowTarget)]
-            if self.captures:
-                self.captures.secure([bucket for bucket, _ in whole])
-            errors: dict[Any, Exception] = {}
-            began = 0.0 if self.tracer is None else self.tracer.clock()
-            if whole:
-                errors.update(self.updates.close(whole))
-            if striped:
-                errors.update(self.tables.updates.close(striped))
-            if self.captures:
-                self.captures.reached([target for target, _ in wave])
-            touched = [target for target, _ in wave]  # no other has a round that is complete now
-            if self.tracer is not None:
-                self._note(self.tracer, "update", began, [target.rounds.version for target in touched], touched)
-            answers += self._answer(self._waiting.release(touched, errors))
-        return answers
-
-    def _note(
-        self, tracer: Tracer, name: str, began: float, rounds: Sequence[int], targets: Sequence[AnyTarget] = ()
-    ) -> None:
-        """Note that ``targets`` have been updated since ``began``, if these rounds of them are of interest."""
-        if rounds:
-            tracer.reached(rounds[0])
-            if tracer.has(rounds[0]):
-                tracer.span(name, began, targets[0].segments.keys if targets else (), round_=rounds[0])
-
-    def _answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
-        """Answer requests that need not wait. One that cannot be answered fails alone."""
-        return list(map(self._answer_one, ready))
-
-    def _answer_one(self, parked: ParkedRequest) -> Answer:
-        if parked.error is not None:
-            return refuse(parked.peer, parked.request, parked.error)
-        try:
-            return Answer(parked.peer, parked.request, self._reply(parked.request, parked.late))
-        except UsageError as exc:
-            return refuse(parked.peer, parked.request, exc)
-
-    def _resume(self) -> list[Answer]:
-        """Answer the workers inside ``join``, if it is over."""
-        ended = self._waiting.end_join()
-        if ended is None:
-            return []
-        if ended.error is not None:
-            return [refuse(peer, request, ended.error) for peer, request in ended.waiters]
-        for target in self.buckets.targets():
-            target.rounds.resume()
-        return [
-            Answer(peer, request, Resume(request.seq, ended.last, self.buckets.versions(request.ids)))
-            for peer, request in ended.waiters
-        ]
-
-    def _reply(self, message: WaitingRequest, late: int = 0) -> Reply:
-        ahead = self._ahead(message) if self.rule.mode == "async" else 0
-        if isinstance(message, OF_ARRAYS):
-            return self.values.reply(message, late, ahead)
-        if isinstance(message, OF_ROWS):
-            return self.tables.reply(message, late, ahead)
-        if isinstance(message, FreezeTable):
-            return self.tables.freezes.freeze(message, self.buckets.table(message.id))
-        self.tables.evict(message)
-        return Ack(message.seq)
-
-    def _ahead(self, message: WaitingRequest) -> int:
-        """Return how many pushes the asker is ahead of the slowest worker."""
-        if not message.ids:
-            return 0
-        clock = max(message.clocks)
-        return max(0, clock - min(target.rounds.version for target in self.buckets.targets_of(message.ids)))

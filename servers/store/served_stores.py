@@ -109,7 +109,7 @@ class ServedStores:
         """Note updates with ``tracer`` from now on."""
         self._tracer = tracer
         for served in list(self.open.values()):  # the heartbeat's thread may call this
-            served.tracer = tracer
+            served.progress.tracer = tracer
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note which workers have left in order; fail the requests that wait for them."""
@@ -209,7 +209,7 @@ class ServedStores:
         served = self.open[store] = ServedStore(
             rule, self._workers, self._memory, Recording(store, self.recorder, self._memory), self._times
         )
-        served.tracer = self._tracer
+        served.progress.tracer = self._tracer
         served.depart(self._departed)
         self._closed_by[store] = set()
         self._agreements[store] = Agreement("set_optimizer")

@@ -1,6 +1,6 @@
 """Requests of one store that wait: for which rounds, for whose pushes, and when that is over. No I/O, no clock.
 
-``Waiting`` says which requests wait no more, and why; ``ServedStore`` answers them.
+``Waiting`` says which requests wait no more, and why; ``StoreProgress`` answers them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def test_a_round_is_one_record_whose_rescaled_sum_both_steps_leave_alone():
     first, second = [record for record in pair.records[before:] if isinstance(record, ClosedRounds)]
     assert (first.versions, second.versions) == ([1], [2])
     for before_or_after in ("before", "after"):
-        assert (first.rescale, *memoryview(first.buffers[0]).cast("f")) == (1, 1, 1, 2), f"{before_or_after} the standby"
+        assert (first.rescale, *memoryview(first.buffers[0]).cast("f")) == (1, 1, 1, 2), (
+            f"{before_or_after} the standby"
+        )
         pair.catch_up()
     assert state(pair.standby) == state(pair.shard)
 
