@@ -1,6 +1,7 @@
 """The stores on one server. Pure: no I/O, no clock.
 
 served_stores    the open stores, and who has opened and closed them
+optimizer_agreement  the calls of set_optimizer of one store
 activity_of_stores  what all of them have done, and who waits in them, for reports
 served_store     what requests do to one store
 store_progress   closes its rounds, and answers the requests that wait for them

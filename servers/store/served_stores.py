@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import TypeAlias
 
-from kvstore.errors import Mismatch, NodeLost, UsageError, rebuild
-from kvstore.optim.optimizer import Optimizer, describe
+from kvstore.errors import Mismatch, UsageError
 from kvstore.rule import Rule
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport.memory import Memory
@@ -42,22 +41,16 @@ from kvstore.wire import (
     StripeState,
     TablePage,
     TableRest,
-    decode,
-    encode,
 )
-from servers.requests.agreement import Agreement
 from servers.requests.reasons import Reason
-from servers.requests.replies import Answer, described_error, refuse
-from servers.requests.reply_links import NOWHERE
-from servers.store.hyperparameters import UpdateHyperparameters, changed
+from servers.requests.replies import Answer
 from servers.store.lateness import ArrivalTimes
+from servers.store.optimizer_agreement import OptimizerAgreement
 from servers.store.recording import Recorder, Recording, grouped_record
 from servers.store.row_service import RowRequest, serve_rows
 from servers.store.served_store import ServedStore
 from servers.store.snapshot import restore, snapshot
 from servers.store.table_snapshot import restore_table, table_snapshot
-
-Asker = tuple[bytes, SetOptimizer]
 
 SERVED: TypeAlias = Init | Pull | Pause | SetOptimizer | GetStates | PutStates | RowRequest
 WHOLE = (
@@ -96,7 +89,7 @@ class ServedStores:
         self._times = times
         self._opened_by: dict[int, set[int]] = {}
         self._closed_by: dict[int, set[int]] = {}
-        self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
+        self._agreements: dict[int, OptimizerAgreement] = {}
         self._departed: Collection[int] = ()
 
     def record(self, recorder: Recorder | None) -> None:
@@ -150,7 +143,7 @@ class ServedStores:
         elif isinstance(message, EncodedAnswer):
             served.values.follow(message)
         elif isinstance(message, OptimizerCalls):
-            self._restore_calls(served, message)
+            self._agreements[message.store].restore(message)
         elif isinstance(message, StripeState | TablePage | TableRest):
             restore_table(served, message)
         else:
@@ -164,46 +157,14 @@ class ServedStores:
             opened_by, closed_by = sorted(self._opened_by[store]), sorted(self._closed_by[store])
             yield StoreState(store, opened_by, closed_by, **served.rule.described)
             agreement = self._agreements[store]
-            yield self._calls(store, served, agreement)
+            yield agreement.record()
             yield from snapshot(store, served)
             yield from table_snapshot(store, served)
             yield from served.pauses.requests
             # The pauses split there what has been merged here since.
             buckets = sorted(served.buckets.all(), key=lambda bucket: bucket.ids)
             yield grouped_record(store, buckets)
-            for _, request in agreement.waiting:
-                yield request
-
-    def _calls(self, store: int, served: ServedStore, agreement: Agreement[Optimizer, Asker]) -> OptimizerCalls:
-        updater = served.updates.updater
-        last = UpdateHyperparameters()
-        if updater is not None and served.rule.mode == "async":  # else a round's own are all that matters
-            last = UpdateHyperparameters(updater.lr, updater.rescale_grad, tuple(updater.changes.items()))
-        calls = agreement.decided
-        return OptimizerCalls(
-            store,
-            [version for version, _, _ in calls],
-            [[version, *described_error(error)] for version, _, error in calls if error is not None],
-            last.lr,
-            last.rescale,
-            last.listed(),
-            [encode(request)[0] for _, (_, request), _ in calls],
-        )
-
-    def _restore_calls(self, served: ServedStore, message: OptimizerCalls) -> None:
-        failures = {version: rebuild(kind, text) for version, kind, text in message.failures}
-        agreement = self._agreements[message.store]
-        optimizer: Optimizer | None = None
-        for version, frame in zip(message.versions, message.buffers, strict=True):
-            request = decode([frame])
-            if not isinstance(request, SetOptimizer):
-                raise ValueError(f"a {type(request).__name__} among the calls of set_optimizer")
-            proposal = self._proposal(request)
-            agreement.restore(version, proposal, (NOWHERE, request), failures.get(version))
-            optimizer = optimizer if version in failures else proposal
-        if optimizer is not None:
-            last = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
-            served.updates.restore(optimizer, last)
+            yield from agreement.waiting
 
     def _new(self, store: int, rule: Rule) -> ServedStore:
         served = self.open[store] = ServedStore(
@@ -212,7 +173,7 @@ class ServedStores:
         served.progress.tracer = self._tracer
         served.depart(self._departed)
         self._closed_by[store] = set()
-        self._agreements[store] = Agreement("set_optimizer")
+        self._agreements[store] = OptimizerAgreement(store, served, self._rank)
         return served
 
     def require(self, store: int) -> ServedStore:
@@ -251,7 +212,7 @@ class ServedStores:
         if isinstance(message, GetStates):
             return [Answer(peer, message, served.get_states(message))]
         if isinstance(message, SetOptimizer):
-            return self._set_optimizer(peer, message, served)
+            return self._agreements[message.store].take(peer, message) + self._abandoned()
         if message.node.rank != 0:
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
         if isinstance(message, Init):
@@ -283,48 +244,12 @@ class ServedStores:
         error = UsageError("this store has been closed by all workers")
         served, agreement = self.open.pop(message.store), self._agreements.pop(message.store)
         del self._opened_by[message.store], self._closed_by[message.store]
-        return served.close(error) + [refuse(*asker, error) for asker in agreement.abandon()]
-
-    def _set_optimizer(self, peer: bytes, message: SetOptimizer, served: ServedStore) -> list[Answer]:
-        proposal = self._proposal(message)
-        agreement = self._agreements[message.store]
-        outcomes = (
-            agreement.decide(message.version, proposal, (peer, message), served.set_optimizer)
-            if message.node.rank == 0
-            else agreement.propose(message.version, proposal, (peer, message))
-        )
-        return [
-            Answer(whom, request, Ack(request.seq)) if error is None else refuse(whom, request, error)
-            for (whom, request), error in outcomes
-        ] + self._abandoned()
-
-    def _proposal(self, message: SetOptimizer) -> Optimizer:
-        given = dict(message.hyper) | {
-            "lr": message.lr,
-            "rescale_grad": message.rescale,
-            "clip_gradient": message.clip_gradient,
-            "lr_mult": dict(message.lr_mult),
-            "wd_mult": dict(message.wd_mult),
-            "groups": [{"keys": keys, **dict(hyper)} for keys, hyper in message.groups],
-        }
-        try:
-            return describe(message.name, given)
-        except UsageError as exc:  # the worker may well have what this process has not
-            raise type(exc)(f"server {self._rank}: {exc}") from None
+        return served.close(error) + agreement.abandon(error)
 
     def _abandoned(self) -> list[Answer]:
-        """Fail the calls of ``set_optimizer`` that wait for worker 0's, if it has left or is inside ``join``."""
-        answers: list[Answer] = []
-        for store, agreement in self._agreements.items():
-            error: Exception
-            if 0 in self._departed:
-                error = NodeLost("worker 0 has left the job without calling set_optimizer")
-            elif 0 in self.open[store].pauses.ranks:
-                error = UsageError("worker 0 is inside join(), and has not called set_optimizer")
-            else:
-                continue
-            answers += [refuse(*asker, error) for asker in agreement.abandon()]
-        return answers
+        """Fail the calls of ``set_optimizer`` that wait for worker 0's in vain."""
+        agreements = self._agreements.values()
+        return [answer for agreement in agreements for answer in agreement.abandon_if_vain(self._departed)]
 
     def explain(self, message: Explain) -> Reason:
         """Say what a request waits for; nothing if it does not wait."""
@@ -333,9 +258,9 @@ class ServedStores:
             if text:
                 return Reason(text + self._inside(), missing)
         for agreement in self._agreements.values():
-            asked = ((request.node, request.seq) for _, request in agreement.waiting)
-            if (message.node, message.about) in asked:
-                return Reason("waits for worker 0, which has not called set_optimizer", [0])
+            reason = agreement.explain(message.node, message.about)
+            if reason.text:
+                return reason
         return Reason()
 
     def _inside(self) -> str:

@@ -16,19 +16,6 @@ from servers.shard import Shard
 ONE = [Spec((1,), "float32")]
 
 
-# ---- optimizers
-
-
-@pytest.mark.parametrize(
-    "name", ["sdg", "os:system", "torch.optim:sgd", "torch.optim.sgd", "__import__('os')", "", "x"]
-)
-def test_an_optimizer_that_this_server_has_not_is_refused_by_its_rank(name: str):
-    desk = Desk(1, values={1: floats(0)})
-    (a,) = desk.workers
-    text = text_of(desk.reply(a, a.set_optimizer(name)), "UnknownName")
-    assert text.startswith(f"server 0: no optimizer {name!r}; choose from ")
-
-
 # ---- repeats
 
 
@@ -241,68 +228,7 @@ def test_stores_do_not_share_segments_or_optimizers():
     assert desk.value(1, clock=1).tolist() == [5]
 
 
-# ---- set_optimizer
-
-
-def test_workers_that_disagree_on_the_optimizer_learn_it():
-    desk = Desk(3)
-    a, b, c = desk.workers
-    theirs = b.set_optimizer("adam", 0.1)
-    desk.ask(b, theirs)
-    replies = desk.ask(a, a.set_optimizer("sgd", 0.1))
-    assert "set_optimizer differs from worker 0's" in text_of(replies[1, theirs.seq], "Mismatch")
-    assert replies[0, a.seq] == Ack(a.seq)
-    assert desk.reply(c, c.set_optimizer("sgd", 0.1)) == Ack(c.seq)
-
-
-@pytest.mark.parametrize(
-    ("hyper", "kind", "words"),
-    [
-        ({"lr": -1.0}, "ServerError", "Invalid learning rate: -1.0"),
-        ({"name": "nothing"}, "UnknownName", "choose from"),
-        ({"momentun": 0.9}, "UnknownName", "momentun"),
-        ({"momentum": "much"}, "ServerError", ""),
-        ({"name": "adam", "betas": [0.9]}, "ServerError", ""),
-    ],
-)
-def test_an_optimizer_that_cannot_be_made_is_the_callers_error(hyper: dict[str, Any], kind: str, words: str):
-    desk = Desk(1, values={1: floats(0)})
-    (a,) = desk.workers
-    assert words in text_of(desk.reply(a, a.set_optimizer(**hyper)), kind)
-    push = a.push({1: floats(4)})
-    assert desk.reply(a, push) == Ack(push.seq)
-    assert desk.value(clock=1).tolist() == [4], "no optimizer was set"
-
-
-def test_other_numbers_keep_the_state_and_another_rule_drops_it(caplog: pytest.LogCaptureFixture):
-    desk = Desk(1, values={1: floats(0)})
-    (a,) = desk.workers
-    desk.reply(a, a.set_optimizer("sgd", 1.0, momentum=0.5))
-    desk.reply(a, a.push({1: floats(1)}, 1))
-    desk.reply(a, a.set_optimizer("sgd", 2.0, version=2, momentum=0.5))
-    desk.reply(a, a.push({1: floats(1)}, 2))
-    assert desk.value(clock=2).tolist() == [-1 - 2 * 1.5]
-    assert not caplog.records
-    desk.reply(a, a.set_optimizer("adam", 1.0, version=3))
-    assert "adam replaces sgd, whose state is dropped" in caplog.text
-    assert desk.reply(a, a.get_states([1])).names == []
-
-
 # ---- departures and explanations
-
-
-def test_who_waits_for_worker_0_to_set_the_optimizer_is_told_when_it_leaves():
-    desk = Desk(3)
-    _, b, c = desk.workers
-    early = b.set_optimizer()
-    desk.ask(b, early)
-    said = desk.reply(b, b.explain(early.seq))
-    assert (said.text, said.missing) == ("waits for worker 0, which has not called set_optimizer", [0])
-    assert desk.named(desk.shard.depart([2])) == {}
-    replies = desk.named(desk.shard.depart([0, 2]))
-    assert "without calling set_optimizer" in text_of(replies[1, early.seq], "NodeLost")
-    assert "without calling set_optimizer" in text_of(desk.reply(c, c.set_optimizer()), "NodeLost")
-    assert desk.reply(b, early).kind == "NodeLost", "and a repeat is told again"
 
 
 def test_a_store_opened_after_a_departure_knows_of_it():
