@@ -10,6 +10,7 @@ service    the loop around a core; all I/O and time of a process is here
 endpoints  the addresses that they listen at
 farewell   what they say when they end because another process has failed
 shard      the core of a server: messages in, replies out
+checkpoint_requests  what worker 0 asks a server for a checkpoint
 saving     writes a server's part of a checkpoint, in a thread
 store      one store on one server: buckets, rounds, updates, waiting requests
 scheduler  the core of the scheduler: members, keys, barriers
@@ -17,7 +18,6 @@ reading    readers on a server: what they ask is answered between the messages o
 aggregator a process for one host's workers: it sums what they push, and servers see it in their place
 observer   the process beside a job that shows how it is; no member
 replication a server's rank as a pair, of which one may die: records, the gate, taking over
-observer   a process beside a job that shows it: the page
 requests   what all cores do with requests: repeats, replies, links
 activity   what a core has done so far, and who waits in it, for its reports
 names      how messages to people name members

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvstore.checkpoint.tensors import FileRecord
@@ -16,7 +16,6 @@ from kvstore.wire import (
     Ack,
     AwaitCapture,
     Capture,
-    Captured,
     Explain,
     Failure,
     Here,
@@ -36,8 +35,8 @@ from kvstore.wire import (
     encode,
 )
 from servers.activity import ServedActivity
+from servers.checkpoint_requests import CheckpointRequests
 from servers.reading.desk import ReadDesk
-from servers.requests.captured import CaptureDesk
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reader_links import ReaderLinks
 from servers.requests.reasons import Reason
@@ -46,7 +45,6 @@ from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
 from servers.requests.speakers import Speakers
 from servers.store.activity_of_stores import activity
 from servers.store.capture import StoreCapture
-from servers.store.capture_memory import CaptureMemory
 from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recorder
 from servers.store.served_store import ServedStore
@@ -82,8 +80,7 @@ class Shard:
         rank: this server's.
         ledger: the requests that may be repeated.
         reading: the requests of readers; None if there are to be none.
-        save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
-        capture_memory: what captures are copied to.
+        checkpoints: what is captured for checkpoints.
         times: when pushes come. Its ``now`` is set before a message is handled.
     """
 
@@ -107,9 +104,7 @@ class Shard:
         self._stores = ServedStores(rank, range(num_workers), memory, self.times)
         self._stores.record(recorder)
         self.ledger: Ledger[Reply | Pull | PullRows] = Ledger()
-        self.save: Callable[[StoreCapture], None] | None = None
-        self.capture_memory = CaptureMemory()
-        self._captures = CaptureDesk[StoreCapture]()
+        self.checkpoints = CheckpointRequests(rank, self._stores)
         self._reply_links = ReplyLinks(admission)
         self.reading = ReadDesk(self.stores, memory, ReaderLinks(readers, reader_key, admission)) if readers else None
 
@@ -127,11 +122,6 @@ class Shard:
     def activity(self, now: float) -> ServedActivity:
         """Return what this server has done, and who waits in it."""
         return activity(self.stores.values(), self.times.lateness, now)
-
-    @property
-    def capture_bytes(self) -> int:
-        """How many bytes a checkpoint of all stores copies."""
-        return sum(served.captures.nbytes for served in self.stores.values())
 
     def handle(self, peer: bytes, message: Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
@@ -151,7 +141,7 @@ class Shard:
         try:
             self._speakers.require(message)
             if isinstance(message, OF_CHECKPOINTS):
-                answers = self._capture(peer, message)
+                answers = self.checkpoints.serve(peer, message)
             else:
                 answers = self._stores.serve(peer, message)
         except WeightsInDoubt:
@@ -255,38 +245,12 @@ class Shard:
         self.ledger.restore(message.node, message.done, answers)
 
     def _explain(self, message: Explain) -> Reason:
-        capture = self._captures.explain(message.node, message.about)
+        capture = self.checkpoints.explain(message.node, message.about)
         return Reason(capture) if capture else self._stores.explain(message)
 
     def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> Outbox:
         """Note that ``capture`` has been written to ``path``, or why not; answer who waits for that."""
-        if capture.store in self.stores:
-            self.stores[capture.store].captures.end(capture)
-        if isinstance(outcome, CheckpointError):
-            return self._note(self._captures.ended(capture.store, capture.number, outcome))
-        clocks = [capture.clocks[number] for number in capture.ids]
-        captured = Captured(0, outcome.nbytes, outcome.sha256, clocks, capture.optimizer, str(path))
-        return self._note(self._captures.ended(capture.store, capture.number, captured))
-
-    def _capture(self, peer: bytes, message: Capture | AwaitCapture) -> list[Answer]:
-        if message.node.rank != 0 or message.node.role != "worker":
-            raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-        if isinstance(message, AwaitCapture):
-            return self._captures.wait(peer, message)
-        served = self._stores.require(message.store)
-        if self.save is None:
-            raise CheckpointError(
-                f"server {self.rank} has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all processes of "
-                "the job (launch.py --checkpoint-dir)"
-            )
-        self._captures.begin(message.store, message.number)
-        try:
-            clocks = dict(zip(message.ids, message.clocks, strict=True))
-            served.captures.begin(message.store, message.number, clocks, self.save, self.capture_memory)
-        except BaseException:
-            self._captures.forget(message.store, message.number)
-            raise
-        return [Answer(peer, message, Ack(message.seq))]
+        return self._note(self.checkpoints.saved(capture, path, outcome))
 
     def _again(self, peer: bytes, message: Request) -> Outbox:
         """Answer a repeat as the first time; in an async store with current values, for old ones are not kept there."""

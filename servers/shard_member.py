@@ -60,9 +60,9 @@ class ShardMember(ServingMember):
         self._saver: Saver | None = None
         self._prepared = False
         if config.checkpoint_dir:
-            memory, directory = self._shard.capture_memory, Path(config.checkpoint_dir)
+            memory, directory = self._shard.checkpoints.memory, Path(config.checkpoint_dir)
             self._saver = Saver(memory, directory, self._session.rank, self._saved, around.thread)
-            self._shard.save = self._saver.save
+            self._shard.checkpoints.save = self._saver.save
 
     def _handling(self, handle: Handle) -> Handle:
         """Return ``handle`` for the loop, which tells the shard the time, with the faults that there are to be."""
@@ -80,7 +80,7 @@ class ShardMember(ServingMember):
         """Once there are values and states, have memory for a checkpoint. Call it now and then."""
         if self._saver is not None and not self._prepared and self._shard.rounds:
             self._prepared = True
-            self._saver.prepare(self._shard.capture_bytes)
+            self._saver.prepare(self._shard.checkpoints.nbytes)
 
     def _saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> None:
         with suppress(KVStoreError, OSError):  # the server may have ended meanwhile

@@ -79,12 +79,12 @@ class CheckpointingJob:
                 self.base, value = reader.manifest.rounds, reader.value(0, "w").clone()
         for rank, shard in enumerate(self._shards):
             saver = Saver(
-                shard.capture_memory,
+                shard.checkpoints.memory,
                 directory,
                 rank,
                 partial(self._saved, rank),
             )
-            shard.save = saver.save
+            shard.checkpoints.save = saver.save
             part = to_buffer(value[rank * SIZE : (rank + 1) * SIZE])
             self._ask(rank, Open(self._me(), 0, "sync"))
             self._ask(rank, Init(self._me(), 0, [rank], ["w"], [0], [[SIZE]], "float32", [part]))

@@ -26,8 +26,8 @@ def saved(directory: Path) -> tuple[Desk, list[Any]]:
         outcomes.extend(outcome)
         ended.set()
 
-    saver = Saver(desk.shard.capture_memory, directory, 1, done)
-    desk.shard.save = saver.save
+    saver = Saver(desk.shard.checkpoints.memory, directory, 1, done)
+    desk.shard.checkpoints.save = saver.save
     worker = desk.workers[0]
     desk.ask(worker, worker.push({3: torch.ones(4)}, 1))
     desk.ask(worker, Capture(worker.me(), 0, 5, [3], [1]))
@@ -68,8 +68,8 @@ def test_without_threads_the_error_is_reported(tmp_path: Path) -> None:
     outcomes: list[Any] = []
     desk = Desk(1, values={3: torch.arange(4.0)})
     threads: Any = NoThreads
-    memory = desk.shard.capture_memory
-    desk.shard.save = Saver(memory, tmp_path, 1, lambda *given: outcomes.extend(given), threads).save
+    memory = desk.shard.checkpoints.memory
+    desk.shard.checkpoints.save = Saver(memory, tmp_path, 1, lambda *given: outcomes.extend(given), threads).save
     worker = desk.workers[0]
     assert desk.reply(worker, Capture(worker.me(), 0, 5, [3], [0])) is not None
     assert "can't start new thread" in str(outcomes[2])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 import torch
-from asking import Desk, Worker, optimized, text_of
+from asking import Desk, Worker, optimized
 
-from kvstore.errors import CheckpointError
 from kvstore.values import from_buffer
-from kvstore.wire import Ack, AwaitCapture, Capture, Message
+from kvstore.wire import Ack, Capture, Message
 from servers.store.capture import SMALL, StoreCapture
 
 LARGE = SMALL // 4 + 5  # elements of float32: more than is copied at once
@@ -33,7 +31,7 @@ def captured(capture: StoreCapture) -> dict[str, torch.Tensor]:
 def desk(**values: int) -> tuple[Desk, list[StoreCapture]]:
     made = Desk(2, values={number: torch.zeros(size) for number, size in enumerate(values.values(), 1)})
     complete: list[StoreCapture] = []
-    made.shard.save = complete.append
+    made.shard.checkpoints.save = complete.append
     return made, complete
 
 
@@ -96,7 +94,7 @@ def test_segments_that_are_pushed_together_and_alone_are_captured_all_the_same()
 def test_where_rounds_go_on_without_rank_0_a_later_one_is_captured() -> None:
     made = Desk(2, values={1: torch.zeros(1)}, quorum=1)
     complete: list[StoreCapture] = []
-    made.shard.save = complete.append
+    made.shard.checkpoints.save = complete.append
     other = made.workers[1]
     for clock in (1, 2, 3):
         made.ask(other, other.push({1: torch.ones(1)}, clock))
@@ -107,7 +105,7 @@ def test_where_rounds_go_on_without_rank_0_a_later_one_is_captured() -> None:
 def test_in_an_async_store_the_next_push_comes_after_the_capture() -> None:
     made = Desk(1, "async", values={1: torch.zeros(LARGE)})
     complete: list[StoreCapture] = []
-    made.shard.save = complete.append
+    made.shard.checkpoints.save = complete.append
     optimized(made, lr=1.0)
     worker = made.workers[0]
     made.ask(worker, worker.push({1: torch.ones(LARGE)}, 1))
@@ -128,37 +126,3 @@ def test_a_thread_and_an_update_copy_beside_each_other() -> None:
     round_of(made, 2, [1], [size])  # at once: most of it is not copied yet
     thread.join()
     assert torch.equal(captured(complete[0])["1/value"], torch.full((size,), -1.0))
-
-
-def test_who_may_ask_and_for_what() -> None:
-    made, complete = desk(a=1)
-    first, second = made.workers
-    assert "only worker 0" in text_of(made.reply(second, asked(second, {1: 0})), "UsageError")
-    assert "no value" in text_of(made.reply(first, asked(first, {9: 0})), "KeyNotInitialized")
-    assert made.reply(first, asked(first, {1: 0}))
-    assert "before" in text_of(made.reply(first, asked(first, {1: 0})), "UsageError")
-    assert "not known" in text_of(made.reply(first, AwaitCapture(first.me(), 0, 8)), "UsageError")
-    made.shard.save = None
-    assert "KVSTORE_CHECKPOINT_DIR" in text_of(made.reply(first, asked(first, {1: 0}, 2)), "CheckpointError")
-    assert len(complete) == 1
-
-
-def test_who_awaits_a_file_has_other_answers_forgotten_and_may_ask_again() -> None:
-    made, complete = desk(a=3)
-    optimized(made, lr=0.5)
-    first, other = made.workers
-    made.ask(first, asked(first, {1: 0}))
-    waits = AwaitCapture(first.me(), 0, 1)
-    made.ask(first, waits)
-    known = len(made.shard.ledger)
-    for clock in range(1, 9):
-        first.done, other.done = first.seq + 1, other.seq + 1  # but for ``waits``
-        made.ask(first, first.push({1: torch.ones(3)}, clock, want=True))
-        made.ask(other, other.push({1: torch.ones(3)}, clock, want=True))
-    assert len(made.shard.ledger) <= known
-    assert made.shard.handle(b"new link", waits) == []
-    outbox = made.shard.saved(complete[0], Path("file"), CheckpointError("disk full"))
-    assert [(peer, text_of(reply, "CheckpointError")) for peer, reply in outbox] == [
-        (first.peer, "disk full"),
-        (b"new link", "disk full"),
-    ]

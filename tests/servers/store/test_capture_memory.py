@@ -35,14 +35,14 @@ def test_the_first_checkpoint_takes_no_new_memory_in_the_thread_that_serves(
     small_pages: ctypes.CDLL, cold: bool
 ) -> None:
     desk = Desk(1, values={1: torch.zeros(SIZE)})
-    desk.shard.save = lambda capture: None  # whose thread has not copied anything when the next push comes
+    desk.shard.checkpoints.save = lambda capture: None  # whose thread has not copied anything when the next push comes
     optimized(desk, lr=0.5, momentum=0.5)
     worker = desk.workers[0]
     pushes = [worker.push({1: torch.ones(SIZE)}, clock) for clock in (1, 2, 3)]
     for push in pushes[:2]:
         desk.ask(worker, push)
-    memory = desk.shard.capture_memory
-    memory.reserve(desk.shard.capture_bytes)
+    memory = desk.shard.checkpoints.memory
+    memory.reserve(desk.shard.checkpoints.nbytes)
     if cold:  # as it is without ``reserve``
         memory.hold()
         block = memory.take(memory.nbytes)
