@@ -28,11 +28,13 @@ STORES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "ssp": ("dist_ssp", {"staleness": 3}, None),
     "keep": ("dist_sync", {"quorum": 1, "late": "keep"}, None),
     "coded": ("dist_sync", {}, {"type": "2bit", "threshold": 0.5, "pull": "fp16"}),
+    "assigned": ("dist_sync", {}, None),
     "rows": ("dist_sync", {}, None),
     "rows-async": ("dist_async", {}, None),
     "rows-coded": ("dist_sync", {}, None),
 }
-SAME_BITS = ("sync", "coded", "rows", "rows-coded")  # those that end with the bits of an undisturbed run
+SAME_BITS = ("sync", "coded", "assigned", "rows", "rows-coded")  # those that end with the bits of an undisturbed run
+READS = 3  # of an assigned sum
 RING = 64  # rounds after which the gradients of ``coded`` are repeated
 
 
@@ -136,6 +138,38 @@ class Counting:
                 raise Wrong(f"{key!r} after round {made} in {self._mode}: {sorted(values)[:5]} instead of {right}")
 
 
+class AssignedCounting(Counting):
+    """One worker whose store has no optimizer: each round's sum replaces the value before, and no two sums are alike.
+
+    A standby has such a sum in the memory that the record of it came in, which may be that of the server that is
+    killed. The next round repairs what a standby has wrong, so most of the time goes to reading.
+    """
+
+    def _begin(self, mode: str) -> None:
+        self.store.init(KEYS, self._outs)
+
+    def _gradient(self, number: int) -> list[torch.Tensor]:
+        for value in self._values:
+            value.fill_(float(-self._pushed(self.store.rank, number)))
+        return self._values
+
+    def _check(self, made: int) -> None:
+        right = {float(sum(self._pushed(rank, made) for rank in range(self.store.num_workers)))}
+        self._require(right, made)
+        for _ in range(READS):
+            for out in self._outs:
+                out.fill_(1.0)
+            self.store.pull(KEYS, self._outs)
+            self._require(right, made)
+
+    def _end(self, made: int) -> None:
+        self._check(made)
+
+    @staticmethod
+    def _pushed(rank: int, number: int) -> int:
+        return 2 * number + rank
+
+
 class RowCounting(Counting):
     """One worker with tables. In each round some rows are pushed, and all rows count how often.
 
@@ -191,6 +225,8 @@ class RowCounting(Counting):
 
 def counting(directory: Path, mode: str, pause_s: float = 0.0) -> Counting:
     """Return a worker for a kind of store; see ``Counting``."""
+    if mode == "assigned":
+        return AssignedCounting(directory, mode, pause_s)
     return (RowCounting if mode.startswith("rows") else Counting)(directory, mode, pause_s)
 
 
