@@ -206,6 +206,7 @@ class Heartbeat:
                 continue
             heard = self._clock()
             self._take(received[1], heard)
+            until = min(until, heard + self._pause())  # a trace has begun: its notes are to find the clocks compared
         self._send_trace()
         return heard
 

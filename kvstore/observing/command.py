@@ -180,7 +180,8 @@ def _places(given: argparse.Namespace) -> list[ObservingPlace]:
     if not places:
         raise NoSuchJob(
             "no job of this user runs on this host. It finds those whose private directory is in TMPDIR or /tmp: on "
-            "the host of launch.py or, under torchrun and mpirun, of rank 0"
+            "the host of launch.py or, under torchrun, mpirun and srun, of rank 0. In an allocation of Slurm that is "
+            "the first node: srun --overlap --jobid=NUMBER -N1 -n1 kvstore-status"
         )
     return places
 

@@ -13,6 +13,8 @@ import re
 import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,25 +140,47 @@ def _run_outside(job: Job) -> int:
     require("slurm", "sbatch", _WHERE)
     name = f".kvstore-{secrets.token_hex(6)}"
     directory = Path.cwd()
-    end = directory / f"{name}.end"
+    out, err, end = (directory / f"{name}.{kind}" for kind in ("out", "err", "end"))
 
     def submit() -> QueuedJob:
-        done = _ask(sbatch(job, str(directory), name), script(job, batch.dumps(job, os.environ, str(end))))
-        number = done.strip().partition(";")[0]
-        if not number.isdigit():
-            raise LaunchError(f"expected a job number from sbatch, got {done.strip()!r}", exit_code=1)
-        end.touch()
+        with _private(out, err, end):
+            done = _ask(sbatch(job, str(directory), name), script(job, batch.dumps(job, os.environ, str(end))))
+            number = done.strip().partition(";")[0]
+            if not number.isdigit():
+                raise LaunchError(f"expected a job number from sbatch, got {done.strip()!r}", exit_code=1)
         return QueuedJob(
             title=f"Slurm job {number}",
             state=lambda: _state(number, end),
             interrupt=lambda signum: tell(["scancel", "--batch", f"--signal={signum}", number]),
             cancel=("scancel", number),
-            stdout=directory / f"{name}.out",
-            stderr=directory / f"{name}.err",
+            stdout=out,
+            stderr=err,
             others=(end,),
         )
 
     return follow(submit)
+
+
+@contextmanager
+def _private(*files: Path) -> Iterator[None]:
+    """Make files that their owner alone may read, and remove them if the block fails.
+
+    Output has the token of the job's page, and Slurm would make files that others may read.
+
+    Raises:
+        LaunchError: they cannot be made.
+    """
+    try:
+        for file in files:
+            file.touch(mode=0o600)
+        yield
+    except BaseException as error:
+        for file in files:
+            with suppress(OSError):
+                file.unlink()
+        if isinstance(error, OSError):
+            raise LaunchError(f"cannot write {error.filename}: {error.strerror}", exit_code=1) from None
+        raise
 
 
 def _state(number: str, end: Path) -> QueueState:

@@ -11,7 +11,8 @@ import pytest
 
 from kvstore.errors import KVStoreError, NodeLost
 from kvstore.member import heartbeat as heartbeats
-from kvstore.member.heartbeat import REDIAL_S, Heartbeat, Listener
+from kvstore.member.heartbeat import CLOCK_S, REDIAL_S, Heartbeat, Listener
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport import InprocNetwork
 from kvstore.wire import Alive, Beat, JobFailed, Message, Node, ProcessAlive, Stacks, Stop, Where, decode, encode
 
@@ -44,7 +45,12 @@ class Scheduler:
             INTERVAL,
             limit_s,
             lambda: self.now,
-            Listener(lambda notice: self.on_notice(notice), self.lost.append, lambda: self.back.append(self.now)),
+            Listener(
+                lambda notice: self.on_notice(notice),
+                self.lost.append,
+                lambda: self.back.append(self.now),
+                lambda window: self.heartbeat.trace(Tracer(window, lambda: self.now)),
+            ),
             beside,
             report=report,
         )
@@ -129,6 +135,14 @@ def test_it_beats_at_once_over_a_link_that_was_made_anew():
     played.run()
     assert [at for at, _ in played.beats] == [100.0, 101.0, 101.0, 102.0]
     assert played.lost == played.notices == []
+
+
+def test_when_a_trace_begins_clocks_are_compared_before_the_next_beat_is_due():
+    """What is noted of the first rounds may leave with that beat, and is to say how far the clocks are apart."""
+    played = until(4, lambda n: [Alive(traced=[7, 9])] if n == 2 else [])
+    played.run()
+    assert [at for at, _ in played.beats] == pytest.approx([100.0, 101.0, 101.0 + CLOCK_S, 101.0 + 2 * CLOCK_S])
+    assert [said.sent > 0 for _, said in played.beats if isinstance(said, Beat)] == [False, False, True, True]
 
 
 def test_a_bad_message_is_dropped_and_counts_as_life(caplog: pytest.LogCaptureFixture):

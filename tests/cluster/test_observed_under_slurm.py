@@ -1,0 +1,109 @@
+"""Jobs under a real Slurm, of srun alone and of launch.py, have a status, a page and a trace, as elsewhere."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster.hosts import ROOT
+from cluster.namespaces import child
+from cluster.slurm import Slurm
+from trace_reader import ReadTrace
+from waiting import LONG, until
+
+SCRIPT = """
+    import pathlib
+    import numpy as np
+    import kvstore as kv
+
+    over = pathlib.Path(__file__).with_name("over")
+    store = kv.create("dist_sync")
+    store.init(["w", "over"], [np.zeros(4, "float32")] * 2)
+    out = np.zeros(4, "float32")
+    while not out.any():
+        store.pushpull("w", out)
+        store.pushpull("over", np.full(4, float(over.exists()), "float32"), out=out)
+"""
+OPENED = """
+    import sys, urllib.request
+    from http.cookiejar import CookieJar
+
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+    print(browser.open(sys.argv[1], timeout=60).read().decode())
+"""
+STATUS = [sys.executable, "-m", "kvstore.observing.command"]
+
+
+def prepare(slurm: Slurm, directory: Path) -> str:
+    """The script of a job that runs until a file ``over`` is beside it."""
+    slurm.env.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    (script := directory / "script.py").write_text(textwrap.dedent(SCRIPT))
+    return str(script)
+
+
+def said(process: subprocess.Popen[bytes], log: Path) -> Callable[[], str | None]:
+    """What a process has said if it has ended, and so will say no more."""
+    return lambda: None if process.poll() is None else log.read_text()
+
+
+def wait_until_it_runs(slurm: Slurm, job: subprocess.Popen[bytes], log: Path) -> list[str]:
+    """Wait until the only job is at work; return the words that show its status."""
+    (number,) = until(slurm.jobs, "the job", over=said(job, log), step=0.1)
+    words = ["srun", "--overlap", f"--jobid={number}", "-N1", "-n1", *STATUS]
+    at_work = r"2 of 2 workers, 1 of 1 server · [0-9]{2,} rounds"
+    until(lambda: re.search(at_work, slurm.run(*words).stdout), "the status", over=said(job, log), step=0.2)
+    return words
+
+
+def page(slurm: Slurm, text: str) -> str:
+    """The page whose address is in a text, as a browser on the first node shows it."""
+    address = re.search(r"http://\S+", text)
+    assert address is not None
+    return slurm.hosts.run(0, [sys.executable, "-c", textwrap.dedent(OPENED), address[0]]).stdout
+
+
+def shown(trace: Path) -> set[str]:
+    """The members in a trace whose clocks have been compared."""
+    read = ReadTrace.of(trace)
+    assert read.about["clocks are consistent"]
+    assert set(read.about["clock errors in us, at most"]) == set(read.names.values())
+    return set(read.names.values())
+
+
+def test_a_job_of_srun_alone_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    words = ["srun", "-N2", "-n2", "--mpi=none", sys.executable, prepare(slurm, tmp_path)]
+    slurm.env.update(DMLC_NUM_SERVER="1", KVSTORE_JOB_SECRET=secrets.token_hex(32))
+    slurm.env.update(MASTER_ADDR=slurm.hosts.addresses[0], MASTER_PORT="29511")
+    log, seen, trace = tmp_path / "log", tmp_path / "seen", tmp_path / "trace.json"
+    with log.open("w") as out, child(words, env=slurm.env, stdout=out, stderr=out) as job:
+        status = wait_until_it_runs(slurm, job, log)
+        words = [*status, "--page", "--trace", f"{trace}:5"]
+        with seen.open("w") as out, child(words, env=slurm.env, stdout=out, stderr=out) as observer:
+            until(lambda: f"{trace} has" in seen.read_text(), "the trace", over=said(observer, seen))
+            assert "<title>" in page(slurm, seen.read_text())
+            (tmp_path / "over").touch()
+            assert job.wait(LONG) == 0, log.read_text()
+    assert shown(trace) >= {"worker 0", "worker 1", "server 0"}
+
+
+@pytest.mark.faults
+def test_a_job_of_launch_py_from_outside(slurm: Slurm, tmp_path: Path) -> None:
+    prepare(slurm, tmp_path)
+    words = [sys.executable, "-m", "launcher", "--launcher", "slurm", "--cluster-option=--nodes=2", "-n2", "-s1"]
+    words += ["--dashboard", "--trace", "trace.json:5", "python", "script.py"]
+    log = tmp_path / "log"
+    with log.open("w") as out, child(words, env=slurm.env, cwd=tmp_path, stdout=out, stderr=out) as job:
+        wait_until_it_runs(slurm, job, log)
+        assert "<title>" in page(slurm, log.read_text())
+        files = list(tmp_path.glob(".kvstore-*"))
+        assert {path.suffix for path in files} == {".out", ".err", ".end"}
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}, "the page's token is in one of them"
+        (tmp_path / "over").touch()
+        assert job.wait(LONG) == 0, log.read_text()
+    assert shown(tmp_path / "trace.json") == {"scheduler", "worker 0", "worker 1", "server 0"}
