@@ -1,27 +1,18 @@
 """Shared memory for links inside one host, around a transport that carries everything else.
 
-Messages go through the inner transport, large frames of them as *references* to memory that the peer can map. Frames of
-our own begin with a byte that no msgpack begins with:
-
-    HELLO       this is my arena; can you map it?        name, nonce
-    MAPPED      yes; by this you see whether I live      name, nonce of the reader's own
-    CANNOT      no
-    REFERENCES  before the frames of a message: those that are left out of it, and where they are
-
-A hello goes out when the first large frame does; until it is answered, and after a CANNOT, frames go as they are. So a
-peer on another host, in another container or of another kind costs one small message, and nobody has to know who is
-where. The first frame of a message is its header and never goes by reference. Each direction is for itself.
+Messages go through the inner transport, large frames of them as *references* to memory that the peer can map
+(``own_frames.py``). A hello goes out when the first large frame does; until it is answered, and after a refusal, frames
+go as they are. So a peer on another host, in another container or of another kind costs one small message, and nobody
+has to know who is where. The first frame of a message is its header and never goes by reference. Each direction is for
+itself.
 """
 
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-
-import msgpack
 
 from kvstore.errors import WireError
 from kvstore.job.config import Config
@@ -30,6 +21,19 @@ from kvstore.transport.base import Frames, Peer, Transport
 from kvstore.transport.memory import Heap, ScatteredFrame
 from kvstore.transport.shm.arena import Arena, ArenaUsage
 from kvstore.transport.shm.mapped import Mapped
+from kvstore.transport.shm.own_frames import (
+    CANNOT,
+    HELLO,
+    MAPPED,
+    MARK,
+    NO_REFERENCES,
+    REFERENCE,
+    REFERENCES,
+    REFUSAL,
+    introduced,
+    introduction,
+    resolved,
+)
 from kvstore.transport.shm.presence import CONTROL, DIRECTORY, PeerPresence, available, exists, room
 from kvstore.transport.system_errors import require_systems
 from kvstore.wire import Buffer
@@ -37,13 +41,7 @@ from kvstore.wire import Buffer
 log = logging.getLogger(__name__)
 
 LARGE = 32 << 10  # bytes; smaller frames are as fast through a socket
-MARK = 0xC1
-REFERENCES, HELLO, MAPPED, CANNOT = range(4)
-MAX_HELLO = 512
 MAX_OWN = 100  # frames of our own that one recv takes before it returns without a message
-
-_REFERENCE = struct.Struct("<HHIQQ")  # position in the message, chunk, cell, offset, length
-_PLAIN = bytes((MARK, REFERENCES))
 
 
 def sharing(make: Callable[[], Transport], config: Config) -> Callable[[], Transport]:
@@ -124,7 +122,7 @@ class SharedMemoryTransport:
         if self._closed:
             return
         left: list[Buffer | ScatteredFrame] = []
-        references = [_PLAIN]
+        references = [NO_REFERENCES]
         link: _Sharing | None = None
         for position, frame in enumerate(frames):
             if isinstance(frame, ScatteredFrame):
@@ -242,7 +240,7 @@ class SharedMemoryTransport:
             link.asked = True
             arena = self._own()
             if arena is not None:
-                self._inner.send(peer, [_hello(HELLO, arena)])
+                self._inner.send(peer, [introduction(HELLO, arena.presence.name, arena.presence.nonce)])
         return link
 
     def _refer(self, reader: PeerPresence, position: int, frame: Buffer) -> bytes | None:
@@ -254,29 +252,29 @@ class SharedMemoryTransport:
             require_systems(exc)
             _notice(len(frame), exc)
             return None
-        return reference and _REFERENCE.pack(position, *reference)
+        return reference and REFERENCE.pack(position, *reference)
 
     def _take(self, peer: Peer, frames: Frames) -> Frames | None:
         """Act on a frame of the transport's own; return the message that it begins, if it begins one."""
         own = frames[0]
         kind = own[1] if len(own) > 1 else -1
+        link = self._links.get(peer)
         if kind == REFERENCES:
-            return self._resolve(peer, frames)
+            return resolved(frames, None if link is None or link.mapped is None else link.mapped.view)
         if kind not in (HELLO, MAPPED, CANNOT) or len(frames) > 1:
             raise WireError("a frame of the transport itself, of an unknown kind")
         if kind == HELLO:
             self._meet(peer, own)
             return None
-        link = self._links.get(peer)
         if link is None or not link.asked or link.reader is not None:
             raise WireError("an answer to a question that was not asked")
         if kind == MAPPED:
-            link.reader = PeerPresence(*_introduced(own))
+            link.reader = PeerPresence(*introduced(own))
         return None
 
     def _meet(self, peer: Peer, own: Buffer) -> None:
         """Map the arena of a peer, and tell it whether that succeeded."""
-        name, nonce = _introduced(own)
+        name, nonce = introduced(own)
         self._forget()
         link = self._links.setdefault(peer, _Sharing())
         arena, link.mapped = self._own(), None
@@ -285,7 +283,9 @@ class SharedMemoryTransport:
                 link.mapped = Mapped(name, nonce, arena.presence)
         except WireError as exc:
             log.debug("no shared memory with a peer: %s", exc)
-        answer = bytes((MARK, CANNOT)) if arena is None or link.mapped is None else _hello(MAPPED, arena)
+        answer = REFUSAL
+        if arena is not None and link.mapped is not None:
+            answer = introduction(MAPPED, arena.presence.name, arena.presence.nonce)
         self._inner.send(peer, [answer])
         if link.mapped is not None:  # a peer that sends large frames will get some
             self._greeted(peer)
@@ -295,46 +295,6 @@ class SharedMemoryTransport:
         for peer, link in list(self._links.items()):
             if self._inner.gone(peer) or (link.mapped is not None and not exists(link.mapped.name)):
                 del self._links[peer]
-
-    def _resolve(self, peer: Peer, frames: Frames) -> Frames:
-        """Put views where frames were replaced by references."""
-        references = memoryview(frames[0])[2:]
-        if len(references) % _REFERENCE.size:
-            raise WireError(f"references of {len(references)} bytes")
-        left = iter(frames[1:])
-        message: Frames = []
-        if references:
-            link = self._links.get(peer)
-            if link is None or link.mapped is None:
-                raise WireError("a reference to memory that was not introduced")
-            for position, *reference in _REFERENCE.iter_unpack(references):
-                while len(message) < position:
-                    frame = next(left, None)
-                    if frame is None:
-                        raise WireError("a reference behind the end of its message")
-                    message.append(frame)
-                if len(message) > position:
-                    raise WireError("references out of order")
-                message.append(link.mapped.view(*reference))
-        message.extend(left)
-        if not message:
-            raise WireError("a message without frames")
-        return message
-
-
-def _hello(kind: int, arena: Arena) -> bytes:
-    return bytes((MARK, kind)) + bytes(msgpack.packb([arena.presence.name, arena.presence.nonce]))
-
-
-def _introduced(own: Buffer) -> tuple[str, bytes]:
-    """The name and the nonce in a hello or its answer."""
-    try:
-        fields = msgpack.unpackb(own[2:]) if len(own) <= MAX_HELLO else None
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
-        fields = None
-    if type(fields) is not list or [type(field) for field in fields] != [str, bytes]:
-        raise WireError("a hello without a name and a nonce")
-    return fields[0], fields[1]
 
 
 noticed = threading.Lock()  # held from the time on that this process has logged it
