@@ -75,7 +75,7 @@ class Optimizer:
         """Whether the same gradients give other weights in another process."""
         return bool(getattr(self.found.cls, "random", False))
 
-    @property
+    @cached
     def rule(self) -> str:
         """What states must have in common to be those of this optimizer: its name, and options that they depend on."""
         valid = self.found.hyperparameters

@@ -97,21 +97,27 @@ class RowUpdater:
         if hyper is not self._hyper and hyper != self._hyper:
             self._settings = self._settings_of(hyper)
             self._hyper = hyper
-        number = len(rows)
-        block = max(1, min(number, BLOCK // self._width))
+        number = rows.shape[0]
+        if not number:
+            return
+        blocks = max(1, round(number * self._width / BLOCK))  # so that none has only a few rows
+        block = -(-number // blocks)
         if self._scratch.numel() < block * self._width:
             self._scratch = torch.empty(block * self._width, dtype=rows.dtype)
         keep = keep and not self._reads_only(hyper)
         if keep and self._kept.numel() < block * self._width:
             self._kept = torch.empty(block * self._width, dtype=rows.dtype)
-        with torch.no_grad():
-            for start in range(0, number, block):
-                part = slice(start, min(start + block, number))
-                own = {name: states[name][part] for name in self.states}
-                given = grads[part]
-                if keep:
-                    given = self._kept[: given.numel()].view(given.shape).copy_(given)
-                self._update(count, rows[part], given, own, hyper.rescale)
+        if blocks == 1:
+            self._update(count, rows, self._copied(grads) if keep else grads, states, hyper.rescale)
+            return
+        for start in range(0, number, block):
+            part = slice(start, min(start + block, number))
+            own = {name: states[name][part] for name in self.states}
+            given = self._copied(grads[part]) if keep else grads[part]
+            self._update(count, rows[part], given, own, hyper.rescale)
+
+    def _copied(self, grads: torch.Tensor) -> torch.Tensor:
+        return self._kept[: grads.numel()].view(grads.shape).copy_(grads)
 
     def _update(
         self,

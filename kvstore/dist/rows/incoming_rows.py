@@ -123,21 +123,22 @@ class IncomingRows:
             raise WireError(f"expected {count} rows of {item.itemsize} bytes, got {sum(map(len, reply.buffers))} bytes")
         if not count:
             return
-        came = np.frombuffer(reply.buffers[0], self._rows[0].dtype).reshape(count, -1)
-        if self._block is not None:
-            scatter(self._block.rows, self._striped.rows_in(self._block.firsts, server), came)
-            return
+        came = np.frombuffer(reply.buffers[0], item)
         if self._items is None:
-            self._items = [rows.view(item)[:, 0] for rows in self._rows]
-        whole = came.view(item)[:, 0]
+            arrays = self._rows if self._block is None else [self._block.rows]
+            self._items = [rows.view(item)[:, 0] for rows in arrays]
+        if self._block is None:
+            places = self._striped.positions(server)
+        else:
+            places = [self._striped.rows_in(self._block.firsts, server)]
         at = 0
-        for items, where in zip(self._items, self._striped.positions(server), strict=True):
-            stop = at + len(where)
-            if whole.flags.writeable:
-                items.put(where, whole[at:stop], mode="clip")
+        for items, where in zip(self._items, places, strict=True):
+            part = came[at : at + len(where)]
+            at += len(where)
+            if part.flags.writeable:
+                items.put(where, part, mode="clip")
             else:  # ``put`` would copy them first
-                items[where] = whole[at:stop]
-            at = stop
+                items[where] = part
 
 
 class UnionRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,22 +28,20 @@ class Striped:
         self._plan = plan
         self._all = ids[0] if tables == 1 else np.concatenate(ids)
         sizes = [len(each) for each in ids]
+        self._firsts = list(itertools.accumulate(sizes, initial=0))[:-1]  # where in all ids those of each table begin
         self._travelling: dict[int, Ids] = {}
-        self._firsts = [0] * tables
-        for number in range(1, tables):
-            self._firsts[number] = self._firsts[number - 1] + sizes[number - 1]
-        self._order: Positions | None = None  # positions in all ids, server by server; None for one server
+        self._mine: list[Positions]  # by server, where in all ids those are that it has
         if servers == 1:
+            self._mine = [np.arange(len(self._all))]
             self.counts = [sizes]
-            self._starts = [0, len(self._all)]
             return
         stripes = self._stripes(ids)
-        self._order = np.concatenate([np.flatnonzero(stripes == server) for server in range(servers)])
-        cells = stripes if tables == 1 else stripes * tables + np.repeat(np.arange(tables), sizes)
-        self.counts = np.bincount(cells, minlength=servers * tables).reshape(servers, tables).tolist()
-        self._starts = [0]
-        for counts in self.counts:
-            self._starts.append(self._starts[-1] + sum(counts))
+        self._mine = [(stripes == server).nonzero()[0] for server in range(servers)]
+        if tables == 1:
+            self.counts = [[len(mine)] for mine in self._mine]
+        else:
+            stops = [*self._firsts, len(self._all)]
+            self.counts = [np.diff(mine.searchsorted(stops)).tolist() for mine in self._mine]
 
     def _stripes(self, ids: Sequence[Ids]) -> Positions:
         plan = self._plan
@@ -57,12 +56,9 @@ class Striped:
 
     def positions(self, server: int) -> list[Positions]:
         """Return, for each table, where in its ids those are that ``server`` has."""
-        if self._order is None:
-            return [np.arange(count) for count in self.counts[0]]
-        at = self._starts[server]
-        parts = []
+        mine, at, parts = self._mine[server], 0, []
         for first, count in zip(self._firsts, self.counts[server], strict=True):
-            part = self._order[at : at + count]
+            part = mine[at : at + count]
             parts.append(part - first if first else part)
             at += count
         return parts
@@ -73,27 +69,22 @@ class Striped:
         Args:
             firsts: where in it those of each table begin, one for each of its ids.
         """
+        mine = self._mine[server]
+        if len(firsts) == 1 and not firsts[0]:  # the array has the rows of one table, and no others
+            return mine
         shifts = firsts - np.array(self._firsts)
-        if self._order is None:
-            mine: Positions = np.arange(len(self._all))
-        else:
-            mine = self._order[self._starts[server] : self._starts[server + 1]]
-        if shifts.any():
-            mine = mine + np.repeat(shifts, self.counts[server])
-        return mine
+        return mine + np.repeat(shifts, self.counts[server]) if shifts.any() else mine
 
     def ids(self, server: int) -> Ids:
         """Return the ids that ``server`` has, table by table, as they travel."""
         known = self._travelling.get(server)
         if known is not None:
             return known
-        mine = self._all
-        if self._order is not None:
-            mine = mine[self._order[self._starts[server] : self._starts[server + 1]]]
+        mine = self._all if self._plan.servers == 1 else self._all.take(self._mine[server])
         travelling: Ids = mine.astype(np.int64 if self._plan.wide else np.int32, copy=False)
         self._travelling[server] = travelling
         return travelling
 
     def total(self, server: int) -> int:
         """Return how many ids ``server`` has of all tables."""
-        return self._starts[server + 1] - self._starts[server]
+        return len(self._mine[server])

@@ -51,7 +51,7 @@ def usual_values(plan: RowPlan, values: Sequence[Sequence[Any]]) -> UsualRows | 
             return None
         ids.append(numbers.numpy())
         rows.append(its_rows.detach() if its_rows.requires_grad else its_rows)
-    whole = np.concatenate(ids)
+    whole = _joined(ids)
     if not all_rise(plan, ids, whole):
         return None
     usual = _usual(plan, ids, whole, rows)
@@ -81,8 +81,8 @@ def usual_requests(
             return None
         if out is not None and (out.shape != (len(numbers), *table.row) or out.is_inference() or out.requires_grad):
             return None
-    whole = np.concatenate(ids)
-    if pushed is not None and np.array_equal(whole, pushed.whole) and [*map(len, ids)] == [*map(len, pushed.ids)]:
+    whole = _joined(ids)
+    if pushed is not None and [*map(len, ids)] == [*map(len, pushed.ids)] and (whole == pushed.whole).all():
         ids, whole = pushed.ids, pushed.whole
     elif not all_rise(plan, ids, whole):
         return None
@@ -95,18 +95,32 @@ def usual_requests(
 
 
 def _usual(plan: RowPlan, ids: list[Ids], whole: Ids, tensors: Sequence[torch.Tensor]) -> UsualRows:
-    width = plan.tables[0].width
     rows = [
         (each if each.dim() == 2 else each.view(len(each), table.width)).numpy()
         for each, table in zip(tensors, plan.tables, strict=True)
     ]
-    return UsualRows(ids, whole, rows, None if plan.item is None else block_of(tensors, width))
+    if plan.item is None:
+        block = None
+    elif len(rows) == 1:
+        block = RowBlock(rows[0], _FIRST)
+    else:
+        block = block_of(tensors, plan.tables[0].width)
+    return UsualRows(ids, whole, rows, block)
+
+
+_FIRST = np.zeros(1, np.int64)
+
+
+def _joined(ids: Sequence[Ids]) -> Ids:
+    return ids[0] if len(ids) == 1 else np.concatenate(ids)
 
 
 def all_rise(plan: RowPlan, ids: Sequence[Ids], whole: Ids) -> bool:
     """Return whether the ids of each table of ``plan`` rise, and can be in the table; ``whole`` has all of them."""
     if not len(whole):
         return True
+    if len(ids) == 1:
+        return bool(plan.least[0] <= whole[0] and whole[-1] <= plan.greatest[0] and (whole[1:] > whole[:-1]).all())
     sizes = np.array(list(map(len, ids)))
     stops = np.cumsum(sizes)
     falls = whole[1:] <= whole[:-1]
@@ -118,8 +132,8 @@ def all_rise(plan: RowPlan, ids: Sequence[Ids], whole: Ids) -> bool:
 
 def overlap(read: UsualRows, written: UsualRows) -> bool:
     """Return whether rows of ``read`` share memory with some of ``written``."""
-    if read.block is not None and written.block is not None:  # each in memory of its own, or all in the same
-        return bool(read.block.rows.ctypes.data == written.block.rows.ctypes.data)
+    if read.block is not None and written.block is not None:  # rows of both may be anywhere in their arrays
+        return np.may_share_memory(read.block.rows, written.block.rows)
     (lows, highs), (starts, stops) = _ranges(read), _ranges(written)
     if not len(lows) or not len(starts):
         return False
@@ -149,7 +163,7 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype, dims: int) -> bool:
 
 def _have_nan(usual: UsualRows) -> bool:
     block = usual.block
-    if block is not None:
+    if block is not None and len(usual.rows) > 1:
         sizes = np.array(list(map(len, usual.ids)))
         first, stop = int(block.firsts[0]), int(block.firsts[-1] + sizes[-1])
         if np.array_equal(block.firsts[1:], (block.firsts + sizes)[:-1]):  # one after the other

@@ -58,10 +58,18 @@ class ArenaUsage(NamedTuple):
 
 
 class _BlockView(weakref.ref[Bytes]):
-    """Notices when the last view of a block is gone: all views refer to one array, and this refers to it."""
+    """Notices when the last view of a block is gone: all views refer to one array, and this refers to it.
 
-    __slots__ = ("block",)
+    Attributes:
+        block: it.
+        key: of the array, among those that there are.
+        nbytes: of the array.
+    """
+
+    __slots__ = ("block", "key", "nbytes")
     block: Block
+    key: int
+    nbytes: int
 
 
 class Arena:
@@ -82,7 +90,7 @@ class Arena:
         self._blocks = Blocks()
         self._chunks: list[Bytes] = []
         self._bases: list[tuple[int, int]] = []  # (address, number of the chunk), sorted
-        self._views: dict[int, _BlockView] = {}  # by the key of the block; a weak reference must live to be called
+        self._views: dict[int, _BlockView] = {}  # by the id of the array; a weak reference must live to be called
         # Those whose array is gone: their callbacks come at any time, in any thread.
         self._unseen: deque[_BlockView] = deque()
         self._notice = self._unseen.append
@@ -109,8 +117,8 @@ class Arena:
             block = self._same(size) or self._other(size)
             array = self._chunks[block.chunk][block.offset : block.offset + nbytes]
             view = _BlockView(array, self._notice)
-            view.block = block
-            self._views[block.key] = view
+            view.block, view.key, view.nbytes = block, id(array), nbytes
+            self._views[view.key] = view
         return array.data
 
     def refer(self, frame: Buffer, reader: PeerPresence) -> tuple[int, int, int, int] | None:
@@ -214,7 +222,8 @@ class Arena:
 
     def _bury(self, view: _BlockView) -> None:
         block = view.block
-        del self._views[block.key]
+        if self._views.get(view.key) is view:  # else a new array has that place already
+            del self._views[view.key]
         if self._prune(block):
             self._read.setdefault(block.size, []).append(block)
         else:
@@ -280,6 +289,10 @@ class Arena:
         """The chunk, the offset and the block of ``buffer``, if it is the arena's."""
         if not self._bases or not isinstance(buffer, memoryview) or not buffer.nbytes or type(buffer.obj) is bytearray:
             return None  # small, most often: looking it up would take longer than to copy it
+        array: object = buffer.obj
+        view = self._views.get(id(array))
+        if view is not None and view() is array and view.nbytes == buffer.nbytes:  # as it was allocated
+            return view.block.chunk, view.block.offset, view.block
         if buffer.readonly:
             address = np.frombuffer(buffer, np.uint8).ctypes.data
         else:

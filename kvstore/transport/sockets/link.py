@@ -11,6 +11,7 @@ from kvstore.transport.base import Peer
 from kvstore.transport.sockets.queue import Outgoing
 from kvstore.transport.sockets.stream import GREETING, Incoming
 from kvstore.transport.system_errors import ignored, require_systems
+from kvstore.wire import Buffer
 
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
@@ -67,7 +68,7 @@ class Link:
         """Whether there is something to do for the link, now or soon."""
         return bool(self.queue) or (bool(self.endpoint) and not self.connected)
 
-    def put(self, parts: Sequence[memoryview], priority: int | None = None) -> bool:
+    def put(self, parts: Sequence[Buffer], priority: int | None = None) -> bool:
         """Queue a message in parts, and send what can be sent now; return False if the courier has to send the rest.
 
         If the queue was not empty before, the courier is at it already. For ``priority`` see ``Outgoing``.
@@ -127,7 +128,7 @@ class Link:
     def take(self, made: socket.socket) -> None:
         """Use an established connection."""
         self.socket, self.connected, self.wakes_at = made, True, 1
-        self.queue.first(memoryview(GREETING))
+        self.queue.first(GREETING)
 
     def dial(self, addresses: Sequence[Address], now: float) -> socket.socket | None:
         """Begin to connect, to the next of the addresses; return the connection if it is established at once."""

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from kvstore.wire import Buffer
+
 
 class _Waiting(NamedTuple):
     """A message that waits. They sort in the order in which they leave."""
@@ -20,14 +22,15 @@ class _Waiting(NamedTuple):
     section: int  # a message without a priority, or those between two such messages
     rank: int
     number: int
-    parts: Sequence[memoryview]
+    parts: Sequence[Buffer]
 
 
 class Outgoing:
     """The queue of one link."""
 
     def __init__(self) -> None:
-        self._begun: deque[memoryview] = deque()
+        self._begun: deque[Buffer] = deque()
+        self._left = 0  # bytes of these
         self._waiting: list[_Waiting] = []
         self._section = 0
         self._numbers = itertools.count()
@@ -36,7 +39,7 @@ class Outgoing:
         """Whether anything waits."""
         return bool(self._begun) or bool(self._waiting)
 
-    def put(self, parts: Sequence[memoryview], priority: int | None = None) -> None:
+    def put(self, parts: Sequence[Buffer], priority: int | None = None) -> None:
         """Add a message: its bytes in parts, none of them empty."""
         rank = 0
         if priority is None:
@@ -47,22 +50,28 @@ class Outgoing:
         if priority is None:
             self._section += 1
 
-    def first(self, part: memoryview) -> None:
+    def first(self, part: Buffer) -> None:
         """Let ``part`` leave before all else. Nothing may have begun to leave."""
         self._begun.appendleft(part)
+        self._left += len(part)
 
-    def head(self, most: int) -> list[memoryview]:
+    def head(self, most: int) -> list[Buffer]:
         """Return what leaves next: at most ``most`` parts, all of one message, which counts as begun."""
         if not self._begun:
             self._begun.extend(heapq.heappop(self._waiting).parts)
+            self._left = sum(map(len, self._begun))
         return list(itertools.islice(self._begun, most))
 
     def gone(self, nbytes: int) -> None:
         """Note that the next ``nbytes`` bytes have left."""
+        self._left -= nbytes
+        if not self._left:  # the usual case
+            self._begun.clear()
+            return
         while nbytes:
             part = self._begun[0]
             if nbytes < len(part):
-                self._begun[0] = part[nbytes:]
+                self._begun[0] = memoryview(part)[nbytes:]
                 return
             nbytes -= len(part)
             self._begun.popleft()
@@ -70,6 +79,7 @@ class Outgoing:
     def clear(self) -> None:
         """Drop all messages."""
         self._begun.clear()
+        self._left = 0
         self._waiting.clear()
 
     def detach(self) -> None:
@@ -78,5 +88,5 @@ class Outgoing:
         self._waiting = [entry._replace(parts=_copies(entry.parts)) for entry in self._waiting]
 
 
-def _copies(parts: Iterable[memoryview]) -> list[memoryview]:
-    return [memoryview(bytes(part)) for part in parts]
+def _copies(parts: Iterable[Buffer]) -> list[Buffer]:
+    return [bytes(part) for part in parts]

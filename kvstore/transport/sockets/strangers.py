@@ -21,6 +21,7 @@ from kvstore.transport.sockets.budget import Budget
 from kvstore.transport.sockets.link import Link
 from kvstore.transport.sockets.stream import Introduction
 from kvstore.transport.system_errors import require_systems
+from kvstore.wire import Buffer
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Strangers:
             self._selector.unregister(stranger.link.socket)
         return stranger
 
-    def answer(self, peer: Peer, parts: Sequence[memoryview]) -> None:
+    def answer(self, peer: Peer, parts: Sequence[Buffer]) -> None:
         """Send to a stranger. One that has not read what was sent before is dropped."""
         if not self.links[peer].link.put(parts):
             self.drop(peer)

@@ -26,20 +26,21 @@ _COUNT = struct.Struct("<I")
 _LENGTH = 8
 
 
-def packed(frames: Sequence[Buffer | ScatteredFrame]) -> list[memoryview]:
-    """Return the bytes of a message in parts. Frames are not copied."""
-    parts: list[memoryview] = [memoryview(b"")]
+def packed(frames: Sequence[Buffer | ScatteredFrame]) -> list[Buffer]:
+    """Return the bytes of a message in parts, none of them empty. Frames are not copied."""
+    parts: list[Buffer] = [b""]
     lengths: list[int] = []
     for frame in frames:
         if isinstance(frame, ScatteredFrame):
             lengths.append(sum(map(len, frame)))
             parts.extend(frame)
             continue
-        view = memoryview(frame).cast("B")
-        lengths.append(len(view))
+        if isinstance(frame, memoryview) and len(frame) != frame.nbytes:
+            frame = frame.cast("B")
+        lengths.append(len(frame))
         if lengths[-1]:
-            parts.append(view)
-    parts[0] = memoryview(struct.pack(f"<I{len(lengths)}Q", len(lengths), *lengths))
+            parts.append(frame)
+    parts[0] = struct.pack(f"<I{len(lengths)}Q", len(lengths), *lengths)
     return parts
 
 

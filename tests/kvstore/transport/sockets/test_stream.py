@@ -69,7 +69,7 @@ def test_large_frames_are_sent_and_received_where_they_lie():
     header, small, part = packed([b"head", large])
     assert bytes(header) == struct.pack("<IQQ", 2, 4, 1 << 20)
     assert bytes(small) == b"head"
-    assert part.obj is large
+    assert part is large
     incoming = Incoming()
     room = incoming.room()
     start = GREETING + bytes(header) + bytes(small)
