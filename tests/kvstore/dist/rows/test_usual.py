@@ -155,6 +155,27 @@ def test_ids_that_rise_in_each_table(plan: RowPlan, given: list[list[int]], expe
     assert all_rise(plan, ids, np.concatenate(ids)) == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"), [([], True), ([0, 9], True), ([-1, 0], False), ([9, 10], False), ([1, 1], False)]
+)
+def test_ids_of_one_table_that_rise(given: list[int], expected: bool) -> None:
+    one = RowPlan(entries_for({"one": TableSpec.of(TABLES[0])}, 2, 10), ["one"])
+    ids = ids_of(given)
+    assert all_rise(one, ids, ids[0]) == expected
+
+
+def test_one_table_whose_rows_are_written_where_others_are_read() -> None:
+    one = RowPlan(entries_for({"one": TableSpec.of(TABLES[0])}, 2, 10), ["one"])
+    whole, ids = torch.zeros(6, 4), np.arange(2)
+    pushed = usual_values(one, [[RowSparse(ids, whole[2:4])]])
+    assert pushed is not None
+    for start in range(5):
+        wanted = usual_requests(one, [[RowRequest(ids, whole[start : start + 2])]], pushed)
+        assert wanted is not None
+        assert wanted.ids is pushed.ids
+        assert overlap(pushed, wanted) == (0 < start < 4)
+
+
 def test_memory_that_is_read_and_written() -> None:
     whole = np.zeros((9, 4), np.float32)
     none = np.zeros(0, np.int64)
