@@ -11,6 +11,7 @@ links           the links to the scheduler and the servers, and how they are men
 routes          where each peer listens, and what the transport in use calls the link to it
 outstanding     the requests that have not been answered
 window          the send window: which request goes next, while the bytes in flight are bounded
+link_access     one thread at a time uses the links, and leaves them whole
 io_lock         lets one thread at a time use the links
 heartbeat       the thread that tells the scheduler that this process is alive
 stacks          where the threads of this process are in their code

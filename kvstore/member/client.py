@@ -1,16 +1,13 @@
 """Sends a member's requests to the scheduler and the servers, and waits for their replies.
 
 The callers' own threads do the work. The thread that makes a request sends it, and a thread that waits takes in
-replies, so nothing is handed from thread to thread. ``IOLock`` lets one thread at a time use the links.
-
-An exception may come at any moment, because handlers of signals run in the middle of whatever the main thread does.
-Then a request either has not been made at all, or is noted as outstanding. Whatever state the links are in, they are
-dropped and made anew, and requests without an answer are sent again. Servers recognize repeats.
+replies, so nothing is handed from thread to thread. ``LinkAccess`` lets one thread at a time use the links, and leaves
+nothing half done when an exception comes in the middle: a request either has not been made at all, or is noted as
+outstanding.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -20,8 +17,9 @@ from typing import Any, TypeVar
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
 from kvstore.member.blocked_time import BlockedTime
 from kvstore.member.explanations import Explanations
-from kvstore.member.io_lock import IOLock, under_way
+from kvstore.member.io_lock import under_way
 from kvstore.member.late_calls import find_out
+from kvstore.member.link_access import LinkAccess
 from kvstore.member.links import Links, Prepare
 from kvstore.member.outstanding import Question, ready
 from kvstore.member.window import WindowSize
@@ -52,6 +50,7 @@ class Client:
     Attributes:
         limits: see above.
         links: the links and the requests on them. Only code that runs ``alone`` may change them.
+        alone: calls a function while no other thread uses the links; see ``LinkAccess.alone``.
         failure: the error that has ended the job; None as long as it goes on.
         blocked: how long callers have waited.
         guide: the link to the scheduler, which can tell where members are; None where it is not asked.
@@ -72,7 +71,8 @@ class Client:
         self.guide: Peer | None = None
         self._clock = clock
         self.links = Links(make_transport, Node(role, -1, incarnation), window)
-        self._lock = IOLock(self.links.interrupt)
+        self._access = LinkAccess(self.links, limits.answer_s)
+        self.alone = self._access.alone
         self._tracer: Tracer | None = None
 
     @property
@@ -171,12 +171,12 @@ class Client:
     def renew(self) -> None:
         """Have all links made anew: what was sent over the old ones may take long to come. Any thread may call it."""
         self.links.suspect()
-        self._lock.wake()
+        self._access.wake()
 
     def move(self, peer: Peer, endpoint: str) -> None:
         """Have the link to ``peer`` lead to ``endpoint`` from now on. Any thread may call it."""
         self.links.move(peer, endpoint)
-        self._lock.wake()
+        self._access.wake()
 
     def give_up(self, operation: Operation) -> None:
         """Give up the rest of ``operation``: from now on the caller's arrays are neither read nor written."""
@@ -201,7 +201,7 @@ class Client:
         """Make all waits, now and later, raise ``error``. The first error stays. Any thread may call it."""
         if self.failure is None:
             self.failure = error
-        self._lock.wake()
+        self._access.wake()
 
     # ---- waiting
 
@@ -296,65 +296,6 @@ class Client:
             first.setdefault(peer, seq)
         return find_out(self, operation, first)
 
-    # ---- alone at the links
-
-    def alone(self, action: Callable[..., T], *args: Any, yielding_s: float | None = None) -> T:
-        """Call ``action`` while no other thread uses the links; return what it returns.
-
-        Args:
-            yielding_s: if another thread uses the links, wait for it for at most so many seconds, do not call
-                ``action``, and return None. By default that thread is interrupted.
-
-        Raises:
-            UsageError: this thread uses the links already: a signal's handler, or a destructor, has made the call.
-        """
-        if self._lock.entered and under_way(_ALONE):
-            raise UsageError(
-                "a store was called in the middle of another call of the same thread: handlers of signals must not use "
-                "stores; let them set a flag, or raise an exception"
-            )
-        collecting = gc.isenabled()  # decode() may pause the garbage collector, which belongs to the whole process
-        try:
-            if self._lock.entered:  # an exception has ended an earlier call, and a second one its handling
-                self._lock.let_go()
-            if yielding_s is None:
-                self._acquire()
-            elif not self._lock.try_acquire():
-                self._lock.sleep(yielding_s)
-                return None  # type: ignore[return-value]
-            if self.links.torn:
-                self.links.mend()
-            result = action(*args)
-            self._lock.release()
-        except BaseException as exc:
-            if collecting:
-                gc.enable()
-            self._recover()
-            if exc is not self.links.blamed:
-                raise
-            self.links.blamed = None
-            return None  # type: ignore[return-value]
-        return result
-
-    def _acquire(self) -> None:
-        if not self._lock.acquire(self.limits.answer_s):
-            raise DeadlineExceeded(
-                f"another thread of this process has used the links for {self.limits.answer_s:g} s: it may hang in a "
-                "callback, or the machine is overloaded"
-            )
-
-    def _recover(self) -> None:
-        """Leave nothing half done when an exception leaves ``alone``."""
-        self._lock.let_go()
-        if not self.links.torn:
-            return
-        self._acquire()
-        try:
-            if self.links.torn:  # else another thread has seen to it
-                self.links.mend()  # if it fails they stay torn, and the next call tries again
-        finally:
-            self._lock.release()
-
     # ---- helpers
 
     def _failed(self) -> bool:
@@ -379,5 +320,4 @@ class Client:
             del self.links.lent[operation]
 
 
-_ALONE = Client.alone.__code__
 _EXCHANGE = Client.exchange.__code__
