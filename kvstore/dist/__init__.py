@@ -5,6 +5,7 @@ calls        their arguments, checked
 store_calls  what all calls need: who this worker is, and what has gone wrong
 table_calls  the calls that are about tables alone
 update_calls  those about the optimizer that servers update with, and its states
+job_calls    those about the job: barriers, join, what a worker reports
 checkpoint_calls those about the job's checkpoints
 rows         tables: their rows out and in, by their ids
 first_values the arguments of init, checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
 from kvstore.dist.delegation import Delegated, compressing
 from kvstore.dist.first_values import distinct, new_arrays, tables_among
+from kvstore.dist.job_calls import JobCalls
 from kvstore.dist.join import Joining
 from kvstore.dist.lending import Lending
 from kvstore.dist.optimizer import Optimizing
@@ -50,7 +51,7 @@ from kvstore.ticket import Ticket, WaitLimits
 from kvstore.values import Leaving, as_dtype, tensors_of
 
 
-class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
+class DistStore(UpdateCalls, TableCalls, CheckpointCalls, JobCalls, KVStore):
     """One worker's end of a store; see ``KVStore``. Workers that make their stores in the same order share them.
 
     Args:
@@ -235,7 +236,7 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
         if how is not None and self._pushes.lending is not None:
             self._pushes.lending.refusal = "what is pushed is compressed"
 
-    # ---- the job
+    # ---- the store itself
 
     def companion(self) -> KVStore:
         """See ``KVStore``."""
@@ -253,61 +254,9 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
         self._requests.limits = limits
 
     @property
-    def barriers(self) -> int:
-        """How many barriers this worker has passed: where one that has fallen behind the others stands."""
-        return self._barriers.passed
-
-    def barrier(self) -> None:
-        """See ``KVStore``."""
-        self._check()
-        if self.rule.mode == "async":  # no round waits for these, so nothing else says that they are in
-            self._pushes.flush()
-        self._barriers.wait()
-
-    def join(self, timeout: float | None = None) -> int:
-        """See ``KVStore``."""
-        self.begin_join(timeout)
-        self._joining.wait(timeout)  # should others be late, this worker has joined: another call waits on
-        last = self._session.client.alone(self._joining.end, self._entries)
-        self._pushes.flush()
-        if self._checkpoints is not None:
-            self._checkpoints.end_join()
-        return last
-
-    def begin_join(self, timeout: float | None = None) -> None:
-        """Begin a ``join``, if none is under way; ``join`` waits for its end."""
-        self._check()
-        if self._joining.under_way:
-            return
-        if self.rule.mode == "async":
-            self._pushes.flush(timeout)
-        if self._checkpoints is not None:
-            self._checkpoints.begin_join()
-        self._joining.begin(self._entries)
-
-    @property
     def check_finite(self) -> bool:
         """See ``KVStore``."""
         return self.rule.finite
-
-    def num_dead_nodes(self) -> int:
-        """See ``KVStore``."""
-        return self._session.num_dead_nodes()
-
-    def report(self, values: Mapping[str, float] | None = None, *, input_s: float = 0.0) -> None:
-        """See ``KVStore``."""
-        if values:
-            self._session.activity.log(values)
-        if input_s:
-            self._session.activity.read_input(input_s)
-            tracer = self._session.tracer
-            if tracer is not None and tracer.open:
-                tracer.span("input", tracer.clock() - input_s)
-
-    def traced(self, name: str) -> AbstractContextManager[None]:
-        """See ``KVStore``."""
-        tracer = self._session.tracer
-        return nullcontext() if tracer is None else tracer.during(name)
 
     def statistics(self) -> Statistics:
         """See ``KVStore``."""

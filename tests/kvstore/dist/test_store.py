@@ -188,28 +188,6 @@ def test_the_deadline_of_a_store_is_its_option(cluster: ThreadedJob) -> None:
     cluster.run(work)
 
 
-def test_a_barrier_that_was_late_is_the_same_barrier_when_called_again(cluster: ThreadedJob) -> None:
-    late = threading.Event()
-
-    def zero(store: DistStore) -> None:
-        set_limits(store, SOON)
-        with pytest.raises(kv.DeadlineExceeded, match="waits at the barrier for worker 1"):
-            store.barrier()
-        late.set()
-        set_limits(store, LONG)
-        store.barrier()
-
-    def one(store: DistStore) -> None:
-        assert late.wait(LONG)
-        store.barrier()
-
-    def work(store: DistStore) -> None:
-        (one if store.rank else zero)(store)
-        store.barrier()
-
-    cluster.run(work)
-
-
 def test_a_worker_may_be_rounds_ahead(cluster: ThreadedJob) -> None:
     ahead = threading.Event()
 
