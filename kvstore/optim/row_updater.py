@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from kvstore.optim.optimizer import Changes, Optimizer, require_rule
@@ -74,6 +75,13 @@ class RowUpdater:
     def steps_as(self, other: RowUpdater) -> bool:
         """Whether rows of the other's table may be in one step with those of this one's, which are as wide."""
         return self._optimizer is other._optimizer and self._rates == other._rates and self.lazy == other.lazy
+
+    def empty_states(self, count: int) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+        """Return memory for the states of ``count`` rows, by name, each of shape (count, columns)."""
+        return {
+            name: np.empty((count, self._width if state.columns is None else state.columns), state.dtype)
+            for name, state in self.states.items()
+        }
 
     def step(
         self,

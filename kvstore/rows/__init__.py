@@ -8,7 +8,8 @@ table_manifest what a save consists of, to JSON and back
 row_table      a table in memory: pulls, updates, loading
 updates        updates of several tables with one step of their optimizer
 part_updates   the same, with what one or two workers have pushed, not summed
-stripe         its slots and memory, and how rows are made and go
+joint_tables   tables whose rows are looked up, gathered and written together
+stripe         a table's slots and memory, and how rows are made and go
 frozen_rows    a table as it was at one moment, read page by page while it changes
 beginnings     the initial value of any row
 admission      which new ids get rows
@@ -16,6 +17,7 @@ eviction       which rows go
 gone           the ids of rows that have gone, for saves of what has changed
 index          the slot of each id, in a table that grows
 fixed_slots    the same, in a table with a shape
+slab_space     memory that several tables have in common
 slabs          memory that grows without being copied
 sums           sums of rows with the same id
 layout         rows as bytes on the wire

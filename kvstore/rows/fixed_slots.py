@@ -12,31 +12,50 @@ from kvstore.rows.index import ABSENT, Entries, Positions
 from kvstore.rows.slabs import Array, Slab
 
 
-def find_in_all(fixed: Sequence[FixedSlots], ids: Sequence[Ids]) -> list[Entries]:
-    """Return what ``find`` of each of ``fixed``, of equally many stripes, does for its ``ids``."""
-    starts = list(itertools.accumulate(map(len, ids), initial=0))
+def find_in_all(fixed: Sequence[FixedSlots], ids: Sequence[Ids]) -> Entries:
+    """Return what ``find`` of each of ``fixed``, of equally many stripes, does for its ``ids``; all in one array."""
     slots = fixed[0].slots_of(np.concatenate(ids))
-    parts = [slots[start:stop] for start, stop in itertools.pairwise(starts)]
     if not all(each.full for each in fixed):
-        made = np.empty(len(slots), bool)
-        for each, part, start in zip(fixed, parts, starts, strict=False):
-            each.made_of(part, made[start : start + len(part)])
-        slots[~made] = ABSENT
-    return parts
+        slots[~_made(fixed, slots, list(map(len, ids)))] = ABSENT
+    return slots
+
+
+def _made(fixed: Sequence[FixedSlots], slots: Entries, sizes: Sequence[int]) -> Array:
+    """Return whether the row of each slot is made; the first ``sizes[0]`` slots are of ``fixed[0]``, and so on."""
+    whole = fixed[0].made.whole
+    if len(whole) and all(each.made.whole is whole for each in fixed):
+        made: Array = whole.take(slots + np.repeat([each.made.first for each in fixed], sizes), mode="clip")
+        return made
+    made = np.empty(len(slots), bool)
+    starts = itertools.accumulate(sizes, initial=0)
+    for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
+        if each.top:
+            each.made.items.take(slots[start:stop], out=made[start:stop], mode="clip")
+    return made
+
+
+def slots_in(rows: int, stripe: int, stripes: int) -> int:
+    """Return how many of ``rows`` rows are in stripe ``stripe`` of ``stripes``."""
+    return max(0, -(-(rows - stripe) // stripes))
 
 
 class FixedSlots:
     """Stripe ``stripe`` of ``stripes`` of a table of ``rows`` rows; the interface is ``SlotIndex``'s.
 
+    Args:
+        rows, stripe, stripes: see above.
+        made: for what ``made`` says, of as many items as there are slots; None: in memory of its own.
+
     Attributes:
         top: how many slots there are.
+        made: whether the row of each slot is made.
     """
 
-    def __init__(self, rows: int, stripe: int, stripes: int) -> None:
+    def __init__(self, rows: int, stripe: int, stripes: int, made: Slab | None = None) -> None:
         self._stripe, self._stripes = stripe, stripes
-        self.top = max(0, -(-(rows - stripe) // stripes))
-        self._made = Slab(None, np.bool_, self.top)
-        self._made.reserve(self.top)
+        self.top = slots_in(rows, stripe, stripes)
+        self.made = Slab(None, np.bool_, self.top) if made is None else made
+        self.made.reserve(self.top)
         self._count = 0
 
     def __len__(self) -> int:
@@ -51,7 +70,7 @@ class FixedSlots:
         """Return the slot of each id, ``ABSENT`` for those whose row is not made yet."""
         slots = self.slots_of(ids)
         if not self.full:
-            slots[~self._made.items.take(slots, mode="clip")] = ABSENT
+            slots[~self.made.items.take(slots, mode="clip")] = ABSENT
         return slots
 
     @property
@@ -59,15 +78,10 @@ class FixedSlots:
         """Whether all rows are made."""
         return self._count == self.top
 
-    def made_of(self, slots: Entries, out: Array) -> None:
-        """Write into ``out`` whether the row of each of ``slots`` is made."""
-        if self.top:
-            self._made.items.take(slots, out=out, mode="clip")
-
     def insert(self, ids: Ids) -> Entries:
         """Note that the rows of ``ids`` are made; return their slots."""
         slots = self.slots_of(ids)
-        self._made.items[slots] = True
+        self.made.items[slots] = True
         self._count += len(slots)
         return slots
 
@@ -80,7 +94,7 @@ class FixedSlots:
 
     def slots(self) -> Positions:
         """Return the slots of all rows that are made, rising."""
-        return np.flatnonzero(self._made.items[: self.top])
+        return np.flatnonzero(self.made.items[: self.top])
 
     def remove(self, slots: Entries) -> None:
         """Raise: no row of such a table goes."""

@@ -146,14 +146,14 @@ def _homes(ids: Ids, mask: int) -> Positions:
     return hashes.view(np.int64)
 
 
-def find_in_all(indexes: Sequence[SlotIndex], ids: Sequence[Ids]) -> list[Entries]:
-    """Return what ``find`` of each of ``indexes`` does for its ``ids``, with few calls for each of them.
+def find_in_all(indexes: Sequence[SlotIndex], ids: Sequence[Ids]) -> Entries:
+    """Return what ``find`` of each of ``indexes`` does for its ``ids``, in one array, with few calls for each of them.
 
     What is computed of hashes, and of what the entries say, is computed of all ids together.
     """
     starts = list(itertools.accumulate(map(len, ids), initial=0))
     if starts[-1] > len(ids) * CHUNK or not starts[-1]:  # calls are not what it costs
-        return [index.find(own) for index, own in zip(indexes, ids, strict=True)]
+        return np.concatenate([index.find(own) for index, own in zip(indexes, ids, strict=True)])
     whole = np.concatenate(ids)
     masks = np.repeat([len(index.entries) - 1 for index in indexes], list(map(len, ids)))
     at = mixed(whole).view(np.int64) & masks
@@ -170,7 +170,7 @@ def find_in_all(indexes: Sequence[SlotIndex], ids: Sequence[Ids]) -> list[Entrie
     if len(left):
         windows = (at[left][:, None] + _AHEAD) & masks[left][:, None]
         _find_far_in_all(indexes, whole, out, left, windows, np.searchsorted(left, starts).tolist())
-    return [out[part] for part in parts]
+    return out
 
 
 def _find_far_in_all(

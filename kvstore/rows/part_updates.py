@@ -7,7 +7,6 @@ copies are saved. The new rows of each worker lie together, so they can be its a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,8 @@ import numpy as np
 import torch
 
 from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
-from kvstore.rows.row_table import PendingUpdate, RowTable, tensor_of
+from kvstore.rows.joint_tables import JointTables, RowPlaces
+from kvstore.rows.row_table import RowTable, tensor_of
 from kvstore.rows.slabs import Array, scatter
 from kvstore.rows.sums import Positions, Room, RowBatch, Rows, matches
 
@@ -74,12 +74,13 @@ def update_in_parts(
     shared = _shared(first, others[0]) if others else ()
     if shared is None:
         return None
-    found = [_pending(tables, batch) for batch in batches]
-    pending = [each for each in found if each is not None]
-    if len(pending) < len(found):
+    joint = JointTables(tables)
+    found = [joint.live(batch.ids_of_each()) for batch in batches]
+    places = [each for each in found if each is not None]
+    if len(places) < len(found):
         return None
     parts = [
-        _gathered(tables, batch, each, updater, room) for batch, each, room in zip(batches, pending, rooms, strict=True)
+        _gathered(joint, batch, each, updater, room) for batch, each, room in zip(batches, places, rooms, strict=True)
     ]
     stepped = list(parts)
     if shared:
@@ -92,9 +93,7 @@ def update_in_parts(
         updater.step(tables[0].steps + 1, rows, tensor_of(part.grads), tensors, hyper, keep=True)
     for part, positions in zip(parts, shared, strict=False):
         part.replace(positions, stepped[-1])
-    for number, table in enumerate(tables):
-        of_batches = zip(batches, parts, pending, strict=True)
-        table.write([_of_table(batch, part, each[number], number) for batch, part, each in of_batches])
+    joint.write([(each, part.rows, part.states) for each, part in zip(places, parts, strict=True)])
     return [part.rows for part in parts]
 
 
@@ -112,39 +111,9 @@ def _shared(first: RowBatch, second: RowBatch) -> tuple[Positions, Positions] | 
     return at[again], again
 
 
-def _pending(tables: Sequence[RowTable], batch: RowBatch) -> list[PendingUpdate] | None:
-    """Return where the rows of ``batch`` are; None if a table has not all of them."""
-    pending = []
-    ids = [batch.ids[start:stop] for start, stop in itertools.pairwise(batch.starts)]
-    for table, own, found in zip(tables, ids, RowTable.found(tables, ids), strict=True):
-        slots = table.live_slots(own, found)
-        if slots is None:
-            return None
-        pending.append(PendingUpdate(own, slots))
-    return pending
-
-
-def _gathered(
-    tables: Sequence[RowTable], batch: RowBatch, pending: Sequence[PendingUpdate], updater: RowUpdater, room: Room
-) -> _Part:
+def _gathered(joint: JointTables, batch: RowBatch, places: RowPlaces, updater: RowUpdater, room: Room) -> _Part:
     """Return copies of the rows of ``batch``."""
-    count, width = batch.rows.shape
-    part = _Part(
-        room((count, width), batch.rows.dtype),
-        {
-            name: np.empty((count, width if state.columns is None else state.columns), state.dtype)
-            for name, state in updater.states.items()
-        },
-        batch.rows,
-    )
-    for number, (table, each) in enumerate(zip(tables, pending, strict=True)):
-        table.gather(*_of_table(batch, part, each, number))
+    rows = room(batch.rows.shape, batch.rows.dtype)
+    part = _Part(rows, updater.empty_states(len(rows)), batch.rows)
+    joint.gather(places, part.rows, part.states)
     return part
-
-
-def _of_table(
-    batch: RowBatch, part: _Part, pending: PendingUpdate, number: int
-) -> tuple[PendingUpdate, Rows, Mapping[str, Array]]:
-    """Return what ``part`` has of the table at place ``number``."""
-    of = slice(batch.starts[number], batch.starts[number + 1])
-    return pending, part.rows[of], {name: value[of] for name, value in part.states.items()}

@@ -45,8 +45,10 @@ class RowTable(TableStripe):
         table: what it is.
         stripe, stripes: which ids are here; see ``stripes_of``.
         states: what an optimizer keeps of each row, by name; see ``use``.
+        space: for the slabs of this table and of others, if rows of all of them are often used together.
 
     Attributes:
+        slabs: the rows, under the name ``""``, and what else each row has.
         version: how many updates it has had.
         steps: how many of them the optimizer that is used now has made.
     """
@@ -83,12 +85,23 @@ class RowTable(TableStripe):
         if there.any():
             gather(self._rows.items, np.maximum(slots, 0), out)
         missing = np.flatnonzero(~there)
+        self.write_missing(ids[missing], out, missing)
+
+    def write_missing(self, ids: Ids, out: Array, positions: Slots) -> None:
+        """Write to ``out``, at ``positions``, what is pulled of ``ids``, which have no rows."""
         if self.table.admit is not None:
-            out[missing] = 0
-        else:
-            begun = np.empty((len(missing), self.table.width), self._rows.dtype)
-            write_beginnings(self.table, ids[missing], begun)
-            scatter(out, missing, begun)
+            out[positions] = 0
+        elif len(positions):
+            begun = np.empty((len(positions), self.table.width), self._rows.dtype)
+            write_beginnings(self.table, ids, begun)
+            scatter(out, positions, begun)
+
+    def read(self, slots: Slots, rows: Array, states: Mapping[str, Array]) -> None:
+        """Write copies of the rows in ``slots``, and of their states, to these arrays, which are contiguous."""
+        if len(slots):
+            gather(self._rows.items, slots, rows)
+            for name, value in states.items():
+                gather(self._states[name].items, slots, value)
 
     def statistics(self) -> dict[str, int]:
         """Return how many rows there are, were made, evicted and refused, the bytes of all, and the version.
@@ -171,12 +184,8 @@ class RowTable(TableStripe):
         Rows that are to be made are as they begin.
         """
         slots, new = pending.slots, pending.new
-        if len(new):
-            slots = np.maximum(slots, 0)
         if len(new) < len(slots):
-            gather(self._rows.items, slots, rows)
-            for name, slab in self._states.items():
-                gather(slab.items, slots, states[name])
+            self.read(np.maximum(slots, 0) if len(new) else slots, rows, states)
         if len(new):
             begun = np.empty((len(new), self.table.width), self._rows.dtype)
             write_beginnings(self.table, pending.ids[new], begun)
@@ -195,33 +204,27 @@ class RowTable(TableStripe):
         self.steps += stepped
         self.version += 1
         slots = self._claim(pending.ids, pending.slots, pending.new)
-        scatter(self._rows.items, slots, rows)
-        for name, value in states.items():
-            scatter(self._states[name].items, slots, value)
-        self._touch(slots, pending.new)
+        self.write(slots, rows, states)
+        self._count(slots, pending.new)
         return self._evict_after(pending.ids)
 
-    def live_slots(self, ids: Ids, found: Slots | None = None) -> Slots | None:
-        """Return where the rows of ``ids`` are; None if one of them has no row. ``found`` may be their slots."""
-        slots = self._live(ids, found)
-        return None if len(slots) and slots.min() < 0 else slots
+    def stepped(self, parts: Sequence[Slots]) -> None:
+        """Begin to end an update of rows that are all there, made by an optimizer, of a table whose rows do not go.
 
-    def write(self, parts: Sequence[tuple[PendingUpdate, Array, Mapping[str, Array]]]) -> None:
-        """End an update that is in several parts, of a table whose rows do not go; see ``finish``.
-
-        Args:
-            parts: of each its ids, whose rows are all there, and their new rows and states, made by an optimizer. What
-                is in two parts is alike in both.
+        ``write`` is to follow for each of ``parts``, which are the slots of its rows.
         """
         self.steps += 1
         self.version += 1
-        for pending, _, _ in parts:
-            self._claim(pending.ids, pending.slots, pending.new)
-        for pending, rows, states in parts:
-            scatter(self._rows.items, pending.slots, rows)
-            for name, value in states.items():
-                scatter(self._states[name].items, pending.slots, value)
-            self._touch(pending.slots, pending.new)
+        if self._frozen:
+            for slots in parts:
+                self._keep(slots)
+
+    def write(self, slots: Slots, rows: Array, states: Mapping[str, Array]) -> None:
+        """Replace rows, and their states; see ``stepped``."""
+        scatter(self._rows.items, slots, rows)
+        for name, value in states.items():
+            scatter(self._states[name].items, slots, value)
+        self._seen.items[slots] = self.version + 1
 
     def put(
         self, ids: Ids, rows: Array, parts: Mapping[str, Array], version: int | None, steps: int | None = None
@@ -294,9 +297,9 @@ class RowTable(TableStripe):
             gone = gone[self._slots.find(gone) < 0]
             changed = max(changed, since + 2)
         counts = len(self._slots), self._slots.top, self.version, self.steps
-        for slab in self._slabs().values():  # a table that has no rows yet
+        for slab in self.slabs.values():  # a table that has no rows yet
             slab.reserve(self._slots.top)
-        frozen = FrozenRows(counts, self._slots.ids_of, self._slabs(), changed, gone, self._thaw)
+        frozen = FrozenRows(counts, self._slots.ids_of, self.slabs, changed, gone, self._thaw)
         with self._freezing:
             self._frozen = (*self._frozen, frozen)
         return frozen

@@ -1,7 +1,7 @@
 """Slabs: columns of a table in memory that grows without being copied.
 
 Virtual memory is reserved once; the system adds pages as they are first written. All slabs of a table are parallel: an
-item's number, its *slot*, is the same in each.
+item's number, its *slot*, is the same in each. Slabs of several tables can lie in one array; see ``SlabSpace``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Slab:
 
     Attributes:
         items: all items, of shape ``(capacity, columns)`` or ``(capacity,)``. It is another array after ``reserve``.
+        whole: the array that has them: ``items``, or that of several slabs.
+        first: where in ``whole`` they begin.
     """
 
     def __init__(self, columns: int | None, dtype: Any, most: int | None = None) -> None:
@@ -42,7 +44,23 @@ class Slab:
         self.item_bytes = self.dtype.itemsize * (1 if columns is None else columns)
         self._most = most
         self._memory: mmap.mmap | None = None
+        self.first = 0
         self.items: Array = np.empty((0, *self._shape), self.dtype)
+        self.whole = self.items
+
+    def part(self, first: int, count: int, grows: bool) -> Slab:
+        """Return a slab of ``count`` of this one's items, which are there, from ``first`` on.
+
+        Args:
+            first, count: which items nobody else has.
+            grows: whether there may have to be more. Then they are copied to memory of their own.
+        """
+        made = Slab(self._shape[0] if self._shape else None, self.dtype, None if grows else count)
+        made._memory, made.whole, made.first = self._memory, self.whole, first
+        made.items = self.whole[first : first + count]
+        if grows:
+            made.fill(HUGE // self.item_bytes, count)
+        return made
 
     @classmethod
     def like(cls, other: Slab, most: int) -> Slab:
@@ -58,7 +76,8 @@ class Slab:
             wanted = self._most
         else:
             wanted = max(RESERVED // self.item_bytes, 2 * count)
-        self.items = self._reserved(wanted, count)
+        self.items, self.first = self._reserved(wanted, count), 0
+        self.whole = self.items
         self.items[: len(old)] = old
         if self._most is None:  # all items are going to be used, in their order; little memory is to stay little
             self.fill(HUGE // self.item_bytes, wanted)
@@ -69,7 +88,8 @@ class Slab:
         Random rows are gathered and scattered in four fifths of the time then. A huge page takes all its memory at the
         first touch, so this is not for items of which few are ever used.
         """
-        first, last = start * self.item_bytes // PAGE * PAGE, min(stop, len(self.items)) * self.item_bytes
+        first = (self.first + start) * self.item_bytes // PAGE * PAGE
+        last = (self.first + min(stop, len(self.items))) * self.item_bytes
         if self._memory is not None and ADVICE is not None and last - first >= HUGE:
             with contextlib.suppress(OSError):  # a system without huge pages
                 self._memory.madvise(ADVICE, first, last - first)

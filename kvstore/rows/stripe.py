@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,13 +13,14 @@ from kvstore.errors import Mismatch, UsageError
 from kvstore.optim.rows.rule import RowState
 from kvstore.rows.admission import AdmissionRule
 from kvstore.rows.eviction import EvictionRule
-from kvstore.rows.fixed_slots import FixedSlots
+from kvstore.rows.fixed_slots import FixedSlots, slots_in
 from kvstore.rows.fixed_slots import find_in_all as find_in_fixed
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
 from kvstore.rows.gone import GoneIds
 from kvstore.rows.ids import Ids
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.index import find_in_all as find_in_indexes
+from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.slabs import Array, Slab, Slots
 from kvstore.table import Table
 
@@ -36,17 +38,25 @@ class TableStripe:
     """See the module. For the arguments and attributes, see ``RowTable``."""
 
     def __init__(
-        self, table: Table, stripe: int = 0, stripes: int = 1, states: Mapping[str, RowState] | None = None
+        self,
+        table: Table,
+        stripe: int = 0,
+        stripes: int = 1,
+        states: Mapping[str, RowState] | None = None,
+        space: SlabSpace | None = None,
     ) -> None:
         self.table, self.stripe, self.stripes = table, stripe, stripes
         self.version = self.steps = 0
+        self._most = None if table.rows is None else slots_in(table.rows, stripe, stripes)
+        self._place = None if space is None else space.place(self._most)
         self._slots: SlotIndex | FixedSlots = (
-            SlotIndex() if table.rows is None else FixedSlots(table.rows, stripe, stripes)
+            SlotIndex()
+            if table.rows is None
+            else FixedSlots(table.rows, stripe, stripes, self._slab("made", None, np.bool_))
         )
-        self._most = None if table.rows is None else self._slots.top
         self._admission, self._eviction = AdmissionRule(table), EvictionRule(table, stripes)
-        self._rows = Slab(table.width, table.dtype, self._most)
-        self._seen = Slab(None, np.int64, self._most)
+        self._rows = self._slab("", table.width, table.dtype)
+        self._seen = self._slab(SEEN, None, np.int64)
         self._counts = Slab(None, np.int64) if self._eviction.by_count else None
         self._gone = GoneIds()
         self._made = self._evicted = self._refused = 0
@@ -56,8 +66,7 @@ class TableStripe:
         self._rule: str | None = None
         self._columns: dict[str, RowState] = {}
         self._states: dict[str, Slab] = {}
-        if states:
-            self._keep_states("", states)
+        self._keep_states("" if states else None, states or {})
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -70,7 +79,7 @@ class TableStripe:
         ``state.NAME`` what the optimizer keeps.
         """
         specs = {}
-        for name, slab in self._slabs().items():
+        for name, slab in self.slabs.items():
             if name:
                 specs[name] = PartSpec(slab.dtype.name, slab.items.shape[1] if slab.items.ndim > 1 else 0)
         return specs
@@ -79,7 +88,7 @@ class TableStripe:
     def nbytes(self) -> int:
         """Bytes of all that is kept for the rows here."""
         used = len(self._slots) if self.table.rows is not None else self._slots.top
-        row_bytes: int = sum(slab.item_bytes for slab in self._slabs().values())
+        row_bytes: int = sum(slab.item_bytes for slab in self.slabs.values())
         others: int = self._slots.nbytes + self._admission.nbytes + self._gone.nbytes
         return used * row_bytes + others + sum(frozen.nbytes for frozen in self._frozen)
 
@@ -87,11 +96,9 @@ class TableStripe:
         with self._freezing:
             self._frozen = tuple(each for each in self._frozen if each is not frozen)
 
-    def _slabs(self) -> dict[str, Slab]:
-        slabs = {"": self._rows, SEEN: self._seen}
-        if self._counts is not None:
-            slabs[COUNT] = self._counts
-        return slabs | {STATE + name: slab for name, slab in self._states.items()}
+    def _slab(self, name: str, columns: int | None, dtype: Any) -> Slab:
+        """Return a new slab, with those of the same name of other tables if there is a space for them."""
+        return Slab(columns, dtype, self._most) if self._place is None else self._place.slab(name, columns, dtype)
 
     def _keep_states(
         self, rule: str | None, states: Mapping[str, RowState], old: Mapping[str, Slab] | None = None
@@ -102,13 +109,18 @@ class TableStripe:
         self._rule, self._columns, self._states = rule, dict(states), {}
         for name, columns in states.items():
             width = self.table.width if columns.columns is None else columns.columns
-            slab = self._states[name] = Slab(width, columns.dtype, self._most)
-            if name in old and (old[name].dtype, old[name].item_bytes) == (slab.dtype, slab.item_bytes):
-                self._states[name] = old[name]
+            kept = old.get(name)
+            if kept is not None and (kept.dtype, kept.items.shape[1]) == (columns.dtype, width):
+                self._states[name] = kept
                 continue
+            slab = self._states[name] = self._slab(STATE + name, width, columns.dtype)
             slab.reserve(self._slots.top)
             if columns.initial:
                 slab.items[self._slots.slots()] = columns.initial
+        self.slabs = {"": self._rows, SEEN: self._seen}
+        if self._counts is not None:
+            self.slabs[COUNT] = self._counts
+        self.slabs |= {STATE + name: slab for name, slab in self._states.items()}
 
     @staticmethod
     def found(tables: Sequence[TableStripe], ids: Sequence[Ids]) -> Sequence[Slots | None]:
@@ -116,14 +128,25 @@ class TableStripe:
 
         A message may have many small tables: looking for ids of one after the other is then what it costs most.
         """
+        if len(tables) < 2:
+            return [None] * len(tables)
+        slots = TableStripe.found_in_all(tables, ids)
+        ranges = itertools.pairwise(itertools.accumulate(map(len, ids), initial=0))
+        return [slots[start:stop] for start, stop in ranges]
+
+    @staticmethod
+    def found_in_all(tables: Sequence[TableStripe], ids: Sequence[Ids]) -> Slots:
+        """Return what ``found`` does, of all tables, of which there is at least one, in one array."""
         slots = [table._slots for table in tables]
+        if len(slots) == 1:
+            return slots[0].find(ids[0])
         indexes = [each for each in slots if isinstance(each, SlotIndex)]
-        if len(tables) > 1 and len(indexes) == len(slots):
+        if len(indexes) == len(slots):
             return find_in_indexes(indexes, ids)
         fixed = [each for each in slots if isinstance(each, FixedSlots)]
-        if len(tables) > 1 and len(fixed) == len(slots) and len({table.stripes for table in tables}) == 1:
+        if len(fixed) == len(slots) and len({table.stripes for table in tables}) == 1:
             return find_in_fixed(fixed, ids)
-        return [None] * len(tables)
+        return np.concatenate([each.find(own) for each, own in zip(slots, ids, strict=True)])
 
     def _live(self, ids: Ids, found: Slots | None = None) -> Slots:
         """Return the slot of each id, below 0 where it has no row, or one that counts as gone."""
@@ -148,14 +171,18 @@ class TableStripe:
         """Return the slots of ``ids``, which are all about to change, with slots for those at ``new``."""
         if len(new):
             slots[new] = self._slots.insert(ids[new])
-            for slab in self._slabs().values():
+            for slab in self.slabs.values():
                 slab.reserve(self._slots.top)
             self._made += len(new)
             if self._most is not None:
                 self._fill(slots[new])
+        self._keep(slots)
+        return slots
+
+    def _keep(self, slots: Slots) -> None:
+        """Let those who read the table as it was keep the rows of ``slots``, which are about to change."""
         for frozen in self._frozen:
             frozen.keep(slots)
-        return slots
 
     def _fill(self, made: Slots) -> None:
         """Have huge pages where rows of a table with a shape lie dense: those just ``made``, or half of all rows."""
@@ -165,11 +192,11 @@ class TableStripe:
             if not len(self._slots) - len(made) < half <= len(self._slots):
                 return
             start, stop = 0, self._slots.top
-        for slab in self._slabs().values():
+        for slab in self.slabs.values():
             slab.fill(start, stop)
 
-    def _touch(self, slots: Slots, new: Slots) -> None:
-        self._seen.items[slots] = self.version + 1
+    def _count(self, slots: Slots, new: Slots) -> None:
+        """Note that the rows of ``slots`` have been touched once more."""
         if self._counts is not None:
             counts = self._counts.items.take(slots)
             counts[new] = 0
@@ -211,8 +238,7 @@ class TableStripe:
         """Free the rows of ``slots``; ``version`` is the update in which they have gone."""
         if not len(slots):
             return
-        for frozen in self._frozen:
-            frozen.keep(slots)
+        self._keep(slots)
         self._gone.add(self._slots.ids_of(slots), version, len(self._slots))
         self._slots.remove(slots.astype(np.int32))
         self._seen.items[slots] = 0

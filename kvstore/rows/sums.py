@@ -30,6 +30,10 @@ class RowBatch(NamedTuple):
     rows: Rows
     starts: Sequence[int]
 
+    def ids_of_each(self) -> list[Ids]:
+        """Return the ids of each table."""
+        return [self.ids[start:stop] for start, stop in itertools.pairwise(self.starts)]
+
 
 def coalesce(ids: Ids, rows: Rows) -> tuple[Ids, Rows]:
     """Return the unique ``ids``, sorted, and the sum of each one's rows, in the order of their positions.

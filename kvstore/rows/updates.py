@@ -13,6 +13,7 @@ import torch
 
 from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
 from kvstore.rows.ids import Ids
+from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.row_table import RowTable, tensor_of
 from kvstore.rows.sums import RowBatch
 
@@ -43,15 +44,31 @@ def update_together(
         hyper: see ``RowUpdater.step``.
         keep: whether the rows of ``sums`` must stay as they are.
     """
-    ranges = list(itertools.pairwise(sums.starts))
-    ids = [sums.ids[start:stop] for start, stop in ranges]
+    ids = sums.ids_of_each()
+    joint = JointTables(tables)
+    places = None if updater is None or any(table.table.evict for table in tables) else joint.live(ids)
+    if updater is None or places is None:
+        return _update_each(tables, sums, updater, hyper, keep)
+    rows, states = np.empty(sums.rows.shape, sums.rows.dtype), updater.empty_states(len(sums.rows))
+    joint.gather(places, rows, states)
+    tensors = {name: torch.from_numpy(value) for name, value in states.items()}
+    updater.step(tables[0].steps + 1, torch.from_numpy(rows), tensor_of(sums.rows), tensors, hyper, keep)
+    joint.write([(places, rows, states)])
+    return ids
+
+
+def _update_each(
+    tables: Sequence[RowTable], sums: RowBatch, updater: RowUpdater | None, hyper: RowHyperparameters, keep: bool
+) -> list[Ids]:
+    """Do what ``update_together`` does where rows are made, or go: table by table, but for the step."""
+    ids = sums.ids_of_each()
     each_found = zip(tables, ids, RowTable.found(tables, ids), strict=True)
     pending = [table.begin(own, found) for table, own, found in each_found]
     grads, starts = sums.rows, sums.starts
     if any(each.kept is not None for each in pending):
         kept = [
             np.ones(stop - start, bool) if each.kept is None else each.kept
-            for each, (start, stop) in zip(pending, ranges, strict=True)
+            for each, (start, stop) in zip(pending, itertools.pairwise(sums.starts), strict=True)
         ]
         grads = grads[np.concatenate(kept)]
         starts = list(itertools.accumulate((len(each.ids) for each in pending), initial=0))
@@ -59,11 +76,7 @@ def update_together(
     if updater is None:
         each_table = zip(tables, pending, parts, strict=True)
         return [table.finish(each, grads[part], {}) for table, each, part in each_table]
-    rows = np.empty(grads.shape, grads.dtype)
-    states = {
-        name: np.empty((len(rows), grads.shape[1] if state.columns is None else state.columns), state.dtype)
-        for name, state in updater.states.items()
-    }
+    rows, states = np.empty(grads.shape, grads.dtype), updater.empty_states(len(grads))
     own = [{name: value[part] for name, value in states.items()} for part in parts]
     for table, each, part, values in zip(tables, pending, parts, own, strict=True):
         table.gather(each, rows[part], values)

@@ -14,8 +14,8 @@ import numpy as np
 
 from kvstore.errors import NotFinite, UsageError, WireError
 from kvstore.rows.ids import Ids, stripes_of
+from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.layout import ALIGNED, part_bytes, read_rows, write_rows
-from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import RowBatch, Rows, has_nan
 from kvstore.transport.memory import SMALL, Memory, space
 from kvstore.wire import Buffer, PullRows, PushRows
@@ -137,9 +137,12 @@ def gathered(targets: Sequence[RowTarget], ids: Sequence[Ids], codecs: Sequence[
     sizes = _part_sizes(targets, counts, codecs)
     nbytes = sum(sizes)
     buffer = memory.allocate(nbytes) if nbytes >= SMALL else space(nbytes)
+    if nbytes and _of_one_width(targets, codecs):
+        rows = np.frombuffer(buffer, targets[0].dtype).reshape(sum(counts), targets[0].width)
+        JointTables([target.table for target in targets]).pull(ids, rows)
+        return buffer
     stop = 0
-    slots = RowTable.found([target.table for target in targets], ids)
-    for target, own, found, codec, size in zip(targets, ids, slots, codecs, sizes, strict=True):
+    for target, own, codec, size in zip(targets, ids, codecs, sizes, strict=True):
         if not size:
             continue
         start, stop = stop, stop + size
@@ -147,10 +150,10 @@ def gathered(targets: Sequence[RowTarget], ids: Sequence[Ids], codecs: Sequence[
         count, width = len(own), target.width
         if codec == "none":
             out = np.frombuffer(buffer, target.dtype, count * width, start).reshape(count, width)
-            target.table.pull(own, out, found)
+            target.table.pull(own, out)
         else:
             rows = np.empty((count, width), target.dtype)
-            target.table.pull(own, rows, found)
+            target.table.pull(own, rows)
             write_rows(rows, codec, buffer[start:stop])
     return buffer
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvstore.optim.row_updater import RowUpdater
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_table import RowTable
+from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.sums import RowBatch, Rows, united
 from kvstore.spec import Key
 from kvstore.table import Table, TableSpec
@@ -58,6 +59,7 @@ class RowTarget(Target[RowContribution]):
         description: of the table.
         stripe, stripes: which rows are here; see ``kvstore.rows.ids.stripes_of``.
         rounds: of the table.
+        space: for the rows of this table and of others.
 
     Attributes:
         width, dtype: of a row.
@@ -73,6 +75,7 @@ class RowTarget(Target[RowContribution]):
         stripe: int,
         stripes: int,
         rounds: Rounds[RowContribution] | WorkerClocks[RowContribution],
+        space: SlabSpace | None = None,
     ) -> None:
         super().__init__(HeldSegments([number], [key], [TableSpec.of(description)], [0]), rounds)
         self.number = number
@@ -81,7 +84,7 @@ class RowTarget(Target[RowContribution]):
         self.width, self.dtype = description.width, description.dtype
         self.stripe = stripe
         self.stripes = stripes
-        self.table = RowTable(description, stripe, stripes)
+        self.table = RowTable(description, stripe, stripes, space=space)
         self.updater: RowUpdater | None = None
         self._changed: dict[int, Sequence[Ids]] = {}
 

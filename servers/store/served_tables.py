@@ -12,6 +12,7 @@ from kvstore.checkpoint.tables import NUMBERS
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rows.layout import ALIGNED
+from kvstore.rows.slab_space import SlabSpace
 from kvstore.rule import Rule
 from kvstore.spec import Key
 from kvstore.table import Table
@@ -76,6 +77,7 @@ class ServedTables:
         self._memory = memory
         self._recording = recording
         self._rounds = rounds
+        self._spaces: dict[tuple[int, str], SlabSpace] = {}  # by width and dtype of rows
 
     def init(self, message: InitTables) -> None:
         """Take new tables.
@@ -101,12 +103,22 @@ class ServedTables:
         Raises:
             UsageError: the optimizer has no rule for rows of one of them.
         """
-        targets = [RowTarget(number, key, table, stripe, stripes, self._rounds()) for number, key, table in tables]
+        targets = [
+            RowTarget(number, key, table, stripe, stripes, self._rounds(), self._space(table))
+            for number, key, table in tables
+        ]
         updaters = self.updates.updaters(self._arrays.optimizer, targets)
         for target, updater in zip(targets, updaters, strict=True):
             target.use(updater)
             self._buckets.add_table(target)
         return targets
+
+    def _space(self, table: Table) -> SlabSpace:
+        """Return the memory of all tables whose rows are like those of ``table``."""
+        kind = table.width, table.dtype
+        if kind not in self._spaces:
+            self._spaces[kind] = SlabSpace(table.row_bytes)
+        return self._spaces[kind]
 
     def contributions(self, message: PushRows) -> list[RowUpdate]:
         """Return what a push contributes to each of its tables. Nothing has changed yet.

@@ -30,6 +30,6 @@ def test_ids_of_several_tables_are_found_as_those_of_each():
     for made in ([], [4, 7], [1]):
         tables[0].insert(np.array(made, np.int64))
         tables[1].insert(np.array(made, np.int64) + 30)
-        expected = [each.find(own).tolist() for each, own in zip(tables, ids, strict=True)]
-        assert [found.tolist() for found in find_in_all(tables, ids)] == expected
+        expected = [slot for each, own in zip(tables, ids, strict=True) for slot in each.find(own).tolist()]
+        assert find_in_all(tables, ids).tolist() == expected
     assert tables[0].full

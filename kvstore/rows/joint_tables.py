@@ -1,0 +1,129 @@
+"""Several tables of one width, whose rows are looked up, gathered and written together. Pure.
+
+Where their slabs lie in the same arrays (``SlabSpace``), that takes one step for all tables, else one for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvstore.rows.frozen_rows import SEEN
+from kvstore.rows.ids import Ids
+from kvstore.rows.row_table import RowTable
+from kvstore.rows.slabs import Array, Slots, gather, scatter
+from kvstore.rows.stripe import STATE
+from kvstore.rows.sums import Rows
+
+
+class RowPlaces(NamedTuple):
+    """Where rows are.
+
+    Attributes:
+        starts: where the slots of each table begin, and where those of the last end.
+        slots: in its table, of each row.
+        at: where each row is in the arrays of all tables; None if there are no such.
+    """
+
+    starts: Sequence[int]
+    slots: Slots
+    at: Slots | None
+
+    @property
+    def parts(self) -> list[slice]:
+        """Which of the rows are of each table."""
+        return [slice(start, stop) for start, stop in itertools.pairwise(self.starts)]
+
+
+class JointTables:
+    """See the module.
+
+    Args:
+        tables: of one width and dtype; at least one.
+    """
+
+    def __init__(self, tables: Sequence[RowTable]) -> None:
+        self._tables = tables
+        self._arrays = _common_arrays(tables)
+        self._firsts = np.array([table.slabs[""].first for table in tables]) if self._arrays else None
+
+    def live(self, ids: Sequence[Ids]) -> RowPlaces | None:
+        """Return where the rows of ``ids`` of each table are; None if one has no row. No rows of the tables may go."""
+        places = self._places(ids)
+        return None if len(places.slots) and places.slots.min() < 0 else places
+
+    def gather(self, places: RowPlaces, rows: Rows, states: Mapping[str, Array]) -> None:
+        """Write copies of rows, and of their states by name, to ``rows`` and ``states``, which are contiguous."""
+        if places.at is not None:
+            gather(self._arrays[""], places.at, rows)
+            for name, value in states.items():
+                gather(self._arrays[STATE + name], places.at, value)
+            return
+        for table, part in zip(self._tables, places.parts, strict=True):
+            table.read(places.slots[part], rows[part], {name: value[part] for name, value in states.items()})
+
+    def write(self, updates: Sequence[tuple[RowPlaces, Rows, Mapping[str, Array]]]) -> None:
+        """Make one update of each table with rows that an optimizer has made. What is in two parts is alike in both.
+
+        Args:
+            updates: the parts of the update: where its rows are, the rows, and their states by name.
+        """
+        slots = [[places.slots[part] for part in places.parts] for places, _, _ in updates]
+        for table, *its_slots in zip(self._tables, *slots, strict=True):
+            table.stepped(its_slots)
+        for places, rows, states in updates:
+            if places.at is None:
+                for table, part in zip(self._tables, places.parts, strict=True):
+                    table.write(places.slots[part], rows[part], {name: value[part] for name, value in states.items()})
+                continue
+            scatter(self._arrays[""], places.at, rows)
+            for name, value in states.items():
+                scatter(self._arrays[STATE + name], places.at, value)
+            self._arrays[SEEN][places.at] = self._versions(places)
+
+    def pull(self, ids: Sequence[Ids], out: Rows) -> None:
+        """Write the rows of ``ids``, which may repeat, to ``out``, table by table; see ``RowTable.pull``."""
+        places = self._places(ids)
+        at = places.at
+        if at is None or any(table.table.evict for table in self._tables):
+            for table, own, part in zip(self._tables, ids, places.parts, strict=True):
+                table.pull(own, out[part], places.slots[part])
+            return
+        gather(self._arrays[""], at, out)  # anything for those that have no row
+        missing = np.flatnonzero(places.slots < 0)
+        if len(missing):
+            bounds = itertools.pairwise(np.searchsorted(missing, places.starts).tolist())
+            for table, own, start, (first, last) in zip(self._tables, ids, places.starts, bounds, strict=False):
+                which = missing[first:last]
+                table.write_missing(own[which - start], out, which)
+
+    def _places(self, ids: Sequence[Ids]) -> RowPlaces:
+        sizes = list(map(len, ids))
+        slots = RowTable.found_in_all(self._tables, ids)
+        at = None if self._firsts is None else slots + np.repeat(self._firsts, sizes)
+        return RowPlaces(list(itertools.accumulate(sizes, initial=0)), slots, at)
+
+    def _versions(self, places: RowPlaces) -> int | Slots:
+        """Return what is noted of rows that the present update has changed."""
+        versions = [table.version + 1 for table in self._tables]
+        if versions.count(versions[0]) == len(versions):
+            return versions[0]
+        repeated: Slots = np.repeat(versions, np.diff(places.starts))
+        return repeated
+
+
+def _common_arrays(tables: Sequence[RowTable]) -> dict[str, Array]:
+    """Return the arrays that have the slabs of all ``tables``, by name; nothing if there are no such."""
+    if len(tables) < 2:
+        return {}
+    arrays = {name: slab.whole for name, slab in tables[0].slabs.items()}
+    for table in tables:
+        if len(table.slabs) != len(arrays):
+            return {}
+        for name, slab in table.slabs.items():
+            if arrays.get(name) is not slab.whole:
+                return {}
+    return arrays
