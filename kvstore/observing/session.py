@@ -91,6 +91,18 @@ class ObserverSession:
         self._events.extend(view.events)
         return dataclasses.replace(view, events=tuple(self._events))
 
+    def wait(self, seconds: float) -> None:
+        """Return after so many seconds, after ``wake``, or when a member has died, for the scheduler says that unasked.
+
+        Raises:
+            KVStoreError: the link is of no use.
+        """
+        self._client.alone(self._client.links.receive, lambda: False, seconds)
+
+    def wake(self) -> None:
+        """End ``wait``. Any thread may call it, until ``close``."""
+        self._client.links.interrupt()
+
     def locate(self, role: str, ranks: Sequence[int]) -> Located:
         """Ask members of one role where they are in their code.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from kvstore.bootstrap.report import tell
+from kvstore.errors import ConfigError
 from launcher.job.tasks import Task
 from launcher.supervision.actions import Lose
 
@@ -30,7 +33,14 @@ def report_loss(task: Task, loss: Lose) -> bool:
     return task.role == "scheduler" or tell(task.env, task.role, task.rank, loss.how, loss.start, loss.final)
 
 
-def prepare() -> None:
-    """Import what `report_loss` needs: a standby takes over when the scheduler has been told."""
-    import kvstore.transport.choose
-    import kvstore.wire  # noqa: F401
+def prepare(task: Task) -> None:
+    """Import what `report` and `report_loss` need. Imports take longer than all else that is done after a death.
+
+    Args:
+        task: any of the job. If its environment says no address, nothing is imported.
+    """
+    from kvstore.job.config import Config
+    from kvstore.transport.choose import links
+
+    with suppress(ConfigError):
+        links(Config.from_env(task.env))

@@ -109,8 +109,7 @@ class Supervisor:
             self._display.begins(index)
         for crew in self._crews:
             crew.start(self._selector, self)
-        if self._restarts is not None and self._restarts.any:
-            prepare()
+        prepare(self._tasks[0])
 
     def run(self) -> int:
         """Follow the job to its end.

@@ -34,6 +34,7 @@ from servers.observer.web import Answer, Web
 LOOK_S = 1.0
 FIRST_S = 0.1  # until there is something to see
 WATCHED_S = 0.5  # between two looks while the page is open
+REST_S = 0.05  # between two looks, however much happens
 MISSING_S = 15.0  # without an answer, the job is taken to be over, where nobody says when it is
 PARTING_S = 0.2  # how long the last look may take
 LOST_S = 3.0  # the scheduler answers within this time, or the page says that it does not
@@ -144,8 +145,7 @@ def serve(page: PageServing, connect: Connect, missing_s: float = MISSING_S) -> 
     finally:
         watcher.end("The job is over.")
         web.close()
-        looks.join(PARTING_S)
-        if not looks.is_alive():
+        if looks.end(PARTING_S):
             watcher.close()
     if looks.failure is not None:
         raise looks.failure
@@ -193,8 +193,23 @@ class Looks(threading.Thread):
                     raise NodeLost(f"the scheduler has not answered within {self._patience_s:g} s")
                 return
             pause = FIRST_S if watcher.view is None else WATCHED_S if self._watched() else LOOK_S
-            if self.over.wait(pause):
+            if self._rest(pause):
                 return
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait until it is time for the next look; return whether the job is over."""
+        if self.over.wait(REST_S):
+            return True
+        if self._watcher.wait(max(0.0, seconds - REST_S)):
+            return self.over.is_set()
+        return self.over.wait(max(0.0, seconds - REST_S))
+
+    def end(self, patience_s: float) -> bool:
+        """Look no more; return whether the thread has ended within so many seconds."""
+        self.over.set()
+        self._watcher.wake()
+        self.join(patience_s)
+        return not self.is_alive()
 
 
 def _answers(watcher: JobWatcher, about: JobDescription) -> dict[str, Answer]:

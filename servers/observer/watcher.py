@@ -7,6 +7,7 @@ import math
 import threading
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from kvstore.errors import KVStoreError
@@ -28,6 +29,12 @@ class ViewSource(Protocol):
 
     def close(self) -> None:
         """Close the link."""
+
+    def wait(self, seconds: float) -> None:
+        """Return after so many seconds, after ``wake``, or when a member has died."""
+
+    def wake(self) -> None:
+        """End ``wait``. Any thread may call it, until ``close``."""
 
 
 class JobWatcher:
@@ -55,6 +62,7 @@ class JobWatcher:
         self._session: ViewSource | None = None
         self._history = History()
         self._lock = threading.Lock()  # around the history, which the web server's threads read
+        self._closing = threading.Lock()  # around the link, which other threads may wake
         self.answered = -math.inf
         self._began = 0.0
         self.view: JobView | None = None
@@ -77,10 +85,25 @@ class JobWatcher:
             self._began = now - max(0.0, view.at - view.started)
         self.view, self.answered = view, now
         age = now - self._began  # by this process's clock: another scheduler may have taken the place of the first
+        self._tell("view", title=self._title, age=age, **snapshot(view))
         with self._lock:
             self._history.add(age, drawn(view))
-        self._tell("view", title=self._title, age=age, **snapshot(view))
         return True
+
+    def wait(self, seconds: float) -> bool:
+        """Return when a member has died, and after so many seconds or ``wake``; at once, and False, without a link."""
+        session = self._session
+        if session is None:
+            return False
+        with suppress(KVStoreError):  # the next look tells it
+            session.wait(seconds)
+        return True
+
+    def wake(self) -> None:
+        """End ``wait``. Any thread may call it."""
+        with self._closing:
+            if self._session is not None:
+                self._session.wake()
 
     def end(self, text: str) -> None:
         """Tell the page that the job is over, and why. It keeps what it shows."""
@@ -89,7 +112,8 @@ class JobWatcher:
 
     def close(self) -> None:
         """Close the link to the scheduler. The next look makes another."""
-        session, self._session = self._session, None
+        with self._closing:
+            session, self._session = self._session, None
         if session is not None:
             session.close()
 

@@ -7,7 +7,7 @@ role, may be one of the role's requests, and nothing else, whatever it says who 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvstore.transport.base import Admission
 from kvstore.wire import Explain, Here, Leave, Message, Request
@@ -47,6 +47,9 @@ class GuestLinks:
 
     def __len__(self) -> int:
         return len(self._links)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._links)
 
     def concerns(self, peer: bytes, message: Message) -> bool:
         """Return whether ``message`` is a guest's, or has come over a link with the guests' key."""

@@ -340,6 +340,6 @@ class Scheduler:
         """Remember the answers for repeats, and return them with the notices that have come up."""
         for _, request, reply in answers:
             self.ledger.note(request, reply)
-        outbox = self._reply_links.outbox(answers) + self._notices
+        outbox = self.observing.alerts() + self._reply_links.outbox(answers) + self._notices
         self._notices = []
         return outbox

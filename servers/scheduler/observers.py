@@ -38,6 +38,7 @@ from servers.scheduler.members import Members
 OBSERVER = "observer"  # the role of those who look on
 MOST_OBSERVERS = 8
 LOOK_S = 2.0  # who looks on regularly does so within this time
+NOTHING = 0  # the number of no request
 SILENT_S = 30.0  # observers ask more often; who does not is not counted any more
 
 
@@ -99,6 +100,10 @@ class Observers:
             return [(peer, self._serve(message, now))]
         except KVStoreError as exc:
             return [(peer, refuse(peer, message, exc).reply)]
+
+    def alerts(self) -> Outbox:
+        """Return what lets all observers look at once: an answer to nothing, which ends their pause."""
+        return [(peer, Ack(NOTHING)) for peer in self.links]
 
     def unaware(self, since: float, now: float) -> bool:
         """Whether an observer that looks regularly has not looked since a moment, and may do so yet."""

@@ -63,6 +63,7 @@ class Observing:
         self._members = members
         self._reply_links = reply_links
         self._news: list[str] = []
+        self._deaths = 0  # of which observers have heard
         self._stragglers = StragglerWatch(members, self.reports, self.inquiries.look, self._news.append)
         self._beats = beats
         self._failure = failure
@@ -121,6 +122,17 @@ class Observing:
     def unaware(self, since: float, now: float) -> bool:
         """Whether an observer that looks regularly has not looked since a moment, and may do so yet."""
         return self._observers.unaware(since, now)
+
+    def alerts(self) -> Outbox:
+        """Return what has observers look at once, if a member has died or the job has failed.
+
+        It is sent before all else: members that hear of a failure end, and that takes all cores for seconds.
+        """
+        deaths = self._members.lost + (self._failure.text is not None)
+        if deaths == self._deaths:
+            return []
+        self._deaths = deaths
+        return self._observers.alerts()
 
     def take_news(self) -> list[str]:
         """Return the lines for the user that have come up since the last call."""

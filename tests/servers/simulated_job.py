@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -119,10 +120,20 @@ class SimulatedSession:
 
     job: SimulatedJob
     now: Callable[[], float]
+    woken: threading.Event = field(default_factory=threading.Event)
 
     def look(self) -> JobView:
         """Return how the job is now."""
         return self.job.view(self.now())
+
+    def wait(self, seconds: float) -> None:
+        """Wait, until ``wake``."""
+        self.woken.wait(seconds)
+        self.woken.clear()
+
+    def wake(self) -> None:
+        """End ``wait``."""
+        self.woken.set()
 
     def close(self) -> None:
         """Do nothing."""

@@ -14,7 +14,7 @@ from kvstore.errors import DeadlineExceeded, NodeLost, UsageError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, pair
 from kvstore.observing.session import GONE_S, ObserverSession, stacks_in
-from kvstore.wire import Beat, Locate, Located, Node, Observe, Observed, Stacks, decode, encode
+from kvstore.wire import Ack, Beat, Locate, Located, Node, Observe, Observed, Stacks, decode, encode
 from kvstore.wire.observing import MOST_EVENTS, MOST_LOCATED
 
 KINDS = ["unix", "tcp", "zeromq", "curve"]
@@ -59,7 +59,7 @@ class Played:
         self.first = 1
         self.events = events
         self.asked: list[Any] = []
-        self._inbox: list[Any] = []
+        self.inbox: list[Any] = []
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
         return endpoint.encode()
@@ -77,18 +77,19 @@ class Played:
             lines = [[0.0, line] for line in self.events[skipped:]]
             first = self.first + skipped
             reply: Any = Observed(request.seq, 1.0, 0.0, [1, 1, 0, 0], [], None, "", first, lines, [])
-            self._inbox.append((peer, encode(reply)))
+            self.inbox.append((peer, encode(reply)))
         elif isinstance(request, Locate):
             places = [f"is at train.py:{rank}" for rank in request.ranks]
-            self._inbox.append((peer, encode(Located(request.seq, request.ranks, places))))
+            self.inbox.append((peer, encode(Located(request.seq, request.ranks, places))))
 
     def recv(self, timeout: float) -> Any:
-        if self._inbox:
-            return self._inbox.pop(0)
+        if self.inbox:
+            return self.inbox.pop(0)
         self.now += timeout
         return None
 
-    def interrupt(self) -> None: ...
+    def interrupt(self) -> None:
+        self.inbox.append(None)
 
     def detach(self) -> None: ...
 
@@ -128,6 +129,20 @@ def test_events_are_asked_for_once_and_kept() -> None:
     transport.events = ["a", "b", "c"]
     assert texts(session) == ["a", "b", "c"]
     assert [asked.after for asked in transport.asked if isinstance(asked, Observe)] == [0, 2]
+
+
+def test_a_pause_ends_by_itself_by_word_of_a_death_and_by_who_ends_it() -> None:
+    transport = Played(["a"])
+    session = session_of(transport)
+    session.wait(3.0)
+    assert transport.now == 3.0
+    transport.inbox.append((ROOT.encode(), encode(Ack(0))))
+    session.wait(3.0)
+    session.wake()
+    session.wait(3.0)
+    assert transport.now == 3.0
+    transport.inbox.append((ROOT.encode(), encode(Ack(0))))  # once more, while it asks
+    assert texts(session) == ["a"]
 
 
 def test_a_scheduler_that_was_started_again_tells_its_events_anew() -> None:

@@ -22,7 +22,8 @@ def test_the_scheduler_is_told_who_has_ended_and_how(monkeypatch: pytest.MonkeyP
 def test_or_who_has_died_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[Any, ...]] = []
     monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
-    prepare()
+    for env in (ENV, {}):
+        prepare(Task("standby", 1, ("x",), env))
     assert not report_loss(Task("standby", 1, ("x",), ENV), Lose(7, "was killed by SIGKILL", 3, False))
     assert told == [(ENV, "standby", 1, "was killed by SIGKILL", 3, False)]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from simulated_job import SimulatedJob, SimulatedSession
+from waiting import LONG
 
 from kvstore.errors import ConfigError, NodeLost
 from kvstore.job.observing_place import ObservingPlace
@@ -42,8 +43,10 @@ class Running:
             self.looked.set()
             return 20.0 + time.monotonic() - began
 
+        self.session = SimulatedSession(job, age)
+
         def connect() -> ViewSource:
-            return SimulatedSession(job, age)
+            return self.session
 
         page = PageServing(listener, TOKEN, JobDescription("job", "train.py"), over)
         self.thread = threading.Thread(target=self._serve, args=(page, connect), daemon=True)
@@ -86,6 +89,22 @@ def test_the_page_is_there_until_the_job_is_over(running: Running) -> None:
         running.over.set()
         rest = stream.read()
     assert b'{"kind":"over"' in rest
+
+
+def test_what_the_scheduler_says_unasked_has_it_look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("LOOK_S", "WATCHED_S"):
+        monkeypatch.setattr(process, pause, LONG)
+    made = Running(threading.Event())
+    made.thread.start()
+    with made.open("/events") as stream:
+        assert stream.readline()
+        assert stream.readline() == b"\n"
+        made.session.wake()
+        assert json.loads(stream.readline()[6:])["kind"] == "view"
+    assert made.over is not None
+    made.over.set()
+    made.thread.join(LONG / 2)
+    assert not made.thread.is_alive()
 
 
 def test_it_answers_with_histories_metrics_and_the_board(running: Running) -> None:

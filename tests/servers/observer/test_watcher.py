@@ -22,6 +22,7 @@ class Scheduler:
         self.there = True
         self.sessions = 0
         self.closed = 0
+        self.waited: list[float] = []
         self.job = SimulatedJob(workers=3, servers=2, straggler=1)
 
     def connect(self) -> Scheduler:
@@ -32,6 +33,14 @@ class Scheduler:
         if not self.there:
             raise NodeLost("nobody listens")
         return SimulatedSession(self.job, lambda: self.now).look()
+
+    def wait(self, seconds: float) -> None:
+        self.waited.append(seconds)
+        if not self.there:
+            raise NodeLost("nobody listens")
+
+    def wake(self) -> None:
+        self.waited.append(0.0)
 
     def close(self) -> None:
         self.closed += 1
@@ -75,6 +84,19 @@ def test_a_scheduler_that_does_not_answer_is_asked_anew(watched: Watched) -> Non
     watched.scheduler.there = False
     watched.watcher.look(5.0)
     assert watched.told()["since"] == 3.0
+
+
+def test_it_waits_for_the_scheduler_as_long_as_there_is_a_link(watched: Watched) -> None:
+    watched.watcher.wake()
+    assert not watched.watcher.wait(1.0)
+    watched.watcher.look(1.0)
+    assert watched.watcher.wait(2.0)
+    watched.watcher.wake()
+    watched.scheduler.there = False
+    assert watched.watcher.wait(3.0), "the next look tells what is wrong"
+    watched.watcher.look(9.0)
+    assert not watched.watcher.wait(4.0)
+    assert watched.scheduler.waited == [2.0, 0.0, 3.0]
 
 
 def test_another_scheduler_does_not_turn_back_the_time(watched: Watched) -> None:

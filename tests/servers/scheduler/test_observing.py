@@ -5,7 +5,20 @@ from __future__ import annotations
 from made_reports import worker_report
 from rendezvous import Job
 
-from kvstore.wire import Alive, Barrier, Failure, FetchTrace, Node, Sender, TraceChunk, TraceFetched
+from kvstore.wire import (
+    Ack,
+    Alive,
+    Barrier,
+    Failure,
+    FetchTrace,
+    JobFailed,
+    Lost,
+    Node,
+    Observe,
+    Sender,
+    TraceChunk,
+    TraceFetched,
+)
 from servers.scheduler.traces import ATTENTIVE_S, Traces
 
 OBSERVER = Sender(Node("observer", -1, 77), 1, 1)
@@ -75,3 +88,14 @@ def test_one_observer_at_a_time_writes_the_trace():
     assert "being written already" in refused.text
     job.tick(ATTENTIVE_S)
     assert any(isinstance(message, TraceFetched) for _, message in job.handle(b"another", FetchTrace(other, 0, [1, 2])))
+
+
+def test_observers_hear_of_a_death_before_members_and_of_each_once():
+    job = Job()
+    job.handle(b"an observer", Observe(OBSERVER, 0))
+    assert not [whom for whom, _ in job.say(job.workers[1], job.workers[1].leave()) if whom == b"an observer"]
+    sent = job.handle(b"launcher", Lost("worker", 0, "was killed"))
+    assert sent[0] == (b"an observer", Ack(0))
+    assert JobFailed("worker 0 was killed") in [message for _, message in sent[1:]]
+    assert job.handle(b"launcher", Lost("server", 0, "exited with code 3"))[:1] == [(b"an observer", Ack(0))]
+    assert job.handle(b"launcher", Lost("server", 0, "exited with code 3")) == []
