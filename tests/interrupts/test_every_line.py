@@ -8,58 +8,28 @@ raise; to whoever is at a socket it looks like an error of the system's.
 from __future__ import annotations
 
 import gc
-import os
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from interrupting import Interrupt, interrupted
+from every_line import LIMIT_S, MARKS, same, sweep
+from interrupting import Interrupt
 from threaded import ThreadedJob
 from waiting import LONG
 
-import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.errors import AlreadyInitialized, UsageError
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 
-KINDS = ("unix", "tcp", "curve", "shm")
-STEP = int(os.environ.get("KVSTORE_TESTS_LINES", "24"))  # 1 interrupts at every line, which takes 20 minutes
-TABLE_STEP = STEP if STEP == 1 else 5 * STEP + 1  # their calls have many lines
-LIMIT_S = LONG + 10.0 + 600.0 / STEP  # for one test
-
-# Python cannot raise out of a destructor, nor out of what a weak reference calls: it says so, and goes on. And what has
-# been made, and is not in any variable yet, is closed by a destructor.
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.timeout(LIMIT_S + 60.0),
-]
+pytestmark = MARKS
 
 SIZES = {"cut": 40_000, "whole": 300}  # elements: over the bound, and so large that memory is shared; and under it
 KEYS = list(SIZES)
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedJob]:
-    directory = None
-    if request.param in ("unix", "shm"):
-        directory = tmp_path_factory.mktemp("links")
-        directory.chmod(0o700)
-    with ThreadedJob(
-        1, 2, directory=directory, kind=request.param, bigarray_bound=1000, timeout_s=20.0, limit_s=LIMIT_S
-    ) as job:
-        yield job
-
-
-def same(tensor: torch.Tensor, value: float) -> bool:
-    return bool((tensor == value).all())
 
 
 class Watched:
@@ -89,25 +59,6 @@ class Watched:
         assert gc.isenabled()
         assert torch.is_grad_enabled()
         return bool(made)
-
-
-def sweep(
-    job: ThreadedJob,
-    call: Callable[[int], Any],
-    after: Callable[[int], Any],
-    error: type[BaseException],
-    step: int = STEP,
-) -> int:
-    """Interrupt ``call`` at one line after another, until it ends before; return how many there were.
-
-    Of every ``step`` lines it takes one, and another one with each kind of links.
-    """
-    line = KINDS.index(job.kind) * step // len(KINDS)
-    while interrupted(partial(call, line), line, error):
-        after(line)
-        line += step
-    after(line)
-    return line
 
 
 @pytest.mark.parametrize(
@@ -206,71 +157,6 @@ def test_init(job: ThreadedJob) -> None:
             watched.check(0)
 
         assert sweep(job, call, after, Interrupt) > 300
-        store.close()
-
-    job.run_sessions(work)
-
-
-TABLES = ["fixed", "grown"]
-IDS = [torch.arange(0, 6000, 7), torch.arange(6000).mul(2**40 + 1)]  # so many rows that memory is shared
-WIDTH = 8
-
-
-@pytest.mark.parametrize(("mode", "error"), [("sync", Interrupt), ("async", TimeoutError)])
-def test_rows_of_tables(job: ThreadedJob, mode: str, error: type[BaseException]) -> None:
-    """An array and two tables in one call, whose rows come back in the same messages."""
-
-    def work(session: Session) -> None:
-        store = DistStore(session, f"dist_{mode}", Rule(mode))
-        store.set_optimizer("sgd", learning_rate=1.0)
-        store.init(["a", *TABLES], [torch.zeros(3), kv.Table(shape=(6000, WIDTH)), kv.Table(dim=WIDTH)])
-        rows = [torch.zeros(len(ids), WIDTH) for ids in IDS]
-        outs = [torch.zeros(3), *map(torch.zeros_like, rows)]
-        pushes = total = 0
-
-        def call(line: int) -> None:
-            for each in rows:
-                each.fill_(line % 7 + 1)
-            grads = [torch.full((3,), line % 7 + 1.0), *map(kv.RowSparse, IDS, rows)]
-            store.pushpull(["a", *TABLES], grads, outs, row_ids=[None, *IDS])
-
-        def after(line: int) -> None:
-            nonlocal pushes, total
-            for each in rows:
-                each.fill_(1e9)  # nobody reads them any more
-            if store.statistics().pushes > pushes:
-                pushes, total = pushes + 3, total - line % 7 - 1
-            assert store.statistics().pushes == pushes
-            store.barrier()
-            for out in outs:
-                out.fill_(-1)
-            assert all(same(found, total) for found in store.row_sparse_pull(TABLES, row_ids=IDS))
-            assert all(same(out, -1) for out in outs), "an answer has been taken for a call that was given up"
-            assert gc.isenabled()
-
-        assert sweep(job, call, after, error, TABLE_STEP) > 300
-        store.close()
-
-    job.run_sessions(work)
-
-
-def test_init_of_tables(job: ThreadedJob) -> None:
-    def work(session: Session) -> None:
-        store = DistStore(session, "dist_sync")
-
-        def call(line: int) -> None:
-            first = kv.RowSparse([1, 8], torch.full((2, 3), line + 1.0), (9, 3))
-            store.init(
-                [f"rows {line}", f"constant {line}"], [first, kv.Table(dim=3, init="constant", scale=line + 1.0)]
-            )
-
-        def after(line: int) -> None:
-            with suppress(AlreadyInitialized):
-                call(line)
-            found = store.row_sparse_pull([f"rows {line}", f"constant {line}"], row_ids=[[1, 8], [2**50]])
-            assert all(same(rows, line + 1) for rows in found)
-
-        assert sweep(job, call, after, Interrupt, TABLE_STEP) > 300
         store.close()
 
     job.run_sessions(work)

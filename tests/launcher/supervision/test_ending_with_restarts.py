@@ -1,0 +1,171 @@
+"""When a job ends some of whose processes may die and are started again; see ``test_ending.py``."""
+
+from __future__ import annotations
+
+import pytest
+from ending_run import SCHEDULER, SERVER, TASKS, WORKER_0, WORKER_1, Run
+
+from kvstore.errors import JOB_FAILED_EXIT, REPLACED_EXIT
+from kvstore.job.exit_report import ExitReport
+from kvstore.job.exits import Exit
+from launcher.job.tasks import Task
+from launcher.supervision.actions import Action, Lose, Restart, Say, Tell
+from launcher.supervision.ending import Phase
+from launcher.supervision.restarts import Restarts
+
+WITH_STANDBY = [*TASKS, Task("standby", 0, ("x",), {})]
+STANDBY = 4
+
+
+def with_standby(limit: int = 9, *roles: str) -> Run:
+    made = Run(WITH_STANDBY, Restarts(WITH_STANDBY, frozenset(roles or ("server", "standby")), limit))
+    assert made.tick() == []
+    made.now += 60
+    return made
+
+
+def given_up(text: str, how: str = "was killed by SIGKILL") -> list[Action]:
+    return [Lose(SERVER, how, 1, final=True), Say(f"server 0 {how}; {text}; server 0 has no standby from now on")]
+
+
+@pytest.mark.parametrize("index", [SERVER, STANDBY])
+@pytest.mark.parametrize("exit", [{"signum": 9}, {"code": 1}, {"code": REPLACED_EXIT}])
+def test_a_server_with_a_standby_may_die_and_is_started_again(index: int, exit: dict[str, int]) -> None:
+    run = with_standby()
+    actions = run.exit(index, **exit)
+    assert actions == [Lose(index, str(Exit(**exit)), 1, final=False)]
+    assert run.ending.phase is Phase.RUNNING
+    assert run.ending.wake == run.now + 0.5
+    run.now += 0.4
+    assert run.tick() == []
+    run.now += 0.1
+    assert run.tick() == [Restart(index, 2, Exit(**exit), run.now - 0.5)]
+    assert run.ending.wake is None
+    run.now += 60
+    assert run.exit(index, signum=9)[0] == Lose(index, "was killed by SIGKILL", 2, False)
+    run.exit(WORKER_0, WORKER_1)
+    assert run.ending.phase is Phase.LINGER
+    run.exit(SERVER, SCHEDULER, STANDBY)
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+def test_a_delay_that_one_notices_is_said() -> None:
+    run = with_standby()
+    for _ in range(2):
+        *_, last = run.exit(SERVER, signum=9)
+        run.now += 2
+        run.tick()
+    assert isinstance(last, Lose)
+    *_, last = run.exit(SERVER, signum=9)
+    assert last == Say("server 0 was killed by SIGKILL; it is started again in 2 s (3 of 9 restarts)")
+
+
+def test_without_restarts_the_job_goes_on_without_a_standby() -> None:
+    run = with_standby(0)
+    assert run.exit(SERVER, signum=9) == given_up("nothing is restarted")
+    assert run.ending.wake is None
+    run.exit(WORKER_0, WORKER_1, STANDBY, SCHEDULER)
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+def test_a_lost_host_takes_its_servers_with_it() -> None:
+    run = with_standby()
+    how = Exit(1, text="was lost: ssh to b exited with code 255\n(its agent there was killed)")
+    actions = run.ending.exited(SERVER, how, run.now, possible=False)
+    one_line = "was lost: ssh to b exited with code 255 (its agent there was killed)"
+    assert actions == given_up("it cannot be started again", one_line)
+    assert run.ending.phase is Phase.RUNNING
+
+
+def test_one_that_leaves_unasked_is_lost_too() -> None:
+    run = with_standby()
+    assert run.exit(SERVER) == []
+    how = "exited with code 0 while workers were running"
+    assert run.pass_deadline() == [Lose(SERVER, how, 1, final=False)]
+    died, run.now = run.now, run.now + 1
+    assert run.tick() == [Restart(SERVER, 2, Exit(1, text=how), died)]
+    assert run.ending.deadline is None
+
+
+@pytest.mark.parametrize("who", [SCHEDULER, WORKER_0])
+@pytest.mark.parametrize("dead", [SERVER, STANDBY])
+def test_if_the_job_fails_for_it_all_the_same_it_gets_the_blame(who: int, dead: int) -> None:
+    run = with_standby()
+    run.exit(dead, signum=9)
+    run.ending.reported(who, ExitReport("server 0 was lost before its standby was in step", consequence=True))
+    assert run.exit(who, code=JOB_FAILED_EXIT if who == SCHEDULER else 1) == [Tell(dead, "was killed by SIGKILL")]
+    assert run.ending.phase is Phase.WINDOW
+    assert run.ending.exit_code == 137
+    assert run.ending.wake == run.ending.deadline, "nothing is started again"
+
+
+def test_of_two_deaths_the_last_is_fatal() -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.exit(STANDBY, code=1)
+    run.ending.reported(SCHEDULER, ExitReport("server 0 was lost, and its standby too", consequence=True))
+    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == [Tell(STANDBY, "exited with code 1")]
+    assert run.ending.exit_code == 1
+
+
+def test_a_death_long_ago_is_not_to_blame_for_another_failure() -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.ending.reported(SCHEDULER, ExitReport("worker 1 was lost: silent for 30 s", consequence=True))
+    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == []
+    run.now += 5
+    assert run.tick() == [], "a job that fails starts nothing again"
+    assert run.exit(WORKER_1, code=7) == [Tell(WORKER_1, "exited with code 7")]
+    assert run.ending.exit_code == 7
+
+
+def test_who_dies_after_the_job_has_failed_has_failed() -> None:
+    run = with_standby()
+    run.exit(SCHEDULER, code=JOB_FAILED_EXIT)
+    assert run.exit(SERVER, signum=9) == [Tell(SERVER, "was killed by SIGKILL")]
+    assert run.ending.exit_code == 137
+
+
+@pytest.mark.parametrize("exit", [{"signum": 9}, {"code": 1}, {"code": JOB_FAILED_EXIT}, {}])
+@pytest.mark.parametrize("done", [(SCHEDULER,), (WORKER_0, WORKER_1)])
+def test_when_no_worker_needs_it_its_death_is_nothing(done: tuple[int, ...], exit: dict[str, int]) -> None:
+    """The scheduler has seen all workers leave their stores, or they have ended."""
+    run = with_standby()
+    run.exit(*done)
+    assert run.exit(SERVER, **exit) == []
+    assert run.exit(STANDBY, **exit) == []
+    run.exit(*{WORKER_0, WORKER_1, SCHEDULER} - set(done))
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+def test_what_waits_to_be_started_again_is_not_when_the_workers_have_ended() -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.exit(WORKER_0, WORKER_1)
+    assert run.ending.phase is Phase.LINGER
+    run.now += 0.9
+    assert run.tick() == []
+    run.exit(SCHEDULER, STANDBY)
+    assert run.ending.over
+
+
+def test_a_worker_and_an_aggregator_may_not_die() -> None:
+    run = with_standby()
+    assert run.exit(WORKER_0, signum=9) == [Tell(WORKER_0, "was killed by SIGKILL")]
+
+
+def test_a_scheduler_that_may_die_is_started_again_at_once_or_the_job_fails() -> None:
+    run = with_standby(1, "scheduler")
+    assert run.exit(SCHEDULER, signum=9) == [
+        Lose(SCHEDULER, "was killed by SIGKILL", 1, False),  # of which its successor tells the user
+        Restart(SCHEDULER, 2, Exit(signum=9), run.now),
+    ]
+    assert run.exit(SERVER, code=1) == [Tell(SERVER, "exited with code 1")], "its own failure, as ever"
+    run = with_standby(1, "scheduler")
+    run.exit(SCHEDULER, signum=9)
+    run.now += 60
+    assert run.exit(SCHEDULER, code=1) == [Tell(SCHEDULER, "exited with code 1")]
+    assert run.ending.exit_code == 1
