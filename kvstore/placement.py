@@ -58,16 +58,12 @@ def place(
     placed: dict[Key, tuple[ServerRange, ...]] = {}
     heap: list[tuple[int, int]] = []  # of the servers, by load
     for spec, keys in itertools.groupby(_ordered(specs), specs.__getitem__):
+        segments: tuple[ServerRange, ...] = ()
         if isinstance(spec, TableSpec):
             segments = _stripes(spec, len(loads))
-            for key in keys:
-                placed[key] = segments
-                for server, start, stop in segments:
-                    loads[server] += (stop - start) * spec.itemsize
-            heap = []
-            continue
-        if _across(spec, len(loads), bound):
-            segments = _cut(spec, list(enumerate(split(spec.size, len(loads)))), longest)
+        elif _across(spec, len(loads), bound):
+            segments = _cut(spec, enumerate(split(spec.size, len(loads))), longest)
+        if segments:
             for key in keys:
                 placed[key] = segments
                 for server, start, stop in segments:

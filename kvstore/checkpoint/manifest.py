@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, UsageError
-from kvstore.job.files import replacing
+from kvstore.job.files import read_manifest, replacing
 from kvstore.job.settings import MAX_NODES
 from kvstore.rule import MODES
 from kvstore.spec import Key, Spec, check_key
@@ -99,17 +99,10 @@ def load_manifest(folder: Path) -> Manifest:
         CheckpointError: there is none, or it is damaged.
     """
     path = folder / MANIFEST
+    raw = read_manifest(path, MAX_MANIFEST, "checkpoint")
     try:
-        if path.stat().st_size > MAX_MANIFEST:
-            raise CheckpointError(f"{path}: damaged: a manifest has at most {MAX_MANIFEST} bytes")
-        text = path.read_text()
-    except OSError as exc:
-        raise CheckpointError(f"{path}: missing or unreadable ({exc.strerror}): {folder} is no checkpoint") from None
-    except UnicodeDecodeError as exc:
-        raise CheckpointError(f"{path}: damaged: {exc}") from None
-    try:
-        return from_json(text)
-    except CheckpointError as exc:
+        return from_json(raw.decode())
+    except (CheckpointError, UnicodeDecodeError) as exc:
         raise CheckpointError(f"{path}: damaged: {exc}") from None
 
 

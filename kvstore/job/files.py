@@ -1,4 +1,4 @@
-"""Replaces files whole or not at all, even if the power fails."""
+"""Files that are replaced whole or not at all, even if the power fails; and manifests, read back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from kvstore.errors import CheckpointError
 
 # Errors of file systems that cannot sync directories. Their own journal, if any, decides when names are on the disk.
 _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
@@ -42,6 +44,20 @@ def replacing(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterato
             sync_directory(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def read_manifest(path: Path, most: int, what: str) -> bytes:
+    """Return the bytes of a manifest, without which its folder is no ``what``.
+
+    Raises:
+        CheckpointError: it is not there, cannot be read, or has more than ``most`` bytes.
+    """
+    try:
+        if path.stat().st_size > most:
+            raise CheckpointError(f"{path}: damaged: a manifest has at most {most} bytes")
+        return path.read_bytes()
+    except OSError as exc:
+        raise CheckpointError(f"{path}: missing or unreadable ({exc.strerror}): {path.parent} is no {what}") from None
 
 
 def _sync_file(path: Path) -> None:

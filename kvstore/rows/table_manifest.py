@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvstore.errors import CheckpointError, UsageError
-from kvstore.job.files import replacing
+from kvstore.job.files import read_manifest, replacing
 from kvstore.rows.stripe import PartSpec
 from kvstore.spec import ITEMSIZE, Key, check_key
 from kvstore.table import DTYPES, Table
@@ -107,12 +107,7 @@ def load_manifest(folder: Path) -> tuple[TableManifest, str]:
         CheckpointError: there is none, or it is damaged.
     """
     path = folder / MANIFEST
-    try:
-        if path.stat().st_size > MAX_MANIFEST:
-            raise CheckpointError(f"{path}: damaged: a manifest has at most {MAX_MANIFEST} bytes")
-        raw = path.read_bytes()
-    except OSError as exc:
-        raise CheckpointError(f"{path}: missing or unreadable ({exc.strerror}): {folder} is no saved table") from None
+    raw = read_manifest(path, MAX_MANIFEST, "saved table")
     try:
         return from_json(raw.decode()), hashlib.sha256(raw).hexdigest()
     except (CheckpointError, UnicodeDecodeError) as exc:

@@ -94,13 +94,8 @@ class Aggregator:
         if isinstance(message, Explain):
             return self._explain(peer, message)
         verdict = self.ledger.admit(message)
-        if verdict is Verdict.STALE:
-            return []
-        if verdict is Verdict.REPEAT:
-            before = self.ledger.recall(message)
-            if before is None:
-                self._reply_links.repeat(peer, message)
-            return [] if before is None else [(peer, before)]
+        if verdict is not Verdict.NEW:
+            return self._reply_links.again(peer, message, self.ledger) if verdict is Verdict.REPEAT else []
         try:
             answers = self._serve(peer, message, now)
         except Exception as exc:

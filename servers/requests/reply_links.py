@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from kvstore.errors import UsageError
 from kvstore.rare_log import Drops
 from kvstore.transport.base import Admission
-from kvstore.wire import Beat, Here, Node, ProcessAlive, Request, Stacks, Standing, TraceChunk
+from kvstore.wire import Beat, Here, Node, ProcessAlive, Reply, Request, Stacks, Standing, TraceChunk
+from servers.requests.ledger import Ledger
 from servers.requests.replies import Answer, Outbox, refuse
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,14 @@ class ReplyLinks:
     def repeat(self, peer: bytes, request: Request) -> None:
         """Note that a request that waits has been repeated over link ``peer``."""
         self._repeated.setdefault(_identity(request), deque(maxlen=KEPT)).append(peer)
+
+    def again(self, peer: bytes, request: Request, ledger: Ledger[Reply]) -> Outbox:
+        """Return the answer to a repeat that came over link ``peer``; none yet if the request waits."""
+        before = ledger.recall(request)
+        if before is None:
+            self.repeat(peer, request)
+            return []
+        return [(peer, before)]
 
     def outbox(self, answers: Sequence[Answer]) -> Outbox:
         """Return the replies to send, and the link of each."""

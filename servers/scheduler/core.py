@@ -155,13 +155,8 @@ class Scheduler:
             self.observing.locate(peer, message, now)
             return self._flush([])
         verdict = self.ledger.admit(message)
-        if verdict is Verdict.STALE:
-            return []
-        if verdict is Verdict.REPEAT:
-            before = self.ledger.recall(message)
-            if before is None:
-                self._reply_links.repeat(peer, message)
-            return [] if before is None else [(peer, before)]
+        if verdict is not Verdict.NEW:
+            return self._reply_links.again(peer, message, self.ledger) if verdict is Verdict.REPEAT else []
         return self._flush(self._answers(peer, message, functools.partial(self._serve, member)))
 
     def tick(self, now: float) -> Outbox:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.job.files import replacing
+from kvstore.errors import CheckpointError
+from kvstore.job.files import read_manifest, replacing
 
 
 @pytest.fixture
@@ -115,7 +116,8 @@ def test_a_replacement_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 CRASH = """
 import os, sys
 from pathlib import Path
-from kvstore.job.files import replacing
+from kvstore.errors import CheckpointError
+from kvstore.job.files import read_manifest, replacing
 
 step, path = sys.argv[1], Path(sys.argv[2])
 syncs = []
@@ -173,3 +175,13 @@ def test_the_mode_is_the_callers_less_the_umask(path: Path, mode: dict[str, int]
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == expected
+
+
+def test_a_manifest_is_read_if_it_is_there_and_not_too_long(path: Path) -> None:
+    assert read_manifest(path, 3, "checkpoint") == b"old"
+    with pytest.raises(CheckpointError, match="damaged: a manifest has at most 2 bytes"):
+        read_manifest(path, 2, "checkpoint")
+    with pytest.raises(
+        CheckpointError, match=r"missing or unreadable .*: .* is no checkpoint"
+    ):
+        read_manifest(path.parent / "manifest", 3, "checkpoint")

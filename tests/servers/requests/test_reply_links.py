@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from asking import Door, Worker
 
-from kvstore.wire import Ack, Beat, Here, Node, Request
+from kvstore.wire import Ack, Beat, Here, Node, Reply, Request
+from servers.requests.ledger import Ledger
 from servers.requests.replies import Answer
 from servers.requests.reply_links import KEPT, ReplyLinks
 
@@ -33,6 +34,15 @@ def test_and_over_each_link_that_it_was_made_again_over() -> None:
     assert outbox(reply_links, b"first", other) == [b"first"]
     assert outbox(reply_links, b"first", request) == [b"first", b"second", b"third"]
     assert outbox(reply_links, b"first", request) == [b"first"], "it has been answered"
+
+
+def test_a_repeat_gets_the_answer_of_the_first_and_one_that_waits_gets_it_later() -> None:
+    reply_links, ledger, request = ReplyLinks(), Ledger[Reply](), Worker(0).push({})
+    ledger.admit(request)
+    assert reply_links.again(b"second", request, ledger) == []
+    assert outbox(reply_links, b"first", request) == [b"first", b"second"]
+    ledger.note(request, Ack(request.seq))
+    assert reply_links.again(b"third", request, ledger) == [(b"third", Ack(request.seq))]
 
 
 def test_a_request_that_is_made_again_and_again_costs_no_memory() -> None:
