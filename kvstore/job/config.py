@@ -270,9 +270,9 @@ def _piece(root: str, num_workers: int) -> int:
 def _least_piece(env: Mapping[str, str], root: str) -> int:
     """See ``Config``. Where it would gain nothing, or was never tried, small stores have the same messages as others.
 
-    Aggregators merge what comes in pieces of any size, and among many servers each message costs more than it gains.
+    Among many servers each message costs more than it gains.
     """
-    alike = settings.PIECE_BYTES.read(env, 0) or settings.NUM_AGGREGATORS.read(env) or _one_host(root)
+    alike = settings.PIECE_BYTES.read(env, 0) or _one_host(root)
     return LEAST_PIECE if 0 < settings.NUM_SERVER.read(env) <= FEW_SERVERS and not alike else 0
 
 

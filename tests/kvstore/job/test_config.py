@@ -54,7 +54,7 @@ def test_how_much_a_message_carries_follows_from_what_all_members_know(variables
         (AFAR, 160 << 10),
         (AFAR | {"DMLC_NUM_SERVER": "16"}, 160 << 10),
         (AFAR | {"DMLC_NUM_SERVER": "17"}, 0),
-        (AFAR | {"KVSTORE_NUM_AGGREGATORS": "2"}, 0),
+        (AFAR | {"KVSTORE_NUM_AGGREGATORS": "2"}, 160 << 10),
         (AFAR | {"KVSTORE_PIECE_BYTES": "655360"}, 0),
         ({}, 0),
     ],
