@@ -181,7 +181,5 @@ def test_a_manifest_is_read_if_it_is_there_and_not_too_long(path: Path) -> None:
     assert read_manifest(path, 3, "checkpoint") == b"old"
     with pytest.raises(CheckpointError, match="damaged: a manifest has at most 2 bytes"):
         read_manifest(path, 2, "checkpoint")
-    with pytest.raises(
-        CheckpointError, match=r"missing or unreadable .*: .* is no checkpoint"
-    ):
+    with pytest.raises(CheckpointError, match=r"missing or unreadable .*: .* is no checkpoint"):
         read_manifest(path.parent / "manifest", 3, "checkpoint")
