@@ -1,7 +1,8 @@
 """The file of the job's trace, beside the page or alone: written while the job runs, and once more at the end.
 
 Under launch.py, members know the rounds from their start, and the job is over when this process's standard input ends.
-Elsewhere this process tells members which rounds to note, and ends when these are over.
+Elsewhere this process tells members which rounds to note. When these are over, the file is complete, and another trace
+may begin.
 """
 
 from __future__ import annotations
@@ -136,19 +137,16 @@ class TraceRecording:
                     return
                 self._close()
             if self._clock() >= self._complete_at:
-                if self._wanted.first > 1 or self._writer.notes.has_round_of(self._asked):
+                if not self._begins or self._wanted.first > 1 or self._writer.notes.has_round_of(self._asked):
                     return
                 self._asked, self._complete_at = UNCHANGED, math.inf  # they were over before workers knew of them
 
     def _step(self, session: TraceSession) -> None:
         """Fetch what there is. See which rounds there are to be, or whether they are over."""
-        if not self._begins:
-            self._writer.step(session)
-            return
         view = session.look()
-        if self._asked != UNCHANGED:
+        if not self._begins or self._asked != UNCHANGED:
             self._writer.step(session, self._asked)
-            if self._complete_at == math.inf and are_over(view, self._asked):
+            if self._complete_at == math.inf and are_over(view, self._writer.rounds):
                 self._complete_at = self._clock() + notes_due_s(view)
             return
         rounds = rounds_ahead(view, self._wanted)

@@ -37,7 +37,9 @@ def rounds_ahead(view: JobView, wanted: RoundWindow) -> RoundWindow:
 
 
 def are_over(view: JobView, rounds: RoundWindow) -> bool:
-    """Return whether all workers that are at work have passed these rounds."""
+    """Return whether all workers that are at work have passed these rounds. It is False before any has reported."""
+    if not any(member.worker is not None for member in view.of_role("worker")):
+        return False
     return all(span.latest.rounds > rounds.last for _, span in _at_work(view))
 
 

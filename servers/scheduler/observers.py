@@ -53,6 +53,7 @@ class JobState:
         reports: returns the reports of a member, the older first.
         locate: takes a ``Locate``, which is answered later.
         trace: returns what members have noted for the job's trace.
+        leaves: is told the random number of an observer that has left.
         started: when the scheduler began; None before its first message or tick.
     """
 
@@ -62,6 +63,7 @@ class JobState:
     reports: Callable[[JobMember], Sequence[Message]]
     locate: Callable[[bytes, Locate, float], None]
     trace: Callable[[FetchTrace, float], TraceFetched]
+    leaves: Callable[[int], None]
     started: float | None = None
 
 
@@ -112,6 +114,7 @@ class Observers:
     def _serve(self, message: Request, now: float) -> Reply:
         if isinstance(message, Leave):
             self._heard.pop(message.node.incarnation, None)
+            self._job.leaves(message.node.incarnation)
             return Ack(message.seq)
         if isinstance(message, Explain):
             return Explanation(message.seq, "")

@@ -75,6 +75,7 @@ class Observing:
             lambda member: self.reports.of(member.node),
             self.inquiries.locate,
             self._fetch_trace,
+            lambda reader: None if self.traces is None else self.traces.release(reader),
         )
         self._observers = Observers(key, admission, members, self._job)
 

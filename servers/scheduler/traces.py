@@ -78,9 +78,15 @@ class Traces:
         reader = message.node.incarnation
         if self._reader not in (None, reader) and now < self._patient_until:
             raise UsageError(
-                "this job's trace is being written already: by launch.py --trace, or by another kvstore-status --trace"
+                "this job's trace is being written already, by launch.py --trace or another kvstore-status --trace; "
+                "ask again when its rounds are over"
             )
         self._reader = reader
+
+    def release(self, reader: int) -> None:
+        """Let another observer fetch: this one has left. It may be the same process, over another link."""
+        if self._reader == reader:
+            self._reader = None
 
     def fetch(self, message: FetchTrace, now: float) -> TraceFetched:
         """Return the next chunks for the observer that fetches."""

@@ -99,11 +99,14 @@ def test_a_job_of_launch_py_from_outside(slurm: Slurm, tmp_path: Path) -> None:
     words += ["--dashboard", "--trace", "trace.json:5", "python", "script.py"]
     log = tmp_path / "log"
     with log.open("w") as out, child(words, env=slurm.env, cwd=tmp_path, stdout=out, stderr=out) as job:
-        wait_until_it_runs(slurm, job, log)
+        status = wait_until_it_runs(slurm, job, log)
         assert "<title>" in page(slurm, log.read_text())
         files = list(tmp_path.glob(".kvstore-*"))
         assert {path.suffix for path in files} == {".out", ".err", ".end"}
         assert {path.stat().st_mode & 0o777 for path in files} == {0o600}, "the page's token is in one of them"
+        done = slurm.run(*status, "--trace", f"{tmp_path}/second.json:5")
+        assert done.returncode == 0, done.stderr
         (tmp_path / "over").touch()
         assert job.wait(LONG) == 0, log.read_text()
+    assert shown(tmp_path / "second.json") == {"worker 0", "worker 1", "server 0"}
     assert shown(tmp_path / "trace.json") == {"scheduler", "worker 0", "worker 1", "server 0"}

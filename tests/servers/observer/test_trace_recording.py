@@ -85,6 +85,16 @@ def test_it_goes_on_with_another_link_until_the_job_is_over_and_writes_the_file(
     assert ReadTrace.of(path).round_trips() == 2
 
 
+def test_when_its_rounds_are_over_it_leaves_room_for_another_trace_though_the_job_goes_on(tmp_path: Path) -> None:
+    scheduler, path, over = Scheduler(), tmp_path / "trace.json", threading.Event()
+    TraceRecording(TraceWriter(path, RoundWindow(1, 30)), scheduler.connect, over, 0.001, scheduler.clock).run()
+    assert not over.is_set()
+    assert scheduler.round > 30
+    assert set(scheduler.asked) == {UNCHANGED}, "members know the rounds"
+    assert scheduler.closed == scheduler.links
+    assert ReadTrace.of(path).round_trips() == 2
+
+
 def test_it_records_only_if_it_is_told_a_file(tmp_path: Path) -> None:
     scheduler = Scheduler()
     assert TraceRecording.from_env({}, scheduler.connect, threading.Event()) is None

@@ -40,6 +40,8 @@ def test_they_are_over_when_all_who_are_at_work_have_passed_them() -> None:
     rounds = RoundWindow(5, 9)
     assert not are_over(view_of([worker(0, rounds=10), worker(1, rounds=9)]), rounds)
     assert are_over(view_of([worker(0, rounds=10), worker(1, "left", rounds=9)]), rounds)
+    assert are_over(view_of([worker(0, "left", rounds=3)]), rounds), "nobody is at work any more"
+    assert not are_over(view_of([]), rounds), "nobody has begun"
 
 
 def test_notes_come_later_where_beats_are_rare() -> None:

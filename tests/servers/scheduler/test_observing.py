@@ -12,6 +12,7 @@ from kvstore.wire import (
     Failure,
     FetchTrace,
     JobFailed,
+    Leave,
     Lost,
     Node,
     Observe,
@@ -88,6 +89,12 @@ def test_one_observer_at_a_time_writes_the_trace():
     assert "being written already" in refused.text
     job.tick(ATTENTIVE_S)
     assert any(isinstance(message, TraceFetched) for _, message in job.handle(b"another", FetchTrace(other, 0, [1, 2])))
+    job.handle(b"an observer", Leave(OBSERVER, None))
+    ((_, refused),) = job.handle(b"an observer", FetchTrace(OBSERVER, 0, [7, 9]))
+    assert isinstance(refused, Failure), "the other goes on"
+    job.handle(b"another", Leave(other, None))
+    sent = job.handle(b"an observer", FetchTrace(OBSERVER, 0, [7, 9]))
+    assert any(isinstance(message, TraceFetched) for _, message in sent)
 
 
 def test_observers_hear_of_a_death_before_members_and_of_each_once():
