@@ -67,6 +67,7 @@ class Tracer:
         self._under_way: dict[tuple[int, bytes], str] = {}
         self._known_threads: dict[int, str] = {}
         self._told = False
+        self._unsettled = False  # chunks have left before clocks had been compared
 
     @property
     def over(self) -> bool:
@@ -168,14 +169,18 @@ class Tracer:
     # ---- for the thread of the heartbeat
 
     def chunks(self, node: Node) -> list[TraceChunk]:
-        """Take out what has been noted, as the chunks that carry it; without news, nothing."""
+        """Take out what has been noted, as the chunks that carry it; without news, nothing.
+
+        News are, too, that the rounds are over, and how far the clocks are apart, if earlier chunks did not say that.
+        """
         made: list[TraceChunk] = []
-        over = self.over
+        over, settled = self.over, self.offsets.settled
         while records := self._taken():
             made.extend(self._chunk(node, over, part) for part in _parts(records))
-        if over and not self._told and not made:
+        if not made and ((over and not self._told) or (settled and self._unsettled)):
             made.append(self._chunk(node, over, packed([])))
         self._told = over
+        self._unsettled = not settled and (self._unsettled or bool(made))
         return made
 
     def _chunk(self, node: Node, over: bool, frame: bytes) -> TraceChunk:

@@ -57,7 +57,7 @@ def wait_until_it_runs(slurm: Slurm, job: subprocess.Popen[bytes], log: Path) ->
     (number,) = until(slurm.jobs, "the job", over=said(job, log), step=0.1)
     words = ["srun", "--overlap", f"--jobid={number}", "-N1", "-n1", *STATUS]
     at_work = r"2 of 2 workers, 1 of 1 server · [0-9]{2,} rounds"
-    until(lambda: re.search(at_work, slurm.run(*words).stdout), "the status", over=said(job, log), step=0.2)
+    until(lambda: re.search(at_work, slurm.run(*words).stdout), "the status", over=said(job, log), step=0.5)
     return words
 
 

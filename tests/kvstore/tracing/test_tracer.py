@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from kvstore.job.valid_values import RoundWindow
+from kvstore.tracing.offsets import KEPT
 from kvstore.tracing.tracer import NOBODY, Tracer
 from kvstore.transport.shm.transport import LARGE
 from kvstore.wire import Node, TraceChunk, decode, encode
@@ -100,6 +101,20 @@ def test_the_end_of_the_window_is_told_once() -> None:
     assert tracer.chunks(ME) == []
     tracer.reached(4)
     assert [chunk.over for chunk in tracer.chunks(ME)] == [True]
+    assert tracer.chunks(ME) == []
+
+
+def test_what_left_before_clocks_had_been_compared_is_followed_once_by_how_far_they_are_apart() -> None:
+    tracer = made()
+    assert tracer.chunks(ME) == []
+    tracer.mark("here")
+    (chunk,) = tracer.chunks(ME)
+    assert chunk.offsets == []
+    for echo in range(KEPT):
+        assert tracer.chunks(ME) == []
+        tracer.offsets.take(1, echo, echo + 0.5, 7.0 + echo)
+    (chunk,) = tracer.chunks(ME)
+    assert chunk.offsets == [[1, 6.75, 0.25]]
     assert tracer.chunks(ME) == []
 
 
