@@ -1,8 +1,8 @@
 """What workers do in jobs whose servers die: each contribution can be told from all others, and every bit is compared.
 
 ``Counting`` pushes powers of four, which float32 adds exactly in any order: the digits of the sum say how often each
-push of each worker counts. ``Bits`` uses what has a state on servers (optimizers, encodings with residuals), and
-returns bytes for a comparison with an undisturbed run.
+push of each worker counts. ``Assigned`` has no optimizer. ``Bits`` uses what has a state on servers (optimizers,
+encodings with residuals), and returns bytes for a comparison with an undisturbed run.
 """
 
 from __future__ import annotations
@@ -142,6 +142,43 @@ class Counting:
                     raise Wrong(f"{key!r} {when} in {self._rule}: {value}")
                 found.append((key, [int(value) >> (2 * place) & 3 for place in range(PUSHES)]))
         return found
+
+
+class Assigned:
+    """Push without an optimizer: each round's sum replaces the value before, and no two sums are alike.
+
+    Args:
+        rounds: that each worker pushes.
+
+    Attributes:
+        armed: nobody's calls are interrupted.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self.armed: set[int] = set()
+        self._rounds = rounds
+
+    def __call__(self, store: DistStore) -> list[list[float]]:
+        """Train; return the values at the end.
+
+        Raises:
+            Wrong: a value is not the last round's sum.
+        """
+        outs = [torch.zeros(size) for size in SIZES.values()]
+        store.init(KEYS, outs)
+        for number in range(1, self._rounds + 1):
+            store.pushpull(KEYS, [torch.full_like(out, 2.0 * number + store.rank) for out in outs], outs)
+            self._require(outs, number)
+            store.pull(KEYS, [out.zero_() for out in outs])  # from a standby, if the server has died since
+            self._require(outs, number)
+        store.barrier()
+        return [out.tolist() for out in outs]
+
+    def _require(self, outs: list[torch.Tensor], number: int) -> None:
+        right = 4.0 * number + 1.0
+        for key, out in zip(KEYS, outs, strict=True):
+            if not bool((out == right).all()):
+                raise Wrong(f"{key!r} after round {number}: {sorted(set(out.tolist()))} instead of {right}")
 
 
 class Bits:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from simulation.exactness import Bits, Counting
+from simulation.exactness import Assigned, Bits, Counting
 from simulation.job import HEARTBEAT_LIMIT_S, Outcome, SimulatedJob
 from simulation.network import Weather
 from simulation.programs import BOUND, Interrupted, Training
@@ -34,7 +34,7 @@ RESTARTS = 20
 COMPRESSIONS: tuple[dict[str, Any] | None, ...] = (None, None, {"type": "fp16"})
 
 
-Program: TypeAlias = "Training | Counting | Bits | RowCounting | RowBits"
+Program: TypeAlias = "Training | Assigned | Counting | Bits | RowCounting | RowBits"
 FAIR = Weather()
 
 
@@ -56,7 +56,8 @@ class Plan:
         hosts: the ranks of the workers of each host that has an aggregator.
         replicas: 1 if each server has a standby.
         start_s: how long a process that is started again takes to run, on average.
-        program: what workers do: ``train``, ``count`` or ``bits``; ``count rows`` or ``row bits`` with tables.
+        program: what workers do: ``train``, ``assigned``, ``count`` or ``bits``; with tables ``count rows`` or
+            ``row bits``.
         rounds: at most so many, where the program can.
         late: a member that hears the scheduler so many seconds late.
         limit_s: after how many seconds of silence a member is lost.
@@ -139,6 +140,8 @@ def carry_out(plan: Plan) -> Outcome:
     training: Program
     if plan.program == "count":
         training = Counting(plan.seed, plan.mode, plan.uneven, plan.rounds)
+    elif plan.program == "assigned":
+        training = Assigned(min(plan.rounds, 5))
     elif plan.program == "bits":
         training = Bits(plan.seed, plan.compression, min(plan.rounds, 3))
     elif plan.program == "count rows":

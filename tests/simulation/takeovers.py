@@ -67,9 +67,13 @@ def with_tables(plan: Plan) -> Plan:
 
 
 def short(seed: int, hosts: tuple[tuple[int, ...], ...] = ()) -> tuple[Plan, ...]:
-    """Return runs of three rounds, with rounds and without: short enough for a death after each message."""
+    """Return runs of three rounds, with rounds and without: short enough for a death after each message.
+
+    The last one has no optimizer.
+    """
     count = Plan(seed, hosts=hosts, replicas=1, program="count", rounds=3)
-    return count, replace(count, mode="async"), replace(count, program="bits", rounds=1)
+    bits, assigned = replace(count, program="bits", rounds=1), replace(count, program="assigned")
+    return count, replace(count, mode="async"), bits, assigned
 
 
 def exhaustive(plan: Plan, members: tuple[str, ...] = (), step: int = 1) -> Iterator[Plan]:
