@@ -10,7 +10,7 @@ const BRIEF_S = 0.1; // waits that are shorter belong to every round
 const PLAIN = ["epoch", "step", "batch"]; // values that are told, not drawn
 const element = (id) => document.getElementById(id);
 
-const page = { span: "recent", history: { width: 1, times: [], columns: {} }, heard: performance.now(), over: false, view: null };
+const page = { span: "recent", history: { width: 1, times: [], columns: {} }, heard: performance.now(), over: false, view: null, drawing: false };
 
 // ---- small things
 
@@ -165,6 +165,19 @@ function moreCharts() {
 function drawCharts() {
   moreCharts();
   for (const each of charts.values()) each.set(page.history);
+}
+
+// Draw the charts and the map of links when the browser has shown the rest: word of a death does not wait for them.
+function drawSoon() {
+  if (page.drawing) return;
+  page.drawing = true;
+  requestAnimationFrame(() =>
+    setTimeout(() => {
+      page.drawing = false;
+      links.set(page.view.workers);
+      if (page.span === "recent") drawCharts();
+    }),
+  );
 }
 
 async function fetchHistory(span, member) {
@@ -380,12 +393,10 @@ function show(view) {
   workers.render(view.workers);
   servers.render(view.servers);
   links.aggregated = view.expected.aggregator > 0;
-  links.set(view.workers);
   showEvents(view);
-  if (page.span === "recent") {
-    extend(view);
-    drawCharts();
-  } else if (performance.now() - page.refreshed > 1000 * page.history.width) refresh();
+  if (page.span === "recent") extend(view);
+  else if (performance.now() - page.refreshed > 1000 * page.history.width) refresh();
+  drawSoon();
   showMember();
 }
 
