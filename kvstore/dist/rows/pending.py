@@ -179,6 +179,12 @@ class PushOfRows(_RowRequest):
     def message(self, sender: Sender) -> PushRows:
         """See ``PendingRequest``."""
         server, memory, numbers = self.parcel.server, self.asker.memory, self.numbers
+        ids = self.contribution.ids(server)
+        pushed = sendable(ids, memory)
+        if self.ids is None:
+            wanted: Buffer = b""
+        else:
+            wanted = pushed if self.ids is ids else sendable(self.ids, memory)
         self.sent = self.contribution.nbytes(server)
         rows = room(self.sent, memory)
         self.contribution.write(server, rows)
@@ -197,11 +203,7 @@ class PushOfRows(_RowRequest):
             changes=numbers.changes,
             codecs=self.call.plan.codecs,
             priority=numbers.order,
-            buffers=[
-                sendable(self.contribution.ids(server), memory),
-                rows,
-                b"" if self.ids is None else sendable(self.ids, memory),
-            ],
+            buffers=[pushed, rows, wanted],
         )
 
     @property
@@ -248,7 +250,7 @@ def room(nbytes: int, memory: Memory) -> memoryview:
 
 def sendable(array: Any, memory: Memory) -> Buffer:
     """Return a copy of the bytes of a contiguous array, in memory that messages are built in."""
-    if array.nbytes < SMALL:
+    if array.nbytes < 2 * SMALL:  # so few are copied into the socket, too
         return bytes(array.data)
     buffer = memory.allocate(array.nbytes)
     buffer[:] = array.reshape(-1).view("u1").data

@@ -133,7 +133,7 @@ class SharedMemoryTransport:
                 if link.reader is not None and (packed := self._refer(link.reader, position, frame)):
                     references.append(packed)
                     continue
-            if self._arena is not None:
+            if isinstance(frame, memoryview) and self._arena is not None:  # no other is the arena's
                 self._arena.lend(frame)
             left.append(frame)
         if len(references) > 1 or (left and len(left[0]) and left[0][0] == MARK):

@@ -166,9 +166,8 @@ class Incoming:
         if not self.greeted and not self._greet():
             return messages
         while self._go_on():
-            if not self._lengths:
-                messages.append(self._frames)
-                self._frames = []
+            messages.append(self._frames)
+            self._frames = []
         return messages
 
     def _greet(self) -> bool:
@@ -182,24 +181,26 @@ class Incoming:
         return True
 
     def _go_on(self) -> bool:
-        """Take one frame, or one header before it; return whether there was a whole one."""
-        if not self._lengths and not self._frames:
-            return self._begin()
-        if not self._lengths:
-            return True  # the large frame that has just come was the last
-        length, buffered = self._lengths[-1], self._stop - self._start
-        if length <= buffered:
-            self._frames.append(self._bytes[self._start : self._start + length])
-            self._start += length
-            self._lengths.pop()
-            return True
-        if length < SMALL:
+        """Take what has come of a message: its header, and its frames; return whether it is whole."""
+        lengths = self._lengths
+        if not lengths and not self._frames:
+            if not self._begin():
+                return False
+            lengths = self._lengths
+        while lengths:
+            length, buffered = lengths[-1], self._stop - self._start
+            if length <= buffered:
+                self._frames.append(self._bytes[self._start : self._start + length])
+                self._start += length
+                lengths.pop()
+                continue
+            if length >= SMALL:
+                self._large = space(length)
+                self._large[:buffered] = self._bytes[self._start : self._stop]
+                self._filled, self._start = buffered, self._stop
+                lengths.pop()
             return False
-        self._large = space(length)
-        self._large[:buffered] = self._bytes[self._start : self._stop]
-        self._filled, self._start = buffered, self._stop
-        self._lengths.pop()
-        return False
+        return True
 
     def _begin(self) -> bool:
         buffered = self._stop - self._start
