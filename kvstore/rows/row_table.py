@@ -14,10 +14,7 @@ from kvstore.rows.beginnings import write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.slabs import Array, Slots, gather, scatter
-from kvstore.rows.stripe import COUNT, STATE, TableStripe
-
-_DENSE = 1 << 20  # elements that are updated at a time where all rows of a table are
-
+from kvstore.rows.stripe import COUNT, DENSE, STATE, TableStripe
 
 _NO_SLOTS: Slots = np.empty(0, np.int64)
 
@@ -330,7 +327,7 @@ class RowTable(TableStripe):
         at = ids // self.stripes
         order = np.argsort(at)
         at = at[order]
-        count = max(1, _DENSE // self.table.width)
+        count = max(1, DENSE // self.table.width)
         top = self._slots.top
         for start in range(0, top, count):
             stop = min(top, start + count)
@@ -346,24 +343,6 @@ class RowTable(TableStripe):
         self.steps += 1
         self._seen.items[:top] = self.version + 1
         return self._slots.ids_of(np.arange(top))
-
-    def _make_all(self) -> None:
-        """Make all rows of a table that has a shape."""
-        if len(self._slots) == self._slots.top:
-            return
-        made = np.zeros(self._slots.top, bool)
-        made[self._slots.slots()] = True
-        missing = np.flatnonzero(~made)
-        count = max(1, _DENSE // self.table.width)
-        for start in range(0, len(missing), count):
-            part = missing[start : start + count]
-            ids = self._slots.ids_of(part)
-            slots = self._claim(ids, part, np.arange(len(part)))
-            rows = np.empty((len(part), self.table.width), self._rows.dtype)
-            write_beginnings(self.table, ids, rows)
-            scatter(self._rows.items, slots, rows)
-            for name, columns in self._columns.items():
-                self._states[name].items[slots] = columns.initial
 
 
 def tensor_of(array: Array) -> torch.Tensor:

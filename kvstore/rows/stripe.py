@@ -12,6 +12,7 @@ import numpy as np
 from kvstore.errors import Mismatch, UsageError
 from kvstore.optim.rows.rule import RowState
 from kvstore.rows.admission import AdmissionRule
+from kvstore.rows.beginnings import write_beginnings
 from kvstore.rows.eviction import EvictionRule
 from kvstore.rows.fixed_slots import FixedSlots, slots_in
 from kvstore.rows.fixed_slots import find_in_all as find_in_fixed
@@ -21,9 +22,10 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.index import find_in_all as find_in_indexes
 from kvstore.rows.slab_space import SlabSpace
-from kvstore.rows.slabs import Array, Slab, Slots
+from kvstore.rows.slabs import Array, Slab, Slots, scatter
 from kvstore.table import Table
 
+DENSE = 1 << 20  # elements of rows that are made, or updated, at a time where it is all rows of a table
 COUNT, STATE = "count", "state."  # names of what a row has beside ``SEEN``; states have a prefix
 
 
@@ -183,6 +185,24 @@ class TableStripe:
         """Let those who read the table as it was keep the rows of ``slots``, which are about to change."""
         for frozen in self._frozen:
             frozen.keep(slots)
+
+    def _make_all(self) -> None:
+        """Make all rows of a table that has a shape."""
+        if len(self._slots) == self._slots.top:
+            return
+        made = np.zeros(self._slots.top, bool)
+        made[self._slots.slots()] = True
+        missing = np.flatnonzero(~made)
+        count = max(1, DENSE // self.table.width)
+        for start in range(0, len(missing), count):
+            part = missing[start : start + count]
+            ids = self._slots.ids_of(part)
+            slots = self._claim(ids, part, np.arange(len(part)))
+            rows = np.empty((len(part), self.table.width), self._rows.dtype)
+            write_beginnings(self.table, ids, rows)
+            scatter(self._rows.items, slots, rows)
+            for name, columns in self._columns.items():
+                self._states[name].items[slots] = columns.initial
 
     def _fill(self, made: Slots) -> None:
         """Have huge pages where rows of a table with a shape lie dense: those just ``made``, or half of all rows."""

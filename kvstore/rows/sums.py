@@ -34,6 +34,10 @@ class RowBatch(NamedTuple):
         """Return the ids of each table."""
         return [self.ids[start:stop] for start, stop in itertools.pairwise(self.starts)]
 
+    def of_each(self) -> list[tuple[Ids, Rows]]:
+        """Return the ids and rows of each table."""
+        return [(self.ids[start:stop], self.rows[start:stop]) for start, stop in itertools.pairwise(self.starts)]
+
 
 def coalesce(ids: Ids, rows: Rows) -> tuple[Ids, Rows]:
     """Return the unique ``ids``, sorted, and the sum of each one's rows, in the order of their positions.

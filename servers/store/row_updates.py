@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -18,16 +17,16 @@ from kvstore.rows.part_updates import update_in_parts
 from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
 from kvstore.rows.updates import can_step_together, update_together
 from kvstore.rule import Rule
-from kvstore.spec import ITEMSIZE, shorten
-from kvstore.table import Table
+from kvstore.spec import shorten
 from kvstore.transport.memory import Memory
 from kvstore.values import all_finite
-from kvstore.wire import ClosedRowRounds, unpack_arrays
+from kvstore.wire import ClosedRowRounds
 from servers.store.finite import not_finite_rows
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.row_answers import RowAnswers
+from servers.store.row_arrays import recorded_sums
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.updates import Updates
 
@@ -128,7 +127,7 @@ class RowUpdates:
         updated = [target for place, target in enumerate(targets) if place not in failures]
         if len(message.counts) != len(updated):
             raise ValueError(f"{len(message.counts)} sums for {len(targets)} tables, {len(failures)} without")
-        sums, batch = _recorded(message, [target.description for target in updated])
+        sums, batch = recorded_sums(message, [target.description for target in updated])
         hyper = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
         for place, (target, version) in enumerate(zip(targets, message.versions, strict=True)):
             if not isinstance(target.rounds, Rounds):
@@ -150,7 +149,7 @@ class RowUpdates:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for afterwards
                 room = np.empty if recording is None else recording.room
                 batch = _summed_together(members, room)
-                sums = _parts(batch) if batch is not None else [_summed(update, room) for update in members]
+                sums = batch.of_each() if batch is not None else [_summed(update, room) for update in members]
             errors = self._not_finite(members, sums, batch)
         except Exception as exc:  # no memory, for one: the rounds are over all the same
             every = [update.target for update in members]
@@ -277,32 +276,6 @@ class RowUpdates:
         return RowHyperparameters(updater.lr, updater.rescale_grad, changes)
 
 
-def _recorded(message: ClosedRowRounds, tables: Sequence[Table]) -> tuple[list[tuple[Ids, Rows]], RowBatch | None]:
-    """Return the sums in a record for each of ``tables``, and all of them if they are one array.
-
-    Raises:
-        ValueError: rows of different tables in one array.
-        WireError: the buffers do not fit.
-    """
-    sizes = [count * table.row_bytes for count, table in zip(message.counts, tables, strict=True)]
-    if message.together:
-        if len({(table.width, table.dtype) for table in tables}) != 1:
-            raise ValueError("rows of tables of several widths or dtypes in one array")
-        sizes = [sum(sizes)]
-    ids_buffer, *buffers = unpack_arrays(message.buffers, [sum(message.counts) * ITEMSIZE["int64"], *sizes])
-    ids = _array(ids_buffer, "int64")
-    starts = list(itertools.accumulate(message.counts, initial=0))
-    if message.together:
-        batch = RowBatch(ids, _array(buffers[0], tables[0].dtype).reshape(-1, tables[0].width), starts)
-        return _parts(batch), batch
-    rows = [_array(buffer, table.dtype).reshape(-1, table.width) for buffer, table in zip(buffers, tables, strict=True)]
-    return list(zip((ids[start:stop] for start, stop in itertools.pairwise(starts)), rows, strict=True)), None
-
-
-def _array(buffer: memoryview, dtype: str) -> Rows:
-    return np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)
-
-
 def _summed(update: RowUpdate, room: Room) -> tuple[Ids, Rows]:
     """Return the sums of one update."""
     ids, rows = sum_rows([(item.ids, item.rows) for item in update.items], room)
@@ -339,10 +312,6 @@ def _batches(updates: Sequence[RowUpdate]) -> list[RowBatch] | None:
                 return None
         batches.append(batch)
     return batches
-
-
-def _parts(batch: RowBatch) -> list[tuple[Ids, Rows]]:
-    return [(batch.ids[start:stop], batch.rows[start:stop]) for start, stop in itertools.pairwise(batch.starts)]
 
 
 def _in_doubt(exc: Exception, targets: Sequence[RowTarget]) -> WeightsInDoubt:
