@@ -228,10 +228,8 @@ def _require_here(
                 f"{message.node} {_VERBS[what]} row {ids[position]} (position {position}) of {target.key!r}, "
                 f"whose rows are 0 to {rows - 1}"
             )
-    first, *others = targets
-    likeness = (first.description.grows, first.stripe, first.stripes)
-    alike = all((other.description.grows, other.stripe, other.stripes) == likeness for other in others)
-    if alike and _all_in_stripe(first, whole):
+    likeness = {(target.description.grows, target.stripe, target.stripes) for target in targets}
+    if len(likeness) == 1 and _all_in_stripe(targets[0], whole):
         return
     for target, ids in zip(targets, divided, strict=True):
         if not _all_in_stripe(target, ids):
