@@ -34,9 +34,12 @@ HANGS = """
         with contextlib.suppress(Released):
             time.sleep(60)  # sleep
 
-    def in_lock():
+    def hold():
         lock.acquire()
-        threading.Thread(target=byte_comes, args=(lock.release,)).start()
+        threading.Thread(target=byte_comes, args=(lock.release,)).start()  # waits, too, on a busy machine
+
+    def in_lock():
+        hold()
         with lock:  # lock
             pass
 
