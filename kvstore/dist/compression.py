@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from kvstore.codecs import Compression, Compressor, ResumableEncodings, parse
-from kvstore.codecs.description import travelling
+from kvstore.codecs.description import fold, travelling
 from kvstore.codecs.payloads import check_payloads
 from kvstore.dist.outgoing import Contents, Load, Packer, Plain
 from kvstore.dist.plans.parcels import Parcel, PayloadSource
@@ -18,7 +18,6 @@ from kvstore.wire import CodecDescription, Values, pack_arrays
 
 OFF = "none"
 SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and decode them on their own
-_HALVES = frozenset({"fp16", "bf16"})
 
 
 def describe(options: Mapping[str, object] | None) -> Compression | None:
@@ -30,18 +29,6 @@ def describe(options: Mapping[str, object] | None) -> Compression | None:
     if options is None or (isinstance(options, Mapping) and dict(options) == {"type": OFF}):
         return None
     return parse(options)
-
-
-def fold_of(compression: Compression) -> int:
-    """By what factor a message has more elements than one without compression.
-
-    Compression makes processors the bottleneck, not the wire, and a message costs them the same whatever its size.
-    """
-    back = compression.pull
-    if back is None:
-        return 1
-    halves = (compression.type in _HALVES) + (back.type in _HALVES)
-    return (8, 4, 2)[halves]
 
 
 def finite_floats(
@@ -72,7 +59,7 @@ class Compressing:
 
     def __init__(self, compression: Compression, plain_back: bool = False) -> None:
         self.compression = compression
-        self.fold = fold_of(compression)
+        self.fold = fold(travelling(compression), travelling(compression.pull))
         self._plain_back = plain_back
         self._pushed = travelling(compression)
         self._pulled = travelling(compression.pull)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kvstore.codecs import Compression, Compressor
-from kvstore.codecs.description import travelling
+from kvstore.codecs.description import fold, travelling
 from kvstore.codecs.memo import RESIDUAL, STEP, VELOCITY
-from kvstore.dist.compression import Compressing, finite_floats, fold_of
+from kvstore.dist.compression import Compressing, finite_floats
 from kvstore.dist.outgoing import Contents, Load, Packer, Plain
 from kvstore.dist.plans.entries import Entries, Segment
 from kvstore.dist.plans.parcels import Parcel, parcels
@@ -55,10 +55,10 @@ class Delegated:
 
     def __init__(self, compression: Compression, requests: Requests, entries: Entries, aggregator: Peer) -> None:
         self.compression = compression
-        self.fold = fold_of(compression)
         self._checker = Compressor(compression)  # encodes nothing
         self._pushed = travelling(compression)
         self._pulled = travelling(compression.pull)
+        self.fold = fold(self._pushed, self._pulled)
         self._requests = requests
         self._entries = entries
         self._aggregator = aggregator

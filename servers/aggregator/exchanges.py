@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvstore.codecs.description import fold
 from kvstore.transport.memory import Memory
 from kvstore.values import copy_each, from_buffer, ranges_of
 from kvstore.wire import Ack, Buffer, Failure, Pull, Push, Reply, Values
@@ -43,6 +44,11 @@ class Exchange:
     def wants(self) -> bool:
         """Whether the answer brings values."""
         return self.kind is Pull or bool(self.fields["want"])
+
+    @property
+    def turn_bytes(self) -> int:
+        """How many bytes count as under way: messages have more elements where values come back compressed."""
+        return self.listed.nbytes // fold(self.fields.get("codec"), self.fields["back"])
 
     def answers(self, reply: Reply) -> list[Answer]:
         """Return the answers to those who wait, made of the server's."""

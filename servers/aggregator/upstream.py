@@ -152,7 +152,7 @@ class _Forwarded(PendingRequest):
         self, peer: Peer, operation: Operation, exchange: Exchange, answers: list[tuple[Exchange, Reply]]
     ) -> None:
         priority = exchange.fields.get("priority")
-        turn = Turn(exchange.listed.nbytes, priority or 0) if exchange.wants else None
+        turn = Turn(exchange.turn_bytes, priority or 0) if exchange.wants else None
         super().__init__(peer, operation, None if turn is not None else priority, turn)
         self.exchange = exchange
         self.answers = answers

@@ -54,6 +54,20 @@ def test_a_pull_is_for_its_worker():
     assert (made.kind, made.wants, made.fields["ranks"], made.fields["back"]) == (Pull, True, [4], ["fp16", []])
 
 
+@pytest.mark.parametrize(
+    ("codec", "back", "times"),
+    [(None, None, 1), (["2bit", []], None, 1), (["fp16", []], ["bf16", []], 2), (["2bit", []], ["fp16", []], 4)],
+)
+def test_a_window_has_as_many_messages_whatever_their_elements_are_sent_as(codec, back, times):
+    listed = segments().listed([1, 2])
+    assert Exchange(listed, Push, {"codec": codec, "back": back}, []).turn_bytes == listed.nbytes // times
+
+
+def test_a_pull_counts_with_the_codec_of_its_values():
+    listed = segments().listed([1, 2])
+    assert Exchange(listed, Pull, {"back": ["int8", []]}, []).turn_bytes == listed.nbytes // 8
+
+
 def test_values_are_laid_down_in_one_piece():
     known = segments()
     exchange = Exchange(known.listed([1, 2]), Pull, {"back": None}, [])
