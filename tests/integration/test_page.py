@@ -51,8 +51,12 @@ def address(running: Job) -> str:
 
 
 def see(tab: Tab, where: str, text: str) -> None:
-    """Wait until an element has this text."""
-    tab.page.locator(where, has_text=text).first.wait_for(timeout=LONG * MILLI)
+    """Wait until an element has this text; say what the page has come to if it does not."""
+    try:
+        tab.page.locator(where, has_text=text).first.wait_for(timeout=LONG * MILLI)
+    except Exception as error:
+        shown = tab.page.inner_text("body")[:1000]
+        raise AssertionError(f"no {text!r} in {where}: {tab.statuses}, {tab.complaints}, {shown!r}") from error
 
 
 @pytest.mark.long
