@@ -127,9 +127,12 @@ def scatter(items: Array, slots: Slots, values: Array) -> None:
         items[slots] = values
         return
     whole = np.dtype((np.void, items.dtype.itemsize * items.shape[1]))
-    of_items = items.view(whole)[:, 0]
-    given = np.ascontiguousarray(values).view(whole)[:, 0]
-    if given.flags.writeable:
-        of_items.put(slots, given, mode="clip")
+    scatter_whole(items.view(whole)[:, 0], slots, np.ascontiguousarray(values).view(whole)[:, 0])
+
+
+def scatter_whole(items: Array, slots: Slots, values: Array) -> None:
+    """Do what ``scatter`` does with items that are one element each."""
+    if values.flags.writeable:
+        items.put(slots, values, mode="clip")
     else:  # ``put`` would copy them first
-        of_items[slots] = given
+        items[slots] = values

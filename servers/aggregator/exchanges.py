@@ -47,7 +47,7 @@ class Exchange:
 
     @property
     def turn_bytes(self) -> int:
-        """How many bytes count as under way: messages have more elements where values come back compressed."""
+        """By how many bytes a window counts this: by those of a piece without compression, which has fewer elements."""
         return self.listed.nbytes // fold(self.fields.get("codec"), self.fields["back"])
 
     def answers(self, reply: Reply) -> list[Answer]:

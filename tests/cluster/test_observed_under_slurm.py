@@ -14,22 +14,10 @@ import pytest
 from cluster.hosts import ROOT
 from cluster.namespaces import child
 from cluster.slurm import Slurm
+from endless import UNTIL_OVER
 from trace_reader import ReadTrace
 from waiting import LONG, until
 
-SCRIPT = """
-    import pathlib
-    import numpy as np
-    import kvstore as kv
-
-    over = pathlib.Path(__file__).with_name("over")
-    store = kv.create("dist_sync")
-    store.init(["w", "over"], [np.zeros(4, "float32")] * 2)
-    out = np.zeros(4, "float32")
-    while not out.any():
-        store.pushpull("w", out)
-        store.pushpull("over", np.full(4, float(over.exists()), "float32"), out=out)
-"""
 OPENED = """
     import sys, urllib.request
     from http.cookiejar import CookieJar
@@ -43,7 +31,7 @@ STATUS = [sys.executable, "-m", "kvstore.observing.command"]
 def prepare(slurm: Slurm, directory: Path) -> str:
     """The script of a job that runs until a file ``over`` is beside it."""
     slurm.env.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
-    (script := directory / "script.py").write_text(textwrap.dedent(SCRIPT))
+    (script := directory / "script.py").write_text(textwrap.dedent(UNTIL_OVER))
     return str(script)
 
 

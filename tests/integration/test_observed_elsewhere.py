@@ -17,23 +17,11 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 
 import pytest
+from endless import UNTIL_OVER
 from trace_reader import ReadTrace
 from waiting import LONG, PROMPT, until
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = """
-    import pathlib
-    import numpy as np
-    import kvstore as kv
-
-    over = pathlib.Path(__file__).with_name("over")
-    store = kv.create("dist_sync")
-    store.init(["w", "over"], [np.zeros(4, "float32")] * 2)
-    out = np.zeros(4, "float32")
-    while not out.any():
-        store.pushpull("w", out)
-        store.pushpull("over", np.full(4, float(over.exists()), "float32"), out=out)
-"""
 STARTERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
     "mpirun": ["mpirun.openmpi", "-n", "2", sys.executable],
@@ -71,7 +59,7 @@ def own() -> Iterator[Path]:
 def test_a_job_that_runs_gets_a_page_and_a_trace(starter: str, tmp_path: Path, own: Path) -> None:
     if shutil.which(STARTERS[starter][0]) is None:
         pytest.skip(f"{STARTERS[starter][0]} is not installed (.ci/run installs it)")
-    (script := tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    (script := tmp_path / "script.py").write_text(textwrap.dedent(UNTIL_OVER))
     foreign = ("OMPI_", "PMI", "HYDRA_", "SLURM_", "TORCHELASTIC_", "MASTER_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     env |= {"TMPDIR": str(own), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DMLC_NUM_SERVER": "1"}

@@ -13,7 +13,7 @@ from kvstore.dist.rows.striped import Striped
 from kvstore.errors import WireError
 from kvstore.rows.ids import Ids
 from kvstore.rows.layout import read_rows
-from kvstore.rows.slabs import Array, scatter
+from kvstore.rows.slabs import Array, scatter, scatter_whole
 from kvstore.rows.sums import Rows
 from kvstore.rows.wanted import Wanted
 from kvstore.wire import Buffer
@@ -133,12 +133,8 @@ class IncomingRows:
             places = [self._striped.rows_in(self._block.firsts, server)]
         at = 0
         for items, where in zip(self._items, places, strict=True):
-            part = came[at : at + len(where)]
+            scatter_whole(items, where, came[at : at + len(where)])
             at += len(where)
-            if part.flags.writeable:
-                items.put(where, part, mode="clip")
-            else:  # ``put`` would copy them first
-                items[where] = part
 
 
 class UnionRows:
