@@ -21,6 +21,7 @@ from jobs import Job, job
 from simulated_job import SimulatedJob, SimulatedSession
 from waiting import LONG, until
 
+from servers.observer import web
 from servers.observer.metrics import JobDescription
 from servers.observer.process import PageServing, serve
 
@@ -161,7 +162,9 @@ def elsewhere(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_the_page_of_a_large_job_is_for_its_owner_at_any_width_and_without_a_mouse(tmp_path: Path) -> None:
+def test_the_page_of_a_large_job_is_for_its_owner_at_any_width_and_without_a_mouse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with browser("--host-resolver-rules=MAP evil.example 127.0.0.1") as opened, simulated() as port:
         ours = f"http://127.0.0.1:{port}/"
         stranger = opened.tab().page
@@ -201,6 +204,13 @@ def test_the_page_of_a_large_job_is_for_its_owner_at_any_width_and_without_a_mou
             assert tab.page.evaluate("document.documentElement.scrollWidth") == width
             assert tab.page.evaluate("document.getAnimations().length") == 0
             assert tab.complaints == []
+
+        with monkeypatch.context() as full:  # one page too many asks again until there is room
+            full.setattr(web, "MOST_STREAMS", 0)
+            tab = opened.tab()
+            with tab.page.expect_response(lambda answer: answer.status == 503, timeout=LONG * MILLI):
+                tab.page.goto(f"{ours}?token={TOKEN}")
+        see(tab, "#workers tr", "worker 63")
 
 
 def by_keys(tab: Tab) -> None:

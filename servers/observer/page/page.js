@@ -6,6 +6,7 @@ import { LinkMap } from "./links.js";
 import { Table } from "./tables.js";
 
 const QUIET_MS = 5000; // without news, the page says so
+const AGAIN_MS = 2000; // until a stream of events that was refused is asked for again
 const BRIEF_S = 0.1; // waits that are shorter belong to every round
 const PLAIN = ["epoch", "step", "batch"]; // values that are told, not drawn
 const element = (id) => document.getElementById(id);
@@ -423,6 +424,13 @@ function listen() {
     if (page.over) stream.close();
   });
   stream.addEventListener("open", refresh);
+  stream.addEventListener("error", () => {
+    // The browser tries again by itself when a connection breaks, but not when it has been refused.
+    if (stream.readyState === EventSource.CLOSED && !page.over) setTimeout(listen, AGAIN_MS);
+  });
+}
+
+function watch() {
   setInterval(() => {
     if (page.over || performance.now() - page.heard < QUIET_MS) return;
     state("silent", "no news");
@@ -443,3 +451,4 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
 
 makeCharts();
 listen();
+watch();
