@@ -27,6 +27,7 @@ from servers.observer.traced_rounds import are_over, notes_due_s, rounds_ahead
 from servers.tracing.trace_writer import TraceWriter
 
 STEP_S = 0.5  # the scheduler, when all have left it, waits so long for this process
+LOOK_S = 2.0  # between two looks at whether the rounds are over
 NICE = 19  # so that members never wait for it
 MISSING_S = 15.0  # without an answer, the job is taken to be over, where nobody says when it is
 REFUSED_S = 7.0  # of another observer that has just gone the scheduler does not know that yet
@@ -79,6 +80,7 @@ class TraceRecording:
         self._clock = clock
         self._asked = UNCHANGED  # what members are to note
         self._complete_at = math.inf
+        self._looked = -math.inf
         self._session: TraceSession | None = None
         self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
         self.failure: KVStoreError | None = None
@@ -143,16 +145,25 @@ class TraceRecording:
 
     def _step(self, session: TraceSession) -> None:
         """Fetch what there is. See which rounds there are to be, or whether they are over."""
-        view = session.look()
         if not self._begins or self._asked != UNCHANGED:
+            self._look_whether_over(session)  # first: when all has been fetched, the scheduler may end
             self._writer.step(session, self._asked)
-            if self._complete_at == math.inf and are_over(view, self._writer.rounds):
-                self._complete_at = self._clock() + notes_due_s(view)
             return
+        view = session.look()
         rounds = rounds_ahead(view, self._wanted)
         self._writer.step(session, rounds)
         self._asked = self._writer.rounds = rounds
         print(f"trace: rounds {rounds}, to {self._writer.path}; Ctrl-C ends it", file=sys.stderr, flush=True)
+
+    def _look_whether_over(self, session: TraceSession) -> None:
+        """Note when the trace will be complete, if its rounds are over."""
+        now = self._clock()
+        if self._complete_at < math.inf or now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        view = session.look()
+        if are_over(view, self._writer.rounds):
+            self._complete_at = now + notes_due_s(view)
 
     def _end(self) -> None:
         """Write the file for the last time; members note no more."""

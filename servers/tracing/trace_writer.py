@@ -1,7 +1,8 @@
 """Fetches what members have noted from the scheduler, and writes the file of the trace: now and then, and at the end.
 
-The file is replaced whole, so it is valid whenever this process is killed. What is written once is not much more than
-what was fetched; the time between two writings is many times what one takes, so that this process stays idle.
+The file is replaced whole, so it is valid whenever this process is killed. To write a record takes a hundred times as
+much processor time as a member needs to note it, and the job waits for processors. So the more records there are, the
+longer is the time between two writings. The file is complete when the rounds, or the job, are over.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from servers.tracing.collected import CollectedNotes
 
 log = logging.getLogger(__name__)
 
-LEAST_S = 2.0  # between two writings
-IDLE = 50  # and so many times what the last one took
+LEAST_S = 5.0  # between two writings
+RECORD_S = 40e-6  # processor time that a record takes, each time that it is written
+SHARE = 1 / 400  # of a processor, that the writings may take while rounds are noted
+MOST_S = 300.0  # between two writings, whatever they take
 
 
 class TraceSource(Protocol):
@@ -57,7 +60,7 @@ class TraceWriter:
         self._clock = clock
         self.notes = CollectedNotes()
         self._written = -1  # how many records the file has
-        self._due = 0.0
+        self._written_at = clock()
         self._drops = Drops(log)
 
     def step(self, source: TraceSource, ask: RoundWindow = UNCHANGED) -> None:
@@ -74,6 +77,13 @@ class TraceWriter:
         if self.notes.count > self._written and self._clock() >= self._due:
             self._write()
 
+    @property
+    def _due(self) -> float:
+        """When to write the file next."""
+        if self._written < 0 and not self.notes.count:
+            return self._written_at  # an empty trace says which rounds there will be
+        return self._written_at + min(MOST_S, max(LEAST_S, self.notes.count * RECORD_S / SHARE))
+
     def finish(self) -> None:
         """Write the file for the last time: the job has ended. Without any record there is a file, too."""
         self._write()
@@ -89,14 +99,12 @@ class TraceWriter:
                 return
 
     def _write(self) -> None:
-        began = self._clock()
         self._written = self.notes.count
         try:
             write_trace(self.path, ChromeTrace(self.notes, str(self.rounds)))
         except OSError as exc:
             self._drops.note("the trace", f"{self.path} cannot be written: {exc.strerror}")
-        took = self._clock() - began
-        self._due = self._clock() + max(LEAST_S, IDLE * took)
+        self._written_at = self._clock()
 
 
 def write_trace(path: Path, trace: ChromeTrace) -> None:

@@ -13,7 +13,7 @@ from kvstore.errors import NodeLost
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.session import UNCHANGED
 from kvstore.wire import TraceFetched
-from servers.tracing.trace_writer import LEAST_S, TraceWriter
+from servers.tracing.trace_writer import LEAST_S, MOST_S, TraceWriter
 
 
 class Source:
@@ -42,6 +42,26 @@ def test_the_file_is_written_when_there_is_news_and_it_is_time(tmp_path: Path) -
         writer.step(source)
         rounds.append(len(ReadTrace.of(path).spans("server 0", "update")))
     assert rounds == [0, 2, 2, 4]
+
+
+def test_the_more_there_is_to_write_the_more_rarely_it_is_written(tmp_path: Path) -> None:
+    path, source, now = tmp_path / "trace.json", Source(), [0.0]
+    writer = TraceWriter(path, RoundWindow(1, 99), lambda: now[0])
+    for number in range(1, 61):
+        source.job.round(number)
+    for _ in range(12):
+        writer.step(source)
+        now[0] += 1.0
+    written = ReadTrace.of(path)
+    assert len(written.spans("server 0", "update")) == 60
+    for number in range(61, 81):
+        source.job.round(number)
+    now[0] += LEAST_S
+    writer.step(source)
+    assert ReadTrace.of(path).about == written.about
+    now[0] += MOST_S
+    writer.step(source)
+    assert len(ReadTrace.of(path).spans("server 0", "update")) == 80
 
 
 def test_the_last_writing_has_all_even_if_the_scheduler_is_gone(tmp_path: Path) -> None:
