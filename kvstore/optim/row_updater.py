@@ -66,8 +66,7 @@ class RowUpdater:
         (self._rates,) = self._groups.rates([key])
         self._width = width
         self._scratch = self._kept = torch.empty(0, dtype=getattr(torch, dtype))
-        self._hyper = OWN
-        self._settings = self._settings_of(OWN)
+        self._use(OWN)
         self.rule = optimizer.rule
         self.states: Mapping[str, RowState] = self._rule.states(self._settings, dtype)
         self.lazy = optimizer.lazy(self._rates.group)
@@ -103,26 +102,25 @@ class RowUpdater:
             keep: whether the gradients must stay as they are.
         """
         if hyper is not self._hyper and hyper != self._hyper:
-            self._settings = self._settings_of(hyper)
-            self._hyper = hyper
+            self._use(hyper)
         number = rows.shape[0]
         if not number:
             return
         blocks = max(1, round(number * self._width / BLOCK))  # so that none has only a few rows
         block = -(-number // blocks)
-        if self._scratch.numel() < block * self._width:
+        if self._rule.scratches and self._scratch.numel() < block * self._width:
             self._scratch = torch.empty(block * self._width, dtype=rows.dtype)
-        keep = keep and not self._reads_only(hyper)
+        keep = keep and not self._reads_only
         if keep and self._kept.numel() < block * self._width:
             self._kept = torch.empty(block * self._width, dtype=rows.dtype)
         if blocks == 1:
-            self._update(count, rows, self._copied(grads) if keep else grads, states, hyper.rescale)
+            self._update(count, rows, self._copied(grads) if keep else grads, states)
             return
         for start in range(0, number, block):
             part = slice(start, min(start + block, number))
             own = {name: states[name][part] for name in self.states}
             given = self._copied(grads[part]) if keep else grads[part]
-            self._update(count, rows[part], given, own, hyper.rescale)
+            self._update(count, rows[part], given, own)
 
     def _copied(self, grads: torch.Tensor) -> torch.Tensor:
         return self._kept[: grads.numel()].view(grads.shape).copy_(grads)
@@ -133,21 +131,21 @@ class RowUpdater:
         rows: torch.Tensor,
         grads: torch.Tensor,
         states: Mapping[str, torch.Tensor],
-        rescale: float | None,
     ) -> None:
-        rescale = self._optimizer.rescale_grad if rescale is None else rescale
-        if rescale != 1.0:
-            grads.mul_(rescale)
+        if self._rescale != 1.0:
+            grads.mul_(self._rescale)
         if (bound := self._optimizer.clip_gradient) is not None:
             grads.clamp_(-bound, bound)
-        scratch = self._scratch[: rows.numel()].view(rows.shape)
+        scratch = self._scratch[: rows.numel()].view(rows.shape) if self._rule.scratches else self._scratch
         self._rule.step(rows, grads, states, self._settings, count, scratch)
 
-    def _reads_only(self, hyper: RowHyperparameters) -> bool:
-        """Return whether an update with ``hyper``, whose settings are there, leaves gradients as they are."""
-        rescale = self._optimizer.rescale_grad if hyper.rescale is None else hyper.rescale
-        return rescale == 1.0 and self._optimizer.clip_gradient is None and self._rule.reads_only(self._settings)
-
-    def _settings_of(self, hyper: RowHyperparameters) -> dict[str, Any]:
+    def _use(self, hyper: RowHyperparameters) -> None:
+        """Update with ``hyper`` from now on."""
         lr = self._optimizer.lr if hyper.lr is None else hyper.lr
-        return self._groups.settings(self._rates, lr, hyper.changes)
+        self._settings: dict[str, Any] = self._groups.settings(self._rates, lr, hyper.changes)
+        self._hyper = hyper
+        self._rescale = self._optimizer.rescale_grad if hyper.rescale is None else hyper.rescale
+        # Whether gradients are left as they are.
+        self._reads_only = (
+            self._rescale == 1.0 and self._optimizer.clip_gradient is None and self._rule.reads_only(self._settings)
+        )

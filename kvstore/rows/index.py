@@ -36,7 +36,10 @@ class SlotIndex:
         ids: the id of each slot that has been used.
         top: how many slots have been used; all slots are below.
         entries: see ``probe``.
+        full: whether every id has a slot; see ``FixedSlots``.
     """
+
+    full = False
 
     def __init__(self) -> None:
         self.ids = Slab(None, np.int64)

@@ -15,6 +15,7 @@ from kvstore.rows.frozen_rows import SEEN, FrozenRows
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.slabs import Array, Slots, gather, scatter
 from kvstore.rows.stripe import COUNT, DENSE, STATE, TableStripe
+from kvstore.rows.sums import Room
 
 _NO_SLOTS: Slots = np.empty(0, np.int64)
 
@@ -154,6 +155,35 @@ class RowTable(TableStripe):
         tensors = {name: torch.from_numpy(value) for name, value in states.items()}
         updater.step(self.steps + 1, torch.from_numpy(rows), tensor_of(sums), tensors, hyper, keep)
         return self.finish(pending, rows, states, stepped=True)
+
+    def update_there(
+        self, ids: Ids, grads: Array, room: Room, updater: RowUpdater, hyper: RowHyperparameters
+    ) -> Array | None:
+        """Make one update of rows that are all there; return the new rows. If ``updater`` fails, no row has changed.
+
+        Args:
+            ids: unique, of this stripe.
+            grads: of shape (n, width); they stay as they are.
+            room: makes the memory of the new rows.
+            updater: one that is ``lazy``.
+            hyper: see ``RowUpdater.step``.
+
+        Returns:
+            None, and nothing has changed, if a row is to be made, or rows of this table go: ``update`` does that.
+        """
+        if self.table.evict:
+            return None
+        slots = self._slots.find(ids)
+        if not self._slots.full and len(slots) and slots.min() < 0:
+            return None
+        rows = room(grads.shape, grads.dtype)
+        states = updater.empty_states(len(rows)) if updater.states else {}
+        self.read(slots, rows, states)
+        tensors = {name: torch.from_numpy(value) for name, value in states.items()}
+        updater.step(self.steps + 1, torch.from_numpy(rows), tensor_of(grads), tensors, hyper, keep=True)
+        self.stepped((slots,))
+        self.write(slots, rows, states)
+        return rows
 
     def begin(self, ids: Ids, found: Slots | None = None) -> PendingUpdate:
         """Begin an update: find out which rows of ``ids`` it is of. No row changes. ``found`` may be their slots.

@@ -20,6 +20,7 @@ from kvstore.rows.sums import RowBatch, Rows, has_nan
 from kvstore.transport.memory import SMALL, Memory, space
 from kvstore.wire import Buffer, PullRows, PushRows
 from servers.store.row_target import RowTarget
+from servers.store.usual_push import all_in_stripe, id_dtype, usual_push, wants_pushed
 
 _PUSH_BUFFERS = 3  # ids, rows, wanted ids
 _PULL_BUFFERS = 1  # wanted ids
@@ -40,7 +41,19 @@ class RowPart(NamedTuple):
     batch: tuple[RowBatch, int] | None = None
 
 
-def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> list[RowPart]:
+class PushedRows(NamedTuple):
+    """What a message pushes.
+
+    Attributes:
+        parts: to each of its tables.
+        wanted: whether the message wants just these rows.
+    """
+
+    parts: list[RowPart]
+    wanted: bool
+
+
+def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> PushedRows:
     """Return what ``message`` contributes to each of ``targets``. Nothing is copied that need not be converted.
 
     Raises:
@@ -48,10 +61,13 @@ def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> list[RowPart
         NotFinite: a row has NaN.
         WireError: the buffers have not the lengths that the message says.
     """
+    if len(targets) == 1 and (usual := usual_push(message, targets[0])) is not None:
+        return PushedRows([RowPart(*usual)], True)
     if len(message.buffers) != _PUSH_BUFFERS:
         raise WireError(f"a push of rows has {_PUSH_BUFFERS} buffers, not {len(message.buffers)}")
     whole, ids = _checked(message, targets, message.buffers[0], message.counts, "pushed")
-    if not wants_pushed(message):
+    wanted = wants_pushed(message)
+    if not wanted:
         _checked(message, targets, message.buffers[2], message.wanted, "wanted")
     view = memoryview(message.buffers[1]).cast("B")
     sizes = _part_sizes(targets, message.counts, message.codecs)
@@ -63,22 +79,14 @@ def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> list[RowPart
     if len(whole) and len(targets) > 1 and _of_one_width(targets, message.codecs):
         batch, parts = _batch(targets[0], whole, ids, view)
         _require_numbers(message, targets, parts, [batch.rows])
-        return parts
+        return PushedRows(parts, wanted)
     starts = itertools.accumulate(sizes, initial=0)
     parts = [
         RowPart(own, read_rows(view[start : start + size], len(own), target.width, target.dtype, codec))
         for target, own, codec, start, size in zip(targets, ids, message.codecs, starts, sizes, strict=False)
     ]
     _require_numbers(message, targets, parts, [part.rows for part in parts])
-    return parts
-
-
-def wants_pushed(message: PushRows) -> bool:
-    """Return whether ``message`` wants just those rows that it pushes. Its buffers need not have been checked."""
-    if message.wanted != message.counts:
-        return False
-    pushed, _, wanted = message.buffers
-    return bytes(pushed) == bytes(wanted)  # views would be compared element by element
+    return PushedRows(parts, wanted)
 
 
 def _require_numbers(
@@ -161,7 +169,7 @@ def gathered(targets: Sequence[RowTarget], ids: Sequence[Ids], codecs: Sequence[
 def packed(ids: Sequence[Ids], wide: bool) -> Buffer:
     """Return the ids of all tables as messages carry them."""
     whole = np.concatenate(ids) if ids else np.empty(0, np.int64)
-    return whole.astype(_dtype(wide), copy=False).data.cast("B")
+    return whole.astype(id_dtype(wide), copy=False).data.cast("B")
 
 
 def _checked(
@@ -177,17 +185,13 @@ def _checked(
 
 
 def _decoded(message: PushRows | PullRows, buffer: Buffer, counts: Sequence[int]) -> Ids:
-    dtype, count = _dtype(message.wide), sum(counts)
+    dtype, count = id_dtype(message.wide), sum(counts)
     view = memoryview(buffer)
     if view.nbytes != count * dtype.itemsize:
         raise WireError(f"{message.node} sent {view.nbytes} bytes of ids; {count} are {count * dtype.itemsize}")
     if not count:
         return np.empty(0, np.int64)
     return np.frombuffer(view, dtype).astype(np.int64, copy=False)
-
-
-def _dtype(wide: bool) -> np.dtype[np.signedinteger]:
-    return np.dtype(np.int64 if wide else np.int32)
 
 
 def _divided(whole: Ids, counts: Sequence[int]) -> list[Ids]:
@@ -229,10 +233,10 @@ def _require_here(
                 f"whose rows are 0 to {rows - 1}"
             )
     likeness = {(target.description.grows, target.stripe, target.stripes) for target in targets}
-    if len(likeness) == 1 and _all_in_stripe(targets[0], whole):
+    if len(likeness) == 1 and all_in_stripe(targets[0], whole):
         return
     for target, ids in zip(targets, divided, strict=True):
-        if not _all_in_stripe(target, ids):
+        if not all_in_stripe(target, ids):
             position = int(np.flatnonzero(stripes_of(target.description, ids, target.stripes) != target.stripe)[0])
             raise UsageError(
                 f"{message.node} {_VERBS[what]} row {ids[position]} (position {position}) of {target.key!r}, which is "
@@ -241,15 +245,6 @@ def _require_here(
 
 
 _VERBS = {"pushed": "pushed", "wanted": "asked for"}
-
-
-def _all_in_stripe(target: RowTarget, ids: Ids) -> bool:
-    if target.stripes == 1 or not len(ids):
-        return True
-    mask = target.stripes - 1
-    if not target.description.grows and not target.stripes & mask:  # a remainder costs ten times as much
-        return bool(((ids & mask) == target.stripe).all())
-    return bool((stripes_of(target.description, ids, target.stripes) == target.stripe).all())
 
 
 def _part_sizes(targets: Sequence[RowTarget], counts: Sequence[int], codecs: Sequence[str]) -> list[int]:

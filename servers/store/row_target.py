@@ -22,7 +22,7 @@ from servers.store.target import HeldSegments, Target
 KEPT = 4  # rounds whose changed ids are known, for answers that are repeated by another server
 
 
-@dataclass
+@dataclass(slots=True)
 class RowContribution:
     """What one worker contributes to a round of a table.
 
@@ -62,7 +62,7 @@ class RowTarget(Target[RowContribution]):
         space: for the rows of this table and of others.
 
     Attributes:
-        width, dtype: of a row.
+        width, dtype, row_bytes: of a row.
         table: the rows.
         updater: steps with sums of rows; None if they are assigned.
     """
@@ -81,7 +81,7 @@ class RowTarget(Target[RowContribution]):
         self.number = number
         self.key = key
         self.description = description
-        self.width, self.dtype = description.width, description.dtype
+        self.width, self.dtype, self.row_bytes = description.width, description.dtype, description.row_bytes
         self.stripe = stripe
         self.stripes = stripes
         self.table = RowTable(description, stripe, stripes, space=space)

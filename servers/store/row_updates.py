@@ -107,6 +107,8 @@ class RowUpdates:
         Raises:
             WeightsInDoubt: an optimizer has failed in the middle of an update.
         """
+        if len(updates) == 1:
+            return self._make(updates[0].hyper, updates, recording)
         by_hyper: dict[UpdateHyperparameters, list[RowUpdate]] = {}
         for update in updates:
             by_hyper.setdefault(update.hyper, []).append(update)
@@ -142,7 +144,11 @@ class RowUpdates:
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
     ) -> dict[RowTarget, Exception]:
         if recording is None and not self._rule.finite:
-            errors = self._made_in_parts(members, self._numbers(hyper))
+            numbers = self._numbers(hyper)
+            if len(members) == 1 and len(members[0].items) == 1 and members[0].scale == 1:
+                errors = self._made_alone(members[0].target, members[0].items[0], numbers)
+            else:
+                errors = self._made_in_parts(members, numbers)
             if errors is not None:
                 return errors
         try:
@@ -202,6 +208,32 @@ class RowUpdates:
             if not all_finite(torch.from_numpy(rows)):
                 errors[update.target] = not_finite_rows(update.target.key, update.items)
         return errors
+
+    def _made_alone(
+        self, target: RowTarget, item: RowContribution, numbers: RowHyperparameters
+    ) -> dict[RowTarget, Exception] | None:
+        """Make an update of rows that are all there with what one worker has pushed, and keep them as its answer.
+
+        Returns:
+            See ``_made_in_parts``.
+        """
+        updater, table = target.updater, target.table
+        if updater is None or not updater.lazy:
+            return None
+        version = table.version
+        request = item.request if item.batch is None else None  # else the message is of more tables than this one
+        try:
+            rows = table.update_there(item.ids, item.rows, self.answers.room(request), updater, numbers)
+        except Exception as exc:
+            if table.version != version:
+                raise _in_doubt(exc, [target]) from exc
+            return {target: _none_made(exc, [target])}
+        if rows is None:
+            return None
+        if request is not None:
+            self.answers.keep([request], [rows], [table])
+        target.note_changed(item.ids)
+        return {}
 
     def _made_in_parts(
         self, members: Sequence[RowUpdate], numbers: RowHyperparameters

@@ -38,7 +38,7 @@ from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.row_arrays import array_of, integers
 from servers.store.row_freezes import RowFreezes
-from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids, wants_pushed
+from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.row_updates import RowUpdate, RowUpdates
 from servers.store.updates import Updates, is_late
@@ -131,12 +131,12 @@ class ServedTables:
         self.updates.require(targets)
         if message.union:
             self._require_union(message)
-        parts = pushed_rows(message, targets)
+        pushed = pushed_rows(message, targets)
         hyper = asked(message, self._arrays.optimizer)
         ranks = message.workers
-        request = message.sender[:2] if _answered_by_update(message, targets) else None
+        request = message.sender[:2] if pushed.wanted and _answered_by_update(message, targets) else None
         updates: list[RowUpdate] = []
-        for target, clock, (ids, rows, batch) in zip(targets, message.clocks, parts, strict=True):
+        for target, clock, (ids, rows, batch) in zip(targets, message.clocks, pushed.parts, strict=True):
             rounds = target.rounds
             if not (
                 rounds.expects(ranks, clock) or is_late(target, ranks, clock, self._rule) or rounds.counts(ranks, clock)
@@ -262,14 +262,10 @@ class ServedTables:
 
 
 def _answered_by_update(message: PushRows, targets: Sequence[RowTarget]) -> bool:
-    """Return whether the new rows of all that ``message`` pushes, one after the other, are its answer."""
-    return (
-        message.want
-        and not message.union
-        and message.codecs.count("none") == len(targets) > 0
-        and all(target.description.row_bytes % ALIGNED == 0 for target in targets)
-        and wants_pushed(message)
-    )
+    """Return whether the new rows of all that ``message`` pushes, one after the other, are the rows that it wants."""
+    if message.union or message.codecs.count("none") < len(targets):
+        return False
+    return all(target.row_bytes % ALIGNED == 0 for target in targets)
 
 
 def _changed(target: RowTarget, clock: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -28,7 +28,12 @@ class RowRule(ABC):
 
     A rule has no memory of its own: what a row's next update needs is in the row's states, and the count of updates is
     the table's.
+
+    Attributes:
+        scratches: whether ``step`` uses its scratch memory.
     """
+
+    scratches: ClassVar[bool] = True
 
     @abstractmethod
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
@@ -61,7 +66,7 @@ class RowRule(ABC):
             states: by the names of ``states``, each of shape (n, columns).
             settings: see ``states``.
             count: the number of this update of the table, from 1.
-            scratch: of the shape of ``rows``; overwritten.
+            scratch: of the shape of ``rows``, if ``scratches``; overwritten.
         """
 
 

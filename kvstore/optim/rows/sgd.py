@@ -18,6 +18,8 @@ class SGDRows(RowRule):
     momentum it is torch's SGD of sparse gradients, to the bit.
     """
 
+    scratches = False
+
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
         """See ``RowRule``."""
         return {"momentum_buffer": RowState(None, dtype)} if settings["momentum"] else {}

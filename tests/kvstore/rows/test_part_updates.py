@@ -136,3 +136,29 @@ def test_of_many_rows_a_sample_tells_whether_they_are_alike(second, apart):
     table.pull(np.arange(7000), pulled)
     sums = np.bincount([*range(3400), *second] if apart else [], minlength=7000)
     assert np.array_equal(pulled[:, 0], -1.0 - sums)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("kind", [0, 1])
+def test_an_update_of_rows_that_are_there_has_the_bits_of_any_update(name, kind):
+    rng, width = np.random.default_rng(3), 4
+    tables, updaters = _tables(name, width)
+    one, other, updater = tables[kind], _tables(name, width)[0][kind], updaters[kind]
+    batch = _batch(rng, [40], width)
+    before = batch.rows.copy()
+    rows = one.update_there(batch.ids, batch.rows, np.empty, updater, OWN)
+    other.update(batch.ids, before.copy(), updater)
+    assert (batch.rows == before).all()
+    assert (one.version, one.steps) == (other.version, other.steps)
+    expected = np.empty((40, width), np.float32)
+    other.pull(batch.ids, expected)
+    assert rows.tobytes() == expected.tobytes()
+    assert _all_of([one], width) == _all_of([other], width)
+
+
+def test_rows_that_are_to_be_made_and_tables_whose_rows_go_are_updated_otherwise():
+    updater = RowUpdater(describe("sgd", {"learning_rate": 0.1}), 0, "float32", 4, False)
+    for table in (RowTable(Table(shape=(9, 4))), RowTable(Table(dim=4)), RowTable(Table(dim=4, evict=[Unseen(3)]))):
+        table.use(updater)
+        assert table.update_there(np.array([1, 3]), np.ones((2, 4), np.float32), np.empty, updater, OWN) is None
+        assert table.version == 0

@@ -1,0 +1,72 @@
+"""What a push of rows usually is: it is of one table, wants the rows back that it pushes, and nothing is wrong. Pure.
+
+That takes a few steps to see. Whatever is unusual, or wrong, is left to ``row_requests``, which knows what to say.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvstore.rows.ids import Ids, stripes_of
+from kvstore.rows.layout import ALIGNED
+from kvstore.rows.sums import Rows, has_nan
+from kvstore.wire import Buffer, PushRows
+from servers.store.row_target import RowTarget
+
+_NARROW, _WIDE = np.dtype(np.int32), np.dtype(np.int64)
+
+
+def usual_push(message: PushRows, target: RowTarget) -> tuple[Ids, Rows] | None:
+    """Return the ids and the rows that ``message`` pushes to ``target``, its only table; None if it is unusual.
+
+    Returns:
+        Ids that rise, and are of the table and stripe that are here; and their rows, of shape (n, width), a view of the
+        message without NaN. The message wants just these rows.
+    """
+    if message.union or message.codecs[0] != "none" or not wants_pushed(message):
+        return None
+    ids_buffer, rows_buffer, _ = message.buffers
+    count, dtype = message.counts[0], id_dtype(message.wide)
+    nbytes = count * target.row_bytes
+    if not count or _nbytes(ids_buffer) != count * dtype.itemsize or _nbytes(rows_buffer) != nbytes or nbytes % ALIGNED:
+        return None
+    ids = np.frombuffer(ids_buffer, dtype)
+    if not np.logical_and.reduce(ids[1:] > ids[:-1]) or not _in_range(target, ids) or not all_in_stripe(target, ids):
+        return None
+    rows = np.frombuffer(rows_buffer, target.dtype).reshape(count, target.width)
+    return None if has_nan(rows) else (ids.astype(np.int64, copy=False), rows)
+
+
+def wants_pushed(message: PushRows) -> bool:
+    """Return whether ``message`` wants just those rows that it pushes. Its buffers need not have been checked."""
+    if not message.want or message.wanted != message.counts or len(message.buffers) != 3:
+        return False
+    pushed, _, wanted = message.buffers
+    if type(pushed) is bytearray and type(wanted) is bytearray:
+        return pushed == wanted
+    return bytes(pushed) == bytes(wanted)  # views would be compared element by element
+
+
+def all_in_stripe(target: RowTarget, ids: Ids) -> bool:
+    """Return whether all ``ids`` are of the stripe of ``target`` that is here."""
+    if target.stripes == 1 or not len(ids):
+        return True
+    mask = target.stripes - 1
+    if not target.description.grows and not target.stripes & mask:  # a remainder costs ten times as much
+        return not int(np.bitwise_or.reduce(ids ^ target.stripe)) & mask
+    return bool((stripes_of(target.description, ids, target.stripes) == target.stripe).all())
+
+
+def id_dtype(wide: bool) -> np.dtype[np.signedinteger]:
+    """Return the dtype of ids in messages."""
+    return _WIDE if wide else _NARROW
+
+
+def _in_range(target: RowTarget, ids: Ids) -> bool:
+    """Return whether all ``ids``, which rise, can be in the table."""
+    rows = target.description.rows
+    return rows is None or 0 <= ids.item(0) <= ids.item(-1) < rows
+
+
+def _nbytes(buffer: Buffer) -> int:
+    return memoryview(buffer).nbytes
