@@ -167,15 +167,15 @@ class Assigned:
         outs = [torch.zeros(size) for size in SIZES.values()]
         store.init(KEYS, outs)
         for number in range(1, self._rounds + 1):
+            right = float(sum(2 * number + rank for rank in range(store.num_workers)))
             store.pushpull(KEYS, [torch.full_like(out, 2.0 * number + store.rank) for out in outs], outs)
-            self._require(outs, number)
+            self._require(outs, right, number)
             store.pull(KEYS, [out.zero_() for out in outs])  # from a standby, if the server has died since
-            self._require(outs, number)
+            self._require(outs, right, number)
         store.barrier()
         return [out.tolist() for out in outs]
 
-    def _require(self, outs: list[torch.Tensor], number: int) -> None:
-        right = 4.0 * number + 1.0
+    def _require(self, outs: list[torch.Tensor], right: float, number: int) -> None:
         for key, out in zip(KEYS, outs, strict=True):
             if not bool((out == right).all()):
                 raise Wrong(f"{key!r} after round {number}: {sorted(set(out.tolist()))} instead of {right}")

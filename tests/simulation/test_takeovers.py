@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from simulation.network import Weather
-from simulation.runs import Plan, carry_out
+from simulation.runs import HOSTS, Plan, carry_out
 from simulation.takeovers import CODED, SEATS, exhaustive, judge, replicated, short, with_tables
 
 from kvstore.member.links import Links
@@ -49,9 +49,10 @@ def test_a_server_that_dies_takes_no_assigned_sum_along() -> None:
 
 
 @pytest.mark.long
-def test_whoever_dies_costs_nothing_but_time() -> None:
-    for base in short(1):
-        for plan in exhaustive(base, (*SEATS, "scheduler"), step=101):
+@pytest.mark.parametrize(("hosts", "step"), [((), 101), (HOSTS[0], 307)])
+def test_whoever_dies_costs_nothing_but_time(hosts: tuple[tuple[int, ...], ...], step: int) -> None:
+    for base in short(1, hosts):
+        for plan in exhaustive(base, (*SEATS, "scheduler"), step=step):
             require(plan, "exact")
 
 
