@@ -73,6 +73,8 @@ def ranges_of(buffers: Sequence[Buffer], dtype: str, size: int) -> list[TensorRa
         WireError: they hold more or fewer, or one ends within an element.
     """
     itemsize, ranges, start = ITEMSIZE[dtype], [], 0
+    if size and len(buffers) == 1 and memoryview(buffers[0]).nbytes == size * itemsize:  # the usual case
+        return [TensorRange(0, from_buffer(buffers[0], dtype))]
     for buffer in buffers:
         length, rest = divmod(memoryview(buffer).nbytes, itemsize)
         if rest:

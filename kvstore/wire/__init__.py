@@ -13,6 +13,8 @@ replication messages between a server and its standby
 records     what a server tells its standby: changes of its state, and the whole of it
 row_records the same of tables
 frames      messages to frames of bytes and back
+shared      fields that many messages have alike: the same bytes are unpacked and checked once
+packing     msgpack without what could do harm
 fields      the check of each field
 arrays      several arrays in the frames of one message
 """

@@ -1,42 +1,45 @@
 """Messages to frames of bytes and back: frame 0 is a msgpack list, the others are raw buffers, never copied.
 
 Frame 0 is ``[VERSION, code, field, field, ...]``, with the fields of the message's class in order. The first field may
-be a named tuple, which is a list of its own fields. ``decode`` trusts nothing: every field passes the check that its
-class declares before a message exists.
+be a named tuple, which is a list of its own fields. Fields that many messages have alike travel packed, as the last
+field; see ``shared``. ``decode`` trusts nothing: every field passes the check that its class declares before a message
+exists.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgpack
 
 from kvstore.errors import UsageError, WireError
 from kvstore.wire.fields import MAX_ITEMS, Check, Triple, shown
+from kvstore.wire.packing import Buffer as Buffer
+from kvstore.wire.packing import unpacked
+from kvstore.wire.shared import ATTRIBUTE, SharedGroup
 
-VERSION = 7
+VERSION = 8
 MAX_HEADER = 16 << 20  # bytes of frame 0; the places of MAX_SEGMENTS segments, or 100,000 names, take less
 MAX_FRAMES = 1 << 16
-_MANY = 1 << 18  # bytes of a header of so many objects that the garbage collector is paused while they are made
 
-Buffer: TypeAlias = "bytes | bytearray | memoryview"
 T = TypeVar("T")
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 class _Layout(NamedTuple):
     """The fields of a message class.
 
     Attributes:
-        names: of the fields in the header, in order.
+        names: of the fields in the header, in order, without those that are shared.
         values: returns these fields of a message.
         first: reads the first field if that is a named tuple; else None.
         checks: of the fields; without the first if that is a named tuple.
         buffers: whether frames follow the header.
         require: checks a message as a whole; None if its class has no such check.
+        shared: the fields that travel packed; None if there are none.
     """
 
     names: tuple[str, ...]
@@ -45,6 +48,7 @@ class _Layout(NamedTuple):
     checks: tuple[Check, ...]
     buffers: bool
     require: Callable[[Any], None] | None
+    shared: SharedGroup | None
 
 
 _BY_CODE: dict[int, type[Any]] = {}
@@ -53,19 +57,29 @@ _LAYOUT: dict[type[Any], _Layout] = {}
 MESSAGES: Mapping[int, type[Any]] = MappingProxyType(_BY_CODE)  # all message classes, by code
 
 
-def message(code: int) -> Callable[[type[T]], type[T]]:
+def message(code: int, shared: Sequence[str] = (), sent: Mapping[str, str] = _NO_NAMES) -> Callable[[type[T]], type[T]]:
     """Class decorator: a frozen dataclass whose fields are ``Annotated[type, check]`` becomes message ``code``.
 
     A field named ``buffers`` takes the frames after the header and is not part of it.
+
+    Args:
+        code: of the class.
+        shared: the fields that many messages have alike; see ``kvstore.wire.shared``.
+        sent: for fields that have a shorter form to travel in, the attribute that has it. The class's ``__post_init__``
+            brings the long form back.
     """
 
     def register(cls: type[T]) -> type[T]:
         hints = get_type_hints(cls, include_extras=True)
         buffers = hints.pop("buffers", None) is not None
-        checks = [hint.__metadata__[0] for hint in hints.values()]
-        first = checks.pop(0).read if checks and isinstance(checks[0], Triple) else None
+        checks = {name: hint.__metadata__[0] for name, hint in hints.items()}
+        own = tuple(name for name in checks if name not in shared)
+        own_checks = [checks[name] for name in own]
+        first = own_checks.pop(0).read if own_checks and isinstance(own_checks[0], Triple) else None
         require = getattr(cls, "__post_init__", None)
-        _LAYOUT[cls] = _Layout(tuple(hints), _getter(tuple(hints)), first, tuple(checks), buffers, require)
+        group = SharedGroup(shared, [checks[name] for name in shared], _getter(shared)) if shared else None
+        values = _getter([sent.get(name, name) for name in own])
+        _LAYOUT[cls] = _Layout(own, values, first, tuple(own_checks), buffers, require, group)
         if code in _BY_CODE:
             raise AssertionError(f"message code {code} is taken by {_BY_CODE[code].__name__}")
         _BY_CODE[code], _CODE[cls] = cls, code
@@ -75,15 +89,30 @@ def message(code: int) -> Callable[[type[T]], type[T]]:
 
 
 def field_names(cls: type[Any]) -> list[str]:
-    """Return the names of the fields that the header of a message class has, in order."""
-    return list(_LAYOUT[cls].names)
+    """Return the names of the fields that the header of a message class has, in order; those that are shared last."""
+    layout = _LAYOUT[cls]
+    return [*layout.names, *(() if layout.shared is None else layout.shared.names)]
+
+
+def header_of(cls: type[Any], values: Sequence[Any]) -> list[Any]:
+    """Return the header of a message of class ``cls`` whose fields, in the order of ``field_names``, are ``values``.
+
+    The values need not pass any check.
+    """
+    layout = _LAYOUT[cls]
+    own = len(layout.names)
+    packed = [] if layout.shared is None else [msgpack.packb(values[own:])]
+    return [VERSION, _CODE[cls], *values[:own], *packed]
 
 
 def encode(msg: Any) -> list[Buffer]:
     """Return the frames of ``msg``. It may be too long for its receiver; see ``require_short``."""
     cls = type(msg)
     layout = _LAYOUT[cls]
-    header = msgpack.packb((VERSION, _CODE[cls], *layout.values(msg)))
+    if layout.shared is None:
+        header = msgpack.packb((VERSION, _CODE[cls], *layout.values(msg)))
+    else:
+        header = msgpack.packb((VERSION, _CODE[cls], *layout.values(msg), layout.shared.pack(msg)))
     return [header, *msg.buffers] if layout.buffers else [header]
 
 
@@ -95,7 +124,7 @@ def require_short(msg: Any, frames: Sequence[Buffer]) -> None:
 
 def _overlong(msg: Any) -> bool:
     """Whether a field has more items than any may have."""
-    values = _LAYOUT[type(msg)].values(msg)
+    values = [getattr(msg, name) for name in field_names(type(msg))]
     return any(isinstance(value, list) and len(value) > MAX_ITEMS for value in values)
 
 
@@ -109,10 +138,7 @@ def decode(frames: Sequence[Buffer]) -> Any:
         raise WireError(f"expected 1 to {MAX_FRAMES} frames, got {len(frames)}")
     if len(frames[0]) > MAX_HEADER:
         raise WireError(f"expected a header of at most {MAX_HEADER} bytes, got {len(frames[0])}")
-    try:
-        header = _unpacked(frames[0])
-    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as exc:
-        raise WireError(f"the header is not msgpack: {exc}") from None
+    header = unpacked(frames[0])
     if type(header) is not list or len(header) < 2:
         raise WireError("expected a header that is a list of version, code and fields")
     if header[0] != VERSION or type(header[0]) is not int:
@@ -120,10 +146,18 @@ def decode(frames: Sequence[Buffer]) -> Any:
     cls = _BY_CODE.get(header[1]) if type(header[1]) is int else None
     if cls is None:
         raise WireError(f"unknown message code {shown(header[1])}")
-    names, _, first, checks, buffers, require = _LAYOUT[cls]
+    names, _, first, checks, buffers, require, shared = _LAYOUT[cls]
     del header[:2]
-    if len(header) != len(names):
-        raise WireError(f"{cls.__name__} has {len(names)} fields, got {len(header)}")
+    if len(header) != len(names) + (shared is not None):
+        raise WireError(f"{cls.__name__} has {len(names) + (shared is not None)} fields, got {len(header)}")
+    made = object.__new__(cls)
+    fields = made.__dict__  # filled here: the __init__ of a frozen class takes three times as long
+    if shared is not None:
+        try:
+            fields[ATTRIBUTE] = brought = shared.read(header.pop())
+        except WireError as exc:
+            raise WireError(f"{cls.__name__}.{exc}") from None
+        fields.update(brought.values)
     values = iter(header)
     try:
         if first is not None:
@@ -134,8 +168,6 @@ def decode(frames: Sequence[Buffer]) -> Any:
         raise WireError(f"{cls.__name__}.{names[-1 - len(list(values))]}: {exc}") from None
     if len(frames) > 1 and not buffers:
         raise WireError(f"{cls.__name__} has no buffers, got {len(frames) - 1}")
-    made = object.__new__(cls)
-    fields = made.__dict__  # filled here: the __init__ of a frozen class takes three times as long
     fields.update(zip(names, header, strict=True))
     if buffers:
         fields["buffers"] = list(frames[1:])
@@ -144,24 +176,8 @@ def decode(frames: Sequence[Buffer]) -> Any:
     return made
 
 
-def _getter(names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
+def _getter(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
     """Return what reads the fields ``names`` of an object."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda msg: [getattr(msg, name) for name in names]  # attrgetter takes no list of none, and unpacks one
-
-
-def _unpacked(frame: Buffer) -> Any:
-    """Return the list that a header is; a container that is longer than any field's is refused before it is made."""
-    pause = len(frame) >= _MANY and gc.isenabled()  # else it scans all objects again and again as they grow in number
-    if pause:
-        gc.disable()
-    try:
-        return msgpack.unpackb(frame, ext_hook=_no_extensions, max_array_len=MAX_ITEMS, max_map_len=0, max_ext_len=0)
-    finally:
-        if pause:
-            gc.enable()
-
-
-def _no_extensions(code: int, _data: bytes) -> Any:
-    raise WireError(f"the header has a msgpack extension ({code})")

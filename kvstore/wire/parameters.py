@@ -28,6 +28,7 @@ from kvstore.wire.messages import (
     require_known,
     same_length,
 )
+from kvstore.wire.shared import ATTRIBUTE, SharedFields
 
 CodecDescription = Annotated[
     "list[Any] | None",
@@ -96,10 +97,14 @@ class Init(Request):
         require_known(self.kinds, self.shapes)
 
 
-@message(42)
+_VALUES = ("store", "ids", "want", "lr", "rescale", "codec", "lengths", "segment_counts")
+_ALIKE = (*_VALUES, "back", "changes", "priority", "encode")
+
+
+@message(42, shared=_ALIKE, sent={"clocks": "sent_clocks"})
 @dataclass(frozen=True)
 class Push(Request):
-    """My contribution ``clocks[i]`` to segment ``ids[i]``.
+    """My contribution ``clocks[i]`` to segment ``ids[i]``. A single clock is that of all segments.
 
     Attributes:
         want: whether the answer brings the values once the push has taken effect.
@@ -135,11 +140,26 @@ class Push(Request):
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
-        same_length(self.ids, self.clocks)
+        ids, clocks = self.ids, self.clocks
+        if len(ids) != len(clocks):
+            if len(clocks) != 1 or not ids:
+                same_length(ids, clocks)
+            self.__dict__["clocks"] = clocks * len(ids)
         if self.codec is not None:
             same_length(self.segment_counts or self.ids, self.lengths)
         if self.rank_clocks:
             same_length(self.ranks, self.rank_clocks)
+
+    @property
+    def shared(self) -> SharedFields | None:
+        """The fields that other pushes of the same segments have alike; None if the message has not been received."""
+        return self.__dict__.get(ATTRIBUTE)
+
+    @property
+    def sent_clocks(self) -> list[int]:
+        """The clocks as they travel: one for all segments, where they are alike."""
+        clocks = self.clocks
+        return clocks[:1] if len(clocks) > 1 and clocks.count(clocks[0]) == len(clocks) else clocks
 
     @property
     def workers(self) -> Sequence[int]:
@@ -192,6 +212,12 @@ class Values(Reply):
     segment_counts: SegmentCounts = field(default_factory=list)
     priority: Priority = None
     buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def again(self, seq: int) -> Values:
+        """Return the same values as the answer to request ``seq``; both refer to the same buffers."""
+        made = object.__new__(Values)
+        made.__dict__.update(self.__dict__, seq=seq)
+        return made
 
 
 @message(45)

@@ -30,9 +30,13 @@ class Buckets:
         rounds: makes the rounds of a new bucket.
         memory: for the values.
         recording: of the store.
+
+    Attributes:
+        grouping: another object whenever segments have come, or are grouped otherwise.
     """
 
     def __init__(self, rounds: Callable[[], Progress], memory: Memory, recording: Recording | None = None) -> None:
+        self.grouping = object()
         self._rounds = rounds
         self._memory = memory
         self._recording = recording or Recording()
@@ -304,6 +308,7 @@ class Buckets:
 
     def _put(self, bucket: Bucket) -> None:
         self._at.update(dict.fromkeys(bucket.ids, bucket))
+        self.grouping = object()
         self._lists.clear()
         self._elements.clear()
 

@@ -42,7 +42,7 @@ def updates_of(message: Push, buckets: Sequence[Bucket], rule: Rule, optimizer: 
         UsageError: an open round does not take its contribution, which is not late either, and no repeat.
     """
     ranks = message.workers
-    ranges: Sequence[PayloadRange] = _payload(message, buckets)
+    ranges: Sequence[PayloadRange] = payload_of(message, buckets)
     hyper = asked(message, optimizer)
     updates: list[Update] = []
     place = start = 0
@@ -79,7 +79,12 @@ def behind_most(message: PushRequest) -> Sequence[int]:
     return [rank for rank, clock in zip(message.workers, own, strict=True) if clock == min(own)]
 
 
-def _payload(message: Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
+def payload_of(message: Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
+    """Return the elements of a push to ``buckets``, checked.
+
+    Raises:
+        UsageError, WireError: they are not those of these buckets.
+    """
     if not buckets:
         return []
     compression = described(message.codec)

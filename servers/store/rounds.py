@@ -20,6 +20,21 @@ T = TypeVar("T")
 _RANK = itemgetter(0)
 
 
+class _OpenRound(Generic[T]):
+    """What has been contributed to a round that is not over.
+
+    Attributes:
+        ranks: all that have contributed.
+        items: by the first rank of each contribution: all its ranks, and the item.
+    """
+
+    __slots__ = ("items", "ranks")
+
+    def __init__(self) -> None:
+        self.ranks: set[int] = set()
+        self.items: dict[int, tuple[Sequence[int], T]] = {}
+
+
 class Rounds(Generic[T]):
     """The rounds of one bucket.
 
@@ -49,8 +64,7 @@ class Rounds(Generic[T]):
         self._left: frozenset[int] = frozenset()
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
         self._absent: set[int] = set()  # who is not in the next round
-        # By round, and by each rank that has contributed: all ranks of the contribution, and the item.
-        self._open: dict[int, dict[int, tuple[Sequence[int], T]]] = {}
+        self._open: dict[int, _OpenRound[T]] = {}
         self._late: list[tuple[int, Sequence[int], T]] = []
         self.contributors: Collection[int] = ()
         self._counted: dict[int, int] = {}  # with a quorum, by rank: its last push that counts
@@ -104,20 +118,17 @@ class Rounds(Generic[T]):
     def open(self) -> list[tuple[int, Sequence[int], T]]:
         """Return the contributions that belong to no closed round: (clock, ranks, item)."""
         return [
-            (clock, ranks, item)
-            for clock, contributions in self._open.items()
-            for rank, (ranks, item) in contributions.items()
-            if rank == ranks[0]
+            (clock, ranks, item) for clock, round_ in self._open.items() for ranks, item in round_.items.values()
         ] + self._late
 
     def expects(self, ranks: Sequence[int], clock: int) -> bool:
         """Return whether round ``clock`` is not over, and all ``ranks`` are in it, of which none has contributed."""
-        contributions = self._open.get(clock)
+        round_ = self._open.get(clock)
         return (
             self.version < clock
             and self._has(ranks)
             and not (self._paused and self._beyond(ranks, clock))
-            and (contributions is None or contributions.keys().isdisjoint(ranks))
+            and (round_ is None or round_.ranks.isdisjoint(ranks))
         )
 
     def counts(self, ranks: Sequence[int], clock: int) -> bool:
@@ -139,29 +150,30 @@ class Rounds(Generic[T]):
                 self._late.append((clock, ranks, item))
                 self._count(ranks, clock)
             return False
-        contributions = self._open.get(clock)
-        if contributions is None:
-            contributions = self._open[clock] = {}
-        elif not contributions.keys().isdisjoint(ranks):
+        round_ = self._open.get(clock)
+        if round_ is None:
+            round_ = self._open[clock] = _OpenRound()
+        elif not round_.ranks.isdisjoint(ranks):
             return False
-        contributions.update(dict.fromkeys(ranks, (ranks, item)))
+        round_.ranks.update(ranks)
+        round_.items[ranks[0]] = ranks, item
         return True
 
     def complete(self) -> list[T] | None:
         """Close the next round if it is complete, and return its items in the order of first ranks, late ones last."""
-        contributions = self._open.get(self.version + 1)
-        if contributions is None or len(contributions) < self._enough():
+        round_ = self._open.get(self.version + 1)
+        if round_ is None or len(round_.ranks) < self._enough():
             return None
         self.version += 1
         if self._quorum is not None:
-            self.contributors = sorted(contributions)
-            self._count(contributions, self.version)
+            self.contributors = sorted(round_.ranks)
+            self._count(round_.ranks, self.version)
         self.share = self._number
         if self._paused:
             self.share -= sum(last < self.version for last in self._paused.values())
             self._look()
         del self._open[self.version]
-        items = [item for rank, (ranks, item) in sorted(contributions.items(), key=_RANK) if rank == ranks[0]]
+        items = [item for _, (_, item) in sorted(round_.items.items(), key=_RANK)]
         if self._late:
             items += [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
             self._late.clear()
@@ -199,7 +211,7 @@ class Rounds(Generic[T]):
         missing: dict[int, int] = {}
         others, number = self._workers - self._left, self.version + 1
         while others and number <= clock:
-            lacking = others.difference(self._open.get(number, ()))
+            lacking = others.difference(self._open[number].ranks if number in self._open else ())
             missing.update((rank, number) for rank in lacking if number <= self._paused.get(rank, number))
             others, number = others - lacking, number + 1
         return missing

@@ -45,6 +45,7 @@ from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.served_tables import ServedTables
+from servers.store.shortcuts import Shortcuts
 from servers.store.states import get_states, put_states
 from servers.store.store_progress import StoreProgress
 from servers.store.target import WaitingRequest
@@ -97,6 +98,7 @@ class ServedStore:
         self.progress = StoreProgress(
             rule, self.buckets, self.updates, self.tables, self.captures, self.values, self._waiting, times
         )
+        self._shortcuts = Shortcuts(rule, self.buckets, self._waiting, self.progress)
 
     @property
     def pauses(self) -> Pauses:
@@ -117,6 +119,9 @@ class ServedStore:
 
     def push(self, peer: bytes, message: Push) -> list[Answer]:
         """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
+        answers = self._shortcuts.take(peer, message)
+        if answers is not None:
+            return answers
         rule, several = self.rule, len(message.ranks) > 1
         if several or message.rank_clocks:
             require_mergeable(message, rule)
@@ -134,6 +139,7 @@ class ServedStore:
             if not bucket.rounds.counts(part.ranks, part.clock):
                 contribute(message, bucket, part)
         error = self._update(message, updates) if rule.mode == "async" else None
+        self._shortcuts.learn(message, buckets)
         return self.progress.pushed(peer, message, buckets, late, error)
 
     def _update(self, message: Push, updates: Sequence[Update]) -> Exception | None:

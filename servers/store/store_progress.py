@@ -12,7 +12,8 @@ from typing import Any
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
 from kvstore.tracing.tracer import Tracer
-from kvstore.wire import Ack, FreezeTable, Pull, PullRows, Push, PushRows, Reply, Resume
+from kvstore.wire import Ack, FreezeTable, Pull, PullRows, Push, PushRows, Reply, Resume, Values
+from kvstore.wire.shared import SharedFields
 from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
@@ -77,11 +78,16 @@ class StoreProgress:
         else:
             # Parked before rounds are closed, so that it learns of their errors.
             answers = self.answer(self._waiting.park(peer, message, late, targets))
-        answers += self.advance(targets, message)
-        if self._rule.mode == "sync" and targets:
-            self._times.contributed(message.workers, message.clocks[0], targets, self._rule.quorum is not None)
+        answers += self.contributed(message, targets)
         if self._waiting.pauses.ranks:
             answers += self.resume()
+        return answers
+
+    def contributed(self, message: PushRequest, targets: Sequence[AnyTarget]) -> list[Answer]:
+        """Close the rounds of ``targets`` that a push has completed, and answer the requests that waited for them."""
+        answers = self.advance(targets, message)
+        if self._rule.mode == "sync" and targets:
+            self._times.contributed(message.workers, message.clocks[0], targets, self._rule.quorum is not None)
         return answers
 
     def advance(self, touched: Sequence[AnyTarget], push: PushRequest | None = None) -> list[Answer]:
@@ -132,7 +138,19 @@ class StoreProgress:
 
     def answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
         """Answer requests that need not wait. One that cannot be answered fails alone."""
-        return list(map(self._answer_one, ready))
+        answers: list[Answer] = []
+        alike: tuple[SharedFields, Values] | None = None  # the last answer in rounds, and what has asked for it
+        for parked in ready:
+            request = parked.request
+            shared = request.shared if isinstance(request, Push) else None
+            if alike is not None and alike[0] is shared and parked.error is None and parked.late == alike[1].missed:
+                answers.append(Answer(parked.peer, request, alike[1].again(request.seq)))
+                continue
+            answer = self._answer_one(parked)
+            answers.append(answer)
+            if shared is not None and self._rule.mode == "sync" and isinstance(answer.reply, Values):
+                alike = shared, answer.reply
+        return answers
 
     def _answer_one(self, parked: ParkedRequest) -> Answer:
         if parked.error is not None:

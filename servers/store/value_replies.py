@@ -62,7 +62,9 @@ class ValueReplies:
             lengths, segment_counts, buffers = self.compressed.payloads(
                 self._buckets.segment_ranges(message.ids), back, feedback=self._updates.updater is None
             )
-        reply = Values(
+        for (bucket, _, _), buffer in zip(ranges, buffers, strict=False):
+            bucket.lend(buffer)
+        return Values(
             message.seq,
             self._buckets.versions(message.ids) if self._rule.quorum is not None else [],
             ahead,
@@ -72,9 +74,6 @@ class ValueReplies:
             message.priority if isinstance(message, Push) else None,
             buffers,
         )
-        for bucket in {bucket for bucket, _, _ in ranges} if len(ranges) > 1 else [bucket for bucket, _, _ in ranges]:
-            bucket.lend(reply)
-        return reply
 
     def remember(self, ids: Sequence[int], ranks: Sequence[int]) -> None:
         """Keep the values of segments ``ids``, which workers ``ranks`` read now, for delay compensation."""

@@ -68,6 +68,11 @@ class Waiting:
         """The requests that wait for rounds."""
         return [parked.request for parked in self._parked.values()]
 
+    @property
+    def uneven(self) -> bool:
+        """Whether some workers have left, or are inside ``join``: then a request may wait in vain."""
+        return bool(self.departed or self.pauses.ranks)
+
     def park(
         self, peer: bytes, message: WaitingRequest, late: int = 0, targets: Sequence[AnyTarget] | None = None
     ) -> list[ParkedRequest]:
@@ -87,7 +92,13 @@ class Waiting:
         if not parked.left:
             return [parked]
         self._parked[message.sender[:2]] = parked
-        return [parked] if (self.departed or self.pauses.ranks) and self._give_up_if_hopeless(parked) else []
+        return [parked] if self.uneven and self._give_up_if_hopeless(parked) else []
+
+    def wait(self, peer: bytes, message: PushRequest, target: AnyTarget, clock: int) -> None:
+        """Keep ``message`` until round ``clock`` of ``target``, which is open, is over. See ``uneven``."""
+        parked = ParkedRequest(peer, message, left=1, since=self._times.now)
+        target.parked.append((clock, parked))
+        self._parked[message.sender[:2]] = parked
 
     def release(self, targets: Sequence[AnyTarget], errors: Mapping[Any, Exception]) -> list[ParkedRequest]:
         """Return who waits for nothing more, now that ``targets`` are where they are, some through an error."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore import wire
 from kvstore.spec import ITEMSIZE
 from kvstore.table import CODECS, DTYPES, INITS, Capacity, MinCount, Probability, Table, Unseen
-from kvstore.wire import encode
+from kvstore.wire.frames import field_names, header_of
 
 COUNT = 6
 
@@ -218,7 +217,8 @@ def any_message(draw: st.DrawFn, cls: type[Any]) -> Any:
 
 def with_shorter(message: Any, field: str) -> list[Any]:
     """The frames of ``message``, of which the list ``field`` has lost its last item."""
-    header = msgpack.unpackb(encode(message)[0])
-    at = 2 + [each.name for each in dataclasses.fields(message)].index(field)
-    header[at] = header[at][:-1]
-    return [msgpack.packb(header), *getattr(message, "buffers", [])]
+    names = field_names(type(message))
+    values = [getattr(message, name) for name in names]
+    at = names.index(field)
+    values[at] = values[at][:-1]
+    return [msgpack.packb(header_of(type(message), values)), *getattr(message, "buffers", [])]

@@ -14,7 +14,7 @@ from junk import JUNK
 
 from kvstore.table import Capacity, MinCount, Table
 from kvstore.wire import VERSION, Barrier, Beat, Declare, Node, Ready, encode
-from kvstore.wire.frames import MESSAGES, field_names
+from kvstore.wire.frames import MESSAGES, field_names, header_of
 from kvstore.wire.messages import Message
 
 CODES = sorted(code for code, cls in MESSAGES.items() if cls.__module__.startswith("kvstore."))
@@ -114,7 +114,7 @@ def _odd_fields(draw: st.DrawFn) -> list[Any]:
         draw(JUNK if position == junk else _SPECS.get(name, JUNK)) for position, name in enumerate(field_names(cls))
     ]
     buffers = draw(_BUFFERS) if "buffers" in cls.__dataclass_fields__ else []
-    return [msgpack.packb([VERSION, code, *values]), *buffers]
+    return [msgpack.packb(header_of(cls, values)), *buffers]
 
 
 def good(worker: Worker) -> list[Message]:
@@ -266,7 +266,7 @@ def flood(count: int, seed: int = 0) -> Any:
         [msgpack.packb([VERSION + 1, 18, [["worker", 0, 1], 1, 0], 0, 0])],
         [msgpack.packb([VERSION, 99])],
         [msgpack.packb([VERSION, 18])],
-        [msgpack.packb([VERSION, 42, [["worker", 0, 1], 1, 0], 0, [1] * 5000, [1], True, None, None])],
+        [msgpack.packb([VERSION, 42, [["worker", 0, 1], 1, 0], [1], [], [], msgpack.packb([0, [1] * 5000, True])])],
         [msgpack.packb([VERSION, 41, [["worker", 0, 1], 1, 0], 0, [1], ["k"], [0], [[2**40, 2**40]], "float32"])],
         [b"x"] * 100,
         [bytes(1 << 16)],

@@ -18,7 +18,6 @@ from kvstore.wire import decode, encode
     ("cls", "field"),
     [
         (wire.Init, "kinds"),
-        (wire.Push, "clocks"),
         (wire.Pull, "ids"),
         (wire.OptimizerStates, "names"),
         (wire.PutStates, "shapes"),
