@@ -1,15 +1,16 @@
-"""What one process notes for the job's trace: records in a ring, and the chunks that carry them away.
+"""What one process notes for the job's trace: rows of bytes, and the chunks that carry them away.
 
-Any thread may note something; the thread of the heartbeat takes the records out. A record costs less than a
-microsecond. When records come faster than they are taken out, the oldest are lost, and the gap in their numbers says
-how many.
+Any thread may note something; the thread of the heartbeat takes the rows out. A row costs less than a microsecond, and
+leaves as it was written: while the heartbeat encoded something, the program's thread would wait for the interpreter. No
+object stays behind for the garbage collector. When rows come faster than they are taken out, the newest are lost, and
+the gap in their numbers says how many.
+
+One statement appends a row, whole, and one takes all of them: the interpreter's lock makes each a single step.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from kvstore.job.valid_values import RoundWindow
 from kvstore.spec import Key
 from kvstore.tracing.offsets import ClockOffsets
+from kvstore.tracing.words import Words
 from kvstore.wire import Node, TraceChunk
 from kvstore.wire.tracing import (
     ANSWERED,
@@ -24,15 +26,20 @@ from kvstore.wire.tracing import (
     HANDLED,
     MARK,
     MOST_ANSWERS,
+    MOST_RECORDS,
     MOST_THREADS,
-    SENT_CHUNK,
+    REPLIES,
+    REQUEST,
+    ROW,
     SPAN,
+    Label,
     packed,
 )
 
-IN_CHUNK = 512  # records; so many fit into a chunk nearly always
-RING = 1 << 15  # records of one process that wait to be taken out
+MOST_UNDER_WAY = 1 << 14  # requests without an answer that are remembered: some never have one
 _ident = threading.get_ident
+_row = ROW.pack
+_MORE = b"".join
 NOBODY = ("", -1, 0)  # who has asked for what is done without a request
 
 
@@ -42,29 +49,34 @@ class Tracer:
     Args:
         window: the rounds that are of interest.
         clock: seconds, monotonic.
-        most: records that wait at most.
+        most: rows that wait at most.
 
     Attributes:
         clock, window: see above.
         open: whether what happens now is of interest. Before the first round it is if that round is.
         round: the latest round of this process; 0 before the first.
         offsets: of the clock.
-        wake: called when many records wait.
+        wake: called when many rows wait.
     """
 
-    def __init__(self, window: RoundWindow, clock: Callable[[], float], most: int = RING) -> None:
+    def __init__(self, window: RoundWindow, clock: Callable[[], float], most: int = MOST_RECORDS) -> None:
         self.window = window
         self.clock = clock
         self.round = 0
         self.open = window.first <= 1 <= window.last
         self.offsets = ClockOffsets()
         self.wake: Callable[[], None] = _nothing
-        self._wake_at = max(1, most // 4)
-        self._ring: deque[tuple[Any, ...]] = deque(maxlen=most)
-        self._append = self._ring.append
-        self._number = itertools.count(1)
-        # Requests that have been noted, and their answers have not. An aggregator's have two series of numbers.
-        self._under_way: dict[tuple[int, bytes], str] = {}
+        self._most = most * ROW.size
+        self._room = max(1, most * 3 // 4) * ROW.size  # with more, somebody is to take them out
+        self._rows = bytearray()
+        self._crowd = False  # whether somebody has been woken since
+        self._lost = 0  # rows since the last chunk
+        self._first = 1  # the number of the next chunk's first row
+        self._labels = Words()
+        self._nodes = Words()
+        # Requests that have been noted, and their answers have not: when asked, by which thread, label, bytes, round,
+        # the number of the peer, and whether a chunk tells of it. An aggregator's have two series of numbers.
+        self._under_way: dict[tuple[int, bytes], list[Any]] = {}
         self._known_threads: dict[int, str] = {}
         self._told = False
         self._unsettled = False  # chunks have left before clocks had been compared
@@ -80,7 +92,8 @@ class Tracer:
         Call it in the thread that takes the records out.
         """
         if window.first != self.window.first:
-            self._ring.clear()
+            self._rows.clear()
+            self._under_way.clear()
         self.window = window
         self.open = window.first <= max(1, self.round) <= window.last
         self._told = False
@@ -106,9 +119,9 @@ class Tracer:
         """
         if not start:
             return
-        end, about = self.clock(), self.round if round_ is None else round_
-        key = keys[0] if keys else None
-        self._append((self._next(), SPAN, start, end, _ident(), name, key, len(keys), nbytes, about))
+        label = self._labels[name, keys[0] if keys else None, len(keys)]
+        about = self.round if round_ is None else round_
+        self._add(_row(SPAN, label, 0, _ident(), 0, start, self.clock(), 0.0, nbytes, about, 0))
 
     @contextmanager
     def during(self, name: str, keys: Sequence[Key] = (), round_: int | None = None) -> Iterator[None]:
@@ -122,15 +135,20 @@ class Tracer:
 
     def asked(self, seq: int, peer: bytes, name: str, keys: Sequence[Key], nbytes: int) -> None:
         """Note that request ``seq`` leaves for ``peer``."""
-        name_of_peer = self._under_way[seq, peer] = peer.decode()
-        key, now = keys[0] if keys else None, self.clock()
-        self._append((self._next(), ASKED, now, seq, name, key, len(keys), nbytes, self.round, _ident(), name_of_peer))
+        labels = self._labels
+        label = labels[name, keys[0] if keys else None, len(keys)]
+        self._under_way[seq, peer] = [self.clock(), _ident(), label, nbytes, self.round, labels[peer], False]
 
     def answered(self, seq: int, peer: bytes) -> None:
         """Note that request ``seq`` to ``peer`` has been answered, if it was noted."""
-        name = self._under_way.pop((seq, peer), None)
-        if name is not None:
-            self._append((self._next(), ANSWERED, self.clock(), seq, _ident(), name))
+        asked = self._under_way.pop((seq, peer), None)
+        if asked is None:
+            return
+        at, thread, label, nbytes, round_, number, told = asked
+        if told:
+            self._add(_row(ANSWERED, 0, self._labels[peer], 0, _ident(), 0.0, self.clock(), 0.0, 0, 0, seq))
+        else:
+            self._add(_row(REQUEST, label, number, thread, _ident(), at, self.clock(), 0.0, nbytes, round_, seq))
 
     def handled(
         self,
@@ -151,20 +169,35 @@ class Tracer:
             round_: the round that it is about.
             answered: of each reply that was sent, who had asked, and the number of the request.
         """
-        replies = answered[:MOST_ANSWERS]
-        end = self.clock()
-        self._append((self._next(), HANDLED, start, left, end, _ident(), name, node, seq, nbytes, round_, replies))
+        nodes, count = self._nodes, min(len(answered), MOST_ANSWERS)
+        label, number = self._labels[name], nodes[node]
+        row = _row(HANDLED, label, number, _ident(), 0, start, self.clock(), left, nbytes, round_, seq)
+        if not answered:
+            self._add(row)
+            return
+        rows = [row]
+        for place in range(0, count - 1, 2):
+            (one, one_seq), (other, other_seq) = answered[place], answered[place + 1]
+            rows.append(_row(REPLIES, nodes[one], nodes[other], 0, 2, 0.0, 0.0, 0.0, one_seq, other_seq, 0))
+        if count % 2:
+            one, one_seq = answered[count - 1]
+            rows.append(_row(REPLIES, nodes[one], 0, 0, 1, 0.0, 0.0, 0.0, one_seq, 0, 0))
+        self._add(_MORE(rows))
 
     def mark(self, text: str, at: float | None = None) -> None:
         """Note that something has happened now, or ``at`` another time."""
-        self._append((self._next(), MARK, self.clock() if at is None else at, text[:512]))
+        self._add(_row(MARK, self._labels[text[:512]], 0, 0, 0, self.clock() if at is None else at, 0.0, 0.0, 0, 0, 0))
 
-    def _next(self) -> int:
-        """Return the number of the next record; in a flood of them, have some taken out."""
-        number = next(self._number)
-        if not number % self._wake_at:
+    def _add(self, rows: bytes) -> None:
+        """Append rows; when many wait, have somebody take them out."""
+        waiting = len(self._rows)
+        if waiting + len(rows) > self._most:
+            self._lost += len(rows) // ROW.size
+            return
+        self._rows += rows
+        if waiting >= self._room and not self._crowd:
+            self._crowd = True
             self.wake()
-        return number
 
     # ---- for the thread of the heartbeat
 
@@ -173,27 +206,38 @@ class Tracer:
 
         News are, too, that the rounds are over, and how far the clocks are apart, if earlier chunks did not say that.
         """
-        made: list[TraceChunk] = []
         over, settled = self.over, self.offsets.settled
-        while records := self._taken():
-            made.extend(self._chunk(node, over, part) for part in _parts(records))
-        if not made and ((over and not self._told) or (settled and self._unsettled)):
-            made.append(self._chunk(node, over, packed([])))
+        rows, labels, nodes = self._taken()
+        made: list[TraceChunk] = []
+        if rows or (over and not self._told) or (settled and self._unsettled):
+            threads, known = self._threads(), self.offsets.known
+            for start in range(0, max(1, len(rows)), MOST_RECORDS * ROW.size):
+                part = rows[start : start + MOST_RECORDS * ROW.size]
+                count = len(part) // ROW.size
+                made.append(TraceChunk(node, known, threads, over, self._first, count, packed(labels, nodes, part)))
+                self._first += count
+        lost, self._lost = self._lost, 0
+        self._first += lost
         self._told = over
         self._unsettled = not settled and (self._unsettled or bool(made))
         return made
 
-    def _chunk(self, node: Node, over: bool, frame: bytes) -> TraceChunk:
-        return TraceChunk(node, self.offsets.known, self._threads(), over, [frame])
-
-    def _taken(self) -> list[tuple[Any, ...]]:
-        records: list[tuple[Any, ...]] = []
-        while len(records) < IN_CHUNK:
-            try:
-                records.append(self._ring.popleft())
-            except IndexError:
-                break
-        return records
+    def _taken(self) -> tuple[bytes, list[tuple[int, Label]], list[tuple[int, Node]]]:
+        """Take out the rows, those of open requests that have not been told of, and the words in them."""
+        self._labels.clear()
+        self._nodes.clear()
+        rows = bytes(self._rows)
+        del self._rows[: len(rows)]
+        self._crowd = False
+        under_way = list(self._under_way.items())
+        for asked_before, _ in under_way[:-MOST_UNDER_WAY]:
+            self._under_way.pop(asked_before, None)
+        for (seq, _), asked in under_way:
+            at, thread, label, nbytes, round_, number, told = asked
+            if not told:
+                asked[-1] = True
+                rows += _row(ASKED, label, number, thread, 0, at, 0.0, 0.0, nbytes, round_, seq)
+        return rows, [(number, _label(value)) for number, value in self._labels.take()], self._nodes.take()
 
     def _threads(self) -> list[list[Any]]:
         """Return the numbers and names of threads that there are or have been."""
@@ -205,13 +249,11 @@ class Tracer:
         return [[ident, name] for ident, name in self._known_threads.items()]
 
 
-def _parts(records: list[tuple[Any, ...]]) -> list[bytes]:
-    """Return the frames of ``records``, none of which is too long."""
-    frame = packed(records)
-    if len(frame) <= SENT_CHUNK or len(records) == 1:
-        return [frame]
-    half = len(records) // 2
-    return _parts(records[:half]) + _parts(records[half:])
+def _label(value: Label | str | bytes) -> Label:
+    """Return the label that a number stands for; names, texts and peers are labels without keys."""
+    if isinstance(value, tuple):
+        return value
+    return (value if isinstance(value, str) else value.decode()), None, 0
 
 
 def _nothing() -> None:

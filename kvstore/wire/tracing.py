@@ -1,33 +1,40 @@
 """The messages of a job's trace: members send what they have noted to the scheduler, and an observer fetches it there.
 
-What a member notes is a *record*: a list that begins with its number and its kind. A chunk carries some of them in one
-frame of msgpack. The scheduler passes chunks on as they are. Whoever makes a trace of them reads them with
-``read_records``, which trusts nothing.
+What a member notes are *rows* of one size, which it writes as it goes, and sends as they are: the job must not wait for
+them to be encoded. Names, keys and nodes in them are numbers; what they stand for comes in the same chunk. The
+scheduler passes chunks on as they are. Whoever makes a trace of them reads them with ``read_records``, which trusts
+nothing, and has each as a *record*: a list that begins with its number and its kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from math import isfinite
+from struct import Struct
+from typing import Annotated, Any, TypeAlias
 
 import msgpack
 
 from kvstore.errors import WireError
 from kvstore.job.settings import MAX_NODES
+from kvstore.spec import Key
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, decode, message
 from kvstore.wire.messages import Reply, Request, Seq, TracedRounds
 from kvstore.wire.rendezvous import MemberNotice
 
-MOST_RECORDS = 4096  # in one chunk
-MAX_CHUNK = 2 << 20  # bytes of a chunk's records
-SENT_CHUNK = 24 << 10  # what members send: a larger frame would go through shared memory, which the scheduler has not
+MOST_RECORDS = 1 << 14  # rows of one chunk
+MOST_WORDS = 1 << 16  # of one chunk
+MAX_CHUNK = 4 << 20  # bytes of a chunk's rows and words
+SENT_FRAME = 24 << 10  # what members send: a larger frame would go through shared memory, which the scheduler has not
 MOST_CHUNKS = 256  # in one answer
 MOST_STARTS = 16  # of the scheduler that one chunk tells of
 MOST_THREADS = 256
 MOST_ANSWERS = 2 * MAX_NODES  # replies that one record names
 
+# A row: its kind, two words, two threads, three times in seconds, and three integers. What records have of it:
+ROW = Struct("<3I2Q3d3q")
 SPAN = 0  # start, end, thread, name, first key, how many keys, bytes, round
 ASKED = 1  # when, number of the request, name, first key, how many keys, bytes, round, thread, peer
 ANSWERED = 2  # when, number of the request, thread, peer
@@ -35,49 +42,20 @@ ANSWERED = 2  # when, number of the request, thread, peer
 # each reply who had asked, and the number of the request. Without a request, who asked is ["", -1, 0].
 HANDLED = 3
 MARK = 4  # when, a text
+REQUEST = 5  # a row alone: read as ASKED and ANSWERED
+REPLIES = 6  # a row alone: two replies, or one, of the HANDLED before it
+
+Label: TypeAlias = "tuple[str, Key | None, int]"  # a name, the first key, and how many keys
+_UNKNOWN: Label = ("?", None, 0)
+_NOBODY = ["", -1, 0]
 
 Clock = f.tuple_of(f.integer(1), f.number, f.number)
 Thread = f.tuple_of(f.integer(0, 2**64 - 1), f.text(128))
 
-_NODE = f.tuple_of(f.text(16), f.integer(-1, MAX_NODES), f.integer(0, 2**63 - 1))
-_THREAD = f.integer(0, 2**64 - 1)
-_NAME = f.text(128)
-_numbers = f.integers()
-_KEY = f.optional(f.key)
-_CHECKS: Mapping[int, f.Check] = {
-    SPAN: f.tuple_of(
-        f.integer(), f.integer(), f.number, f.number, _THREAD, _NAME, _KEY, f.integer(), f.integer(), f.integer()
-    ),
-    ASKED: f.tuple_of(
-        f.integer(),
-        f.integer(),
-        f.number,
-        f.integer(),
-        _NAME,
-        _KEY,
-        f.integer(),
-        f.integer(),
-        f.integer(),
-        _THREAD,
-        f.text(64),
-    ),
-    ANSWERED: f.tuple_of(f.integer(), f.integer(), f.number, f.integer(), _THREAD, f.text(64)),
-    HANDLED: f.tuple_of(
-        f.integer(),
-        f.integer(),
-        f.number,
-        f.number,
-        f.number,
-        _THREAD,
-        _NAME,
-        _NODE,
-        f.integer(),
-        f.integer(),
-        f.integer(),
-        f.list_of(f.tuple_of(_NODE, f.integer()), MOST_ANSWERS),
-    ),
-    MARK: f.tuple_of(f.integer(), f.integer(), f.number, f.text(512)),
-}
+_WORD = f.integer(0, 2**32 - 1)
+_LABELS = f.list_of(f.tuple_of(_WORD, f.text(512), f.optional(f.key), f.integer()), MOST_WORDS)
+_NODES = f.list_of(f.tuple_of(_WORD, f.text(16), f.integer(-1, MAX_NODES), f.integer(0, 2**63 - 1)), MOST_WORDS)
+_WORDS = f.tuple_of(_LABELS, _NODES)
 
 
 @message(160)
@@ -90,17 +68,27 @@ class TraceChunk(MemberNotice):
             times to have the scheduler's, in seconds; and by how much that may be wrong.
         thread_names: the numbers and names of the member's threads.
         over: whether the member has passed its last round that is of interest.
-        buffers: one frame, the records.
+        first: the number of the first record. What was lost before it has numbers, too.
+        records: how many there are.
+        buffers: the rows of the records, and then the words, cut anywhere.
     """
 
     offsets: Annotated[list[list[Any]], f.list_of(Clock, MOST_STARTS)]
     thread_names: Annotated[list[list[Any]], f.list_of(Thread, MOST_THREADS)]
     over: Annotated[bool, f.flag]
+    first: Seq
+    records: Annotated[int, f.integer(0, MOST_RECORDS)]
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
-        if sum(map(len, self.buffers)) > MAX_CHUNK:
-            raise WireError(f"expected records of at most {MAX_CHUNK} bytes")
+        if not self.records * ROW.size <= sum(map(len, self.buffers)) <= MAX_CHUNK:
+            raise WireError(f"expected {self.records} rows and their words, of at most {MAX_CHUNK} bytes")
+
+    @property
+    def whole(self) -> TraceChunk:
+        """The same chunk with one buffer, of memory of its own."""
+        rows = b"".join(self.buffers)
+        return TraceChunk(self.node, self.offsets, self.thread_names, self.over, self.first, self.records, [rows])
 
 
 @message(161)
@@ -149,10 +137,15 @@ class TraceFetched(Reply):
         return made
 
 
-def packed(records: Sequence[Sequence[Any]]) -> bytes:
-    """Return the frame of ``records``."""
-    frame: bytes = msgpack.packb(records)
-    return frame
+def packed(labels: Sequence[tuple[int, Label]], nodes: Sequence[tuple[int, Sequence[Any]]], rows: bytes) -> list[bytes]:
+    """Return the buffers of a chunk: what its words stand for, and its rows. What does not fit stays unnamed."""
+    while True:
+        words = [[number, *label] for number, label in labels], [[number, *node] for number, node in nodes]
+        content = rows + msgpack.packb(words)
+        if len(content) <= MAX_CHUNK and len(labels) <= MOST_WORDS:
+            break
+        labels, nodes = labels[len(labels) // 2 + 1 :], nodes[: MOST_WORDS // 2]
+    return [content[start : start + SENT_FRAME] for start in range(0, len(content), SENT_FRAME)]
 
 
 def read_records(chunk: TraceChunk) -> list[list[Any]]:
@@ -161,35 +154,48 @@ def read_records(chunk: TraceChunk) -> list[list[Any]]:
     Raises:
         WireError: they are not records.
     """
-    read = _unpacked(chunk)
-    for record in read:
-        check = _CHECKS.get(record[1]) if type(record) is list and len(record) > 1 and type(record[1]) is int else None
-        if check is None:
-            raise WireError("a record of an unknown kind")
-        check(record)
-    return read
+    content = b"".join(chunk.buffers)
+    end = chunk.records * ROW.size
+    labels, nodes = _words(content[end:])
+    made: list[list[Any]] = []
+    replies: list[Any] | None = None
+    for number, row in enumerate(ROW.iter_unpack(content[:end]), chunk.first):
+        kind, word, other, thread, second, *numbers = row
+        _require_valid(numbers)
+        start, end_, left, nbytes, round_, seq = numbers
+        label = labels.get(word, _UNKNOWN)
+        if kind == SPAN:
+            made.append([number, SPAN, start, end_, thread, *label, nbytes, round_])
+        elif kind in (ASKED, ANSWERED, REQUEST):
+            peer = labels.get(other, _UNKNOWN)[0]
+            if kind != ANSWERED:
+                made.append([number, ASKED, start, seq, *label, nbytes, round_, thread, peer])
+            if kind != ASKED:
+                made.append([number, ANSWERED, end_, seq, second, peer])
+        elif kind == HANDLED:
+            replies, asker = [], nodes.get(other, _NOBODY)
+            made.append([number, HANDLED, start, left, end_, thread, label[0], asker, seq, nbytes, round_, replies])
+        elif kind == REPLIES:
+            if replies is not None:
+                replies += [[nodes.get(word, _NOBODY), nbytes], [nodes.get(other, _NOBODY), round_]][: max(1, second)]
+        elif kind == MARK:
+            made.append([number, MARK, start, label[0]])
+        else:
+            raise WireError(f"a row of an unknown kind: {kind}")
+    return made
 
 
-def numbers_of(chunk: TraceChunk) -> list[int]:
-    """Return the numbers of the records of ``chunk``, of which nothing else is checked: that costs fifty times as much.
-
-    Raises:
-        WireError: these are no numbers.
-    """
-    numbers: list[Any] = [record[0] if type(record) is list and record else None for record in _unpacked(chunk)]
-    _numbers(numbers)
-    return numbers
+def _require_valid(numbers: Sequence[Any]) -> None:
+    """Raise ``WireError`` unless the times are finite, and the integers not negative."""
+    if not all(map(isfinite, numbers)) or min(numbers[3:]) < 0:
+        raise WireError(f"a row has a number that is not valid: {numbers}")
 
 
-def _unpacked(chunk: TraceChunk) -> list[Any]:
-    if len(chunk.buffers) != 1:
-        raise WireError(f"expected one frame of records, got {len(chunk.buffers)}")
+def _words(packed_words: bytes) -> tuple[Mapping[int, Label], Mapping[int, list[Any]]]:
     try:
-        read = msgpack.unpackb(
-            chunk.buffers[0], max_array_len=max(MOST_RECORDS, MOST_ANSWERS), max_map_len=0, max_ext_len=0
-        )
+        words = msgpack.unpackb(packed_words, max_array_len=MOST_WORDS, max_map_len=0, max_ext_len=0)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as exc:
-        raise WireError(f"the records are not msgpack: {exc}") from None
-    if type(read) is not list or len(read) > MOST_RECORDS:
-        raise WireError(f"expected a list of at most {MOST_RECORDS} records")
-    return read
+        raise WireError(f"the words are not msgpack: {exc}") from None
+    _WORDS(words)
+    labels, nodes = words
+    return {number: (name, key, keys) for number, name, key, keys in labels}, {number: node for number, *node in nodes}

@@ -53,7 +53,7 @@ class Traces:
         """Keep a chunk."""
         if chunk.node.role == "worker":
             self.open = not chunk.over
-        frames = [bytes(frame) for frame in encode(chunk)]  # a view may be of a transport's memory
+        frames = encode(chunk.whole)  # which is not a transport's memory
         kept = _KeptChunk(self._next, frames, sum(map(len, frames)))
         self._next += 1
         self._kept.append(kept)

@@ -1,19 +1,19 @@
 """What members have noted for the job's trace, as far as it has been fetched. Pure, and bounded.
 
-Records are kept as they came, some 50 bytes each, and read when a file is made of them.
+Records are kept as they came, some 80 bytes each, and read when a file is made of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstore.errors import WireError
 from kvstore.job.valid_values import RoundWindow
 from kvstore.wire import Node, TraceChunk, TraceFetched
-from kvstore.wire.tracing import SPAN, numbers_of, read_records
+from kvstore.wire.tracing import SPAN, read_records
 
-MOST_RECORDS = 200_000  # of all members; the file has some 300 bytes for each
+MOST_RECORDS = 200_000  # of all members; the file has some 300 bytes for each, and 900 for a request
 
 
 @dataclass
@@ -52,29 +52,26 @@ class MemberNotes:
                 read += read_records(chunk)
             except WireError:
                 self._chunks.remove(chunk)
-                self.count -= len(numbers_of(chunk))
+                self.count -= chunk.records
                 self.refused += 1
         return read
 
     def take(self, chunk: TraceChunk, keep: int) -> int:
-        """Take a chunk, and its records if there are at most ``keep``; return how many are kept.
-
-        Raises:
-            WireError: its records are not valid; nothing is taken.
-        """
-        numbers = numbers_of(chunk)
+        """Take a chunk, and its records if there are at most ``keep``; return how many are kept."""
         for start, offset, error in chunk.offsets:
             before = self.offsets.get(start)
             if before is None or error < before[1]:
                 self.offsets[start] = offset, error
         self.threads.update((ident, name) for ident, name in chunk.thread_names)
-        self.newest = max([self.newest, *numbers])
-        self.oldest = self.oldest or min(numbers, default=0)
-        if not numbers or len(numbers) > keep:
+        if not chunk.records:
             return 0
-        self._chunks.append(TraceChunk(chunk.node, [], [], chunk.over, [bytes(chunk.buffers[0])]))
-        self.count += len(numbers)
-        return len(numbers)
+        self.newest = max(self.newest, chunk.first + chunk.records - 1)
+        self.oldest = self.oldest or chunk.first
+        if chunk.records > keep:
+            return 0
+        self._chunks.append(replace(chunk.whole, offsets=[], thread_names=[]))
+        self.count += chunk.records
+        return chunk.records
 
 
 class CollectedNotes:
@@ -93,7 +90,6 @@ class CollectedNotes:
         self.members: dict[Node, MemberNotes] = {}
         self.after = 0
         self.dropped = 0
-        self._unreadable = 0
         self._left = most
         self._dropped: dict[int, int] = {}  # by the start of the scheduler
 
@@ -105,7 +101,7 @@ class CollectedNotes:
     @property
     def refused(self) -> int:
         """How many chunks were not valid, as far as they have been read."""
-        return self._unreadable + sum(member.refused for member in self.members.values())
+        return sum(member.refused for member in self.members.values())
 
     def has_round_of(self, window: RoundWindow) -> bool:
         """Return whether a worker has noted what it did in one of these rounds. It reads all records of workers."""
@@ -127,11 +123,7 @@ class CollectedNotes:
             if number <= self.after:
                 continue
             self.after = number
-            notes = self.members.setdefault(chunk.node, MemberNotes(chunk.node))
-            try:
-                self._left -= notes.take(chunk, self._left)
-            except WireError:
-                self._unreadable += 1
+            self._left -= self.members.setdefault(chunk.node, MemberNotes(chunk.node)).take(chunk, self._left)
         self._dropped[fetched.first >> 40] = fetched.dropped
         self.dropped = sum(self._dropped.values())
         return len(chunks)

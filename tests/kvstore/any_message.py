@@ -134,6 +134,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "aggregator_keys": some(st.text(max_size=40), size),
         "aggregated": some(st.lists(st.integers(0, 4096), max_size=3, unique=True).map(sorted), size),
         "sizes": some(st.integers(1, 1 << 20), size),
+        "records": st.just(0),
         "traced": some(st.integers(0, 2**62 - 1), 2),
         "versions": some(st.integers(0, 2**62 - 1), size),
         "contributors": some(st.lists(st.integers(0, 4096), max_size=3, unique=True).map(sorted), size) | st.just([]),

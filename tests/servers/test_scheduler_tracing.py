@@ -34,7 +34,7 @@ def test_events_become_a_chunk_at_the_next_tick() -> None:
 def test_it_stops_with_the_workers() -> None:
     scheduler, tracing = made()
     assert scheduler.observing.traces is not None
-    scheduler.observing.traces.take(TraceChunk(Node("worker", 0, 1), [], [], True, [b"\x90"]))
+    scheduler.observing.traces.take(TraceChunk(Node("worker", 0, 1), [], [], True, 1, 0, [b"\x92\x90\x90"]))
     tracing.tick()
     tracing.requests.note(50.0, 50.0, [], b"a", FETCH)
     tracing.tick()

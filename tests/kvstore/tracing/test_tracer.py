@@ -9,7 +9,7 @@ from kvstore.tracing.offsets import KEPT
 from kvstore.tracing.tracer import NOBODY, Tracer
 from kvstore.transport.shm.transport import LARGE
 from kvstore.wire import Node, TraceChunk, decode, encode
-from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, MOST_RECORDS, SENT_CHUNK, SPAN, read_records
+from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, MOST_RECORDS, SENT_FRAME, SPAN, read_records
 
 ME = Node("worker", 1, 1)
 FIRST_THREE = RoundWindow(1, 3)
@@ -47,15 +47,37 @@ def test_records_have_numbers_kinds_and_times() -> None:
     tracer.span("push", 0.5, ["w", "b"], 8)
     tracer.asked(7, b"server 0", "push", ["w"], 4)
     tracer.answered(7, b"server 0")
-    tracer.handled(0.25, 0.5, "Push", Node("worker", 0, 1), 9, 4, 2, [(NOBODY, 3)])
+    replies_to = [(NOBODY, 3), (Node("worker", 0, 1), 4), (Node("worker", 1, 1), 5)]
+    tracer.handled(0.25, 0.5, "Push", Node("worker", 0, 1), 9, 4, 2, replies_to)
     tracer.mark("lost")
     span, asked, answered, handled, mark = records(tracer.chunks(ME))
     thread = span[4]
     assert span == [1, SPAN, 0.5, 0.0, thread, "push", "w", 2, 8, 2]
     assert asked == [2, ASKED, 1.0, 7, "push", "w", 1, 4, 2, thread, "server 0"]
-    assert answered == [3, ANSWERED, 2.0, 7, thread, "server 0"]
-    assert handled == [4, HANDLED, 0.25, 0.5, 3.0, thread, "Push", ["worker", 0, 1], 9, 4, 2, [[["", -1, 0], 3]]]
-    assert mark == [5, MARK, 4.0, "lost"]
+    assert answered == [2, ANSWERED, 2.0, 7, thread, "server 0"]
+    replies = [[list(NOBODY), 3], [["worker", 0, 1], 4], [["worker", 1, 1], 5]]
+    assert handled == [3, HANDLED, 0.25, 0.5, 3.0, thread, "Push", ["worker", 0, 1], 9, 4, 2, replies]
+    assert mark == [6, MARK, 4.0, "lost"]
+
+
+def test_a_request_under_way_is_told_of_once_and_its_answer_when_it_comes() -> None:
+    tracer = made()
+    tracer.asked(7, b"server 0", "push", ["w"], 4)
+    (asked,) = records(tracer.chunks(ME))
+    assert asked[1:7] == [ASKED, 0.0, 7, "push", "w", 1]
+    assert tracer.chunks(ME) == []
+    tracer.answered(7, b"server 0")
+    assert [record[1:4] + record[5:] for record in records(tracer.chunks(ME))] == [[ANSWERED, 1.0, 7, "server 0"]]
+
+
+def test_what_leaves_while_a_chunk_is_made_is_named_in_the_next() -> None:
+    tracer = made()
+    for _ in range(3):
+        tracer.asked(7, b"server 0", "push", ["w"], 4)
+        tracer.chunks(ME)
+        tracer.answered(7, b"server 0")
+        (answered,) = records(tracer.chunks(ME))
+        assert answered[-1] == "server 0"
 
 
 def test_the_answer_of_a_request_is_noted_after_the_window_and_no_other() -> None:
@@ -80,20 +102,26 @@ def test_what_takes_a_while_is_noted_of_the_round_that_it_is_about() -> None:
 def test_records_that_come_too_fast_leave_a_gap_in_the_numbers_and_wake_somebody_before() -> None:
     tracer = made(most=8)
     woken = []
-    tracer.wake = lambda: woken.append(len(woken))
+    tracer.wake = lambda: woken.append(len(records(tracer.chunks(ME))) if len(woken) else 0)
     for _ in range(11):
         tracer.mark("again")
-    assert [record[0] for record in records(tracer.chunks(ME))] == list(range(4, 12))
-    assert len(woken) == 5
+    assert [record[0] for record in records(tracer.chunks(ME))] == list(range(1, 9))
+    tracer.mark("again")
+    assert [record[0] for record in records(tracer.chunks(ME))] == [12]
+    for _ in range(11):
+        tracer.mark("again")
+    assert woken == [0, 7]
+    assert [record[0] for record in records(tracer.chunks(ME))] == list(range(20, 24))
 
 
-def test_many_records_take_several_chunks() -> None:
+def test_many_records_take_several_frames_and_chunks() -> None:
     tracer = made(most=3 * MOST_RECORDS)
     for _ in range(MOST_RECORDS + 1):
         tracer.mark("again")
     chunks = tracer.chunks(ME)
-    assert sum(len(read_records(chunk)) for chunk in chunks) == MOST_RECORDS + 1
-    assert max(len(chunk.buffers[0]) for chunk in chunks) <= SENT_CHUNK < LARGE
+    assert [chunk.first for chunk in chunks] == [1, MOST_RECORDS + 1]
+    assert [len(read_records(chunk)) for chunk in chunks] == [MOST_RECORDS, 1]
+    assert max(len(frame) for chunk in chunks for frame in chunk.buffers) <= SENT_FRAME < LARGE
 
 
 def test_the_end_of_the_window_is_told_once() -> None:

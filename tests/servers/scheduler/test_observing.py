@@ -26,7 +26,7 @@ OBSERVER = Sender(Node("observer", -1, 77), 1, 1)
 
 
 def chunk(role: str, rank: int) -> TraceChunk:
-    return TraceChunk(Node(role, rank, 1), [], [], True, [b"\x90"])
+    return TraceChunk(Node(role, rank, 1), [], [], True, 1, 0, [b"\x92\x90\x90"])
 
 
 def test_notices_of_members_are_its_own_and_requests_are_not():

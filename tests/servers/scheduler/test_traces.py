@@ -10,7 +10,7 @@ OBSERVER = Node("observer", 0, 5)
 
 
 def chunk(number: int, role: str = "worker", over: bool = False, size: int = 10) -> TraceChunk:
-    return TraceChunk(Node(role, number, 1), [], [], over, [bytes(size)])
+    return TraceChunk(Node(role, number, 1), [], [], over, 1, 0, [bytes(size)])
 
 
 def fetch(traces: Traces, after: int, now: float = 0.0) -> tuple[int, list[int], int, bool]:

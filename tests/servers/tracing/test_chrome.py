@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from noted import PUSH_S, SERVER, WORKERS, NotedJob, fetched
@@ -84,14 +86,10 @@ def test_a_trace_is_valid_whoever_was_killed_before_it_sent_anything(silent: set
 
 def test_a_member_that_was_started_again_is_another_process_of_the_trace() -> None:
     chunks = job(1).chunks()
-    again = [chunk.__class__(chunk.node._replace(incarnation=2), *vars_of(chunk)) for chunk in chunks]
+    again = [replace(chunk, node=chunk.node._replace(incarnation=2)) for chunk in chunks]
     collected = CollectedNotes()
     collected.take(fetched(chunks + again))
     assert "server 0, start 2" in read(collected).names.values()
-
-
-def vars_of(chunk: object) -> list[object]:
-    return [getattr(chunk, name) for name in ("offsets", "thread_names", "over", "buffers")]
 
 
 def test_without_notes_the_trace_is_empty() -> None:
