@@ -39,7 +39,6 @@ from kvstore.wire.tracing import (
 MOST_UNDER_WAY = 1 << 14  # requests without an answer that are remembered: some never have one
 _ident = threading.get_ident
 _row = ROW.pack
-_MORE = b"".join
 NOBODY = ("", -1, 0)  # who has asked for what is done without a request
 
 
@@ -121,7 +120,10 @@ class Tracer:
             return
         label = self._labels[name, keys[0] if keys else None, len(keys)]
         about = self.round if round_ is None else round_
-        self._add(_row(SPAN, label, 0, _ident(), 0, start, self.clock(), 0.0, nbytes, about, 0))
+        rows = self._rows
+        rows += _row(SPAN, label, 0, _ident(), 0, start, self.clock(), 0.0, nbytes, about, 0)
+        if len(rows) > self._room:
+            self._crowded()
 
     @contextmanager
     def during(self, name: str, keys: Sequence[Key] = (), round_: int | None = None) -> Iterator[None]:
@@ -145,10 +147,13 @@ class Tracer:
         if asked is None:
             return
         at, thread, label, nbytes, round_, number, told = asked
+        rows = self._rows
         if told:
-            self._add(_row(ANSWERED, 0, self._labels[peer], 0, _ident(), 0.0, self.clock(), 0.0, 0, 0, seq))
+            rows += _row(ANSWERED, 0, self._labels[peer], 0, _ident(), 0.0, self.clock(), 0.0, 0, 0, seq)
         else:
-            self._add(_row(REQUEST, label, number, thread, _ident(), at, self.clock(), 0.0, nbytes, round_, seq))
+            rows += _row(REQUEST, label, number, thread, _ident(), at, self.clock(), 0.0, nbytes, round_, seq)
+        if len(rows) > self._room:
+            self._crowded()
 
     def handled(
         self,
@@ -171,31 +176,32 @@ class Tracer:
         """
         nodes, count = self._nodes, min(len(answered), MOST_ANSWERS)
         label, number = self._labels[name], nodes[node]
-        row = _row(HANDLED, label, number, _ident(), 0, start, self.clock(), left, nbytes, round_, seq)
-        if not answered:
-            self._add(row)
-            return
-        rows = [row]
-        for place in range(0, count - 1, 2):
-            (one, one_seq), (other, other_seq) = answered[place], answered[place + 1]
-            rows.append(_row(REPLIES, nodes[one], nodes[other], 0, 2, 0.0, 0.0, 0.0, one_seq, other_seq, 0))
+        made = [_row(HANDLED, label, number, _ident(), 0, start, self.clock(), left, nbytes, round_, seq)]
+        for place in range(1, count, 2):
+            (one, one_seq), (other, other_seq) = answered[place - 1 : place + 1]
+            made.append(_row(REPLIES, nodes[one], nodes[other], 0, 2, 0.0, 0.0, 0.0, one_seq, other_seq, 0))
         if count % 2:
             one, one_seq = answered[count - 1]
-            rows.append(_row(REPLIES, nodes[one], 0, 0, 1, 0.0, 0.0, 0.0, one_seq, 0, 0))
-        self._add(_MORE(rows))
+            made.append(_row(REPLIES, nodes[one], 0, 0, 1, 0.0, 0.0, 0.0, one_seq, 0, 0))
+        rows = self._rows
+        rows += b"".join(made)  # in one step: replies belong to the row before them
+        if len(rows) > self._room:
+            self._crowded()
 
     def mark(self, text: str, at: float | None = None) -> None:
         """Note that something has happened now, or ``at`` another time."""
-        self._add(_row(MARK, self._labels[text[:512]], 0, 0, 0, self.clock() if at is None else at, 0.0, 0.0, 0, 0, 0))
+        rows, label = self._rows, self._labels[text[:512]]
+        rows += _row(MARK, label, 0, 0, 0, self.clock() if at is None else at, 0.0, 0.0, 0, 0, 0)
+        if len(rows) > self._room:
+            self._crowded()
 
-    def _add(self, rows: bytes) -> None:
-        """Append rows; when many wait, have somebody take them out."""
-        waiting = len(self._rows)
-        if waiting + len(rows) > self._most:
-            self._lost += len(rows) // ROW.size
-            return
-        self._rows += rows
-        if waiting >= self._room and not self._crowd:
+    def _crowded(self) -> None:
+        """Have somebody take out the rows; those beyond the limit are lost."""
+        excess = len(self._rows) - self._most
+        if excess > 0:
+            del self._rows[self._most :]
+            self._lost += excess // ROW.size
+        if not self._crowd:
             self._crowd = True
             self.wake()
 

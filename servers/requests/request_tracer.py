@@ -49,7 +49,8 @@ class RequestTracer:
             round_ = clocks[0]
             tracer.reached(round_)
         if tracer.has(round_) if round_ else tracer.open:
-            nbytes = sum(map(len, getattr(message, "buffers", ())))
+            buffers = getattr(message, "buffers", ())
+            nbytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
             replies = self._replies(outbox) if outbox else []
             tracer.handled(began, left, type(message).__name__, node, seq, nbytes, round_, replies)
 
