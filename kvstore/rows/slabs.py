@@ -7,6 +7,7 @@ item's number, its *slot*, is the same in each. Slabs of several tables can lie 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import sys
 from typing import Any, TypeAlias
@@ -126,8 +127,14 @@ def scatter(items: Array, slots: Slots, values: Array) -> None:
     if items.ndim == 1:
         items[slots] = values
         return
-    whole = np.dtype((np.void, items.dtype.itemsize * items.shape[1]))
-    scatter_whole(items.view(whole)[:, 0], slots, np.ascontiguousarray(values).view(whole)[:, 0])
+    whole = _whole(items.dtype.itemsize * items.shape[1])
+    scatter_whole(items.view(whole), slots, values.view(whole))
+
+
+@functools.cache
+def _whole(nbytes: int) -> np.dtype[np.void]:
+    """Return the dtype of items of ``nbytes`` as one element."""
+    return np.dtype((np.void, nbytes))
 
 
 def scatter_whole(items: Array, slots: Slots, values: Array) -> None:

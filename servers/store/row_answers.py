@@ -48,8 +48,11 @@ class RowAnswers:
     def take(self, request: RequestName) -> Buffer | None:
         """Return the rows that answer ``request``; None if they are not here, or have changed since."""
         answer = self._kept.pop(request, None) if self._kept else None
-        if answer is None or any(t.version != v for t, v in zip(answer.tables, answer.versions, strict=True)):
+        if answer is None:
             return None
+        for table, version in zip(answer.tables, answer.versions, strict=True):
+            if table.version != version:
+                return None
         return answer.rows.reshape(-1).view(np.uint8).data
 
     def forget(self) -> None:

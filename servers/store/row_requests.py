@@ -46,11 +46,11 @@ class PushedRows(NamedTuple):
 
     Attributes:
         parts: to each of its tables.
-        wanted: whether the message wants just these rows.
+        answer: whether their new rows, one after the other, are what the message wants.
     """
 
     parts: list[RowPart]
-    wanted: bool
+    answer: bool
 
 
 def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> PushedRows:
@@ -69,6 +69,7 @@ def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> PushedRows:
     wanted = wants_pushed(message)
     if not wanted:
         _checked(message, targets, message.buffers[2], message.wanted, "wanted")
+    answer = wanted and not message.union and _as_answered(targets, message.codecs)
     view = memoryview(message.buffers[1]).cast("B")
     sizes = _part_sizes(targets, message.counts, message.codecs)
     if sum(sizes) != len(view):
@@ -79,14 +80,14 @@ def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> PushedRows:
     if len(whole) and len(targets) > 1 and _of_one_width(targets, message.codecs):
         batch, parts = _batch(targets[0], whole, ids, view)
         _require_numbers(message, targets, parts, [batch.rows])
-        return PushedRows(parts, wanted)
+        return PushedRows(parts, answer)
     starts = itertools.accumulate(sizes, initial=0)
     parts = [
         RowPart(own, read_rows(view[start : start + size], len(own), target.width, target.dtype, codec))
         for target, own, codec, start, size in zip(targets, ids, message.codecs, starts, sizes, strict=False)
     ]
     _require_numbers(message, targets, parts, [part.rows for part in parts])
-    return PushedRows(parts, wanted)
+    return PushedRows(parts, answer)
 
 
 def _require_numbers(
@@ -103,6 +104,11 @@ def _require_numbers(
                 f"{message.node} pushed NaN in row {part.ids[position]} (position {position}) of {target.key!r}; "
                 "nothing has been updated"
             )
+
+
+def _as_answered(targets: Sequence[RowTarget], codecs: Sequence[str]) -> bool:
+    """Return whether the rows of a message are as they are in memory, with nothing between them."""
+    return codecs.count("none") == len(codecs) and all(target.row_bytes % ALIGNED == 0 for target in targets)
 
 
 def _of_one_width(targets: Sequence[RowTarget], codecs: Sequence[str]) -> bool:

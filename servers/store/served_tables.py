@@ -11,7 +11,6 @@ from typing import Any
 from kvstore.checkpoint.tables import NUMBERS
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.optim.optimizer import Optimizer
-from kvstore.rows.layout import ALIGNED
 from kvstore.rows.slab_space import SlabSpace
 from kvstore.rule import Rule
 from kvstore.spec import Key
@@ -134,7 +133,7 @@ class ServedTables:
         pushed = pushed_rows(message, targets)
         hyper = asked(message, self._arrays.optimizer)
         ranks = message.workers
-        request = message.sender[:2] if pushed.wanted and _answered_by_update(message, targets) else None
+        request = message.sender[:2] if pushed.answer else None
         updates: list[RowUpdate] = []
         for target, clock, (ids, rows, batch) in zip(targets, message.clocks, pushed.parts, strict=True):
             rounds = target.rounds
@@ -158,25 +157,27 @@ class ServedTables:
         """Return the answer to a request that need not wait."""
         if isinstance(message, PushRows) and not message.want:
             return Ack(message.seq, late)
-        targets = self._buckets.tables_of(message.ids)
         union = isinstance(message, PushRows) and message.union
-        if union:
-            ids = [_changed(target, clock) for target, clock in zip(targets, message.clocks, strict=True)]
-            counts = list(map(len, ids))
-        else:
-            counts = message.wanted
+        counts = message.wanted
         updated = self.updates.answers.take(message.sender[:2])
         buffers: list[Buffer]
         if updated is not None:
             buffers = [updated]
         elif union:
+            targets = self._buckets.tables_of(message.ids)
+            ids = [_changed(target, clock) for target, clock in zip(targets, message.clocks, strict=True)]
+            counts = list(map(len, ids))
             buffers = [gathered(targets, ids, message.codecs, self._memory), packed(ids, message.wide)]
         else:
+            targets = self._buckets.tables_of(message.ids)
             buffers = [gathered(targets, wanted_ids(message), message.codecs, self._memory)]
+        clocks: list[int] = []
+        if self._rule.quorum is not None:
+            clocks = [target.rounds.version for target in self._buckets.tables_of(message.ids)]
         return Rows(
             message.seq,
             counts,
-            clocks=[target.rounds.version for target in targets] if self._rule.quorum is not None else [],
+            clocks=clocks,
             ahead=ahead,
             missed=late,
             priority=message.priority if isinstance(message, PushRows) else None,
@@ -259,13 +260,6 @@ class ServedTables:
             raise UsageError(
                 f"{message.node} asked for all rows of a round, and for rows by their ids: one or the other"
             )
-
-
-def _answered_by_update(message: PushRows, targets: Sequence[RowTarget]) -> bool:
-    """Return whether the new rows of all that ``message`` pushes, one after the other, are the rows that it wants."""
-    if message.union or message.codecs.count("none") < len(targets):
-        return False
-    return all(target.row_bytes % ALIGNED == 0 for target in targets)
 
 
 def _changed(target: RowTarget, clock: int) -> Any:

@@ -189,5 +189,7 @@ class StoreProgress:
         """Return how many pushes the asker is ahead of the slowest worker."""
         if not message.ids:
             return 0
+        if len(message.ids) == 1:
+            return max(0, message.clocks[0] - self._buckets.target(message.ids[0]).rounds.version)
         clock = max(message.clocks)
         return max(0, clock - min(target.rounds.version for target in self._buckets.targets_of(message.ids)))

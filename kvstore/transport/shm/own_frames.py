@@ -63,19 +63,16 @@ def resolved(frames: Frames, view: Callable[[int, int, int, int], memoryview] | 
         raise WireError(f"references of {len(references)} bytes")
     if references and view is None:
         raise WireError("a reference to memory that was not introduced")
-    left = iter(frames[1:])
-    message: Frames = []
+    message = frames[1:]
     if view is not None:
-        for position, *reference in REFERENCE.iter_unpack(references):
-            while len(message) < position:
-                frame = next(left, None)
-                if frame is None:
-                    raise WireError("a reference behind the end of its message")
-                message.append(frame)
-            if len(message) > position:
+        last = -1
+        for position, chunk, cell, offset, length in REFERENCE.iter_unpack(references):
+            if position > len(message):
+                raise WireError("a reference behind the end of its message")
+            if position <= last:
                 raise WireError("references out of order")
-            message.append(view(*reference))
-    message.extend(left)
+            message.insert(position, view(chunk, cell, offset, length))
+            last = position
     if not message:
         raise WireError("a message without frames")
     return message

@@ -125,10 +125,7 @@ class SharedMemoryTransport:
         references = [NO_REFERENCES]
         link: _Sharing | None = None
         for position, frame in enumerate(frames):
-            if isinstance(frame, ScatteredFrame):
-                left.append(frame)
-                continue
-            if len(frame) >= LARGE and position:
+            if position and len(frame) >= LARGE and not isinstance(frame, ScatteredFrame):
                 link = link or self._greeted(peer)
                 if link.reader is not None and (packed := self._refer(link.reader, position, frame)):
                     references.append(packed)

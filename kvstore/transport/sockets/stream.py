@@ -26,6 +26,14 @@ _COUNT = struct.Struct("<I")
 _LENGTH = 8
 
 
+def _header(count: int) -> struct.Struct:
+    """What a message of ``count`` frames begins with: their number, and the length of each."""
+    return struct.Struct(f"<I{count}Q")
+
+
+_HEADERS = [_header(count) for count in range(8)]  # of usual messages
+
+
 def packed(frames: Sequence[Buffer | ScatteredFrame]) -> list[Buffer]:
     """Return the bytes of a message in parts, none of them empty. Frames are not copied."""
     parts: list[Buffer] = [b""]
@@ -35,12 +43,16 @@ def packed(frames: Sequence[Buffer | ScatteredFrame]) -> list[Buffer]:
             lengths.append(sum(map(len, frame)))
             parts.extend(frame)
             continue
-        if isinstance(frame, memoryview) and len(frame) != frame.nbytes:
+        length = len(frame)
+        if isinstance(frame, memoryview) and length != frame.nbytes:
             frame = frame.cast("B")
-        lengths.append(len(frame))
-        if lengths[-1]:
+            length = len(frame)
+        lengths.append(length)
+        if length:
             parts.append(frame)
-    parts[0] = struct.pack(f"<I{len(lengths)}Q", len(lengths), *lengths)
+    count = len(lengths)
+    header = _HEADERS[count] if count < len(_HEADERS) else _header(count)
+    parts[0] = header.pack(count, *lengths)
     return parts
 
 
@@ -165,6 +177,11 @@ class Incoming:
         messages: list[Frames] = []
         if not self.greeted and not self._greet():
             return messages
+        if not self._lengths and not self._frames:
+            while (frames := self._whole()) is not None:
+                messages.append(frames)
+            if self._start == self._stop:
+                return messages
         while self._go_on():
             messages.append(self._frames)
             self._frames = []
@@ -179,6 +196,25 @@ class Incoming:
         self._start, self._stop = 0, buffered - len(GREETING)
         self.greeted = True
         return True
+
+    def _whole(self) -> Frames | None:
+        """Take the next message if it is here, all of it and right, as most are; else return None and take nothing."""
+        start, stop = self._start, self._stop
+        if stop - start < _COUNT.size:
+            return None
+        (count,) = _COUNT.unpack_from(self._bytes, start)
+        if not 0 < count < len(_HEADERS) or stop - start < _HEADERS[count].size:
+            return None
+        _, *lengths = _HEADERS[count].unpack_from(self._bytes, start)
+        start += _HEADERS[count].size
+        if sum(lengths) > stop - start:
+            return None
+        frames: Frames = []
+        for length in lengths:
+            frames.append(self._bytes[start : start + length])
+            start += length
+        self._start = start
+        return frames
 
     def _go_on(self) -> bool:
         """Take what has come of a message: its header, and its frames; return whether it is whole."""
