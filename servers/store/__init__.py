@@ -4,6 +4,7 @@ served_stores    the open stores, and who has opened and closed them
 optimizer_agreement  the calls of set_optimizer of one store
 activity_of_stores  what all of them have done, and who waits in them, for reports
 served_store     what requests do to one store
+shortcuts        pushes of what has been pushed before: what has been found out about them then holds again
 store_progress   closes its rounds, and answers the requests that wait for them
 buckets          the store's segments, grouped into buckets as workers push them
 served_tables    what requests do to its tables

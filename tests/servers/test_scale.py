@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asking import Worker, floats
+from asking import Worker, floats, sent
 from costs import peak, same, steps
 
 from kvstore.wire import Close, Message
@@ -132,3 +132,31 @@ def test_no_message_makes_a_set_of_all_workers(kind: Callable[[Rush], Callable[[
     say = kind(rush)
     least = min(peak(lambda worker=worker: say(worker)) for worker in rush.workers[1:9])  # a dict may have to grow
     assert least < 8 * workers, "a set of them takes 32 bytes for each worker, and a list 8"
+
+
+def test_a_contribution_like_the_first_costs_a_third_less() -> None:
+    rush = Rush(MANY)
+    first, second, third, last = rush.workers[:4]
+    pushes = [(worker, sent(worker.push(SEGMENTS, 1, want=True))) for worker in (first, second, third)]
+    _, known, again = (steps(lambda worker=worker, push=push: rush.say(worker, push)) for worker, push in pushes)
+    plain = last.push(SEGMENTS, 1, want=True)  # it has not come over the wire: nothing is known of it
+    usual = steps(lambda: rush.say(last, plain))
+    assert known == again <= 2 / 3 * usual, (known, usual)
+
+
+def test_the_end_of_a_round_costs_the_same_for_each_contribution_of_few_workers_or_many() -> None:
+    def each(contributors: int, host: int) -> float:
+        ranks = [list(range(first, first + host)) for first in range(0, contributors * host, host)]
+        shard = Shard(0, contributors * host, aggregated=ranks)
+        for worker in map(Worker, range(contributors * host)):
+            shard.handle(worker.peer, worker.open())
+        starter = Worker(0)
+        starter.seq = 10
+        shard.handle(starter.peer, starter.init(SEGMENTS))
+        members = [Worker(number, role="aggregator") for number in range(contributors)]
+        pushes = [sent(m.push(SEGMENTS, 1, want=True, ranks=of)) for m, of in zip(members, ranks, strict=True)]
+        for member, push in zip(members[:-1], pushes, strict=False):
+            assert not shard.handle(member.peer, push)
+        return steps(lambda: shard.handle(members[-1].peer, pushes[-1])) / contributors
+
+    assert same(each(32, 1), each(32, 8))

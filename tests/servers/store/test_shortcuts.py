@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.wire import Failure, Message, Push, Values, encode
+from kvstore.wire.shared import ATTRIBUTE
 from servers.store.served_store import ServedStore
 from servers.store.shortcuts import Shortcuts
 
@@ -63,7 +64,7 @@ class Pair:
     @staticmethod
     def _given(message: Message) -> list[Message]:
         plain = sent(message)
-        plain.__dict__.pop("_shared", None)  # nothing is known of it
+        plain.__dict__.pop(ATTRIBUTE, None)  # nothing is known of it
         return [sent(message), plain]
 
 
