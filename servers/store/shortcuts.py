@@ -53,9 +53,9 @@ class Shortcuts:
             return
         if len(buckets) != 1 or buckets[0].dtype not in FLOATS:  # an optimizer does not take others
             return
-        if self._grouping is not self._buckets.grouping or len(self._known) >= MOST:
+        if len(self._known) >= MOST:
             self._known.clear()
-            self._grouping = self._buckets.grouping
+        self._look()
         self._known[message.shared] = _Known((buckets[0],), UpdateHyperparameters(message.lr, message.rescale))
 
     def take(self, peer: bytes, message: Push) -> list[Answer] | None:
@@ -64,8 +64,10 @@ class Shortcuts:
         Raises:
             UsageError, WireError: its values are not those of the segments; nothing has changed.
         """
+        if self._grouping is not self._buckets.grouping:
+            self._look()
         known = self._known.get(message.shared)
-        if known is None or self._grouping is not self._buckets.grouping or self._waiting.uneven:
+        if known is None or self._waiting.uneven:
             return None
         clocks, ranks = message.clocks, message.workers
         clock = clocks[0]
@@ -77,3 +79,9 @@ class Shortcuts:
             return None
         self._waiting.wait(peer, message, bucket, clock)
         return self._progress.contributed(message, known.buckets)
+
+    def _look(self) -> None:
+        """Forget all if segments are grouped otherwise now: else buckets would be kept that nobody has any more."""
+        if self._grouping is not self._buckets.grouping:
+            self._known.clear()
+            self._grouping = self._buckets.grouping

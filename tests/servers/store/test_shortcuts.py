@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from typing import Any
 
 import pytest
@@ -156,6 +158,20 @@ def test_a_value_is_not_changed_while_any_answer_of_its_round_is_kept() -> None:
     desk.ask(second, second.push({1: floats(8)}, 2))
     assert desk.value() == floats(12)
     assert bytes(kept.buffers[0]) == bytes(bytearray(floats(3).numpy().tobytes()))  # type: ignore[attr-defined]
+
+
+def test_a_bucket_that_has_been_split_is_let_go_at_the_next_push() -> None:
+    desk = Desk(2, values=SEGMENTS)
+    for worker in desk.workers:
+        desk.ask(worker, worker.push(SEGMENTS, 1))
+    buckets = desk.shard.stores[0].buckets
+    whole = weakref.ref(buckets.holding(1))
+    buckets.apart({1: 1, 2: 2})
+    for worker in desk.workers:
+        desk.ask(worker, worker.push({1: SEGMENTS[1]}, 2))
+    gc.collect()
+    assert whole() is None
+    assert torch.equal(desk.value(1), 2 * SEGMENTS[1])
 
 
 def test_what_is_wrong_is_said_of_a_push_like_others() -> None:
