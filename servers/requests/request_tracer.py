@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvstore.tracing.tracer import NOBODY, Tracer
-from kvstore.wire import Message, Node, Reply, Request
+from kvstore.wire import Buffer, Message, Node, Reply, Request
 from servers.requests.replies import Outbox
 
 OBSERVER = "observer"
@@ -49,7 +51,7 @@ class RequestTracer:
             round_ = clocks[0]
             tracer.reached(round_)
         if tracer.has(round_) if round_ else tracer.open:
-            buffers = getattr(message, "buffers", ())
+            buffers: Sequence[Buffer] = getattr(message, "buffers", ())
             nbytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
             replies = self._replies(outbox) if outbox else []
             tracer.handled(began, left, type(message).__name__, node, seq, nbytes, round_, replies)
