@@ -1,16 +1,16 @@
-"""What one process notes for the job's trace: rows of bytes, and the chunks that carry them away.
+"""What one process notes for the job's trace: events, the rows of bytes that they become, and chunks of these.
 
-Any thread may note something; the thread of the heartbeat takes the rows out. A row costs less than a microsecond, and
-leaves as it was written: while the heartbeat encoded something, the program's thread would wait for the interpreter. No
-object stays behind for the garbage collector. When rows come faster than they are taken out, the newest are lost, and
-the gap in their numbers says how many.
-
-One statement appends a row, whole, and one takes all of them: the interpreter's lock makes each a single step.
+Any thread may note something. It appends an event, which is all that it does where a job waits for it; now and then it
+makes rows of all events that wait. That takes a fraction of the time that each would take alone, for the processor's
+caches have the code then. The thread of the heartbeat takes the rows out, and they leave as they are: while it encoded
+something, the program's thread would wait for the interpreter. When rows come faster than they are taken out, the
+newest are lost, and the gap in their numbers says how many.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +37,7 @@ from kvstore.wire.tracing import (
 )
 
 MOST_UNDER_WAY = 1 << 14  # requests without an answer that are remembered: some never have one
+BATCH = 64  # events that become rows together
 _ident = threading.get_ident
 _row = ROW.pack
 NOBODY = ("", -1, 0)  # who has asked for what is done without a request
@@ -67,6 +68,8 @@ class Tracer:
         self.wake: Callable[[], None] = _nothing
         self._most = most * ROW.size
         self._room = max(1, most * 3 // 4) * ROW.size  # with more, somebody is to take them out
+        self._events: deque[tuple[Any, ...]] = deque()  # a kind, and the arguments of the method that makes rows of it
+        self._writing = threading.RLock()  # for all that follows; a signal's handler may note something, too
         self._rows = bytearray()
         self._crowd = False  # whether somebody has been woken since
         self._lost = 0  # rows since the last chunk
@@ -74,7 +77,7 @@ class Tracer:
         self._labels = Words()
         self._nodes = Words()
         # Requests that have been noted, and their answers have not: when asked, by which thread, label, bytes, round,
-        # the number of the peer, and whether a chunk tells of it. An aggregator's have two series of numbers.
+        # and whether a chunk tells of it. An aggregator's have two series of numbers.
         self._under_way: dict[tuple[int, bytes], list[Any]] = {}
         self._known_threads: dict[int, str] = {}
         self._told = False
@@ -91,17 +94,21 @@ class Tracer:
         Call it in the thread that takes the records out.
         """
         if window.first != self.window.first:
-            self._rows.clear()
-            self._under_way.clear()
+            with self._writing:
+                self._events.clear()
+                self._rows.clear()
+                self._under_way.clear()
         self.window = window
         self.open = window.first <= max(1, self.round) <= window.last
         self._told = False
 
-    def reached(self, number: int) -> None:
-        """Note that this process is in round ``number``, at least."""
+    def reached(self, number: int) -> bool:
+        """Note that this process is in round ``number``, at least. Return whether that round is of interest."""
         if number > self.round:
             self.round = number
             self.open = self.window.first <= number <= self.window.last
+            return self.open
+        return self.window.first <= number <= self.window.last
 
     def has(self, number: int) -> bool:
         """Return whether round ``number`` is of interest."""
@@ -118,12 +125,8 @@ class Tracer:
         """
         if not start:
             return
-        label = self._labels[name, keys[0] if keys else None, len(keys)]
         about = self.round if round_ is None else round_
-        rows = self._rows
-        rows += _row(SPAN, label, 0, _ident(), 0, start, self.clock(), 0.0, nbytes, about, 0)
-        if len(rows) > self._room:
-            self._crowded()
+        self._append((SPAN, name, keys, _ident(), start, self.clock(), nbytes, about))
 
     @contextmanager
     def during(self, name: str, keys: Sequence[Key] = (), round_: int | None = None) -> Iterator[None]:
@@ -137,23 +140,12 @@ class Tracer:
 
     def asked(self, seq: int, peer: bytes, name: str, keys: Sequence[Key], nbytes: int) -> None:
         """Note that request ``seq`` leaves for ``peer``."""
-        labels = self._labels
-        label = labels[name, keys[0] if keys else None, len(keys)]
-        self._under_way[seq, peer] = [self.clock(), _ident(), label, nbytes, self.round, labels[peer], False]
+        self._append((ASKED, seq, peer, name, keys, self.clock(), _ident(), nbytes, self.round))
 
     def answered(self, seq: int, peer: bytes) -> None:
         """Note that request ``seq`` to ``peer`` has been answered, if it was noted."""
-        asked = self._under_way.pop((seq, peer), None)
-        if asked is None:
-            return
-        at, thread, label, nbytes, round_, number, told = asked
-        rows = self._rows
-        if told:
-            rows += _row(ANSWERED, 0, self._labels[peer], 0, _ident(), 0.0, self.clock(), 0.0, 0, 0, seq)
-        else:
-            rows += _row(REQUEST, label, number, thread, _ident(), at, self.clock(), 0.0, nbytes, round_, seq)
-        if len(rows) > self._room:
-            self._crowded()
+        if self.open or self._under_way or self._events:
+            self._append((ANSWERED, seq, peer, self.clock(), _ident()))
 
     def handled(
         self,
@@ -174,36 +166,96 @@ class Tracer:
             round_: the round that it is about.
             answered: of each reply that was sent, who had asked, and the number of the request.
         """
+        self._append((HANDLED, start, left, self.clock(), _ident(), name, node, seq, nbytes, round_, answered))
+
+    def mark(self, text: str, at: float | None = None) -> None:
+        """Note that something has happened now, or ``at`` another time."""
+        self._append((MARK, text[:512], self.clock() if at is None else at))
+
+    def _append(self, event: tuple[Any, ...]) -> None:
+        events = self._events
+        events.append(event)
+        if len(events) >= BATCH:
+            with self._writing:
+                crowded = self._write()
+            if crowded:
+                self.wake()
+
+    # ---- events become rows; the caller has the lock
+
+    def _write(self) -> bool:
+        """Make rows of the events that wait. Return whether there are many, and nobody has been woken yet.
+
+        Rows beyond the limit are lost.
+        """
+        events, rows = self._events, self._rows
+        while events:
+            kind, *about = events.popleft()
+            if kind == SPAN:
+                rows += self._span(*about)
+            elif kind == ASKED:
+                self._ask(*about)
+            elif kind == ANSWERED:
+                rows += self._answer(*about)
+            elif kind == HANDLED:
+                rows += self._handle(*about)
+            else:
+                rows += self._mark(*about)
+        excess = len(rows) - self._most
+        if excess > 0:
+            del rows[self._most :]
+            self._lost += excess // ROW.size
+        crowded = len(rows) > self._room and not self._crowd
+        self._crowd |= crowded
+        return crowded
+
+    def _span(
+        self, name: str, keys: Sequence[Key], thread: int, start: float, end: float, nbytes: int, round_: int
+    ) -> bytes:
+        label = self._labels[name, keys[0] if keys else None, len(keys)]
+        return _row(SPAN, label, 0, thread, 0, start, end, 0.0, nbytes, round_, 0)
+
+    def _ask(
+        self, seq: int, peer: bytes, name: str, keys: Sequence[Key], at: float, thread: int, nbytes: int, round_: int
+    ) -> None:
+        label: Label = (name, keys[0] if keys else None, len(keys))
+        self._under_way[seq, peer] = [at, thread, label, nbytes, round_, False]
+
+    def _answer(self, seq: int, peer: bytes, at: float, thread: int) -> bytes:
+        asked = self._under_way.pop((seq, peer), None)
+        if asked is None:
+            return b""
+        asked_at, asker, label, nbytes, round_, told = asked
+        number = self._labels[peer]
+        if told:
+            return _row(ANSWERED, 0, number, 0, thread, 0.0, at, 0.0, 0, 0, seq)
+        return _row(REQUEST, self._labels[label], number, asker, thread, asked_at, at, 0.0, nbytes, round_, seq)
+
+    def _handle(
+        self,
+        start: float,
+        left: float,
+        end: float,
+        thread: int,
+        name: str,
+        node: Sequence[Any],
+        seq: int,
+        nbytes: int,
+        round_: int,
+        answered: Sequence[tuple[Sequence[Any], int]],
+    ) -> bytes:
         nodes, count = self._nodes, min(len(answered), MOST_ANSWERS)
-        label, number = self._labels[name], nodes[node]
-        made = [_row(HANDLED, label, number, _ident(), 0, start, self.clock(), left, nbytes, round_, seq)]
+        made = [_row(HANDLED, self._labels[name], nodes[node], thread, 0, start, end, left, nbytes, round_, seq)]
         for place in range(1, count, 2):
             (one, one_seq), (other, other_seq) = answered[place - 1 : place + 1]
             made.append(_row(REPLIES, nodes[one], nodes[other], 0, 2, 0.0, 0.0, 0.0, one_seq, other_seq, 0))
         if count % 2:
             one, one_seq = answered[count - 1]
             made.append(_row(REPLIES, nodes[one], 0, 0, 1, 0.0, 0.0, 0.0, one_seq, 0, 0))
-        rows = self._rows
-        rows += b"".join(made)  # in one step: replies belong to the row before them
-        if len(rows) > self._room:
-            self._crowded()
+        return b"".join(made)
 
-    def mark(self, text: str, at: float | None = None) -> None:
-        """Note that something has happened now, or ``at`` another time."""
-        rows, label = self._rows, self._labels[text[:512]]
-        rows += _row(MARK, label, 0, 0, 0, self.clock() if at is None else at, 0.0, 0.0, 0, 0, 0)
-        if len(rows) > self._room:
-            self._crowded()
-
-    def _crowded(self) -> None:
-        """Have somebody take out the rows; those beyond the limit are lost."""
-        excess = len(self._rows) - self._most
-        if excess > 0:
-            del self._rows[self._most :]
-            self._lost += excess // ROW.size
-        if not self._crowd:
-            self._crowd = True
-            self.wake()
+    def _mark(self, text: str, at: float) -> bytes:
+        return _row(MARK, self._labels[text], 0, 0, 0, at, 0.0, 0.0, 0, 0, 0)
 
     # ---- for the thread of the heartbeat
 
@@ -230,20 +282,21 @@ class Tracer:
 
     def _taken(self) -> tuple[bytes, list[tuple[int, Label]], list[tuple[int, Node]]]:
         """Take out the rows, those of open requests that have not been told of, and the words in them."""
-        self._labels.clear()
-        self._nodes.clear()
-        rows = bytes(self._rows)
-        del self._rows[: len(rows)]
-        self._crowd = False
-        under_way = list(self._under_way.items())
-        for asked_before, _ in under_way[:-MOST_UNDER_WAY]:
-            self._under_way.pop(asked_before, None)
-        for (seq, _), asked in under_way:
-            at, thread, label, nbytes, round_, number, told = asked
-            if not told:
-                asked[-1] = True
-                rows += _row(ASKED, label, number, thread, 0, at, 0.0, 0.0, nbytes, round_, seq)
-        return rows, [(number, _label(value)) for number, value in self._labels.take()], self._nodes.take()
+        with self._writing:
+            self._write()
+            under_way = list(self._under_way.items())
+            for asked_before, _ in under_way[:-MOST_UNDER_WAY]:
+                del self._under_way[asked_before]
+            for (seq, peer), asked in under_way:
+                at, thread, label, nbytes, round_, told = asked
+                if not told:
+                    asked[-1] = True
+                    number = self._labels[peer]
+                    self._rows += _row(ASKED, self._labels[label], number, thread, 0, at, 0.0, 0.0, nbytes, round_, seq)
+            rows, self._crowd = bytes(self._rows), False
+            self._rows.clear()
+            labels = [(number, _label(value)) for number, value in self._labels.take()]
+            return rows, labels, self._nodes.take()
 
     def _threads(self) -> list[list[Any]]:
         """Return the numbers and names of threads that there are or have been."""

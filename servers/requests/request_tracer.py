@@ -34,23 +34,21 @@ class RequestTracer:
             left: when the replies left, at the earliest.
             message: None if no message has asked for it at this moment.
         """
-        tracer, round_ = self.tracer, 0
+        tracer = self.tracer
         if not isinstance(message, Request):
             if outbox and tracer.open and (replies := self._replies(outbox)):
                 tracer.handled(began, left, "", NOBODY, 0, 0, tracer.round, replies)
             return
         node, seq, _ = message.sender
-        if node.role == OBSERVER:  # to fetch what is noted must not be something to note
-            return
         if self._nodes.get(peer) is not node:
+            if node.role == OBSERVER:  # to fetch what is noted must not be something to note
+                return
             self._nodes[peer] = node
             if len(self._nodes) > MOST_LINKS:
                 self._nodes.clear()
-        clocks = getattr(message, "clocks", None)
-        if clocks:
-            round_ = clocks[0]
-            tracer.reached(round_)
-        if tracer.has(round_) if round_ else tracer.open:
+        clocks: Sequence[int] = getattr(message, "clocks", ())
+        round_ = clocks[0] if clocks else 0
+        if tracer.reached(round_) if round_ else tracer.open:
             buffers: Sequence[Buffer] = getattr(message, "buffers", ())
             nbytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
             replies = self._replies(outbox) if outbox else []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from threading import Thread
 
 from kvstore.job.valid_values import RoundWindow
 from kvstore.tracing.offsets import KEPT
-from kvstore.tracing.tracer import NOBODY, Tracer
+from kvstore.tracing.tracer import BATCH, NOBODY, Tracer
 from kvstore.transport.shm.transport import LARGE
 from kvstore.wire import Node, TraceChunk, decode, encode
 from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, MOST_RECORDS, SENT_FRAME, SPAN, read_records
@@ -100,18 +102,46 @@ def test_what_takes_a_while_is_noted_of_the_round_that_it_is_about() -> None:
 
 
 def test_records_that_come_too_fast_leave_a_gap_in_the_numbers_and_wake_somebody_before() -> None:
-    tracer = made(most=8)
+    tracer = made(most=8 * BATCH)
     woken = []
     tracer.wake = lambda: woken.append(len(records(tracer.chunks(ME))) if len(woken) else 0)
-    for _ in range(11):
+    for _ in range(11 * BATCH):
         tracer.mark("again")
-    assert [record[0] for record in records(tracer.chunks(ME))] == list(range(1, 9))
+    assert [record[0] for record in records(tracer.chunks(ME))] == list(range(1, 8 * BATCH + 1))
     tracer.mark("again")
-    assert [record[0] for record in records(tracer.chunks(ME))] == [12]
-    for _ in range(11):
+    assert [record[0] for record in records(tracer.chunks(ME))] == [11 * BATCH + 1]
+    for _ in range(11 * BATCH):
         tracer.mark("again")
-    assert woken == [0, 7]
-    assert [record[0] for record in records(tracer.chunks(ME))] == list(range(20, 24))
+    assert woken == [0, 7 * BATCH]
+    assert [record[0] for record in records(tracer.chunks(ME))] == list(range(18 * BATCH + 2, 22 * BATCH + 2))
+
+
+def test_events_of_several_threads_and_chunks_that_are_taken_meanwhile_lose_nothing() -> None:
+    tracer, taken, over = made(most=1 << 16), [], threading.Event()
+
+    def take() -> None:
+        while not over.is_set():
+            taken.extend(records(tracer.chunks(ME)))
+
+    def note(first: int) -> None:
+        for seq in range(first, first + 1000):
+            tracer.asked(seq, b"server 0", "push", ["w"], 8)
+            tracer.mark(str(seq))
+            tracer.answered(seq, b"server 0")
+
+    taker, *noters = threads = [Thread(target=take), *(Thread(target=note, args=(first,)) for first in (1, 2001))]
+    for thread in threads:
+        thread.start()
+    for thread in noters:
+        thread.join()
+    over.set()
+    taker.join()
+    taken.extend(records(tracer.chunks(ME)))
+    seqs = {*range(1, 1001), *range(2001, 3001)}
+    assert sorted({record[0] for record in taken}) == list(range(1, max(record[0] for record in taken) + 1))
+    assert sorted(record[3] for record in taken if record[1] == ASKED) == sorted(seqs)
+    assert sorted(record[3] for record in taken if record[1] == ANSWERED) == sorted(seqs)
+    assert sorted(int(record[3]) for record in taken if record[1] == MARK) == sorted(seqs)
 
 
 def test_many_records_take_several_frames_and_chunks() -> None:

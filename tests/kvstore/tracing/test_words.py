@@ -1,24 +1,14 @@
-"""Numbers for names: one for each value until it is taken, and what they stand for twice."""
+"""Numbers for names: one for each value until it is taken."""
 
 from __future__ import annotations
 
 from kvstore.tracing.words import Words
 
 
-def test_a_value_keeps_its_number_until_words_are_cleared() -> None:
+def test_a_value_keeps_its_number_until_it_is_taken() -> None:
     words = Words()
     numbers = [words["a"], words["b"], words["a"]]
     assert numbers[0] == numbers[2] != numbers[1]
-    words.clear()
-    assert words["a"] not in numbers
-
-
-def test_what_numbers_stand_for_is_told_twice() -> None:
-    words = Words()
-    first = words["a"]
-    words.clear()
-    assert words.take() == [(first, "a")]
-    second = words["a"]
-    assert words.take() == [(first, "a"), (second, "a")]
-    assert words.take() == [(second, "a")]
+    assert words.take() == [(numbers[0], "a"), (numbers[1], "b")]
     assert words.take() == []
+    assert words["a"] not in numbers
