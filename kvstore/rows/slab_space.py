@@ -12,7 +12,7 @@ import numpy as np
 
 from kvstore.rows.slabs import RESERVED, Slab
 
-SPACE = 1 << 42  # bytes of virtual memory for the rows of all tables
+SPACE = 1 << 41  # bytes of virtual memory for the rows of all tables
 _Kind: TypeAlias = "tuple[str, int | None, np.dtype[Any]]"
 
 
@@ -50,7 +50,7 @@ class SlabSpace:
             array, taken = self._arrays[kind] = Slab(columns, dtype, self._items), set()
             try:
                 array.reserve(self._items)
-            except MemoryError:  # a limit of address space
+            except MemoryError:  # a limit of address space, or much of it is in use
                 del self._arrays[kind]
                 return Slab(columns, dtype, None if place.grows else place.count)
         taken.add(place.first)

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import mmap
 import sys
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,10 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Slots: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of int64 or int32
 
 RESERVED = 1 << 36  # bytes of virtual memory for a slab whose final size is unknown
+# Bytes of virtual memory that a process may have, and still reserve more: of 2^47 on most machines. With none left, no
+# thread starts, and torch crashes.
+MOST = 1 << 45
+SMALL = 1 << 30  # bytes that are never too much
 # Not to be counted against the limit of memory that the system promises. Python names it from 3.13 on; this is Linux's.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 PAGE = mmap.PAGESIZE
@@ -96,20 +101,28 @@ class Slab:
                 self._memory.madvise(ADVICE, first, last - first)
 
     def _reserved(self, wanted: int, least: int) -> Array:
-        while True:
-            try:
-                memory = mmap.mmap(
-                    -1, max(PAGE, wanted * self.item_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-                )
+        memory: mmap.mmap | None = None
+        for items in (wanted, min(wanted, 2 * least), least):  # with less, it is copied when it grows
+            nbytes = max(PAGE, items * self.item_bytes)
+            if nbytes > SMALL and virtual_bytes() + nbytes > MOST:
+                continue
+            with contextlib.suppress(OSError):  # a limit of address space
+                memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
                 break
-            except OSError:  # a limit of address space: then it is copied when it grows
-                if wanted <= least:
-                    raise MemoryError(f"{least * self.item_bytes} bytes for the rows of a table") from None
-                wanted = max(least, wanted // 4)
+        if memory is None:
+            raise MemoryError(f"{least * self.item_bytes} bytes for the rows of a table")
         self._memory = memory
-        return np.frombuffer(memory, self.dtype, wanted * (self._shape[0] if self._shape else 1)).reshape(
-            wanted, *self._shape
+        return np.frombuffer(memory, self.dtype, items * (self._shape[0] if self._shape else 1)).reshape(
+            items, *self._shape
         )
+
+
+def virtual_bytes() -> int:
+    """Return how much virtual memory this process has; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def gather(items: Array, slots: Slots, out: Array | None = None) -> Array:

@@ -56,6 +56,19 @@ def test_where_address_space_is_limited_less_is_reserved(monkeypatch):
         slab.reserve(1_000_000)
 
 
+def test_a_process_that_has_much_virtual_memory_reserves_no_more(monkeypatch):
+    monkeypatch.setattr(slabs, "MOST", slabs.virtual_bytes() + slabs.RESERVED + slabs.SMALL)
+    slab, other = Slab(None, np.int64), Slab(None, np.int64)
+    slab.reserve(10)
+    assert slab.items.nbytes == slabs.RESERVED
+    other.reserve(10)
+    other.items[:10] = 3
+    assert len(other.items) == 20
+    other.reserve(21)
+    assert len(other.items) == 42
+    assert other.items.tolist() == [3] * 10 + [0] * 32
+
+
 @pytest.mark.parametrize("columns", [None, 1, 5])
 def test_gathered_items_are_scattered_back(columns):
     slab = Slab(columns, np.float32)
