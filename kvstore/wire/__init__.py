@@ -9,6 +9,7 @@ rendezvous  messages between members and the scheduler: joining, beating, keys, 
 observing   messages about how a job is: reports of members, stacks, what observers ask
 tracing     messages of a job's trace: what members note, in chunks
 views       messages about which process serves a server's rank
+captures    checkpoints of a running job
 replication messages between a server and its standby
 records     what a server tells its standby: changes of its state, and the whole of it
 row_records the same of tables
@@ -20,6 +21,7 @@ arrays      several arrays in the frames of one message
 """
 
 from kvstore.wire.arrays import frame_groups, pack_arrays, unpack_arrays
+from kvstore.wire.captures import AwaitCapture, Capture, Captured
 from kvstore.wire.frames import VERSION, Buffer, decode, encode, require_short
 from kvstore.wire.lending import Borrowed, Lend, PushLent
 from kvstore.wire.messages import (
@@ -38,9 +40,6 @@ from kvstore.wire.messages import (
 from kvstore.wire.observing import Locate, Located, Observe, Observed, ServerReport, Stacks, Where, WorkerReport
 from kvstore.wire.parameters import (
     MAX_PRIORITY,
-    AwaitCapture,
-    Capture,
-    Captured,
     Close,
     CodecDescription,
     GetStates,

@@ -158,8 +158,7 @@ class RowUpdates:
                 sums = batch.of_each() if batch is not None else [_summed(update, room) for update in members]
             errors = self._not_finite(members, sums, batch)
         except Exception as exc:  # no memory, for one: the rounds are over all the same
-            every = [update.target for update in members]
-            errors = dict.fromkeys(every, _none_made(exc, every))
+            errors = _failed(exc, [update.target for update in members])
             if recording is not None:
                 recording.row_sums([], [], hyper, errors)
             return errors
@@ -192,22 +191,20 @@ class RowUpdates:
             return self._made_together(targets, batch, numbers, keep)
         errors: dict[RowTarget, Exception] = {}
         for target, (ids, rows) in zip(targets, sums, strict=True):
-            error = self._made(target, ids, rows, numbers, keep)
-            if error is not None:
-                errors[target] = error
+            errors |= self._made(target, ids, rows, numbers, keep)
         return errors
 
     def _not_finite(
         self, members: Sequence[RowUpdate], sums: Sequence[tuple[Ids, Rows]], batch: RowBatch | None
     ) -> dict[RowTarget, Exception]:
         """Return why updates must not be made whose sums are not finite, if somebody checks."""
-        errors: dict[RowTarget, Exception] = {}
         if not self._rule.finite or (batch is not None and all_finite(torch.from_numpy(batch.rows))):
-            return errors
-        for update, (_, rows) in zip(members, sums, strict=True):
-            if not all_finite(torch.from_numpy(rows)):
-                errors[update.target] = not_finite_rows(update.target.key, update.items)
-        return errors
+            return {}
+        return {
+            update.target: not_finite_rows(update.target.key, update.items)
+            for update, (_, rows) in zip(members, sums, strict=True)
+            if not all_finite(torch.from_numpy(rows))
+        }
 
     def _made_alone(
         self, target: RowTarget, item: RowContribution, numbers: RowHyperparameters
@@ -217,17 +214,14 @@ class RowUpdates:
         Returns:
             See ``_made_in_parts``.
         """
-        updater, table = target.updater, target.table
+        updater, table, version = target.updater, target.table, target.table.version
         if updater is None or not updater.lazy:
             return None
-        version = table.version
         request = item.request if item.batch is None else None  # else the message is of more tables than this one
         try:
             rows = table.update_there(item.ids, item.rows, self.answers.room(request), updater, numbers)
         except Exception as exc:
-            if table.version != version:
-                raise _in_doubt(exc, [target]) from exc
-            return {target: _none_made(exc, [target])}
+            return _failed(exc, [target], [version])
         if rows is None:
             return None
         if request is not None:
@@ -257,9 +251,7 @@ class RowUpdates:
         try:
             made = update_in_parts(tables, batches, updater, numbers, list(map(self.answers.room, requests)))
         except Exception as exc:
-            if any(table.version != version for table, version in zip(tables, versions, strict=True)):
-                raise _in_doubt(exc, targets) from exc
-            return dict.fromkeys(targets, _none_made(exc, targets))
+            return _failed(exc, targets, versions)
         if made is None:
             return None
         self.answers.keep(requests, made, tables)
@@ -276,16 +268,14 @@ class RowUpdates:
         try:
             changed = update_together(tables, batch, targets[0].updater, numbers, keep)
         except Exception as exc:
-            if any(table.version != version for table, version in zip(tables, versions, strict=True)):
-                raise _in_doubt(exc, targets) from exc
-            return dict.fromkeys(targets, _none_made(exc, targets))
+            return _failed(exc, targets, versions)
         for target, ids in zip(targets, changed, strict=True):
             target.note_changed(ids)
         return {}
 
     def _made(
         self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters, keep: bool
-    ) -> Exception | None:
+    ) -> dict[RowTarget, Exception]:
         """Make one update; return why no row has changed, if it has failed."""
         version = target.table.version
         try:
@@ -293,10 +283,8 @@ class RowUpdates:
         except WeightsInDoubt:
             raise
         except Exception as exc:
-            if target.table.version != version or not (target.updater is None or target.updater.lazy):
-                raise _in_doubt(exc, [target]) from exc
-            return _none_made(exc, [target])
-        return None
+            return _failed(exc, [target], [version], in_place=not (target.updater is None or target.updater.lazy))
+        return {}
 
     def _numbers(self, hyper: UpdateHyperparameters) -> RowHyperparameters:
         """Return the hyper-parameters of an update. In an async store, None takes the last ones that were given."""
@@ -346,13 +334,17 @@ def _batches(updates: Sequence[RowUpdate]) -> list[RowBatch] | None:
     return batches
 
 
-def _in_doubt(exc: Exception, targets: Sequence[RowTarget]) -> WeightsInDoubt:
-    keys = shorten(target.key for target in targets)
-    return WeightsInDoubt(f"{type(exc).__name__}: {exc}, in the middle of an update of {keys}")
+def _failed(
+    exc: Exception, targets: Sequence[RowTarget], versions: Sequence[int] = (), in_place: bool = False
+) -> dict[RowTarget, Exception]:
+    """Return why no row of ``targets``, whose tables had ``versions``, has changed.
 
-
-def _none_made(exc: Exception, targets: Sequence[RowTarget]) -> ServerError:
+    Raises:
+        WeightsInDoubt: some have perhaps: a table has another version, or rows are changed ``in_place``.
+    """
     keys = shorten(target.key for target in targets)
+    if in_place or any(target.table.version != version for target, version in zip(targets, versions, strict=False)):
+        raise WeightsInDoubt(f"{type(exc).__name__}: {exc}, in the middle of an update of {keys}") from exc
     error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {keys} has changed")
     error.__cause__ = exc
-    return error
+    return dict.fromkeys(targets, error)

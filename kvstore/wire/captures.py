@@ -1,0 +1,60 @@
+"""The messages by which a checkpoint of a running job is taken: rank 0 asks servers to save what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from kvstore.wire import fields as f
+from kvstore.wire.frames import message
+from kvstore.wire.messages import Clocks, Ids, Reply, Request, Store, same_length
+
+
+@message(52)
+@dataclass(frozen=True)
+class Capture(Request):
+    """From rank 0: save segments ``ids`` for checkpoint ``number``, each when ``clocks[i]`` of its rounds are over.
+
+    The answer comes at once. Where rounds go on without rank 0, a segment may be later already: then it is saved as it
+    is.
+    """
+
+    store: Store
+    number: Annotated[int, f.integer(1)]
+    ids: Ids
+    clocks: Clocks
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks)
+
+
+@message(53)
+@dataclass(frozen=True)
+class AwaitCapture(Request):
+    """From rank 0: tell me when your file of this store and checkpoint is on the disk.
+
+    It waits for many rounds, in which nothing else must be kept.
+    """
+
+    remembered = False
+    store: Store
+    number: Annotated[int, f.integer(1)]
+
+
+@message(54)
+@dataclass(frozen=True)
+class Captured(Reply):
+    """The file is on the disk.
+
+    Attributes:
+        nbytes, sha256: of the file.
+        clocks: how many rounds of each segment were over, in the order of the ``Capture``.
+        optimizer: the name of the rule that updates this store; None if there is none.
+        path: of the file, for messages.
+    """
+
+    nbytes: Annotated[int, f.integer()]
+    sha256: Annotated[str, f.text(64)]
+    clocks: Clocks
+    optimizer: Annotated[str | None, f.optional(f.text(64))]
+    path: Annotated[str, f.text(8192)]
