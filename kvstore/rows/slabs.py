@@ -19,7 +19,7 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Slots: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of int64 or int32
 
 RESERVED = 1 << 36  # bytes of virtual memory for a slab whose final size is unknown
-# Bytes of virtual memory that a process may have, and still reserve more: of 2^47 on most machines. With none left, no
+# A process that has so many bytes of virtual memory reserves no more. Most machines give it 2^47. With none left, no
 # thread starts, and torch crashes.
 MOST = 1 << 45
 SMALL = 1 << 30  # bytes that are never too much
@@ -102,7 +102,7 @@ class Slab:
 
     def _reserved(self, wanted: int, least: int) -> Array:
         memory: mmap.mmap | None = None
-        for items in (wanted, min(wanted, 2 * least), least):  # with less, it is copied when it grows
+        for items in dict.fromkeys((wanted, min(wanted, 2 * least), least)):  # with less, it is copied when it grows
             nbytes = max(PAGE, items * self.item_bytes)
             if nbytes > SMALL and virtual_bytes() + nbytes > MOST:
                 continue

@@ -1,10 +1,10 @@
 """What one process notes for the job's trace: events, the rows of bytes that they become, and chunks of these.
 
-Any thread may note something. It appends an event, which is all that it does where a job waits for it; now and then it
-makes rows of all events that wait. That takes a fraction of the time that each would take alone, for the processor's
-caches have the code then. The thread of the heartbeat takes the rows out, and they leave as they are: while it encoded
-something, the program's thread would wait for the interpreter. When rows come faster than they are taken out, the
-newest are lost, and the gap in their numbers says how many.
+Any thread may note something. A thread that does so only appends an event, because the job waits for it. Each time that
+64 events wait, it makes rows of all of them. Together they take a fraction of the time that they would take one by one,
+because the processor's caches have the code then. The thread of the heartbeat takes the rows out, and they leave as
+they are: while it encoded something, the program's thread would wait for the interpreter. When rows come faster than
+they are taken out, the newest are lost, and the gap in their numbers says how many.
 """
 
 from __future__ import annotations
@@ -104,11 +104,10 @@ class Tracer:
 
     def reached(self, number: int) -> bool:
         """Note that this process is in round ``number``, at least. Return whether that round is of interest."""
+        wanted = self.window.first <= number <= self.window.last
         if number > self.round:
-            self.round = number
-            self.open = self.window.first <= number <= self.window.last
-            return self.open
-        return self.window.first <= number <= self.window.last
+            self.round, self.open = number, wanted
+        return wanted
 
     def has(self, number: int) -> bool:
         """Return whether round ``number`` is of interest."""

@@ -1,6 +1,6 @@
-"""Pushes of what has been pushed before: what has been found out about them then holds again. No I/O, no clock.
+"""Pushes that repeat an earlier one: what was found out about that one holds for them. No I/O, no clock.
 
-Most pushes differ from the one before by their worker, round and values alone. What they share says which bucket they
+Most pushes differ from an earlier one by their worker, round and values alone. The rest of them says which bucket they
 are for, and with which hyper-parameters. A push that may wait in vain, or belongs to no open round, takes no shortcut:
 ``ServedStore.push`` then says what is wrong with it.
 """

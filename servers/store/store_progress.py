@@ -131,10 +131,8 @@ class StoreProgress:
         self, tracer: Tracer, name: str, began: float, rounds: Sequence[int], targets: Sequence[AnyTarget] = ()
     ) -> None:
         """Note that ``targets`` have been updated since ``began``, if these rounds of them are of interest."""
-        if rounds:
-            tracer.reached(rounds[0])
-            if tracer.has(rounds[0]):
-                tracer.span(name, began, targets[0].segments.keys if targets else (), round_=rounds[0])
+        if rounds and tracer.reached(rounds[0]):
+            tracer.span(name, began, targets[0].segments.keys if targets else (), round_=rounds[0])
 
     def answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
         """Answer requests that need not wait. One that cannot be answered fails alone."""

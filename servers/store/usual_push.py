@@ -1,6 +1,6 @@
-"""What a push of rows usually is: it is of one table, wants the rows back that it pushes, and nothing is wrong. Pure.
+"""The usual push of rows: it is to one table, asks for the rows that it pushes, and has no error. Pure.
 
-That takes a few steps to see. Whatever is unusual, or wrong, is left to ``row_requests``, which knows what to say.
+A few steps tell whether a push is usual. ``row_requests`` checks all others, and says what is wrong with them.
 """
 
 from __future__ import annotations
