@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from jobkeys import variables
 from proc import state
 from waiting import LONG, PROMPT, until
@@ -50,7 +51,16 @@ class Job:
         return found
 
     def wait(self, timeout: float = LONG) -> int:
-        return self.process.wait(timeout)
+        """Return the exit code. If the job does not end in time, fail with its output, and where its processes were."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(timeout)
+        for pids in (self.members(), [self.process.pid]):  # launch.py last, which passes on what the others write
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)  # faulthandler writes the stacks of all threads
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(PROMPT / 2)
+        pytest.fail(f"the job has not ended within {timeout:g} s:\n{self.output}", pytrace=False)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something that comes while the job runs."""
@@ -89,7 +99,7 @@ def job(
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     log = tmp_path / "log"
     words = [sys.executable, "-m", "launcher", "-n", f"{workers}", "-s", f"{servers}", *options, f"python {path}"]
-    own = os.environ | FAST | {"TEST_MARK": mark} | env
+    own = os.environ | FAST | {"TEST_MARK": mark, "PYTHONFAULTHANDLER": "1"} | env
     with log.open("w") as out:
         process = subprocess.Popen(
             [sys.executable, "-c", STARTER] if keys else words,
