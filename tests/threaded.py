@@ -11,6 +11,7 @@ Leaving the block ends the job and checks that every thread ended.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import secrets
 import socket
@@ -24,7 +25,7 @@ import jobkeys
 from waiting import LONG
 
 from kvstore.dist import DistStore
-from kvstore.errors import KVStoreError
+from kvstore.errors import DeadlineExceeded, KVStoreError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.member.session import Session
@@ -177,6 +178,8 @@ class ThreadedJob:
             try:
                 results[rank] = work(session)
             except BaseException as exc:
+                if isinstance(exc, DeadlineExceeded):  # nobody expected it; what does the thread do that is late?
+                    faulthandler.dump_traceback(all_threads=True)
                 errors.append(exc)
                 for other in self.sessions:
                     if other is not session:
