@@ -50,7 +50,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(directory: Path) -> None:
-    for folder in listed(directory):
+    folders = listed(directory)
+    if not folders:
+        raise _nothing(directory)
+    damaged = 0
+    for folder in folders:
         if not folder.whole:
             print(f"{folder.path.name}  unfinished")
             continue
@@ -58,12 +62,15 @@ def _list(directory: Path) -> None:
             manifest = load_manifest(folder.path)
         except CheckpointError as exc:
             print(f"{folder.path.name}  damaged: {exc}")
+            damaged += 1
             continue
         optimizers = ", ".join(store.optimizer or "none" for store in manifest.stores)
         print(
             f"{folder.path.name}  {manifest.rounds} rounds  {_size(manifest.nbytes)}  {manifest.written}  "
             f"{manifest.num_workers} workers, {manifest.num_servers} servers  optimizer: {optimizers}"
         )
+    if damaged:
+        raise CheckpointError(f"{directory}: {damaged} of {len(folders)} are damaged")
 
 
 def _verify(path: Path) -> None:
@@ -84,12 +91,16 @@ def _verify(path: Path) -> None:
 def _one(path: Path) -> Path:
     folder = found(path)
     if folder is None:
-        raise CheckpointError(f"{path}: no checkpoint there")
+        raise _nothing(path)
     return folder
 
 
+def _nothing(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: no checkpoint there")
+
+
 def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.1f} MB"
+    return f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.1f} kB"
 
 
 if __name__ == "__main__":

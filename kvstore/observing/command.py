@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -211,7 +212,7 @@ def _words(place: ObservingPlace) -> str:
         return "has failed"
     missing = awaited(view, AWAITED_S)
     if missing or view.waits:
-        return f"waits for worker {missing[0]}" if missing else view.waits[:28]
+        return f"waits for worker {missing[0]}" if missing else textwrap.shorten(view.waits, 48, placeholder=" …")
     per_s = job_rounds_per_s(view)
     return "runs" if per_s is None else f"{rate(per_s)} rounds a second"
 

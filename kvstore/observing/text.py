@@ -69,10 +69,17 @@ def silent_scheduler_lines(place: ObservingPlace, why: str) -> list[TextLine]:
 
 def job_lines(jobs: Sequence[tuple[ObservingPlace, str]]) -> list[TextLine]:
     """Return several jobs, a line each, with a few words of how each is."""
-    lines = [TextLine(f"{len(jobs)} jobs of this user run here; kvstore-status PID shows one of them", "title")]
-    for place, words in jobs:
-        lines.append(TextLine(f"  {place.pid:>8}  {place.launcher:<8}  {words:<28}  {place.command[:80]}"))
-    return lines
+    by, how = (
+        max(map(len, column)) for column in zip(*((place.launcher, words) for place, words in jobs), strict=True)
+    )
+    title = TextLine(f"{len(jobs)} jobs of this user run here; kvstore-status PID shows one of them", "title")
+    return [
+        title,
+        *(
+            TextLine(f"  {place.pid:>8}  {place.launcher:<{by}}  {words:<{how}}  {place.command[:80]}")
+            for place, words in jobs
+        ),
+    ]
 
 
 def _name(place: ObservingPlace) -> list[TextLine]:

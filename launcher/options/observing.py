@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from kvstore.errors import ConfigError
@@ -40,10 +41,9 @@ def add(group: argparse._ArgumentGroup) -> None:
 
 def with_ports(argv: Sequence[str]) -> list[str]:
     """Say for each `--dashboard` that no port follows it, or the parser would take the command for one."""
-    followers = [*argv[1:], ""]
     return [
         _ANY if word == _DASHBOARD and not (after.isascii() and after.isdigit()) else word
-        for word, after in zip(argv, followers, strict=True)
+        for word, after in pairwise([*argv, ""])
     ]
 
 

@@ -70,6 +70,7 @@ def test_the_default_launcher() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        ([], "-n/--num-workers"),
         (["x"], "-n/--num-workers"),
         (["-n", "0", "x"], "'0' is not a number from 1 to 4096"),
         (["-n", "two", "x"], "'two' is not a number"),

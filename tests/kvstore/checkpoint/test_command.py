@@ -35,5 +35,9 @@ def test_damage_ends_the_command_with_an_error(tmp_path: Path, capsys: pytest.Ca
     assert "checkpoint-00000002: DAMAGED" in said.out
     assert "missing" in said.err
     (folder / "manifest.json").write_text("{}")
-    assert main(["list", str(tmp_path)]) == 0
-    assert "checkpoint-00000002  damaged" in capsys.readouterr().out
+    assert main(["list", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "checkpoint-00000002  damaged" in said.out
+    assert "1 of 2 are damaged" in said.err
+    assert main(["list", str(tmp_path / "empty")]) == 1
+    assert "no checkpoint there" in capsys.readouterr().err

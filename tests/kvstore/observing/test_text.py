@@ -135,5 +135,7 @@ def test_a_silent_scheduler_and_lists() -> None:
         "  j · local · pid 42",
         "  it does not answer",
     ]
-    listed = [line.text for line in job_lines([(PLACE, "runs")])]
+    by_mpirun = dataclasses.replace(PLACE, launcher="mpirun (Open MPI)")
+    listed = [line.text for line in job_lines([(PLACE, "runs"), (by_mpirun, "waits")])]
     assert listed[1].split() == ["42", "local", "runs", "python", "train.py"]
+    assert listed[1].index("python") == listed[2].index("python"), "columns are as wide as what is in them"
