@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import kvstore
 from kvstore.errors import ConfigError
-from kvstore.job.settings import AGGREGATE, REPLICAS, VERBOSE
+from kvstore.job.settings import AGGREGATE, GROUPS, OPTIMIZERS, REPLICAS, UPDATE_ON_KVSTORE, VERBOSE
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
@@ -34,6 +34,17 @@ examples:
 
 `python` in the command is the interpreter that runs launch.py. The exit code is that of the first process to fail.
 """
+
+# What members read, and nobody but the user sets. It is checked before anything starts.
+_CHECKED = (
+    *(
+        setting
+        for title in ("Waiting and failure", "Links and memory", "Readers", "Checkpoints")
+        for setting in GROUPS[title]
+    ),
+    UPDATE_ON_KVSTORE,
+    OPTIMIZERS,
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -73,7 +84,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     plain: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value for field, value in given.items()
     }
+    kind = options.launcher or ("local" if options.hostfile is None else "ssh")
+    inherited = environ if kind == "local" else {name: environ[name] for name in options.env}
     try:
+        for own in (options.env_server, options.env_worker):
+            for setting in _CHECKED:
+                setting.read({**inherited, **dict(own)})
         verbose = options.verbose or VERBOSE.read(environ)
         told = {**environ, **dict(options.env_server), **dict(options.env_worker)}
         plain["host_aggregation"] = plain["host_aggregation"] and AGGREGATE.read(told)
@@ -96,7 +112,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
         )
     except LaunchError as error:
         parser.error(str(error))
-    return CommandLine(options.launcher or ("local" if job.cluster.hostfile is None else "ssh"), job, options.dry_run)
+    return CommandLine(kind, job, options.dry_run)
 
 
 def _parser() -> argparse.ArgumentParser:

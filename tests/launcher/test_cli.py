@@ -175,3 +175,13 @@ def test_verbose_by_option_or_variable(words: list[str], environ: dict[str, str]
 def test_a_variable_that_is_not_valid_is_an_error_of_the_command_line() -> None:
     with pytest.raises(LaunchError, match="KVSTORE_VERBOSE='loud' is not valid; valid: 1 or 0"):
         parse(["-n", "1", "true"], {"KVSTORE_VERBOSE": "loud"})
+
+
+@pytest.mark.parametrize("words", [["--env", "KVSTORE_TIMEOUT_S"], ["--env-worker", "KVSTORE_TIMEOUT_S:x"], []])
+def test_what_members_would_refuse_is_refused_before_they_start(words: list[str]) -> None:
+    with pytest.raises(LaunchError, match="KVSTORE_TIMEOUT_S='x' is not valid; valid: a number of seconds"):
+        parse(["-n", "1", *words, "true"], {"KVSTORE_TIMEOUT_S": "x"})
+
+
+def test_what_other_hosts_do_not_get_is_not_checked() -> None:
+    assert parse(["-n", "1", "-H", "hosts", "true"], {"KVSTORE_TIMEOUT_S": "x"}).kind == "ssh"
