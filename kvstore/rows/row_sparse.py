@@ -25,7 +25,8 @@ class RowSparse:
 
     Attributes:
         ids: of the rows, a tensor of int64 on the CPU.
-        rows: a tensor over the memory that was given; its first dimension is as long as ``ids``.
+        rows: a tensor, over the memory that was given where that is contiguous; its first dimension is as long as
+            ``ids``.
         shape: of the whole table; None where the table grows.
     """
 
@@ -36,14 +37,17 @@ class RowSparse:
 
         Args:
             ids: integers: a list, or an array of any shape.
-            rows: an array of any kind that a store takes: for each id a row, which may have several dimensions.
+            rows: an array of any kind that a store takes: a row for each id, of shape ``(*ids.shape, *row)``, as
+                ``row_sparse_pull`` returns them, or ``(number of ids, *row)``. A row may have several dimensions.
             shape: of the whole table, if that has one: the number of its rows, then the shape of one row.
 
         Raises:
             UsageError: ids are no integers, or do not fit rows or shape.
         """
-        numbers = torch.from_numpy(integers("the ids of a RowSparse", ids)).reshape(-1)
-        values = as_tensor(rows)
+        given = torch.from_numpy(integers("the ids of a RowSparse", ids))
+        numbers, values = given.reshape(-1), as_tensor(rows)
+        if values.dim() > given.dim() > 1 and values.shape[: given.dim()] == given.shape:
+            values = values.reshape(len(numbers), *values.shape[given.dim() :])
         if values.dim() < 2 or len(values) != len(numbers):
             raise UsageError(
                 f"{len(numbers)} ids need {len(numbers)} rows: an array of shape ({len(numbers)}, columns), "

@@ -48,6 +48,18 @@ def test_rows_may_have_several_dimensions() -> None:
     assert value.row == (2, 3)
 
 
+@pytest.mark.parametrize("row", [(2,), (2, 3)])
+def test_rows_may_have_the_shape_of_a_batch_of_ids(row: tuple[int, ...]) -> None:
+    ids, rows = torch.tensor([[1, 3], [3, 0]]), torch.rand(2, 2, *row)
+    value, flat = kv.RowSparse(ids, rows, (5, *row)), kv.RowSparse(ids, rows.reshape(4, *row))
+    assert value.ids.tolist() == flat.ids.tolist() == [1, 3, 3, 0]
+    assert torch.equal(value.rows, flat.rows)
+    assert value.row == row
+    assert value.rows.data_ptr() == rows.data_ptr()
+    with pytest.raises(kv.UsageError, match="4 ids need 4 rows"):
+        kv.RowSparse(ids, torch.zeros(2, 2))
+
+
 def test_no_rows() -> None:
     assert kv.RowSparse([], np.zeros((0, 2), np.float32)).ids.dtype == torch.int64
     empty = kv.RowSparse.zeros((5, 2), "float64")
