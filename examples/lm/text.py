@@ -55,7 +55,7 @@ def load(files: Sequence[Path], context: int) -> Corpus:
     try:
         texts = [file.read_text(encoding="utf-8") for file in files]
     except (OSError, UnicodeError) as exc:
-        raise TextError(f"cannot read the text: {exc}") from None
+        raise TextError(f"cannot read the text: {exc}; name files of yours with --text") from None
     cuts = [len(text) - len(text) // HELD_OUT for text in texts]
     training = "".join(text[:cut] for text, cut in zip(texts, cuts, strict=True))
     validation = "".join(text[cut:] for text, cut in zip(texts, cuts, strict=True))

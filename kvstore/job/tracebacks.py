@@ -17,6 +17,7 @@ _LIBRARIES = tuple(
     for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     if path
 )
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))  # also of another prefix
 _HEADER = "Traceback (most recent call last):\n"
 
 
@@ -103,7 +104,9 @@ def _users_frames(printed: traceback.TracebackException) -> bool:
 
 
 def _is_users(filename: str) -> bool:
-    return not filename.startswith((*_OURS, *_LIBRARIES, "<frozen"))
+    return not filename.startswith((*_OURS, *_LIBRARIES, "<frozen")) and not any(
+        part in filename for part in _INSTALLED
+    )
 
 
 def _short(filename: str) -> str:

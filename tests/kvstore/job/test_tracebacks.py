@@ -49,6 +49,14 @@ def test_an_error_of_ours_ends_in_the_users_line() -> None:
     assert place(error) == "train.py:2, in step"
 
 
+def test_packages_that_lie_elsewhere_are_not_the_users() -> None:
+    check = function("check", OURS, "raise Mismatch('wrong shape')", Mismatch=Mismatch)
+    backward = function("backward", "/home/me/.local/lib/python3.12/site-packages/torch/x.py", "check()", check=check)
+    error = caught(function("main", "train.py", "backward()", backward=backward))
+    assert names(shortened(error)) == ["main"]
+    assert place(error) == "train.py:2, in main"
+
+
 def test_between_the_users_lines_ours_are_left_out() -> None:
     loss = function("loss", "train.py", "1 / 0")
     fit = function("fit", OURS, "loss()", loss=loss)
