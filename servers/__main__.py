@@ -15,7 +15,7 @@ from kvstore.job.exit_report import ExitReport, hand_over
 from kvstore.job.processes import allow_many_files
 from kvstore.transport.choose import links
 from servers.endpoints import server_endpoint
-from servers.garbage_collector import collect_seldom
+from servers.garbage_collector import collect_seldom, importing
 
 TERMINATED = 128 + signal.SIGTERM
 
@@ -38,11 +38,13 @@ def main() -> int:
         allow_many_files()
         collect_seldom(config.num_workers)
         if config.role == "observer":
-            from servers.observer.process import run_observer
+            with importing():
+                from servers.observer.process import run_observer
 
             return run_observer(os.environ)
         if config.role == "scheduler":
-            from servers.scheduler_process import run_scheduler
+            with importing():
+                from servers.scheduler_process import run_scheduler
 
             return run_scheduler(config.require_job("scheduler"), links(config)())
         role = config.role if config.role in ("aggregator", "standby") else "server"
@@ -50,14 +52,17 @@ def main() -> int:
         name = f"{role}-{config.rank_hint}" if config.rank_hint >= 0 else f"{role}-{_unique()}"
         if config.start > 1:  # one that has been given up, and is alive all the same, may have the other's place
             name += f".{config.start}"
-        from kvstore.transport.shm.transport import sharing  # brings numpy, which the scheduler does without
+        with importing():
+            from kvstore.transport.shm.transport import sharing  # brings numpy, which the scheduler does without
 
         make_transport, endpoint = sharing(links(config), config), server_endpoint(config, name)
         if role == "aggregator":
-            from servers.aggregator.process import run_aggregator
+            with importing():
+                from servers.aggregator.process import run_aggregator
 
             return run_aggregator(config, make_transport, endpoint)
-        from servers.server import run_server
+        with importing():
+            from servers.server import run_server
 
         return run_server(config, make_transport, endpoint)
     except NodeLost as exc:  # another process has failed before the job began

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator
 
 import pytest
 
-from servers.garbage_collector import EACH, LEAST, collect_seldom
+from servers.garbage_collector import EACH, LEAST, collect_seldom, importing
 
 
 @pytest.fixture
@@ -26,3 +27,16 @@ def test_a_large_job_has_the_collector_run_less_often(usual: int) -> None:
 def test_a_small_job_has_it_run_at_least_so_seldom(usual: int) -> None:
     collect_seldom(2)
     assert usual < gc.get_threshold()[0] == LEAST
+
+
+@pytest.mark.parametrize("error", [None, ImportError])
+def test_what_is_imported_is_not_looked_at(error: type[Exception] | None) -> None:
+    before = gc.get_freeze_count()
+    with contextlib.suppress(ImportError), importing():
+        assert not gc.isenabled()
+        if error is not None:
+            raise error
+    after = gc.get_freeze_count()
+    gc.unfreeze()
+    assert gc.isenabled()
+    assert (after > before) == (error is None)
