@@ -12,22 +12,28 @@ from kvstore.rows.index import ABSENT, Entries, Positions
 from kvstore.rows.slabs import Array, Slab
 
 
-def find_in_all(fixed: Sequence[FixedSlots], ids: Sequence[Ids]) -> Entries:
-    """Return what ``find`` of each of ``fixed``, of equally many stripes, does for its ``ids``; all in one array."""
-    slots = fixed[0].slots_of(np.concatenate(ids))
+def find_in_all(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]) -> Entries:
+    """Return what ``find`` of each of ``fixed``, which are of equally many stripes, does for its part of ``ids``.
+
+    Args:
+        fixed: at least one.
+        ids: of all, one after the other.
+        starts: where the part of each begins, and where that of the last ends.
+    """
+    slots = fixed[0].slots_of(ids)
     if not all(each.full for each in fixed):
-        slots[~_made(fixed, slots, list(map(len, ids)))] = ABSENT
+        slots[~_made(fixed, slots, starts)] = ABSENT
     return slots
 
 
-def _made(fixed: Sequence[FixedSlots], slots: Entries, sizes: Sequence[int]) -> Array:
-    """Return whether the row of each slot is made; the first ``sizes[0]`` slots are of ``fixed[0]``, and so on."""
+def _made(fixed: Sequence[FixedSlots], slots: Entries, starts: Sequence[int]) -> Array:
+    """Return whether the row of each slot is made; see ``find_in_all``."""
     whole = fixed[0].made.whole
     if len(whole) and all(each.made.whole is whole for each in fixed):
-        made: Array = whole.take(slots + np.repeat([each.made.first for each in fixed], sizes), mode="clip")
+        firsts = np.repeat([each.made.first for each in fixed], np.diff(starts))
+        made: Array = whole.take(slots + firsts, mode="clip")
         return made
     made = np.empty(len(slots), bool)
-    starts = itertools.accumulate(sizes, initial=0)
     for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
         if each.top:
             each.made.items.take(slots[start:stop], out=made[start:stop], mode="clip")

@@ -149,16 +149,20 @@ def _homes(ids: Ids, mask: int) -> Positions:
     return hashes.view(np.int64)
 
 
-def find_in_all(indexes: Sequence[SlotIndex], ids: Sequence[Ids]) -> Entries:
-    """Return what ``find`` of each of ``indexes`` does for its ``ids``, in one array, with few calls for each of them.
+def find_in_all(indexes: Sequence[SlotIndex], whole: Ids, starts: Sequence[int]) -> Entries:
+    """Return what ``find`` of each of ``indexes`` does for its part of ``whole``, with few calls for each of them.
 
     What is computed of hashes, and of what the entries say, is computed of all ids together.
+
+    Args:
+        indexes: at least one.
+        whole: the ids for all, one after the other.
+        starts: where the part of each begins, and where that of the last ends.
     """
-    starts = list(itertools.accumulate(map(len, ids), initial=0))
-    if starts[-1] > len(ids) * CHUNK or not starts[-1]:  # calls are not what it costs
-        return np.concatenate([index.find(own) for index, own in zip(indexes, ids, strict=True)])
-    whole = np.concatenate(ids)
-    masks = np.repeat([len(index.entries) - 1 for index in indexes], list(map(len, ids)))
+    if starts[-1] > len(indexes) * CHUNK or not starts[-1]:  # calls are not what it costs
+        own = [whole[start:stop] for start, stop in itertools.pairwise(starts)]
+        return np.concatenate([index.find(each) for index, each in zip(indexes, own, strict=True)])
+    masks = np.repeat([len(index.entries) - 1 for index in indexes], np.diff(starts))
     at = mixed(whole).view(np.int64) & masks
     out = np.full(len(whole), ABSENT, np.int32)
     there = np.zeros(len(whole), np.int64)  # the ids that the entries say

@@ -37,22 +37,42 @@ class RowPlaces(NamedTuple):
         """Which of the rows are of each table."""
         return [slice(start, stop) for start, stop in itertools.pairwise(self.starts)]
 
+    def of(self, number: int) -> Slots:
+        """Return the slots of the rows of table ``number``."""
+        return self.slots[self.starts[number] : self.starts[number + 1]]
+
 
 class JointTables:
-    """See the module.
+    """See the module. It can be used until rows of the tables are made, or their states or memory are others.
 
     Args:
         tables: of one width and dtype; at least one.
+
+    Attributes:
+        evict: whether rows of some of the tables go by themselves.
+        rise: whether places rise with the tables, and the ids of each.
     """
 
     def __init__(self, tables: Sequence[RowTable]) -> None:
         self._tables = tables
         self._arrays = _common_arrays(tables)
-        self._firsts = np.array([table.slabs[""].first for table in tables]) if self._arrays else None
+        firsts = [table.slabs[""].first for table in tables] if self._arrays else []
+        self._firsts = np.array(firsts) if firsts else None
+        self.evict = any(table.table.evict for table in tables)
+        self.rise = (
+            bool(firsts)
+            and all(before < after for before, after in itertools.pairwise(firsts))
+            and not any(table.table.grows for table in tables)
+        )
 
-    def live(self, ids: Sequence[Ids]) -> RowPlaces | None:
-        """Return where the rows of ``ids`` of each table are; None if one has no row. No rows of the tables may go."""
-        places = self._places(ids)
+    def live(self, ids: Ids, starts: Sequence[int]) -> RowPlaces | None:
+        """Return where the rows of ``ids`` are; None if one has no row. No rows of the tables may go.
+
+        Args:
+            ids: of all tables, one after the other.
+            starts: where those of each begin, and where those of the last end.
+        """
+        places = self._places(ids, starts)
         return None if len(places.slots) and places.slots.min() < 0 else places
 
     def gather(self, places: RowPlaces, rows: Rows, states: Mapping[str, Array]) -> None:
@@ -71,9 +91,8 @@ class JointTables:
         Args:
             updates: the parts of the update: where its rows are, the rows, and their states by name.
         """
-        slots = [[places.slots[part] for part in places.parts] for places, _, _ in updates]
-        for table, *its_slots in zip(self._tables, *slots, strict=True):
-            table.stepped(its_slots)
+        for number, table in enumerate(self._tables):
+            table.stepped([places.of(number) for places, _, _ in updates] if table.frozen else ())
         for places, rows, states in updates:
             if places.at is None:
                 for table, part in zip(self._tables, places.parts, strict=True):
@@ -84,27 +103,26 @@ class JointTables:
                 scatter(self._arrays[STATE + name], places.at, value)
             self._arrays[SEEN][places.at] = self._versions(places)
 
-    def pull(self, ids: Sequence[Ids], out: Rows) -> None:
-        """Write the rows of ``ids``, which may repeat, to ``out``, table by table; see ``RowTable.pull``."""
-        places = self._places(ids)
+    def pull(self, ids: Ids, starts: Sequence[int], out: Rows) -> None:
+        """Write the rows of ``ids``, which may repeat, to ``out``; see ``live`` and ``RowTable.pull``."""
+        places = self._places(ids, starts)
         at = places.at
-        if at is None or any(table.table.evict for table in self._tables):
-            for table, own, part in zip(self._tables, ids, places.parts, strict=True):
-                table.pull(own, out[part], places.slots[part])
+        if at is None or self.evict:
+            for table, part in zip(self._tables, places.parts, strict=True):
+                table.pull(ids[part], out[part], places.slots[part])
             return
         gather(self._arrays[""], at, out)  # anything for those that have no row
         missing = np.flatnonzero(places.slots < 0)
         if len(missing):
-            bounds = itertools.pairwise(np.searchsorted(missing, places.starts).tolist())
-            for table, own, start, (first, last) in zip(self._tables, ids, places.starts, bounds, strict=False):
+            bounds = itertools.pairwise(np.searchsorted(missing, starts).tolist())
+            for table, (first, last) in zip(self._tables, bounds, strict=True):
                 which = missing[first:last]
-                table.write_missing(own[which - start], out, which)
+                table.write_missing(ids[which], out, which)
 
-    def _places(self, ids: Sequence[Ids]) -> RowPlaces:
-        sizes = list(map(len, ids))
-        slots = RowTable.found_in_all(self._tables, ids)
-        at = None if self._firsts is None else slots + np.repeat(self._firsts, sizes)
-        return RowPlaces(list(itertools.accumulate(sizes, initial=0)), slots, at)
+    def _places(self, ids: Ids, starts: Sequence[int]) -> RowPlaces:
+        slots = RowTable.found_in_all(self._tables, ids, starts)
+        at = None if self._firsts is None else slots + np.repeat(self._firsts, np.diff(starts))
+        return RowPlaces(starts, slots, at)
 
     def _versions(self, places: RowPlaces) -> int | Slots:
         """Return what is noted of rows that the present update has changed."""

@@ -16,7 +16,7 @@ import torch
 from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
 from kvstore.rows.joint_tables import JointTables, RowPlaces
 from kvstore.rows.row_table import RowTable, tensor_of
-from kvstore.rows.slabs import Array, scatter
+from kvstore.rows.slabs import Array, Slots, scatter
 from kvstore.rows.sums import Positions, Room, RowBatch, Rows, matches
 
 MOST_SHARED = 4  # at most one row in so many may be in both parts: these are stepped with twice
@@ -54,6 +54,7 @@ def update_in_parts(
     updater: RowUpdater,
     hyper: RowHyperparameters,
     rooms: Sequence[Room],
+    joint: JointTables | None = None,
 ) -> list[Rows] | None:
     """Make one update of each of ``tables``; see ``RowTable.update``. If ``updater`` fails, no row has changed.
 
@@ -63,22 +64,27 @@ def update_in_parts(
         updater: that of the first table.
         hyper: see ``RowUpdater.step``.
         rooms: for each batch, what makes the memory of its new rows.
+        joint: the tables together, if somebody keeps that.
 
     Returns:
         The new rows of each batch; None, and nothing has changed, if an update of the sums is better, or the only one
         that is possible: for rows that are to be made, tables whose rows go, and batches that are much alike.
     """
-    if any(table.table.evict for table in tables):
+    joint = JointTables(tables) if joint is None else joint
+    if joint.evict:
         return None
     first, *others = batches
-    shared = _shared(first, others[0]) if others else ()
+    shared = _shared(first, others[0]) if others and not joint.rise else ()
     if shared is None:
         return None
-    joint = JointTables(tables)
-    found = [joint.live(batch.ids_of_each()) for batch in batches]
+    found = [joint.live(batch.ids, batch.starts) for batch in batches]
     places = [each for each in found if each is not None]
     if len(places) < len(found):
         return None
+    if others and joint.rise:
+        shared = _few(*_matches(*(each.at for each in places if each.at is not None)))
+        if shared is None:
+            return None
     parts = [
         _gathered(joint, batch, each, updater, room) for batch, each, room in zip(batches, places, rooms, strict=True)
     ]
@@ -104,11 +110,19 @@ def _shared(first: RowBatch, second: RowBatch) -> tuple[Positions, Positions] | 
         at = first.ids.searchsorted(sample)
         if np.count_nonzero(first.ids.take(at, mode="clip") == sample) * MOST_SHARED > len(sample):
             return None
-    at, both = matches(first, second)
+    return _few(*matches(first, second))
+
+
+def _matches(first: Slots, second: Slots) -> tuple[Positions, Array]:
+    """Do what ``matches`` does, for places that rise."""
+    at = first.searchsorted(second)
+    return at, first.take(at, mode="clip") == second if len(first) else np.zeros(len(second), bool)
+
+
+def _few(at: Positions, both: Array) -> tuple[Positions, Positions] | None:
+    """Return where the rows are that both have, in each, from what ``matches`` returns; None if they are many."""
     again = np.flatnonzero(both)
-    if len(again) * MOST_SHARED > len(second.ids):
-        return None
-    return at[again], again
+    return None if len(again) * MOST_SHARED > len(both) else (at[again], again)
 
 
 def _gathered(joint: JointTables, batch: RowBatch, places: RowPlaces, updater: RowUpdater, room: Room) -> _Part:

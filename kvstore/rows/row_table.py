@@ -238,7 +238,8 @@ class RowTable(TableStripe):
     def stepped(self, parts: Sequence[Slots]) -> None:
         """Begin to end an update of rows that are all there, made by an optimizer, of a table whose rows do not go.
 
-        ``write`` is to follow for each of ``parts``, which are the slots of its rows.
+        ``write`` is to follow for each of ``parts``, which are the slots of its rows; they may be missing where the
+        table is not ``frozen``.
         """
         self.steps += 1
         self.version += 1

@@ -94,6 +94,11 @@ class TableStripe:
         others: int = self._slots.nbytes + self._admission.nbytes + self._gone.nbytes
         return used * row_bytes + others + sum(frozen.nbytes for frozen in self._frozen)
 
+    @property
+    def frozen(self) -> bool:
+        """Whether somebody reads the table as it was."""
+        return bool(self._frozen)
+
     def _thaw(self, frozen: FrozenRows) -> None:
         with self._freezing:
             self._frozen = tuple(each for each in self._frozen if each is not frozen)
@@ -132,23 +137,30 @@ class TableStripe:
         """
         if len(tables) < 2:
             return [None] * len(tables)
-        slots = TableStripe.found_in_all(tables, ids)
-        ranges = itertools.pairwise(itertools.accumulate(map(len, ids), initial=0))
-        return [slots[start:stop] for start, stop in ranges]
+        starts = list(itertools.accumulate(map(len, ids), initial=0))
+        slots = TableStripe.found_in_all(tables, np.concatenate(ids), starts)
+        return [slots[start:stop] for start, stop in itertools.pairwise(starts)]
 
     @staticmethod
-    def found_in_all(tables: Sequence[TableStripe], ids: Sequence[Ids]) -> Slots:
-        """Return what ``found`` does, of all tables, of which there is at least one, in one array."""
+    def found_in_all(tables: Sequence[TableStripe], ids: Ids, starts: Sequence[int]) -> Slots:
+        """Return the slots of ``ids``, in one array.
+
+        Args:
+            tables: at least one.
+            ids: of all tables, one after the other.
+            starts: where those of each begin, and where those of the last end.
+        """
         slots = [table._slots for table in tables]
         if len(slots) == 1:
-            return slots[0].find(ids[0])
+            return slots[0].find(ids)
         indexes = [each for each in slots if isinstance(each, SlotIndex)]
         if len(indexes) == len(slots):
-            return find_in_indexes(indexes, ids)
+            return find_in_indexes(indexes, ids, starts)
         fixed = [each for each in slots if isinstance(each, FixedSlots)]
         if len(fixed) == len(slots) and len({table.stripes for table in tables}) == 1:
-            return find_in_fixed(fixed, ids)
-        return np.concatenate([each.find(own) for each, own in zip(slots, ids, strict=True)])
+            return find_in_fixed(fixed, ids, starts)
+        parts = [ids[start:stop] for start, stop in itertools.pairwise(starts)]
+        return np.concatenate([each.find(own) for each, own in zip(slots, parts, strict=True)])
 
     def _live(self, ids: Ids, found: Slots | None = None) -> Slots:
         """Return the slot of each id, below 0 where it has no row, or one that counts as gone."""

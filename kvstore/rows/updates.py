@@ -34,6 +34,7 @@ def update_together(
     updater: RowUpdater | None,
     hyper: RowHyperparameters,
     keep: bool = False,
+    joint: JointTables | None = None,
 ) -> list[Ids]:
     """Make one update of each of ``tables``; see ``RowTable.update``. If ``updater`` fails, no row has changed.
 
@@ -43,10 +44,10 @@ def update_together(
         updater: that of the first table.
         hyper: see ``RowUpdater.step``.
         keep: whether the rows of ``sums`` must stay as they are.
+        joint: the tables together, if somebody keeps that. It cannot be used any more where rows have been made.
     """
-    ids = sums.ids_of_each()
-    joint = JointTables(tables)
-    places = None if updater is None or any(table.table.evict for table in tables) else joint.live(ids)
+    joint = JointTables(tables) if joint is None else joint
+    places = None if updater is None or joint.evict else joint.live(sums.ids, sums.starts)
     if updater is None or places is None:
         return _update_each(tables, sums, updater, hyper, keep)
     rows, states = np.empty(sums.rows.shape, sums.rows.dtype), updater.empty_states(len(sums.rows))
@@ -54,7 +55,7 @@ def update_together(
     tensors = {name: torch.from_numpy(value) for name, value in states.items()}
     updater.step(tables[0].steps + 1, torch.from_numpy(rows), tensor_of(sums.rows), tensors, hyper, keep)
     joint.write([(places, rows, states)])
-    return ids
+    return sums.ids_of_each()
 
 
 def _update_each(

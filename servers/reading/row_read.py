@@ -36,7 +36,8 @@ class RowRead:
     def __init__(self, store: ServedStore, message: ReadRows, memory: Memory) -> None:
         self._message = message
         self._memory = memory
-        self._table = store.buckets.table(message.id).table
+        (target,) = store.buckets.read_tables([message.id])
+        self._table = target.table
         description = self._table.table
         nbytes = message.count * description.row_bytes
         if (nbytes > MOST_BYTES and message.count > 1) or message.count > MOST_ROWS:

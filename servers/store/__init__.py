@@ -19,6 +19,9 @@ lateness         which workers' pushes come last, and how long others wait for o
 updates          what contributions do to values: they are summed, or the optimizer steps with them
 row_target       the stripe of a table that is here, and its rounds
 row_requests     pushes and pulls of rows, checked; rows as answers
+table_group      tables that are pushed together: one set of rounds for all of them
+grouped_pushes   pushes of these
+group_updates    what such pushes do to them
 usual_push       what most pushes of rows are like: these are checked in a few steps
 row_updates      what contributions do to tables: the optimizer steps with the sum of each row
 row_answers      the rows that an update has changed, as answers to who has pushed them

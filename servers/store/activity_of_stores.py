@@ -21,10 +21,10 @@ def activity(stores: Collection[ServedStore], lateness: Lateness, now: float) ->
 def _rounds(served: ServedStore) -> int:
     """Return the highest number of rounds that are over of any segment; where each push is an update, of updates."""
     of_arrays = [served.version_of(bucket) for bucket in served.buckets.all()]
-    return max(of_arrays + [target.table.version for target in served.buckets.tables], default=0)
+    return max(of_arrays + [target.table.version for target in served.buckets.read_tables()], default=0)
 
 
 def _held(served: ServedStore) -> int:
     """Return the bytes of values and of tables."""
-    of_tables = sum(target.table.nbytes for target in served.buckets.tables)
+    of_tables = sum(target.table.nbytes for target in served.buckets.read_tables())
     return sum(bucket.value.nbytes for bucket in served.buckets.all()) + of_tables

@@ -18,6 +18,7 @@ from kvstore.values import TensorRange, cut
 from servers.store.bucket import Bucket, Contribution, Progress
 from servers.store.recording import Recording
 from servers.store.row_target import RowTarget
+from servers.store.table_group import TableGroups
 from servers.store.target import AnyTarget, HeldSegment, HeldSegments
 
 MAX_SPLITS = 2  # segments that were split more often are not merged again: workers push different lists
@@ -33,10 +34,12 @@ class Buckets:
 
     Attributes:
         grouping: another object whenever segments have come, or are grouped otherwise.
+        groups: of its tables.
     """
 
     def __init__(self, rounds: Callable[[], Progress], memory: Memory, recording: Recording | None = None) -> None:
         self.grouping = object()
+        self.groups = TableGroups()
         self._rounds = rounds
         self._memory = memory
         self._recording = recording or Recording()
@@ -53,8 +56,17 @@ class Buckets:
 
     @property
     def tables(self) -> Collection[RowTarget]:
-        """All tables."""
+        """All tables, each for itself."""
+        self.groups.split_all()
         return self._tables.values()
+
+    def read_tables(self, ids: Collection[int] | None = None) -> list[RowTarget]:
+        """Return tables whose rows are only read, by their segments; all by default. They may be in groups.
+
+        Raises:
+            UsageError: see ``table``.
+        """
+        return list(self._tables.values() if ids is None else map(self._table, ids))
 
     def all(self) -> list[Bucket]:
         """Return all buckets, each once."""
@@ -62,11 +74,12 @@ class Buckets:
 
     def targets(self) -> list[AnyTarget]:
         """Return all that contributions go to, each once."""
-        return [*self.all(), *self._tables.values()]
+        return [*self.all(), *dict.fromkeys(target.group or target for target in self._tables.values())]
 
     def target(self, number: int) -> AnyTarget:
         """Return what contributions to segment ``number`` go to."""
-        return self._tables.get(number) or self.holding(number)
+        target = self._tables.get(number)
+        return self.holding(number) if target is None else target.group or target
 
     def targets_of(self, ids: Sequence[int]) -> Sequence[AnyTarget]:
         """Return what contributions to segments ``ids`` go to, each once."""
@@ -75,11 +88,14 @@ class Buckets:
         return self.of(ids)
 
     def table(self, number: int) -> RowTarget:
-        """Return the table that segment ``number`` is of.
+        """Return the table that segment ``number`` is of, for itself.
 
         Raises:
             UsageError: it is of an array, or there is none.
         """
+        return self.groups.split(self._table(number))
+
+    def _table(self, number: int) -> RowTarget:
         target = self._tables.get(number)
         if target is not None:
             return target
@@ -95,11 +111,13 @@ class Buckets:
         """Raise ``AlreadyInitialized`` if one of ``ids`` has a value that may have been used."""
         for number in ids:
             known = self._tables.get(number)
-            if number in self._at or (known is not None and not known.rounds.untouched):
+            if number in self._at or (known is not None and not self.target(number).rounds.untouched):
                 raise _initialized(self.target(number), number)
 
     def add_table(self, target: RowTarget) -> None:
         """Take a new table, perhaps in place of one that an init has made which was interrupted."""
+        if target.number in self._tables:
+            self.groups.split(self._tables[target.number])
         self._tables[target.number] = target
 
     def add(
@@ -226,7 +244,11 @@ class Buckets:
         return divided
 
     def apart(self, clocks: Mapping[int, int]) -> list[Bucket]:
-        """Split buckets so that the segments of each have one clock among ``clocks``, or none; return all buckets."""
+        """Split buckets so that the segments of each have one clock among ``clocks``, or none; return all buckets.
+
+        Groups of tables are split.
+        """
+        self.groups.split_all()
         for bucket in self.all():
             if len({clocks.get(number) for number in bucket.ids}) > 1:
                 self._split(bucket)

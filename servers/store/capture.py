@@ -210,6 +210,7 @@ class Captures:
         Raises:
             KeyNotInitialized: there is no such segment.
         """
+        self._buckets.groups.split_all()
         targets = self._buckets.targets_of(list(clocks))
         capture = StoreCapture(store, number, clocks, on_complete, memory)
         self._active.append(capture)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import Room, Rows
 from kvstore.transport.memory import SMALL, Memory
-from kvstore.wire import Buffer, Node
-
-RequestName: TypeAlias = "tuple[Node, int]"  # who makes it, and its number
+from kvstore.wire import Buffer
+from servers.store.row_target import RequestName
 
 
 class _Answer(NamedTuple):

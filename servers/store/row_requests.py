@@ -145,15 +145,26 @@ def wanted_ids(message: PushRows | PullRows) -> list[Ids]:
     return _divided(_decoded(message, message.buffers[-1], message.wanted), message.wanted)
 
 
-def gathered(targets: Sequence[RowTarget], ids: Sequence[Ids], codecs: Sequence[str], memory: Memory) -> Buffer:
-    """Return the rows ``ids`` of each of ``targets`` as they are now, encoded, in one buffer that can be sent."""
+def gathered(
+    targets: Sequence[RowTarget],
+    ids: Sequence[Ids],
+    codecs: Sequence[str],
+    memory: Memory,
+    joint: JointTables | None = None,
+) -> Buffer:
+    """Return the rows ``ids`` of each of ``targets`` as they are now, encoded, in one buffer that can be sent.
+
+    ``joint`` are their tables together, if somebody keeps that.
+    """
     counts = list(map(len, ids))
     sizes = _part_sizes(targets, counts, codecs)
     nbytes = sum(sizes)
     buffer = memory.allocate(nbytes) if nbytes >= SMALL else space(nbytes)
     if nbytes and _of_one_width(targets, codecs):
         rows = np.frombuffer(buffer, targets[0].dtype).reshape(sum(counts), targets[0].width)
-        JointTables([target.table for target in targets]).pull(ids, rows)
+        starts = list(itertools.accumulate(counts, initial=0))
+        joint = JointTables([target.table for target in targets]) if joint is None else joint
+        joint.pull(_joined(ids), starts, rows)
         return buffer
     stop = 0
     for target, own, codec, size in zip(targets, ids, codecs, sizes, strict=True):
@@ -170,6 +181,10 @@ def gathered(targets: Sequence[RowTarget], ids: Sequence[Ids], codecs: Sequence[
             target.table.pull(own, rows)
             write_rows(rows, codec, buffer[start:stop])
     return buffer
+
+
+def _joined(ids: Sequence[Ids]) -> Ids:
+    return ids[0] if len(ids) == 1 else np.concatenate(ids)
 
 
 def packed(ids: Sequence[Ids], wide: bool) -> Buffer:

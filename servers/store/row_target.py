@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvstore.optim.row_updater import RowUpdater
 from kvstore.rows.ids import Ids
@@ -17,8 +18,9 @@ from servers.names import workers
 from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
-from servers.store.target import HeldSegments, Target
+from servers.store.target import AnyTarget, HeldSegments, Target
 
+RequestName: TypeAlias = "tuple[Node, int]"  # who makes it, and its number
 KEPT = 4  # rounds whose changed ids are known, for answers that are repeated by another server
 
 
@@ -42,7 +44,7 @@ class RowContribution:
     rows: Rows
     hyper: UpdateHyperparameters
     batch: tuple[RowBatch, int] | None = None
-    request: tuple[Node, int] | None = None
+    request: RequestName | None = None
 
     @property
     def who(self) -> str:
@@ -65,6 +67,7 @@ class RowTarget(Target[RowContribution]):
         width, dtype, row_bytes: of a row.
         table: the rows.
         updater: steps with sums of rows; None if they are assigned.
+        group: that it is in, which has its rounds then, and the requests that wait for them; None if there is none.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class RowTarget(Target[RowContribution]):
         self.stripes = stripes
         self.table = RowTable(description, stripe, stripes, space=space)
         self.updater: RowUpdater | None = None
+        self.group: AnyTarget | None = None
         self._changed: dict[int, Sequence[Ids]] = {}
 
     def use(self, updater: RowUpdater | None) -> None:
@@ -117,6 +121,10 @@ class RowTarget(Target[RowContribution]):
         """Note which rows the update has changed that makes the present version: those of all ``parts``."""
         version = self.rounds.version
         # They may be of a message, which may go.
-        self._changed[version] = [ids if ids.base is None else ids.copy() for ids in parts]
+        self.add_changed(version, [ids if ids.base is None else ids.copy() for ids in parts])
+
+    def add_changed(self, version: int, parts: Sequence[Ids]) -> None:
+        """Note which rows the update has changed that has made ``version``, the last one that is noted."""
+        self._changed[version] = parts
         if len(self._changed) > KEPT:
             self._changed = {clock: kept for clock, kept in self._changed.items() if clock > version - KEPT}

@@ -137,14 +137,14 @@ class RowUpdates:
             target.rounds.follow(version, message.contributors[place] if message.contributors else ())
             if place in failures:
                 target.fail(version, failures[place])
-        for target, error in self._made_all(updated, sums, batch, self._numbers(hyper), keep=True).items():
+        for target, error in self._made_all(updated, sums, batch, self.numbers(hyper), keep=True).items():
             target.fail(target.rounds.version, error)
 
     def _make(
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
     ) -> dict[RowTarget, Exception]:
         if recording is None and not self._rule.finite:
-            numbers = self._numbers(hyper)
+            numbers = self.numbers(hyper)
             if len(members) == 1 and len(members[0].items) == 1 and members[0].scale == 1:
                 errors = self._made_alone(members[0].target, members[0].items[0], numbers)
             else:
@@ -158,7 +158,7 @@ class RowUpdates:
                 sums = batch.of_each() if batch is not None else [_summed(update, room) for update in members]
             errors = self._not_finite(members, sums, batch)
         except Exception as exc:  # no memory, for one: the rounds are over all the same
-            errors = _failed(exc, [update.target for update in members])
+            errors = failed(exc, [update.target for update in members])
             if recording is not None:
                 recording.row_sums([], [], hyper, errors)
             return errors
@@ -168,7 +168,7 @@ class RowUpdates:
             sums = [part for update, part in zip(members, sums, strict=True) if update.target not in errors]
         if recording is not None:
             recording.row_sums(targets, sums, hyper, errors, None if batch is None else batch.rows)
-        return errors | self._made_all(targets, sums, batch, self._numbers(hyper), keep=recording is not None)
+        return errors | self._made_all(targets, sums, batch, self.numbers(hyper), keep=recording is not None)
 
     def _made_all(
         self,
@@ -221,7 +221,7 @@ class RowUpdates:
         try:
             rows = table.update_there(item.ids, item.rows, self.answers.room(request), updater, numbers)
         except Exception as exc:
-            return _failed(exc, [target], [version])
+            return failed(exc, [target], [version])
         if rows is None:
             return None
         if request is not None:
@@ -251,7 +251,7 @@ class RowUpdates:
         try:
             made = update_in_parts(tables, batches, updater, numbers, list(map(self.answers.room, requests)))
         except Exception as exc:
-            return _failed(exc, targets, versions)
+            return failed(exc, targets, versions)
         if made is None:
             return None
         self.answers.keep(requests, made, tables)
@@ -268,7 +268,7 @@ class RowUpdates:
         try:
             changed = update_together(tables, batch, targets[0].updater, numbers, keep)
         except Exception as exc:
-            return _failed(exc, targets, versions)
+            return failed(exc, targets, versions)
         for target, ids in zip(targets, changed, strict=True):
             target.note_changed(ids)
         return {}
@@ -283,10 +283,10 @@ class RowUpdates:
         except WeightsInDoubt:
             raise
         except Exception as exc:
-            return _failed(exc, [target], [version], in_place=not (target.updater is None or target.updater.lazy))
+            return failed(exc, [target], [version], in_place=not (target.updater is None or target.updater.lazy))
         return {}
 
-    def _numbers(self, hyper: UpdateHyperparameters) -> RowHyperparameters:
+    def numbers(self, hyper: UpdateHyperparameters) -> RowHyperparameters:
         """Return the hyper-parameters of an update. In an async store, None takes the last ones that were given."""
         changes = dict(hyper.changes) if hyper.changes else NO_CHANGES
         updater = self._updates.updater
@@ -334,7 +334,7 @@ def _batches(updates: Sequence[RowUpdate]) -> list[RowBatch] | None:
     return batches
 
 
-def _failed(
+def failed(
     exc: Exception, targets: Sequence[RowTarget], versions: Sequence[int] = (), in_place: bool = False
 ) -> dict[RowTarget, Exception]:
     """Return why no row of ``targets``, whose tables had ``versions``, has changed.

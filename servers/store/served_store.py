@@ -40,6 +40,7 @@ from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.clocks import WorkerClocks
 from servers.store.contributions import contribute, require_mergeable, updates_of
+from servers.store.grouped_pushes import GroupedPushes
 from servers.store.joins import Pauses
 from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recording
@@ -97,6 +98,9 @@ class ServedStore:
         self._waiting = Waiting(rule, self._workers, self.buckets, times)
         self.progress = StoreProgress(
             rule, self.buckets, self.updates, self.tables, self.captures, self.values, self._waiting, times
+        )
+        self._grouped = GroupedPushes(
+            rule, self.buckets, self.tables, self.captures, self._waiting, self.progress, self.recording
         )
         self._shortcuts = Shortcuts(rule, self.buckets, self._waiting, self.progress)
 
@@ -156,6 +160,10 @@ class ServedStore:
 
     def push_rows(self, peer: bytes, message: PushRows) -> list[Answer]:
         """Take a worker's contributions to tables, and answer the requests that need not wait any more."""
+        grouped = self._grouped.take(peer, message)
+        if grouped is not None:
+            self.tables.updates.answers.forget()
+            return grouped
         self.pauses.require_before(message)
         updates = self.tables.contributions(message)
         late = 0
@@ -170,6 +178,7 @@ class ServedStore:
         targets = [update.target for update in updates]
         answers = self.progress.pushed(peer, message, targets, late, next(iter(errors.values()), None))
         self.tables.updates.answers.forget()
+        self._grouped.learn(targets)
         return answers
 
     def follow_push_rows(self, message: PushRows) -> Exception | None:

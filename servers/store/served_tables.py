@@ -32,6 +32,7 @@ from kvstore.wire import (
 from servers.names import workers
 from servers.store.buckets import Buckets
 from servers.store.clocks import WorkerClocks
+from servers.store.group_updates import GroupUpdates
 from servers.store.hyperparameters import asked
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
@@ -56,6 +57,7 @@ class ServedTables:
 
     Attributes:
         updates: what contributions do to rows.
+        groups: the same, of tables that are pushed together.
         freezes: what workers read while training goes on.
     """
 
@@ -69,6 +71,7 @@ class ServedTables:
         rounds: Callable[[], Rounds[Any] | WorkerClocks[Any]],
     ) -> None:
         self.updates = RowUpdates(rule, updates, recording, memory)
+        self.groups = GroupUpdates(self.updates)
         self.freezes = RowFreezes()
         self._rule = rule
         self._buckets = buckets
@@ -151,7 +154,7 @@ class ServedTables:
 
     def require_wanted(self, message: PullRows) -> None:
         """Raise as ``contributions`` does, unless there can be the rows that ``message`` wants."""
-        require_wanted(message, self._buckets.tables_of(message.ids))
+        require_wanted(message, self._buckets.read_tables(message.ids))
 
     def reply(self, message: PushRows | PullRows, late: int, ahead: int) -> Rows | Ack:
         """Return the answer to a request that need not wait."""
@@ -169,8 +172,9 @@ class ServedTables:
             counts = list(map(len, ids))
             buffers = [gathered(targets, ids, message.codecs, self._memory), packed(ids, message.wide)]
         else:
-            targets = self._buckets.tables_of(message.ids)
-            buffers = [gathered(targets, wanted_ids(message), message.codecs, self._memory)]
+            targets, group = self._buckets.read_tables(message.ids), self._buckets.groups.find(message.ids)
+            joint = None if group is None else group.joint
+            buffers = [gathered(targets, wanted_ids(message), message.codecs, self._memory, joint)]
         clocks: list[int] = []
         if self._rule.quorum is not None:
             clocks = [target.rounds.version for target in self._buckets.tables_of(message.ids)]

@@ -22,6 +22,7 @@ from servers.store.contributions import behind_most
 from servers.store.lateness import ArrivalTimes
 from servers.store.row_target import RowTarget
 from servers.store.served_tables import ServedTables
+from servers.store.table_group import TableGroup
 from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
 from servers.store.updates import Updates
 from servers.store.value_replies import ValueReplies
@@ -115,6 +116,9 @@ class StoreProgress:
                 errors.update(self._updates.close(whole))
             if striped:
                 errors.update(self._tables.updates.close(striped))
+            for target, items in wave if len(whole) + len(striped) < len(wave) else ():
+                if isinstance(target, TableGroup) and (error := self._tables.groups.close(target, items)) is not None:
+                    errors[target] = error
             if self._captures:
                 self._captures.reached([target for target, _ in wave])
             touched = [target for target, _ in wave]  # no other has a round that is complete now

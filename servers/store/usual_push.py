@@ -1,17 +1,23 @@
-"""The usual push of rows: it is to one table, asks for the rows that it pushes, and has no error. Pure.
+"""The usual push of rows: it is to one table, or to a group of them, and has no error. Pure.
 
 A few steps tell whether a push is usual. ``row_requests`` checks all others, and says what is wrong with them.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from kvstore.rows.ids import Ids, stripes_of
+from kvstore.rows.joint_ids import all_rise
 from kvstore.rows.layout import ALIGNED
-from kvstore.rows.sums import Rows, has_nan
+from kvstore.rows.sums import RowBatch, Rows, has_nan
 from kvstore.wire import Buffer, PushRows
 from servers.store.row_target import RowTarget
+from servers.store.table_group import TableGroup
 
 _NARROW, _WIDE = np.dtype(np.int32), np.dtype(np.int64)
 
@@ -35,6 +41,53 @@ def usual_push(message: PushRows, target: RowTarget) -> tuple[Ids, Rows] | None:
         return None
     rows = np.frombuffer(rows_buffer, target.dtype).reshape(count, target.width)
     return None if has_nan(rows) else (ids.astype(np.int64, copy=False), rows)
+
+
+class PushToGroup(NamedTuple):
+    """What a message pushes to a group.
+
+    Attributes:
+        batch: the rows, a view of the message without NaN.
+        answer: whether their new rows are what the message wants.
+    """
+
+    batch: RowBatch
+    answer: bool
+
+
+def usual_push_of_group(message: PushRows, group: TableGroup) -> PushToGroup | None:
+    """Return what ``message`` pushes to ``group``, whose segments it lists; None if it is unusual.
+
+    Returns:
+        Ids that rise in each table, and are of the tables and stripe that are here. So are those that it wants.
+    """
+    if message.union or message.codecs != group.codecs or len(message.buffers) != 3:
+        return None
+    count, rows_buffer = sum(message.counts), message.buffers[1]
+    ids = _ids_of(message, group, message.buffers[0], message.counts)
+    if not count or ids is None or _nbytes(rows_buffer) != count * group.row_bytes:
+        return None
+    answer = wants_pushed(message)
+    if not answer and _ids_of(message, group, message.buffers[2], message.wanted) is None:
+        return None
+    rows = np.frombuffer(rows_buffer, group.dtype).reshape(count, group.width)
+    if has_nan(rows):
+        return None
+    starts = list(itertools.accumulate(message.counts, initial=0))
+    return PushToGroup(RowBatch(ids.astype(np.int64, copy=False), rows, starts), answer)
+
+
+def _ids_of(message: PushRows, group: TableGroup, buffer: Buffer, counts: Sequence[int]) -> Ids | None:
+    """Return the ids of each table in ``buffer``; None unless they are usual."""
+    count, dtype = sum(counts), id_dtype(message.wide)
+    if _nbytes(buffer) != count * dtype.itemsize:
+        return None
+    if not count:
+        return np.empty(0, np.int64)
+    ids = np.frombuffer(buffer, dtype)
+    starts = list(itertools.accumulate(counts, initial=0))
+    rise = all_rise(ids, starts, group.least, group.greatest)
+    return ids if rise and all_in_stripe(group.targets[0], ids) else None
 
 
 def wants_pushed(message: PushRows) -> bool:

@@ -6,6 +6,7 @@ is unusual, or wrong, is left to the checks of each table, which know what to sa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from kvstore.dist.rows.blocks import RowBlock, block_of
 from kvstore.dist.rows.plan import RowPlan
 from kvstore.rows.ids import Ids
+from kvstore.rows.joint_ids import all_rise
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.sums import Positions, Rows, has_nan
 from kvstore.store.arguments import RowRequest
@@ -52,7 +54,7 @@ def usual_values(plan: RowPlan, values: Sequence[Sequence[Any]]) -> UsualRows | 
         ids.append(numbers.numpy())
         rows.append(its_rows.detach() if its_rows.requires_grad else its_rows)
     whole = _joined(ids)
-    if not all_rise(plan, ids, whole):
+    if not all_rise(whole, _starts(ids), plan.least, plan.greatest):
         return None
     usual = _usual(plan, ids, whole, rows)
     return None if _have_nan(usual) else usual
@@ -84,7 +86,7 @@ def usual_requests(
     whole = _joined(ids)
     if pushed is not None and [*map(len, ids)] == [*map(len, pushed.ids)] and (whole == pushed.whole).all():
         ids, whole = pushed.ids, pushed.whole
-    elif not all_rise(plan, ids, whole):
+    elif not all_rise(whole, _starts(ids), plan.least, plan.greatest):
         return None
     outs: list[torch.Tensor] = []
     for table, dtype, (request,), numbers in zip(plan.tables, plan.dtypes, requests, ids, strict=True):
@@ -115,19 +117,9 @@ def _joined(ids: Sequence[Ids]) -> Ids:
     return ids[0] if len(ids) == 1 else np.concatenate(ids)
 
 
-def all_rise(plan: RowPlan, ids: Sequence[Ids], whole: Ids) -> bool:
-    """Return whether the ids of each table of ``plan`` rise, and can be in the table; ``whole`` has all of them."""
-    if not len(whole):
-        return True
-    if len(ids) == 1:
-        return bool(plan.least[0] <= whole[0] and whole[-1] <= plan.greatest[0] and (whole[1:] > whole[:-1]).all())
-    sizes = np.array(list(map(len, ids)))
-    stops = np.cumsum(sizes)
-    falls = whole[1:] <= whole[:-1]
-    falls[stops[(stops > 0) & (stops < len(whole))] - 1] = False  # where one table's end and the next one's begin
-    there = sizes > 0
-    firsts, lasts = whole[(stops - sizes)[there]], whole[stops[there] - 1]
-    return not (falls.any() or (firsts < plan.least[there]).any() or (lasts > plan.greatest[there]).any())
+def _starts(ids: Sequence[Ids]) -> list[int]:
+    """Return where the ids of each table begin among all, and where those of the last end."""
+    return list(itertools.accumulate(map(len, ids), initial=0))
 
 
 def overlap(read: UsualRows, written: UsualRows) -> bool:

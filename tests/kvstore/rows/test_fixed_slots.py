@@ -31,5 +31,5 @@ def test_ids_of_several_tables_are_found_as_those_of_each():
         tables[0].insert(np.array(made, np.int64))
         tables[1].insert(np.array(made, np.int64) + 30)
         expected = [slot for each, own in zip(tables, ids, strict=True) for slot in each.find(own).tolist()]
-        assert find_in_all(tables, ids).tolist() == expected
+        assert find_in_all(tables, np.concatenate(ids), [0, 3, 6, 6]).tolist() == expected
     assert tables[0].full

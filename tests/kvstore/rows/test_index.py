@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -83,7 +85,8 @@ def test_ids_of_several_tables_are_found_as_those_of_each(tables):
         indexes.append(each)
         ids.append(np.array(wanted, np.int64) * 2**40)
     expected = [slot for each, own in zip(indexes, ids, strict=True) for slot in each.find(own).tolist()]
-    assert find_in_all(indexes, ids).tolist() == expected
+    starts = list(itertools.accumulate(map(len, ids), initial=0))
+    assert find_in_all(indexes, np.concatenate(ids), starts).tolist() == expected
 
 
 def test_long_searches_in_several_tables(monkeypatch):
@@ -92,4 +95,5 @@ def test_long_searches_in_several_tables(monkeypatch):
     indexes, ids = [SlotIndex() for _ in range(3)], [np.arange(30), np.arange(5), np.arange(25, 70)]
     for each in indexes:
         each.insert(np.arange(50))
-    assert find_in_all(indexes, ids).tolist() == [*range(30), *range(5), *range(25, 50), *[ABSENT] * 20]
+    found = find_in_all(indexes, np.concatenate(ids), [0, 30, 35, 80])
+    assert found.tolist() == [*range(30), *range(5), *range(25, 50), *[ABSENT] * 20]

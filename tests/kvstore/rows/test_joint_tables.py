@@ -33,6 +33,11 @@ def made(kind, space):
     return tables
 
 
+def joined(ids):
+    """The ids of all tables, and where those of each begin."""
+    return np.concatenate(ids), np.cumsum([0, *map(len, ids)]).tolist()
+
+
 def state(tables):
     """All that the tables hold."""
     found = []
@@ -55,7 +60,7 @@ def test_rows_are_read_changed_and_written_as_one_by_one(kind, space):
     tables, others = made(kind, space), made(kind, None)
     ids = [np.array([2, 8]), np.array([], np.int64), np.array([0, 8, 14, 28])]
     joint = JointTables(tables)
-    places = joint.live(ids)
+    places = joint.live(*joined(ids))
     assert (places.at is not None) == (space is not None)
     rows, states = (
         np.empty((6, WIDTH), np.float32),
@@ -70,7 +75,7 @@ def test_rows_are_read_changed_and_written_as_one_by_one(kind, space):
     assert frozen.page(0, frozen.slots).rows[:, 0].tolist() == [2000 + each for each in range(0, 30, 2)]
     frozen.thaw()
     for table, own, part in zip(others, ids, places.parts, strict=True):
-        slots = RowTable.found_in_all([table], [own])
+        slots = RowTable.found_in_all([table], own, [0, len(own)])
         table.stepped([slots])
         table.write(slots, rows[part] + 1, {name: -value[part] for name, value in states.items()})
     assert state(tables) == state(others)
@@ -79,8 +84,8 @@ def test_rows_are_read_changed_and_written_as_one_by_one(kind, space):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_places_where_a_row_is_missing(kind, space):
     joint = JointTables(made(kind, space))
-    assert joint.live([np.array([2]), np.array([3]), np.array([2])]) is None
-    assert joint.live([np.array([], np.int64)] * 3).slots.tolist() == []
+    assert joint.live(np.array([2, 3, 2]), [0, 1, 2, 3]) is None
+    assert joint.live(np.array([], np.int64), [0] * 4).slots.tolist() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +95,7 @@ def test_pulled_rows_are_those_of_each_table_missing_ones_too(kind, space):
         ids = [np.array(own, np.int64) for own in ids]
         starts = np.cumsum([0, *map(len, ids)])
         pulled, expected = np.full((2, starts[-1], WIDTH), np.nan, np.float32)
-        JointTables(tables).pull(ids, pulled)
+        JointTables(tables).pull(*joined(ids), pulled)
         for table, own, start, stop in zip(tables, ids, starts, starts[1:], strict=False):
             table.pull(own, expected[start:stop])
         assert pulled.tolist() == expected.tolist()
@@ -104,11 +109,18 @@ def test_rows_that_count_as_gone_are_not_pulled(space):
     for _ in range(3):
         tables[0].update(np.array([2]), np.ones((1, WIDTH), np.float32), None)
     out = np.empty((2, WIDTH), np.float32)
-    JointTables(tables).pull([np.array([1]), np.array([1])], out)
+    JointTables(tables).pull(np.array([1, 1]), [0, 1, 2], out)
     assert out[:, 0].tolist() == [7, 1]
 
 
 def test_a_table_of_its_own_among_others(space):
     tables = [*made("fixed", space)[:2], made("fixed", None)[2]]
-    places = JointTables(tables).live([np.array([2])] * 3)
+    places = JointTables(tables).live(np.array([2] * 3), [0, 1, 2, 3])
     assert places.at is None
+
+
+def test_places_rise_where_those_of_fixed_tables_do(space):
+    tables = made("fixed", space)
+    assert JointTables(tables).rise == (space is not None)
+    assert not JointTables(tables[::-1]).rise
+    assert not JointTables(made("growing", space)).rise

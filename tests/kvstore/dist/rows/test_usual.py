@@ -11,7 +11,7 @@ from placed import entries_for
 
 from kvstore import RowSparse, Table
 from kvstore.dist.rows.plan import RowPlan
-from kvstore.dist.rows.usual import UsualRows, all_rise, overlap, usual_requests, usual_values
+from kvstore.dist.rows.usual import UsualRows, overlap, usual_requests, usual_values
 from kvstore.store.arguments import RowRequest
 from kvstore.table import TableSpec
 
@@ -136,32 +136,6 @@ def test_the_ids_that_are_pushed(plan: RowPlan) -> None:
         assert [each.tolist() for each in usual.ids] == others
     shifted = [[RowRequest(each, None)] for each in ids_of([0], [9, -(2**60)], [7])]  # the same, one after the other
     assert usual_requests(plan, shifted, pushed) is None
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ([[], [], []], True),
-        ([[4, 9], [4], [0, 4]], True),
-        ([[9], [], [0]], True),
-        ([[9], [3, 2], [0]], False),
-        ([[9], [], [0, 0]], False),
-        ([[], [], [5]], False),
-        ([[-1], [], []], False),
-    ],
-)
-def test_ids_that_rise_in_each_table(plan: RowPlan, given: list[list[int]], expected: bool) -> None:
-    ids = ids_of(*given)
-    assert all_rise(plan, ids, np.concatenate(ids)) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"), [([], True), ([0, 9], True), ([-1, 0], False), ([9, 10], False), ([1, 1], False)]
-)
-def test_ids_of_one_table_that_rise(given: list[int], expected: bool) -> None:
-    one = RowPlan(entries_for({"one": TableSpec.of(TABLES[0])}, 2, 10), ["one"])
-    ids = ids_of(given)
-    assert all_rise(one, ids, ids[0]) == expected
 
 
 def test_one_table_whose_rows_are_written_where_others_are_read() -> None:
