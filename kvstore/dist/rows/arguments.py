@@ -85,7 +85,7 @@ class RowArguments:
         plan = self._plans.of(requests)
         usual = usual_requests(plan, list(requests.values()))
         if usual is not None:
-            return [RowCall(plan, None, _incoming(plan, usual, Striped(plan, usual.ids)))]
+            return [RowCall(plan, None, _incoming(plan, usual, Striped(plan, usual.ids, usual.whole)))]
         wanted = [self._wanted("row_sparse_pull", key, of, None) for key, of in requests.items()]
         return [RowCall(plan, None, IncomingRows.of(plan, wanted))]
 
@@ -126,7 +126,7 @@ class RowArguments:
         if given is None or wanted is None or overlap(given, wanted):
             return None
         outgoing = _outgoing(plan, given)
-        striped = outgoing.striped if wanted.ids is given.ids else Striped(plan, wanted.ids)
+        striped = outgoing.striped if wanted.ids is given.ids else Striped(plan, wanted.ids, wanted.whole)
         return RowCall(plan, outgoing, _incoming(plan, wanted, striped))
 
     def _given(self, call: str, values: Mapping[Key, Sequence[Any]]) -> dict[Key, _Given]:
@@ -157,7 +157,7 @@ class RowArguments:
 
 
 def _outgoing(plan: RowPlan, usual: UsualRows) -> OutgoingRows:
-    return OutgoingRows(plan, usual.ids, usual.rows, usual.block)
+    return OutgoingRows(plan, usual.ids, usual.rows, usual.block, usual.whole)
 
 
 def _incoming(plan: RowPlan, usual: UsualRows, striped: Striped) -> IncomingRows:

@@ -133,8 +133,9 @@ class IncomingRows:
             places = [self._striped.rows_in(self._block.firsts, server)]
         at = 0
         for items, where in zip(self._items, places, strict=True):
-            scatter_whole(items, where, came[at : at + len(where)])
-            at += len(where)
+            if len(where):
+                scatter_whole(items, where, came[at : at + len(where)])
+                at += len(where)
 
 
 class UnionRows:

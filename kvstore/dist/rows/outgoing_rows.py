@@ -22,16 +22,24 @@ class OutgoingRows:
         ids: of each table, rising.
         rows: of each table, a row for each id, contiguous. They must stay as they are until the messages are made.
         block: the array that has all rows, if they lie in one.
+        whole: the ids of all tables, one after the other, if somebody has them.
 
     Attributes:
         striped: the ids, by server.
     """
 
-    def __init__(self, plan: RowPlan, ids: Sequence[Ids], rows: Sequence[Rows], block: RowBlock | None = None) -> None:
+    def __init__(
+        self,
+        plan: RowPlan,
+        ids: Sequence[Ids],
+        rows: Sequence[Rows],
+        block: RowBlock | None = None,
+        whole: Ids | None = None,
+    ) -> None:
         self._plan = plan
         self._rows = rows
         self._block = block
-        self.striped = Striped(plan, ids)
+        self.striped = Striped(plan, ids, whole)
 
     def counts(self, server: int) -> list[int]:
         """Return how many rows of each table go to ``server``."""
@@ -56,9 +64,10 @@ class OutgoingRows:
                 self._block.rows.take(self.striped.rows_in(self._block.firsts, server), axis=0, out=whole, mode="clip")
                 return
             for rows, positions in zip(self._rows, self.striped.positions(server), strict=True):
-                stop = at + len(positions)
-                rows.take(positions, axis=0, out=whole[at:stop], mode="clip")  # they are in range: no check of them
-                at = stop
+                if len(positions):
+                    stop = at + len(positions)
+                    rows.take(positions, 0, whole[at:stop], "clip")  # they are in range: no check of them
+                    at = stop
             return
         lengths = self._plan.lengths(self.counts(server))
         for table, rows, positions, length in zip(

@@ -47,6 +47,8 @@ class RowPlan:
     Attributes:
         tables: what each is.
         shapes, dtypes: of each; None for the shape of one that grows.
+        formats: of the elements of each, and the shape of its rows.
+        grow: whether some of them grow.
         least, greatest: the ids that rows of each can have.
         places: of the tables, among the store's keys.
         servers: how many there are.
@@ -62,6 +64,8 @@ class RowPlan:
         self.tables: list[Table] = [entries.tables[key] for key in self.keys]
         self.shapes = [None if table.rows is None else (table.rows, *table.row) for table in self.tables]
         self.dtypes: list[torch.dtype] = [getattr(torch, table.dtype) for table in self.tables]
+        self.formats = [(np.dtype(table.dtype), table.row) for table in self.tables]
+        self.grow = any(table.grows for table in self.tables)
         every = np.iinfo(np.int64)
         self.least = np.array([every.min if table.rows is None else 0 for table in self.tables])
         self.greatest = np.array([every.max if table.rows is None else table.rows - 1 for table in self.tables])

@@ -18,18 +18,22 @@ class Striped:
     Args:
         plan: of the tables.
         ids: of each table, rising.
+        whole: those of all tables, one after the other, if somebody has them.
 
     Attributes:
         counts: by server, how many ids of each table it has.
     """
 
-    def __init__(self, plan: RowPlan, ids: Sequence[Ids]) -> None:
+    def __init__(self, plan: RowPlan, ids: Sequence[Ids], whole: Ids | None = None) -> None:
         servers, tables = plan.servers, len(ids)
         self._plan = plan
-        self._all = ids[0] if tables == 1 else np.concatenate(ids)
+        if whole is None:
+            whole = ids[0] if tables == 1 else np.concatenate(ids)
+        self._all = whole
         sizes = [len(each) for each in ids]
         self._firsts = list(itertools.accumulate(sizes, initial=0))[:-1]  # where in all ids those of each table begin
         self._travelling: dict[int, Ids] = {}
+        self._within: dict[int, Positions] = {}  # by server, where those are in the ids of each table
         self._mine: list[Positions]  # by server, where in all ids those are that it has
         if servers == 1:
             self._mine = [np.arange(len(self._all))]
@@ -45,7 +49,7 @@ class Striped:
 
     def _stripes(self, ids: Sequence[Ids]) -> Positions:
         plan = self._plan
-        if not any(table.grows for table in plan.tables):  # the same rule for all of them
+        if not plan.grow:  # the same rule for all of them
             mask = plan.servers - 1
             if not plan.servers & mask:  # a remainder costs ten times as much
                 masked: Positions = self._all & mask
@@ -56,12 +60,15 @@ class Striped:
 
     def positions(self, server: int) -> list[Positions]:
         """Return, for each table, where in its ids those are that ``server`` has."""
-        mine, at, parts = self._mine[server], 0, []
-        for first, count in zip(self._firsts, self.counts[server], strict=True):
-            part = mine[at : at + count]
-            parts.append(part - first if first else part)
-            at += count
-        return parts
+        where = self._mine[server]
+        if len(self._firsts) == 1:
+            return [where]
+        counts = self.counts[server]
+        if server not in self._within:
+            self._within[server] = where - np.repeat(self._firsts, counts)
+        where = self._within[server]
+        ranges = itertools.pairwise(itertools.accumulate(counts, initial=0))
+        return [where[start:stop] for start, stop in ranges]
 
     def rows_in(self, firsts: Positions, server: int) -> Positions:
         """Return where the rows of all ids that ``server`` has are in an array.

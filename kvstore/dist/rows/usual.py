@@ -30,33 +30,39 @@ class UsualRows(NamedTuple):
         whole: those of all tables, one after the other.
         rows: of each table, of shape (n, width), contiguous.
         block: the array that has all of them, if they lie in one.
+        tensors: of each table, over the memory of its rows.
     """
 
     ids: list[Ids]
     whole: Ids
     rows: list[Rows]
     block: RowBlock | None
+    tensors: Sequence[torch.Tensor]
 
 
 def usual_values(plan: RowPlan, values: Sequence[Sequence[Any]]) -> UsualRows | None:
     """Return what is pushed to each table of ``plan``; None unless each has one ``RowSparse`` that is all right."""
     ids: list[Ids] = []
-    rows: list[torch.Tensor] = []
-    for table, dtype, shape, given in zip(plan.tables, plan.dtypes, plan.shapes, values, strict=True):
-        value = given[0]
-        if len(given) > 1 or type(value) is not RowSparse or value.shape not in (None, shape):
-            return None
-        numbers, its_rows = value.ids, value.rows
-        if not (_plain(numbers, torch.int64, 1) and _plain(its_rows, dtype, len(table.row) + 1)):
-            return None
-        if its_rows.shape != (len(numbers), *table.row):
-            return None
-        ids.append(numbers.numpy())
-        rows.append(its_rows.detach() if its_rows.requires_grad else its_rows)
+    rows: list[Rows] = []
+    tensors: list[torch.Tensor] = []
+    try:
+        for (dtype, row), shape, given in zip(plan.formats, plan.shapes, values, strict=True):
+            value = given[0]
+            if len(given) > 1 or type(value) is not RowSparse or not (value.shape is None or value.shape == shape):
+                return None
+            tensor = value.rows.detach() if value.rows.requires_grad else value.rows
+            numbers, array = value.ids.numpy(), tensor.numpy()
+            if not (_are_ids(numbers) and _are_rows(array, dtype, row, len(numbers))):
+                return None
+            ids.append(numbers)
+            rows.append(array)
+            tensors.append(tensor)
+    except _NO_ARRAY:
+        return None
     whole = _joined(ids)
     if not all_rise(whole, _starts(ids), plan.least, plan.greatest):
         return None
-    usual = _usual(plan, ids, whole, rows)
+    usual = _usual(plan, ids, whole, rows, tensors)
     return None if _have_nan(usual) else usual
 
 
@@ -68,46 +74,76 @@ def usual_requests(
     A tensor is made where there is none. If the ids are those of ``pushed``, the same ``ids`` are returned.
     """
     ids: list[Ids] = []
-    for given in requests:
-        if len(given) > 1:
-            return None
-        numbers = given[0].ids
-        if type(numbers) is torch.Tensor and _plain(numbers, torch.int64, 1):
-            numbers = numbers.numpy()
-        elif type(numbers) is not np.ndarray or numbers.dtype != np.int64 or numbers.ndim != 1:
-            return None
-        ids.append(numbers)
-    for table, dtype, (request,), numbers in zip(plan.tables, plan.dtypes, requests, ids, strict=True):
-        out = request.out
-        if out is not None and (type(out) is not torch.Tensor or not _plain(out, dtype, len(table.row) + 1)):
-            return None
-        if out is not None and (out.shape != (len(numbers), *table.row) or out.is_inference() or out.requires_grad):
-            return None
+    rows: list[Rows] = []
+    outs: list[torch.Tensor | None] = []
+    try:
+        for (dtype, row), given in zip(plan.formats, requests, strict=True):
+            request = given[0]
+            numbers, out = request.ids, request.out
+            if type(numbers) is torch.Tensor:
+                numbers = numbers.numpy()
+            if len(given) > 1 or type(numbers) is not np.ndarray or not _are_ids(numbers):
+                return None
+            ids.append(numbers)
+            outs.append(out)
+            if out is None:
+                continue
+            if type(out) is not torch.Tensor or out.is_inference():
+                return None
+            array = out.numpy()  # which refuses one that requires gradients
+            if not _are_rows(array, dtype, row, len(numbers)):
+                return None
+            rows.append(array)
+    except _NO_ARRAY:
+        return None
     whole = _joined(ids)
     if pushed is not None and [*map(len, ids)] == [*map(len, pushed.ids)] and (whole == pushed.whole).all():
         ids, whole = pushed.ids, pushed.whole
     elif not all_rise(whole, _starts(ids), plan.least, plan.greatest):
         return None
-    outs: list[torch.Tensor] = []
+    if len(rows) < len(outs):
+        outs = _made(plan, requests, ids)
+        rows = [out.numpy() for out in outs if out is not None]
+    return _usual(plan, ids, whole, rows, [out for out in outs if out is not None])
+
+
+def _made(plan: RowPlan, requests: Sequence[Sequence[RowRequest]], ids: Sequence[Ids]) -> list[torch.Tensor | None]:
+    """Return what the rows are read into, and make it where there is nothing."""
     for table, dtype, (request,), numbers in zip(plan.tables, plan.dtypes, requests, ids, strict=True):
         if request.out is None:
             request.out = torch.empty((len(numbers), *table.row), dtype=dtype)
-        outs.append(request.out)
-    return _usual(plan, ids, whole, outs)
+    return [request.out for (request,) in requests]
 
 
-def _usual(plan: RowPlan, ids: list[Ids], whole: Ids, tensors: Sequence[torch.Tensor]) -> UsualRows:
-    rows = [
-        (each if each.dim() == 2 else each.view(len(each), table.width)).numpy()
-        for each, table in zip(tensors, plan.tables, strict=True)
+# What says that a tensor has no memory that numpy can use as it is: it is elsewhere, sparse, negated by a bit, or part
+# of a computation whose gradients are wanted.
+_NO_ARRAY = (TypeError, RuntimeError, AttributeError)
+_IDS = np.dtype(np.int64)
+
+
+def _are_ids(array: Rows) -> bool:
+    return array.dtype == _IDS and array.ndim == 1 and array.flags.c_contiguous
+
+
+def _are_rows(array: Rows, dtype: np.dtype[Any], row: tuple[int, ...], count: int) -> bool:
+    """Return whether ``array`` has ``count`` rows of shape ``row``."""
+    return array.dtype == dtype and array.shape == (count, *row) and array.flags.c_contiguous
+
+
+def _usual(
+    plan: RowPlan, ids: list[Ids], whole: Ids, rows: Sequence[Rows], tensors: Sequence[torch.Tensor]
+) -> UsualRows:
+    flat = [
+        each if each.ndim == 2 else each.reshape(len(each), table.width)
+        for each, table in zip(rows, plan.tables, strict=True)
     ]
     if plan.item is None:
         block = None
-    elif len(rows) == 1:
-        block = RowBlock(rows[0], _FIRST)
+    elif len(flat) == 1:
+        block = RowBlock(flat[0], _FIRST)
     else:
         block = block_of(tensors, plan.tables[0].width)
-    return UsualRows(ids, whole, rows, block)
+    return UsualRows(ids, whole, flat, block, tensors)
 
 
 _FIRST = np.zeros(1, np.int64)
@@ -129,28 +165,18 @@ def overlap(read: UsualRows, written: UsualRows) -> bool:
     (lows, highs), (starts, stops) = _ranges(read), _ranges(written)
     if not len(lows) or not len(starts):
         return False
-    order = np.argsort(starts)
+    order = starts.argsort()
     reach = np.maximum.accumulate(stops[order])  # where the targets up to each end
-    before = np.searchsorted(starts[order], highs)  # targets that begin before each source ends
+    before = starts[order].searchsorted(highs)  # targets that begin before each source ends
     return bool((reach[before - 1] > lows)[before > 0].any())
 
 
 def _ranges(usual: UsualRows) -> tuple[Positions, Positions]:
     """Return where in memory the rows of each table begin and end, for tables of which there are some."""
-    arrays = [rows for rows in usual.rows if rows.size]
-    starts = np.array([rows.ctypes.data for rows in arrays], np.int64)
-    return starts, starts + np.array([rows.nbytes for rows in arrays], np.int64)
-
-
-def _plain(tensor: torch.Tensor, dtype: torch.dtype, dims: int) -> bool:
-    return (
-        tensor.dtype is dtype
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and tensor.dim() == dims
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-    )
+    starts = np.array([tensor.data_ptr() for tensor in usual.tensors], np.int64)
+    sizes = np.array([rows.nbytes for rows in usual.rows], np.int64)
+    there = sizes > 0
+    return starts[there], (starts + sizes)[there]
 
 
 def _have_nan(usual: UsualRows) -> bool:

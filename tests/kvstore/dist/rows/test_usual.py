@@ -24,6 +24,10 @@ def plan() -> RowPlan:
     return RowPlan(entries_for({str(n): TableSpec.of(table) for n, table in enumerate(TABLES)}, 2, 10), list("012"))
 
 
+with torch.inference_mode():
+    _INFERENCE = torch.zeros(2, 4)
+
+
 def ids_of(*given: list[int]) -> list[Any]:
     return [np.array(each, np.int64) for each in given]
 
@@ -60,6 +64,11 @@ def test_values_of_one_array_and_of_several(plan: RowPlan) -> None:
         RowSparse([0, 9], torch.ones(4, 2).T),
         RowSparse([0, 9], torch.tensor([[1.0, 1, 1, 1], [1, 1, float("nan"), 1]])),
         RowSparse([0, 9], torch.ones(2, 4), (11, 4)),
+        RowSparse.over(torch.tensor([0, 9]), torch.ones(2, 4, device="meta")),
+        RowSparse.over(torch.tensor([0, 9]), torch._neg_view(torch.ones(2, 4))),
+        RowSparse.over(torch.tensor([0, 9]), torch.eye(2, 4).to_sparse()),
+        RowSparse.over(torch.tensor([0, 5, 9])[::2], torch.ones(2, 4)),
+        RowSparse.over(torch.tensor([0, 9]), torch.ones(2, 4, dtype=torch.bfloat16)),
         torch.sparse_coo_tensor([[0, 9]], torch.ones(2, 4), (10, 4), check_invariants=True),
         torch.ones(10, 4),
     ],
@@ -116,6 +125,11 @@ def test_requests_with_and_without_outs(plan: RowPlan) -> None:
         (np.array([0, 9]), torch.zeros(4, 2).T),
         (np.array([0, 9]), np.zeros((2, 4), np.float32)),
         (np.array([0, 9]), torch.zeros(2, 4, requires_grad=True)),
+        (np.array([0, 9]), torch.nn.Parameter(torch.zeros(2, 4))),
+        (np.array([0, 9]), torch.zeros(2, 4, device="meta")),
+        (np.array([0, 9]), torch._neg_view(torch.ones(2, 4))),
+        (np.array([0, 9]), _INFERENCE),
+        (torch.tensor([0.0, 9.0]), None),
     ],
 )
 def test_requests_that_are_not_usual(plan: RowPlan, ids: Any, out: Any) -> None:
@@ -150,12 +164,28 @@ def test_one_table_whose_rows_are_written_where_others_are_read() -> None:
         assert overlap(pushed, wanted) == (0 < start < 4)
 
 
+def memory(*parts: torch.Tensor) -> UsualRows:
+    return UsualRows([], np.zeros(0, np.int64), [part.numpy() for part in parts], None, parts)
+
+
 def test_memory_that_is_read_and_written() -> None:
-    whole = np.zeros((9, 4), np.float32)
-    none = np.zeros(0, np.int64)
-    read = UsualRows([], none, [whole[2:4], whole[6:7], whole[:0]], None)
+    whole = torch.zeros(9, 4)
+    read = memory(whole[2:4], whole[6:7], whole[:0])
     for rows, expected in (([whole[:2]], False), ([whole[4:6], whole[7:]], False), ([whole[1:3]], True)):
-        assert overlap(read, UsualRows([], none, rows, None)) == expected
-    assert overlap(read, UsualRows([], none, [whole[8:], whole[6:7]], None))
-    assert not overlap(read, UsualRows([], none, [whole[3:3], np.zeros((9, 4), np.float32)], None))
-    assert not overlap(read, UsualRows([], none, [whole[3:3]], None))
+        assert overlap(read, memory(*rows)) == expected
+    assert overlap(read, memory(whole[8:], whole[6:7]))
+    assert not overlap(read, memory(whole[3:3], torch.zeros(9, 4)))
+    assert not overlap(read, memory(whole[3:3]))
+
+
+def test_rows_of_several_dimensions_and_those_that_require_gradients() -> None:
+    table = Table(shape=(10, 2, 2))
+    one = RowPlan(entries_for({"one": TableSpec.of(table)}, 2, 10), ["one"])
+    usual = usual_values(one, [[RowSparse([0, 9], torch.arange(8.0).view(2, 2, 2).requires_grad_())]])
+    assert usual is not None
+    assert usual.rows[0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    out = torch.zeros(2, 2, 2)
+    usual = usual_requests(one, [[RowRequest(np.array([0, 9]), out)]])
+    assert usual is not None
+    usual.rows[0][1] = 7
+    assert out[1].tolist() == [[7, 7], [7, 7]]
