@@ -1,7 +1,8 @@
 """What workers do with tables in jobs whose servers die; see ``exactness``.
 
-``RowCounting`` pushes powers of four to rows, whose digits say how often each push counts. ``RowBits`` has tables with
-everything that decides later rows (optimizers' states, admission, eviction), and returns bytes.
+``RowCounting`` and ``TwinCounting`` push powers of four to rows, whose digits say how often each push counts.
+``RowBits`` has tables with everything that decides later rows (optimizers' states, admission, eviction), and returns
+bytes.
 """
 
 from __future__ import annotations
@@ -49,6 +50,32 @@ class RowCounting(Counting):
             rows[key] = torch.empty(len(order), WIDTHS[key])
             store.row_sparse_pull(key, rows[key], row_ids=IDS[key][order])
         return rows
+
+
+class TwinCounting(RowCounting):
+    """Push to two tables of one kind, whose pushes a server takes together. See ``RowCounting``."""
+
+    keys: ClassVar = ["one", "other"]
+    ids: ClassVar = np.arange(12)
+
+    def _init(self, store: DistStore) -> None:
+        store.init(self.keys, [kv.Table(shape=(12, 4)) for _ in self.keys])
+
+    def _gradients(self, value: float) -> list[Any]:
+        return [kv.RowSparse(self.ids, np.full((12, 4), value, np.float32)) for _ in self.keys]
+
+    def _pushpull(self, store: DistStore, gradients: list[Any]) -> None:
+        store.pushpull(self.keys, gradients, [torch.empty(12, 4) for _ in self.keys], row_ids=[self.ids] * 2)
+
+    def _spoil(self, gradients: list[Any]) -> None:
+        for gradient in gradients:
+            gradient.rows.fill_(1e6)
+
+    def _read(self, store: DistStore, dice: random.Random) -> dict[str, torch.Tensor]:
+        if dice.random() < 0.5:
+            rows = store.row_sparse_pull(self.keys, row_ids=[self.ids] * 2)
+            return dict(zip(self.keys, rows, strict=True))
+        return {key: store.row_sparse_pull(key, row_ids=self.ids) for key in self.keys}
 
 
 class RowBits:

@@ -13,7 +13,7 @@ from simulation.exactness import Assigned, Bits, Counting
 from simulation.job import HEARTBEAT_LIMIT_S, Outcome, SimulatedJob
 from simulation.network import Weather
 from simulation.programs import BOUND, Interrupted, Training
-from simulation.row_exactness import RowBits, RowCounting
+from simulation.row_exactness import RowBits, RowCounting, TwinCounting
 from simulation.world import Action
 
 from kvstore.errors import KVStoreError
@@ -34,7 +34,7 @@ RESTARTS = 20
 COMPRESSIONS: tuple[dict[str, Any] | None, ...] = (None, None, {"type": "fp16"})
 
 
-Program: TypeAlias = "Training | Assigned | Counting | Bits | RowCounting | RowBits"
+Program: TypeAlias = "Training | Assigned | Counting | Bits | RowCounting | TwinCounting | RowBits"
 FAIR = Weather()
 
 
@@ -56,8 +56,8 @@ class Plan:
         hosts: the ranks of the workers of each host that has an aggregator.
         replicas: 1 if each server has a standby.
         start_s: how long a process that is started again takes to run, on average.
-        program: what workers do: ``train``, ``assigned``, ``count`` or ``bits``; with tables ``count rows`` or
-            ``row bits``.
+        program: what workers do: ``train``, ``assigned``, ``count`` or ``bits``; with tables ``count rows``,
+            ``count twins`` or ``row bits``.
         rounds: at most so many, where the program can.
         late: a member that hears the scheduler so many seconds late.
         limit_s: after how many seconds of silence a member is lost.
@@ -146,6 +146,8 @@ def carry_out(plan: Plan) -> Outcome:
         training = Bits(plan.seed, plan.compression, min(plan.rounds, 3))
     elif plan.program == "count rows":
         training = RowCounting(plan.seed, plan.mode, plan.uneven, plan.rounds)
+    elif plan.program == "count twins":
+        training = TwinCounting(plan.seed, plan.mode, plan.uneven, plan.rounds)
     elif plan.program == "row bits":
         training = RowBits(plan.seed, min(plan.rounds, 3))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -42,6 +43,11 @@ def test_rough_links_and_exceptions_change_no_value(mode: str) -> None:
 def test_runs_by_seeds_are_exact_or_loud() -> None:
     for seed in range(6):
         require(Plan.of(seed), "exact", "loud")
+
+
+def test_tables_that_are_pushed_together_are_exact_or_loud() -> None:
+    for seed in range(6):
+        require(replace(Plan.of(seed), program="count twins", compression=None), "exact", "loud")
 
 
 @pytest.mark.long

@@ -56,7 +56,7 @@ def test_whoever_dies_costs_nothing_but_time(hosts: tuple[tuple[int, ...], ...],
             require(plan, "exact")
 
 
-@pytest.mark.parametrize("program", ["count", "count rows"])
+@pytest.mark.parametrize("program", ["count", "count rows", "count twins"])
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp", "drop", "keep"])
 def test_every_push_counts_once(mode: str, program: str) -> None:
     plan = Plan(0, mode, program=program)
