@@ -58,7 +58,10 @@ def one_kind(keys: Iterable[Key], kind: type | None) -> type:
     for key in keys:
         key_type = str if isinstance(key, str) else int
         if kind is not None and key_type is not kind:
-            raise UsageError(f"a store has keys of one kind, {kind.__name__} here; {key!r} is another")
+            raise UsageError(
+                f"a store has keys of one kind, {kind.__name__} here, and {key!r} is {key_type.__name__}: make another "
+                "store for it"
+            )
         kind = key_type
     return kind or str
 
