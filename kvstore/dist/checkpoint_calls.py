@@ -34,4 +34,9 @@ class CheckpointCalls(StoreCalls, CheckpointInterface):
     def attach(self, name: str, thing: Stateful, *, shared: bool = False) -> bool:
         """See ``KVStore``."""
         self._check()
+        if not all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
+            raise UsageError(
+                f"attach({name!r}, ...) takes an object with the methods state_dict and load_state_dict, not "
+                f"{type(thing).__name__}"
+            )
         return self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)

@@ -50,6 +50,10 @@ class Resumed:
     def __str__(self) -> str:
         return str(self._folder)
 
+    def has_store(self, ordinal: int) -> bool:
+        """Return whether the ``ordinal``-th store of the job was saved."""
+        return ordinal in self._places
+
     def has(self, ordinal: int, key: Key) -> bool:
         """Return whether the ``ordinal``-th store of the job had ``key``."""
         place = self._places.get(ordinal)

@@ -18,7 +18,7 @@ from kvstore.dist.resuming import Resumed
 from kvstore.dist.rows.stored import StoredTables
 from kvstore.dist.saving import SavedStore
 from kvstore.rule import Rule
-from kvstore.spec import Key, Spec
+from kvstore.spec import Key, Spec, shorten
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,9 @@ class TrainedStore:
         """Return the first values of ``keys``: the checkpoint's, where it has them, else those given."""
         known = [resumed.has(self.ordinal, key) for key in keys]
         self.restored.update(dict.fromkeys(key for key, has in zip(keys, known, strict=True) if has))
+        if not all(known) and resumed.has_store(self.ordinal):
+            new = [key for key, has in zip(keys, known, strict=True) if not has]
+            log.warning("%s does not have %s: what init was given is used", resumed, shorten(new))
         return [
             resumed.value(self.ordinal, key, spec) if has else value
             for key, spec, value, has in zip(keys, specs, values, known, strict=True)

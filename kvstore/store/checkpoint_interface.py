@@ -49,5 +49,8 @@ class CheckpointInterface(Named):
 
         Returns:
             Whether a state was loaded.
+
+        Raises:
+            UsageError: in a dist store, if ``thing`` lacks one of the methods.
         """
         return False

@@ -84,12 +84,15 @@ def test_what_is_saved_stays_as_it_was_at_that_moment() -> None:
     assert store.rounds == 3
 
 
-def test_values_are_the_checkpoints_and_states_are_given_once_there_is_an_optimizer(tmp_path: Path) -> None:
+def test_values_are_the_checkpoints_and_states_are_given_once_there_is_an_optimizer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = trained()
     states = {("w", "momentum_buffer"): torch.full((3,), 4.0)}
     resumed = Resumed(write(tmp_path, 3, {"w": torch.ones(3)}, states), 0, 2)
     values = store.first_values(resumed, ["w", "v"], [SPEC] * 2, [torch.zeros(3)] * 2)
     assert [value.tolist() for value in values] == [[1] * 3, [0] * 3]
+    assert f"{resumed} does not have 'v': what init was given is used" in caplog.text
     store.give_states(resumed, store.entries)
     assert list(store.restored) == ["w"]
     store.optimizing.set(described("sgd", {"learning_rate": 0.1, "momentum": 0.9}, store.entries))
