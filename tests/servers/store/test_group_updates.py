@@ -24,7 +24,6 @@ from servers.store.row_updates import RowUpdates
 from servers.store.table_group import GroupContribution, TableGroup
 from servers.store.updates import Updates
 
-
 SGD = describe("sgd", {"learning_rate": 1.0})
 
 
