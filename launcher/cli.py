@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import kvstore
 from kvstore.errors import ConfigError
-from kvstore.job.settings import AGGREGATE, GROUPS, OPTIMIZERS, REPLICAS, UPDATE_ON_KVSTORE, VERBOSE
+from kvstore.job.settings import AGGREGATE, CHECKPOINT_DIR, GROUPS, OPTIMIZERS, REPLICAS, UPDATE_ON_KVSTORE, VERBOSE
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
@@ -98,6 +98,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     except ConfigError as error:
         parser.error(str(error))
     saved = checkpoints.variables(options)
+    if options.checkpoint_every is not None and not CHECKPOINT_DIR.read({**told, **saved}):
+        parser.error("--checkpoint-every needs a directory that all hosts share: give --checkpoint-dir DIR, too")
     try:
         job = Job(
             num_workers=options.num_workers,

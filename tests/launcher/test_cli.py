@@ -82,6 +82,7 @@ def test_the_default_launcher() -> None:
         (["-n", "1", "--"], "command is missing"),
         (["-n", "1", "  "], "command is missing"),
         (["-n", "1", "--launcher", "cloud", "x"], "invalid choice: 'cloud'"),
+        (["-n", "1", "--checkpoint-every", "10m", "x"], "give --checkpoint-dir DIR, too"),
         (["-n", "1", "--env", "NOT_SET", "x"], "--env NOT_SET: this variable is not set"),
         (["-n", "1", "--lr", "0.1", "x"], "there is no option --lr"),
         (["-n", "1", "--env-worker", "DMLC_ROLE:x", "y"], "--env-worker cannot set DMLC_ROLE"),
