@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from workers.joining import join
 from workers.metrics import EvalMetric
 from workers.reducer import Reducer
 from workers.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 _REPORT_S = 1.0
 _OVER = object()  # in place of a batch, when there are no more
@@ -116,6 +119,11 @@ class TrainingRun:
             self._report(parts[0].loss)
             if self._in_job:
                 self._in_job.store.save_checkpoint(if_due=True)
+        if self.batches == 0:
+            log.warning(
+                "worker %d had no batch in epoch %d: is its data empty, or less than a batch with drop_last?",
+                *(self.rank, self.epoch),
+            )
         self._join(time.perf_counter() - tic)
         self.metric.reduce(self.reducer)
         values = {f"train-{name}": value for name, value in self.metric.get_name_value()}

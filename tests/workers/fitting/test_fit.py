@@ -55,6 +55,13 @@ def test_the_labs_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert [f"Epoch[1] Validation-accuracy={history[1]['validation-accuracy']:f}"] == caplog.messages[-2:-1]
 
 
+def test_an_epoch_without_a_batch_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    fit(network(), loader(4, 4), num_epoch=1)
+    assert "no batch" not in caplog.text
+    fit(network(), [], num_epoch=1)
+    assert "worker 0 had no batch in epoch 0: is its data empty" in caplog.text
+
+
 def test_the_initializer_is_applied_before_training() -> None:
     model = network()
     fit(model, loader(4, 4), num_epoch=0, initializer=lambda m: m.reset_parameters() if isinstance(m, nn.Linear) else 0)
