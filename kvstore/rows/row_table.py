@@ -12,7 +12,7 @@ from kvstore.errors import UsageError
 from kvstore.optim.row_updater import OWN, RowHyperparameters, RowUpdater
 from kvstore.rows.beginnings import write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
-from kvstore.rows.ids import Ids, stripes_of
+from kvstore.rows.ids import Ids
 from kvstore.rows.slabs import Array, Slots, gather, scatter
 from kvstore.rows.stripe import COUNT, DENSE, STATE, TableStripe
 from kvstore.rows.sums import Room
@@ -53,22 +53,6 @@ class RowTable(TableStripe):
 
     # --- what is asked
 
-    def require(self, ids: Ids) -> None:
-        """Check ids that have come from elsewhere.
-
-        Raises:
-            UsageError: one of them can have no row here.
-        """
-        rows = self.table.rows
-        wrong = np.zeros(len(ids), bool) if rows is None else (ids < 0) | (ids >= rows)
-        if not wrong.any() and self.stripes > 1:
-            wrong = stripes_of(self.table, ids, self.stripes) != self.stripe
-        if wrong.any():
-            at = int(wrong.argmax())
-            raise UsageError(
-                f"id {int(ids[at])} at position {at} has no row in {self.table}, stripe {self.stripe} of {self.stripes}"
-            )
-
     def pull(self, ids: Ids, out: Array, found: Slots | None = None) -> None:
         """Write the rows of ``ids`` to ``out``, of shape (n, width), contiguous. Makes no rows.
 
@@ -100,24 +84,6 @@ class RowTable(TableStripe):
             gather(self._rows.items, slots, rows)
             for name, value in states.items():
                 gather(self._states[name].items, slots, value)
-
-    def statistics(self) -> dict[str, int]:
-        """Return how many rows there are, were made, evicted and refused, the bytes of all, and the version.
-
-        ``refused`` counts rows of pushes, not ids.
-        """
-        rows = len(self._slots)
-        if self._eviction.rounds is not None:
-            seen = self._seen.items[: self._slots.top]
-            rows -= int(np.count_nonzero((seen > 0) & (seen <= self._eviction.oldest(self.version))))
-        return {
-            "rows": rows,
-            "made": self._made,
-            "evicted": self._evicted + len(self._slots) - rows,
-            "refused": self._refused,
-            "bytes": self.nbytes,
-            "version": self.version,
-        }
 
     # --- what changes it
 

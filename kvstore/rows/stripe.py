@@ -1,4 +1,4 @@
-"""One stripe of a table in memory: its slots, its slabs, and how rows are made and go. ``RowTable`` does the rest."""
+"""One stripe of a table in memory: its slots and slabs, how rows are made and go, and how many there are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvstore.rows.fixed_slots import FixedSlots, slots_in
 from kvstore.rows.fixed_slots import find_in_all as find_in_fixed
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
 from kvstore.rows.gone import GoneIds
-from kvstore.rows.ids import Ids
+from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.index import find_in_all as find_in_indexes
 from kvstore.rows.slab_space import SlabSpace
@@ -93,6 +93,40 @@ class TableStripe:
         row_bytes: int = sum(slab.item_bytes for slab in self.slabs.values())
         others: int = self._slots.nbytes + self._admission.nbytes + self._gone.nbytes
         return used * row_bytes + others + sum(frozen.nbytes for frozen in self._frozen)
+
+    def require(self, ids: Ids) -> None:
+        """Check ids that have come from elsewhere.
+
+        Raises:
+            UsageError: one of them can have no row here.
+        """
+        rows = self.table.rows
+        wrong = np.zeros(len(ids), bool) if rows is None else (ids < 0) | (ids >= rows)
+        if not wrong.any() and self.stripes > 1:
+            wrong = stripes_of(self.table, ids, self.stripes) != self.stripe
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise UsageError(
+                f"id {int(ids[at])} at position {at} has no row in {self.table}, stripe {self.stripe} of {self.stripes}"
+            )
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many rows there are, were made, evicted and refused, the bytes of all, and the version.
+
+        ``refused`` counts rows of pushes, not ids.
+        """
+        rows = len(self._slots)
+        if self._eviction.rounds is not None:
+            seen = self._seen.items[: self._slots.top]
+            rows -= int(np.count_nonzero((seen > 0) & (seen <= self._eviction.oldest(self.version))))
+        return {
+            "rows": rows,
+            "made": self._made,
+            "evicted": self._evicted + len(self._slots) - rows,
+            "refused": self._refused,
+            "bytes": self.nbytes,
+            "version": self.version,
+        }
 
     @property
     def frozen(self) -> bool:

@@ -165,7 +165,7 @@ def runs(draw: st.DrawFn) -> list[tuple[str, int, int]]:
     ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     runs(),
     st.sampled_from(["fixed"] * 4 + ["growing"] * 3 + ["admitting", "evicting", "mixed"]),
