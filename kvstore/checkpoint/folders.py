@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from kvstore.checkpoint.manifest import MANIFEST
@@ -41,6 +42,19 @@ def listed(directory: Path) -> list[Folder]:
     matches = [match for name in names if (match := _NAME.fullmatch(name))]
     folders = [(int(match[1]), directory / match[0]) for match in matches]
     return sorted(Folder(number, path, (path / MANIFEST).exists()) for number, path in folders)
+
+
+def prepare(directory: Path) -> None:
+    """Make ``directory`` if it is not there, and see that folders can be made in it.
+
+    Raises:
+        CheckpointError: they cannot.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        TemporaryDirectory(dir=directory, prefix=".").cleanup()
+    except OSError as exc:
+        raise CheckpointError(f"{directory}: no checkpoint can be written there: {exc.strerror}") from None
 
 
 def begin(directory: Path, number: int) -> Path:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from kvstore.checkpoint.folders import begin, folder_of, found, listed
+from kvstore.checkpoint.folders import begin, folder_of, found, listed, prepare
 from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.checkpoint.schedule import NEVER, CheckpointSchedule
 from kvstore.checkpoint.verify import verify
@@ -88,10 +88,17 @@ class Checkpointing:
         return self._session.rank
 
     def _begun(self) -> tuple[int, int]:
-        """Open and verify the checkpoint to continue from; return the newest number there is, and that one's."""
+        """Open and verify the checkpoint to continue from; return the newest number there is, and that one's.
+
+        Raises:
+            CheckpointError: that is not possible, or no checkpoint can be written.
+        """
         if self.rank != 0:
             return 0, 0
-        newest = max((folder.number for folder in listed(self._directory)), default=0) if self._directory else 0
+        newest = 0
+        if self._directory is not None:
+            prepare(self._directory)
+            newest = max((folder.number for folder in listed(self._directory)), default=0)
         path = self._session.config.checkpoint_resume
         folder = found(Path(path)) if path else None
         if folder is None:

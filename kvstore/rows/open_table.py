@@ -77,6 +77,10 @@ class OpenTable:
         self.table: Table = self.manifest.table
         self.version = self.manifest.version
 
+    def __repr__(self) -> str:
+        shape = ", ".join(map(str, ["*" if self.table.rows is None else self.table.rows, *self.table.row]))
+        return f"<OpenTable {self.key!r} of {self.table.dtype}[{shape}], version {self.version}>"
+
     def lookup(self, ids: Any) -> torch.Tensor:
         """Return the rows of ``ids``.
 

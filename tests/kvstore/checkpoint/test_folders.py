@@ -6,7 +6,7 @@ import pytest
 import torch
 from written import write
 
-from kvstore.checkpoint.folders import begin, folder_of, found, listed, prune, remove
+from kvstore.checkpoint.folders import begin, folder_of, found, listed, prepare, prune, remove
 from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.errors import CheckpointError
 
@@ -25,6 +25,15 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
     assert found(folder_of(tmp_path, 3)) == folder_of(tmp_path, 3)
     with pytest.raises(CheckpointError, match=r"checkpoint-00000012: no whole.*checkpoint-00000011"):
         found(folder_of(tmp_path, 12))
+
+
+def test_a_directory_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
+    prepare(tmp_path / "new" / "run7")
+    assert list((tmp_path / "new" / "run7").iterdir()) == []
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "run7"):
+        with pytest.raises(CheckpointError, match="no checkpoint can be written there"):
+            prepare(path)
 
 
 def test_a_number_is_used_once(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ def test_rows_are_found_in_any_shape_and_what_has_none_begins_as_it_would(tmp_pa
     assert opened.has(ids).tolist() == [[True, False, True], [True, True, True]]
     assert opened.lookup([]).shape == (0, 2)
     assert opened.key == "t"
+    assert repr(opened) == f"<OpenTable 't' of float32[*, 2], version {opened.version}>"
     with pytest.raises(UsageError, match="ids of table 't'"):
         opened.lookup([0.5])
 
