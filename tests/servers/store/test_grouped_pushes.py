@@ -244,10 +244,13 @@ def test_a_push_that_would_wait_for_who_has_left_fails(monkeypatch: pytest.Monke
     pair.compare()
 
 
-def test_a_push_that_would_wait_for_who_is_inside_join_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("paused", [(7, 8, 9), (8,)])
+def test_a_push_that_would_wait_for_who_is_inside_join_resumes(
+    monkeypatch: pytest.MonkeyPatch, paused: tuple[int, ...]
+) -> None:
     pair = _grouped(monkeypatch)
     a, b = pair.workers
-    pair.say(b, b.pause(dict.fromkeys((7, 8, 9), 2)))
+    pair.say(b, b.pause(dict.fromkeys(paused, 2)))
     pair.say(a, _push(a, 3))
     pair.say(a, _push(a, 4))
     pair.compare()
