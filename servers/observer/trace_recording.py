@@ -30,6 +30,7 @@ STEP_S = 0.5  # the scheduler, when all have left it, waits so long for this pro
 LOOK_S = 2.0  # between two looks at whether the rounds are over
 NICE = 19  # so that members never wait for it
 MISSING_S = 15.0  # without an answer, the job is taken to be over, where nobody says when it is
+MOST_TRIES = 5  # so often rounds are chosen anew of which workers heard too late; then a part of them is enough
 REFUSED_S = 7.0  # of another observer that has just gone the scheduler does not know that yet
 
 
@@ -81,6 +82,7 @@ class TraceRecording:
         self._asked = UNCHANGED  # what members are to note
         self._complete_at = math.inf
         self._looked = -math.inf
+        self._tries = 0
         self._session: TraceSession | None = None
         self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
         self.failure: KVStoreError | None = None
@@ -139,9 +141,10 @@ class TraceRecording:
                     return
                 self._close()
             if self._clock() >= self._complete_at:
-                if not self._begins or self._wanted.first > 1 or self._writer.notes.has_round_of(self._asked):
+                if not self._begins or self._wanted.first > 1 or self._has_enough():
                     return
-                self._asked, self._complete_at = UNCHANGED, math.inf  # they were over before workers knew of them
+                self._asked, self._complete_at = UNCHANGED, math.inf  # workers were in them before they knew of it
+                self._writer.notes.forget()
 
     def _step(self, session: TraceSession) -> None:
         """Fetch what there is. See which rounds there are to be, or whether they are over."""
@@ -154,6 +157,12 @@ class TraceRecording:
         self._writer.step(session, rounds)
         self._asked = self._writer.rounds = rounds
         print(f"trace: rounds {rounds}, to {self._writer.path}; Ctrl-C ends it", file=sys.stderr, flush=True)
+
+    def _has_enough(self) -> bool:
+        """Return whether all rounds were noted; after a few tries, whether some were."""
+        self._tries += 1
+        notes = self._writer.notes
+        return notes.all_have(self._asked.first) or (self._tries >= MOST_TRIES and notes.has_round_of(self._asked))
 
     def _look_whether_over(self, session: TraceSession) -> None:
         """Note when the trace will be complete, if its rounds are over."""

@@ -90,7 +90,7 @@ class CollectedNotes:
         self.members: dict[Node, MemberNotes] = {}
         self.after = 0
         self.dropped = 0
-        self._left = most
+        self._most = self._left = most
         self._dropped: dict[int, int] = {}  # by the start of the scheduler
 
     @property
@@ -111,6 +111,18 @@ class CollectedNotes:
             if node.role == "worker"
             for record in notes.records()
         )
+
+    def all_have(self, number: int) -> bool:
+        """Return whether each worker has noted what it did in round ``number``. It reads all records of workers."""
+        workers = [notes for node, notes in self.members.items() if node.role == "worker"]
+        return bool(workers) and all(
+            any(record[1] == SPAN and record[-1] == number for record in notes.records()) for notes in workers
+        )
+
+    def forget(self) -> None:
+        """Forget all records: they are of rounds that nobody wants any more."""
+        self.members.clear()
+        self._left = self._most
 
     def take(self, fetched: TraceFetched) -> int:
         """Take an answer of the scheduler; return how many chunks it has brought.

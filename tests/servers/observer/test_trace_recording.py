@@ -16,7 +16,7 @@ from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.session import UNCHANGED
 from kvstore.observing.view import JobView
 from kvstore.wire import TraceFetched
-from servers.observer.trace_recording import MISSING_S, REFUSED_S, TraceRecording
+from servers.observer.trace_recording import MISSING_S, MOST_TRIES, REFUSED_S, TraceRecording
 from servers.tracing.trace_writer import TraceWriter
 
 
@@ -38,6 +38,7 @@ class Scheduler:
         self.refusal = refusal
         self.noted = UNCHANGED
         self.fast = 0  # how often rounds are over before workers know of them
+        self.late = 0  # how often workers hear of rounds when they are in them
 
     def connect(self) -> Scheduler:
         self.links += 1
@@ -58,7 +59,8 @@ class Scheduler:
             if self.fast:
                 self.fast -= 1
             else:
-                self.job.round(rounds.first)
+                self.job.round(rounds.first + min(1, self.late))
+                self.late -= min(1, self.late)
         chunks = self.job.chunks()
         if after and not chunks:
             self.over.set()
@@ -125,6 +127,17 @@ def test_where_rounds_were_faster_than_their_reports_it_takes_the_next(tmp_path:
     assert len(set(scheduler.asked[:-1])) == 3
     first = scheduler.asked[-1].first
     assert first in {span["args"]["round"] for span in ReadTrace.of(path).spans("worker 0", "pushpull")}
+
+
+@pytest.mark.parametrize(("late", "asked"), [(2, 3), (99, MOST_TRIES)])
+def test_where_workers_heard_of_the_rounds_too_late_it_takes_the_next(tmp_path: Path, late: int, asked: int) -> None:
+    scheduler, path = Scheduler(), tmp_path / "trace.json"
+    scheduler.links, scheduler.late = 1, late
+    scheduler.recording(path, RoundWindow(1, 5)).run()
+    assert len(set(scheduler.asked[:-1]) - {UNCHANGED}) == asked
+    first = scheduler.asked[-1].first
+    rounds = {span["args"]["round"] for span in ReadTrace.of(path).spans("worker 0", "pushpull")}
+    assert rounds == {first + (late > asked)}, "nothing is left of the rounds before"
 
 
 def test_rounds_that_are_over_are_an_error_at_once(tmp_path: Path) -> None:
