@@ -27,5 +27,5 @@ wanted         which rows a worker asks for, and where they are written
 first_rows     rows that a table begins with, or that are put into it
 row_states     an optimizer's states of all rows, as files have them
 ids            checks of ids, their hash, and which server has which
-joint_ids      checks of the ids of several tables
+joint_ids      the ids of several tables, and checks of them
 """

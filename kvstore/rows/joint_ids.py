@@ -1,7 +1,8 @@
-"""Checks of the ids of several tables, which lie one after the other: a few steps for all tables. Pure."""
+"""The ids of several tables, one after the other, and checks of them: a few steps for all tables. Pure."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -10,6 +11,16 @@ import numpy as np
 from kvstore.rows.ids import Ids
 
 Bounds: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"  # of each table
+
+
+def joined(ids: Sequence[Ids]) -> Ids:
+    """Return the ids of at least one table, one table's after the other's."""
+    return ids[0] if len(ids) == 1 else np.concatenate(ids)
+
+
+def starts_of(ids: Sequence[Ids]) -> list[int]:
+    """Return where in ``joined`` the ids of each table begin, and where those of the last end."""
+    return list(itertools.accumulate(map(len, ids), initial=0))
 
 
 def all_rise(ids: Ids, starts: Sequence[int] | Bounds, least: Bounds, greatest: Bounds) -> bool:

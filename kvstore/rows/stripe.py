@@ -21,6 +21,7 @@ from kvstore.rows.gone import GoneIds
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.index import find_in_all as find_in_indexes
+from kvstore.rows.joint_ids import joined, starts_of
 from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.slabs import Array, Slab, Slots, scatter
 from kvstore.table import Table
@@ -171,8 +172,8 @@ class TableStripe:
         """
         if len(tables) < 2:
             return [None] * len(tables)
-        starts = list(itertools.accumulate(map(len, ids), initial=0))
-        slots = TableStripe.found_in_all(tables, np.concatenate(ids), starts)
+        starts = starts_of(ids)
+        slots = TableStripe.found_in_all(tables, joined(ids), starts)
         return [slots[start:stop] for start, stop in itertools.pairwise(starts)]
 
     @staticmethod

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvstore.errors import NotFinite, UsageError, WireError
 from kvstore.rows.ids import Ids, stripes_of
+from kvstore.rows.joint_ids import joined, starts_of
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.layout import ALIGNED, part_bytes, read_rows, write_rows
 from kvstore.rows.sums import RowBatch, Rows, has_nan
@@ -162,9 +163,8 @@ def gathered(
     buffer = memory.allocate(nbytes) if nbytes >= SMALL else space(nbytes)
     if nbytes and _of_one_width(targets, codecs):
         rows = np.frombuffer(buffer, targets[0].dtype).reshape(sum(counts), targets[0].width)
-        starts = list(itertools.accumulate(counts, initial=0))
         joint = JointTables([target.table for target in targets]) if joint is None else joint
-        joint.pull(_joined(ids), starts, rows)
+        joint.pull(joined(ids), starts_of(ids), rows)
         return buffer
     stop = 0
     for target, own, codec, size in zip(targets, ids, codecs, sizes, strict=True):
@@ -181,10 +181,6 @@ def gathered(
             target.table.pull(own, rows)
             write_rows(rows, codec, buffer[start:stop])
     return buffer
-
-
-def _joined(ids: Sequence[Ids]) -> Ids:
-    return ids[0] if len(ids) == 1 else np.concatenate(ids)
 
 
 def packed(ids: Sequence[Ids], wide: bool) -> Buffer:

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvstore.dist.rows.plan import RowPlan
 from kvstore.rows.ids import Ids, stripes_of
+from kvstore.rows.joint_ids import joined
 from kvstore.rows.sums import Positions
 
 
@@ -27,9 +28,7 @@ class Striped:
     def __init__(self, plan: RowPlan, ids: Sequence[Ids], whole: Ids | None = None) -> None:
         servers, tables = plan.servers, len(ids)
         self._plan = plan
-        if whole is None:
-            whole = ids[0] if tables == 1 else np.concatenate(ids)
-        self._all = whole
+        self._all = joined(ids) if whole is None else whole
         sizes = [len(each) for each in ids]
         self._firsts = list(itertools.accumulate(sizes, initial=0))[:-1]  # where in all ids those of each table begin
         self._travelling: dict[int, Ids] = {}

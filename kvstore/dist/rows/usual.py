@@ -6,7 +6,6 @@ is unusual, or wrong, is left to the checks of each table, which know what to sa
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 from kvstore.dist.rows.blocks import RowBlock, block_of
 from kvstore.dist.rows.plan import RowPlan
 from kvstore.rows.ids import Ids
-from kvstore.rows.joint_ids import all_rise
+from kvstore.rows.joint_ids import all_rise, joined, starts_of
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.sums import Positions, Rows, has_nan
 from kvstore.store.arguments import RowRequest
@@ -59,8 +58,8 @@ def usual_values(plan: RowPlan, values: Sequence[Sequence[Any]]) -> UsualRows | 
             tensors.append(tensor)
     except _NO_ARRAY:
         return None
-    whole = _joined(ids)
-    if not all_rise(whole, _starts(ids), plan.least, plan.greatest):
+    whole = joined(ids)
+    if not all_rise(whole, starts_of(ids), plan.least, plan.greatest):
         return None
     usual = _usual(plan, ids, whole, rows, tensors)
     return None if _have_nan(usual) else usual
@@ -96,10 +95,10 @@ def usual_requests(
             rows.append(array)
     except _NO_ARRAY:
         return None
-    whole = _joined(ids)
+    whole = joined(ids)
     if pushed is not None and [*map(len, ids)] == [*map(len, pushed.ids)] and (whole == pushed.whole).all():
         ids, whole = pushed.ids, pushed.whole
-    elif not all_rise(whole, _starts(ids), plan.least, plan.greatest):
+    elif not all_rise(whole, starts_of(ids), plan.least, plan.greatest):
         return None
     if len(rows) < len(outs):
         outs = _made(plan, requests, ids)
@@ -147,15 +146,6 @@ def _usual(
 
 
 _FIRST = np.zeros(1, np.int64)
-
-
-def _joined(ids: Sequence[Ids]) -> Ids:
-    return ids[0] if len(ids) == 1 else np.concatenate(ids)
-
-
-def _starts(ids: Sequence[Ids]) -> list[int]:
-    """Return where the ids of each table begin among all, and where those of the last end."""
-    return list(itertools.accumulate(map(len, ids), initial=0))
 
 
 def overlap(read: UsualRows, written: UsualRows) -> bool:
