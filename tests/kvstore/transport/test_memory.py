@@ -45,5 +45,6 @@ def test_a_frame_in_several_places_becomes_one_and_another_stays_as_it_is() -> N
 
 def test_keeping_freed_memory_may_be_asked_for_again() -> None:
     keep_freed()
+    before = keep_freed.cache_info().misses  # more than one where threads of an earlier test asked at the same moment
     keep_freed()
-    assert keep_freed.cache_info().misses == 1
+    assert keep_freed.cache_info().misses == before
