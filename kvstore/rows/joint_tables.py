@@ -43,14 +43,14 @@ class RowPlaces(NamedTuple):
 
 
 class JointTables:
-    """See the module. It can be used until rows of the tables are made, or their states or memory are others.
+    """See the module. It is out of date once the tables have new rows, other states or other memory.
 
     Args:
         tables: of one width and dtype; at least one.
 
     Attributes:
         evict: whether rows of some of the tables go by themselves.
-        rise: whether places rise with the tables, and the ids of each.
+        rise: whether places rise from table to table, and with the ids of each.
     """
 
     def __init__(self, tables: Sequence[RowTable]) -> None:

@@ -30,7 +30,7 @@ STEP_S = 0.5  # the scheduler, when all have left it, waits so long for this pro
 LOOK_S = 2.0  # between two looks at whether the rounds are over
 NICE = 19  # so that members never wait for it
 MISSING_S = 15.0  # without an answer, the job is taken to be over, where nobody says when it is
-MOST_TRIES = 5  # so often rounds are chosen anew of which workers heard too late; then a part of them is enough
+MOST_TRIES = 5  # if workers hear of rounds too late, others are chosen; after so many times a part of them is enough
 REFUSED_S = 7.0  # of another observer that has just gone the scheduler does not know that yet
 
 
@@ -143,7 +143,7 @@ class TraceRecording:
             if self._clock() >= self._complete_at:
                 if not self._begins or self._wanted.first > 1 or self._has_enough():
                     return
-                self._asked, self._complete_at = UNCHANGED, math.inf  # workers were in them before they knew of it
+                self._asked, self._complete_at = UNCHANGED, math.inf  # workers heard of these rounds too late
                 self._writer.notes.forget()
 
     def _step(self, session: TraceSession) -> None:

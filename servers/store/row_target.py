@@ -67,7 +67,7 @@ class RowTarget(Target[RowContribution]):
         width, dtype, row_bytes: of a row.
         table: the rows.
         updater: steps with sums of rows; None if they are assigned.
-        group: that it is in, which has its rounds then, and the requests that wait for them; None if there is none.
+        group: that the table is in, which then has its rounds and the requests that wait for them; None outside.
     """
 
     def __init__(

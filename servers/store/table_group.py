@@ -2,8 +2,8 @@
 
 Most workers push the same list of tables in each message. Each table then needs no round, contribution and list of
 waiting requests of its own. A group is to its tables what a bucket is to its segments. It is made of tables that are at
-the same point, and whoever needs one of them for itself splits it first. Neither changes a row, nor the rounds, nor
-which requests wait for them.
+the same point, and whoever needs one of them for itself splits it first. To make or to split a group changes no row and
+no round, and the same requests wait.
 """
 
 from __future__ import annotations

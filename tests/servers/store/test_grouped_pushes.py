@@ -105,6 +105,15 @@ def test_any_run_is_the_same_with_and_without_groups(
         pair.compare()
 
 
+def _grouped(monkeypatch: pytest.MonkeyPatch, **rule: Any) -> Pair:
+    """Return a pair of which one has a group, after two rounds."""
+    pair = Pair(monkeypatch, **rule)
+    for worker in pair.workers:
+        pair.say(worker, worker.set_optimizer(lr=0.5))
+    push_rounds(pair, range(1, 3))
+    return pair
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_all_rounds_but_the_first_are_taken_as_those_of_a_group(
@@ -121,11 +130,8 @@ def test_all_rounds_but_the_first_are_taken_as_those_of_a_group(
 
 
 def test_a_table_by_itself_leaves_its_group_with_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(monkeypatch)
+    pair = _grouped(monkeypatch)
     a, b = pair.workers
-    for worker in pair.workers:
-        pair.say(worker, worker.set_optimizer(lr=0.5))
-    push_rounds(pair, range(1, 3))
     grads = {number: {2: (1, 1, 1, 1)} for number in (7, 8, 9)}
     pair.say(a, push_rows(a, grads, 3, {7: [2]}))
     for number in grads:  # each alone
@@ -146,11 +152,8 @@ def test_tables_whose_lists_change_are_in_no_group_at_last(monkeypatch: pytest.M
 
 
 def test_workers_that_disagree_are_told_of_it_and_the_round_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(monkeypatch)
+    pair = _grouped(monkeypatch)
     a, b = pair.workers
-    for worker in pair.workers:
-        pair.say(worker, worker.set_optimizer(lr=0.5))
-    push_rounds(pair, range(1, 3))
     grads = {number: {2: (1, 1, 1, 1)} for number in (7, 8, 9)}
     pair.say(a, push_rows(a, grads, 3, {7: [2]}, lr=0.1))
     answers = pair.say(b, push_rows(b, grads, 3, {7: [2]}, lr=0.2))
@@ -160,10 +163,7 @@ def test_workers_that_disagree_are_told_of_it_and_the_round_is_over(monkeypatch:
 
 
 def test_an_optimizer_that_fails_leaves_the_rows_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(monkeypatch)
-    for worker in pair.workers:
-        pair.say(worker, worker.set_optimizer(lr=0.5))
-    push_rounds(pair, range(1, 3))
+    pair = _grouped(monkeypatch)
     with monkeypatch.context() as patched:
 
         def failing(*_: Any, **__: Any) -> None:
@@ -177,11 +177,8 @@ def test_an_optimizer_that_fails_leaves_the_rows_of_a_group(monkeypatch: pytest.
 
 
 def test_arrays_do_not_mind_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair(monkeypatch)
+    pair = _grouped(monkeypatch)
     a = pair.workers[0]
-    for worker in pair.workers:
-        pair.say(worker, worker.set_optimizer(lr=0.5))
-    push_rounds(pair, range(1, 3))
     pair.say(a, a.init({3: floats(1, 2)}))
     pair.say(a, pull_rows(a, {9: [2], 7: [4]}, 2))
     answers = pair.say(a, pull_rows(a, {7: [2], 8: [4], 9: [6]}, 2))
@@ -193,11 +190,8 @@ def test_arrays_do_not_mind_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_that_outgrows_the_memory_of_all_is_still_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("slab_space", "slabs"):
         monkeypatch.setattr(f"kvstore.rows.{module}.RESERVED", 8 * 4 * WIDTH)
-    pair = Pair(monkeypatch, "growing")
+    pair = _grouped(monkeypatch, kind="growing")
     a, b = pair.workers
-    for worker in pair.workers:
-        pair.say(worker, worker.set_optimizer(lr=0.5))
-    push_rounds(pair, range(1, 3))
     for clock, worker in itertools.product(range(3, 6), (a, b)):
         some = list(range(10 * (clock - 2)))
         grads = {number: dict.fromkeys(some, (1, 2, 3, clock)) for number in (7, 8, 9)}
@@ -207,15 +201,6 @@ def test_a_table_that_outgrows_the_memory_of_all_is_still_updated(monkeypatch: p
 
 
 # ---- what is left to the other way
-
-
-def _grouped(monkeypatch: pytest.MonkeyPatch, **rule: Any) -> Pair:
-    """Return a pair of which one has a group, after two rounds."""
-    pair = Pair(monkeypatch, **rule)
-    for worker in pair.workers:
-        pair.say(worker, worker.set_optimizer(lr=0.5))
-    push_rounds(pair, range(1, 3))
-    return pair
 
 
 def _push(worker: Worker, clock: int, value: float = 1.0) -> PushRows:
