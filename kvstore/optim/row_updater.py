@@ -114,16 +114,12 @@ class RowUpdater:
         if keep and self._kept.numel() < block * self._width:
             self._kept = torch.empty(block * self._width, dtype=rows.dtype)
         if blocks == 1:
-            self._update(count, rows, self._copied(grads) if keep else grads, states)
+            self._update(count, rows, grads, states, keep)
             return
         for start in range(0, number, block):
             part = slice(start, min(start + block, number))
             own = {name: states[name][part] for name in self.states}
-            given = self._copied(grads[part]) if keep else grads[part]
-            self._update(count, rows[part], given, own)
-
-    def _copied(self, grads: torch.Tensor) -> torch.Tensor:
-        return self._kept[: grads.numel()].view(grads.shape).copy_(grads)
+            self._update(count, rows[part], grads[part], own, keep)
 
     def _update(
         self,
@@ -131,8 +127,11 @@ class RowUpdater:
         rows: torch.Tensor,
         grads: torch.Tensor,
         states: Mapping[str, torch.Tensor],
+        keep: bool,
     ) -> None:
-        if self._rescale != 1.0:
+        if keep:
+            grads = torch.mul(grads, self._rescale, out=self._kept[: grads.numel()].view(grads.shape))
+        elif self._rescale != 1.0:
             grads.mul_(self._rescale)
         if (bound := self._optimizer.clip_gradient) is not None:
             grads.clamp_(-bound, bound)

@@ -31,6 +31,11 @@ class AdamRows(RowRule):
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if settings["amsgrad"] else [])]
         return {name: RowState(None, dtype) for name in names}
 
+    def reads_only(self, settings: Mapping[str, Any]) -> bool:
+        """See ``RowRule``."""
+        decays = settings["weight_decay"] and not settings.get("decoupled_weight_decay", self.decoupled)
+        return not (settings["maximize"] or decays)
+
     def step(
         self,
         rows: torch.Tensor,
@@ -49,7 +54,7 @@ class AdamRows(RowRule):
         prepare(rows, grads, settings)
         torch.mul(grads, grads, out=scratch)
         square.add_(scratch.sub_(square).mul_(1 - beta2))
-        mean.add_(grads.sub_(mean).mul_(1 - beta1))
+        mean.add_(torch.sub(grads, mean, out=scratch).mul_(1 - beta1))
         if settings["amsgrad"]:
             square = torch.maximum(states["max_exp_avg_sq"], square, out=states["max_exp_avg_sq"])
         first, root = 1 - beta1**count, math.sqrt(1 - beta2**count)

@@ -56,6 +56,8 @@ def test_hyper_parameters_with_a_push_are_of_this_push_alone() -> None:
         *(("sgd", {one: value}) for one, value in [("wd", 0.1), ("clip_gradient", 0.5), ("rescale_grad", 0.5)]),
         *(("sgd", {"momentum": 0.9, one: True}) for one in ("maximize", "nesterov")),
         ("sgd", {"momentum": 0.9, "momentum_style": "mxnet"}),
+        *(("adam", {one: value}) for one, value in [("wd", 0.1), ("maximize", True), ("rescale_grad", 0.5)]),
+        ("adamw", {"wd": 0.1}),
     ],
 )
 def test_gradients_can_be_kept(name: str, hyper: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
