@@ -18,6 +18,9 @@ PIECE_BYTES = 128 << 10  # copied in some 20 to 50 us
 BURST_S = 0.005  # what may be saved up
 LEAST_S = 0.0005  # when all is spent, so much is saved up before the next piece
 ARRIVAL_S = 0.00005  # what receiving one message of a reader is charged, since nobody measures it
+# The most that readers can owe. What takes longer at a time is the collector of garbage, or the system; to pay for all of
+# it from a share of 1 % would take a hundred times as long, and readers give up after a minute.
+DEBT_S = 0.05
 IDLE_SHARE = 0.1  # of the time, in addition, while the host has time to spare
 LOOK_S = 1.0  # between two looks at the cores
 # So many cores must be idle, and half of all: where there are few, they are idle while workers and servers wait for
@@ -87,7 +90,7 @@ class ReaderPace:
             idle, cores = self._idle()
             self._saved_s -= self._spent() - before
             self._rate = self._share + (IDLE_SHARE if idle >= max(IDLE_CORES, IDLE_PART * cores) else 0.0)
-        self._saved_s = min(BURST_S, self._saved_s + self._rate * (now - self._at))
+        self._saved_s = min(BURST_S, max(-DEBT_S, self._saved_s) + self._rate * (now - self._at))
         self._at = now
         if self._saved_s > 0:
             self._ready_at = now if self._ready_at is None else self._ready_at

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from servers.reading.pace import ARRIVAL_S, BURST_S, IDLE_SHARE, IdleCores, ReaderPace
+from servers.reading.pace import ARRIVAL_S, BURST_S, DEBT_S, IDLE_SHARE, IdleCores, ReaderPace
 from servers.requests.replies import Outbox
 
 
@@ -56,8 +56,18 @@ def test_readers_get_a_share_of_the_time(idle: tuple[float, int], expected: floa
 
 
 def test_long_pieces_are_paid_for() -> None:
-    desk = Desk(0.1)
+    desk = Desk(0.04)
     assert run(desk, pace_of(desk, 0.01), 1000.0) <= 0.0101
+
+
+def test_a_pause_that_nobody_asked_for_is_not_paid_for_in_full() -> None:
+    desk = Desk(10.0)
+    pace = pace_of(desk, 0.01)
+    pace.do()
+    waits = 0.0
+    while (due := pace.due()) is not None and due > desk.now:
+        waits, desk.now = waits + due - desk.now, due
+    assert waits < 1.1 * DEBT_S / 0.01
 
 
 def test_without_readers_nothing_is_due() -> None:
