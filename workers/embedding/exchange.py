@@ -8,7 +8,7 @@ Under ``paused`` gradients add up instead.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from workers.common.row_steps import row_steps
 from workers.common.torch_internals import after_backward, current_backward
 from workers.embedding.fetches import Fetch, fetches_of
 from workers.embedding.gradients import RowGradients, RowUse
-from workers.embedding.lookups import Lookup
+from workers.embedding.lookups import Lookup, TableIds, look_up
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,23 +91,21 @@ class RowExchange:
 
     # ---- rows
 
-    def rows(
-        self, key: Any, given: torch.Tensor, look_up: Callable[[torch.Tensor], Lookup]
-    ) -> tuple[Lookup, torch.Tensor]:
-        """Return which rows ``given`` needs, and these with a row of zeros below them.
+    def rows(self, wanted: TableIds) -> tuple[Lookup, torch.Tensor]:
+        """Return which rows ``wanted`` needs, and these with a row of zeros below them.
 
         They are those that a ``lookahead`` has asked for, if it has; else they are pulled.
 
         Args:
-            key: of the table.
-            given: ids.
-            look_up: returns which rows ids need.
+            wanted: a tensor of ids, and their table.
 
         Raises:
+            UsageError: these are no integers, or one of them is not in the table.
             KVStoreError: the rows did not come.
         """
+        key = wanted.key
         fetch = self._ahead[-1].ready.get(key) if self._ahead else None
-        lookup: Lookup = fetch.lookup if fetch is not None and fetch.lookup.matches(given) else look_up(given)
+        lookup = fetch.lookup if fetch is not None and fetch.lookup.matches(wanted.given) else look_up(*wanted)
         if fetch is None or not fetch.covers(lookup):
             fetch = self.pull({key: lookup})[key]
         return lookup, fetch.take(lookup)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from kvstore import RowSparse
 from kvstore.table import Table
-from workers.embedding.lookups import Lookup
+from workers.embedding.lookups import Lookup, joined_positions
 
 
 @dataclass(eq=False)
@@ -108,30 +109,24 @@ class RowGradients:
 
 def _sum_positions(parts: Iterable[list[Part]]) -> None:
     """Replace each part that has rows of positions by one with their sums."""
-    alike: dict[tuple[int, torch.dtype], list[tuple[list[Part], int]]] = {}
+    alike: dict[tuple[int, torch.dtype], list[tuple[int, list[Part], int]]] = {}
     for of_key in parts:
         for place, part in enumerate(of_key):
             if part.lookup is not None:
-                alike.setdefault((part.rows.shape[1], part.rows.dtype), []).append((of_key, place))
+                group = alike.setdefault((part.rows.shape[1], part.rows.dtype), [])
+                group.append((part.lookup.number, of_key, place))
     for group in alike.values():
-        unsummed = [of_key[place] for of_key, place in group]
-        for (of_key, place), rows in zip(group, _sums(unsummed), strict=True):
+        group.sort(key=itemgetter(0))  # backward comes to them in another order than the look-up
+        unsummed = [of_key[place] for _, of_key, place in group]
+        for (_, of_key, place), rows in zip(group, _sums(unsummed), strict=True):
             of_key[place] = Part(of_key[place].ids, rows)
 
 
 def _sums(parts: Sequence[Part]) -> Sequence[torch.Tensor]:
     """Return the sums of several parts' rows, which are as wide. A bag sums one row after the other."""
-    lookups = [part.lookup for part in parts if part.lookup is not None]
-    order, starts = (
-        torch.cat(columns) for columns in ([each.order for each in lookups], [each.starts for each in lookups])
-    )
-    positions = torch.tensor([len(each.order) for each in lookups])
-    counts = [len(each.starts) for each in lookups]
-    first = torch.cumsum(positions, 0) - positions
-    order += first.repeat_interleave(positions)
-    starts += first.repeat_interleave(torch.tensor(counts))
-    rows = torch.cat([part.rows for part in parts])
-    return torch.split(functional.embedding_bag(order, rows, starts, mode="sum"), counts)
+    positions = joined_positions([part.lookup for part in parts if part.lookup is not None])
+    rows = parts[0].rows if len(parts) == 1 else torch.cat([part.rows for part in parts])
+    return torch.split(functional.embedding_bag(positions.order, rows, positions.starts, mode="sum"), positions.counts)
 
 
 def _joined(parts: list[Part], table: Table) -> RowSparse:

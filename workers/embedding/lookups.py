@@ -1,9 +1,11 @@
-"""Which rows of a table a batch needs: each id once, and where each position of the batch finds its row. Pure."""
+"""Which rows of tables a batch needs: each id once, and where each position of the batch finds its row. Pure."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +18,40 @@ from workers.common.tensors import to_tensor
 from workers.common.torch_internals import write_count
 
 
-@dataclass(frozen=True)
+class TableIds(NamedTuple):
+    """What a batch asks of one table.
+
+    Attributes:
+        key: of the table, for messages.
+        table: the table.
+        given: a tensor of integers, an array or a list of them.
+        padding: the id that needs no row; None if there is none.
+    """
+
+    key: Any
+    table: Table
+    given: Any
+    padding: int | None = None
+
+
+class Positions(NamedTuple):
+    """The positions of the ids of all tables of a batch, by id. Those of a table follow those of the one before.
+
+    Attributes:
+        order: all positions, those of each table sorted by their ids, as torch sorts what a sparse gradient has of one
+            id; int64.
+        starts: where in ``order`` the positions of each id begin; those of padding, too; int64.
+        sizes: of each table the number of positions.
+        counts: of each table the number of ids.
+    """
+
+    order: torch.Tensor
+    starts: torch.Tensor
+    sizes: list[int]
+    counts: list[int]
+
+
+@dataclass(eq=False)
 class Lookup:
     """The rows of one table that a batch needs.
 
@@ -25,8 +60,8 @@ class Lookup:
         ids: each id once, rising, without the padding; int64, on the CPU.
         inverse: for each position of ``given`` that of its id in ``ids``, or ``len(ids)`` for the padding; of the same
             shape and device.
-        order: the positions of ``given``, sorted by their ids as torch sorts what a sparse gradient has of one id.
-        starts: where in ``order`` the positions of each id begin; those of the padding, too.
+        positions: of the ids of all tables that were looked up with this one.
+        number: which of these tables it is.
         padded: whether there is padding.
         writes: how often ``given`` had been written to.
     """
@@ -34,8 +69,8 @@ class Lookup:
     given: torch.Tensor
     ids: torch.Tensor
     inverse: torch.Tensor
-    order: torch.Tensor
-    starts: torch.Tensor
+    positions: Positions
+    number: int
     padded: bool
     writes: int
 
@@ -49,49 +84,141 @@ class Lookup:
 
 
 def look_up(key: Any, table: Table, given: Any, padding: int | None = None) -> Lookup:
-    """Return which rows of ``table`` the ids ``given`` need.
+    """Return which rows of one table a batch needs; see ``TableIds`` and ``look_up_all``."""
+    return look_up_all([TableIds(key, table, given, padding)])[0]
+
+
+def look_up_all(wanted: Sequence[TableIds]) -> list[Lookup]:
+    """Return which rows of several tables a batch needs, in a few steps for all of them.
+
+    What is found is the same as by a look-up of each table alone.
 
     Args:
-        key: of the table, for messages.
-        table: the table.
-        given: a tensor of integers, an array or a list of them.
-        padding: the id that needs no row; None if there is none.
+        wanted: of at least one table.
 
     Raises:
-        UsageError: these are no integers, or one of them cannot be in the table.
+        UsageError: ids are no integers, or one of them cannot be in its table.
     """
-    tensor = given if isinstance(given, torch.Tensor) else to_tensor(given).clone()  # for nobody tells of its writes
-    writes = _writes(tensor)
-    array = integers(f"ids of {key!r}", tensor)
-    ordered, order = torch.sort(torch.from_numpy(array).reshape(-1))
-    unique, inverse, starts = _unique(ordered.numpy(), order.numpy())
-    padded = False
-    if padding is not None:
-        at = int(np.searchsorted(unique, padding))
-        padded = at < len(unique) and int(unique[at]) == padding
-        if padded:
-            unique = np.delete(unique, at)
-            inverse = np.where(inverse == at, len(unique), inverse - (inverse > at))
-    if table.rows is not None and len(unique) and not (unique[0] >= 0 and unique[-1] < table.rows):
-        _refuse(key, table.rows, array)
-    positions = torch.from_numpy(inverse.reshape(array.shape)).to(tensor.device)
-    return Lookup(tensor, torch.from_numpy(unique), positions, order, torch.from_numpy(starts), padded, writes)
+    tensors = [_tensor(each.given) for each in wanted]
+    writes = [_writes(tensor) for tensor in tensors]
+    flat = [_flat(each.key, tensor) for each, tensor in zip(wanted, tensors, strict=True)]
+    sizes = [ids.numel() for ids in flat]
+    ordered, order = _sorted(flat, sizes)
+    unique, inverse, starts, counts = _unique(ordered.numpy(), order.numpy(), sizes)
+    positions = Positions(order, torch.from_numpy(starts), sizes, counts)
+    lookups = []
+    first = first_id = 0
+    for number, (each, tensor) in enumerate(zip(wanted, tensors, strict=True)):
+        ids = unique[first_id : first_id + counts[number]]
+        places = inverse[first : first + sizes[number]]
+        first, first_id = first + sizes[number], first_id + counts[number]
+        padded = False
+        if each.padding is not None:
+            ids, padded = _without(each.padding, ids, places)
+        rows = each.table.rows
+        if rows is not None and len(ids) and not (ids[0] >= 0 and ids[-1] < rows):
+            _refuse(each.key, rows, flat[number].numpy())
+        found = torch.from_numpy(places.reshape(tensor.shape))
+        if not tensor.is_cpu:
+            found = found.to(tensor.device)
+        lookups.append(Lookup(tensor, torch.from_numpy(ids), found, positions, number, padded, writes[number]))
+    return lookups
 
 
-def _unique(ordered: Ids, order: Ids) -> tuple[Ids, Ids, Ids]:
-    """Return each of the ids once, for each position where its id is among these, and where in ``order`` each begins.
+def _tensor(given: Any) -> torch.Tensor:
+    """Return ``given`` as a tensor; a copy of what is none, for nobody tells of writes to it."""
+    return given if isinstance(given, torch.Tensor) else to_tensor(given).clone()
+
+
+def _flat(key: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return ``ids`` as int64 of one dimension, on the CPU."""
+    if not (ids.dtype == torch.int64 and ids.is_cpu and ids.layout == torch.strided):
+        ids = torch.from_numpy(integers(f"ids of {key!r}", ids))
+    return ids.reshape(-1)
+
+
+def _sorted(ids: list[torch.Tensor], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids of several tables, those of each sorted, and their positions in the table, as two tensors.
+
+    Each table is sorted alone: torch's order of equal ids depends on all the others.
+    """
+    if len(ids) == 1:
+        return torch.sort(ids[0])
+    ordered, order = (torch.empty(sum(sizes), dtype=torch.int64) for _ in range(2))
+    for each, *out in zip(ids, torch.split(ordered, sizes), torch.split(order, sizes), strict=True):
+        torch.sort(each, out=out)
+    return ordered, order
+
+
+def _unique(ordered: Ids, order: Ids, sizes: Sequence[int]) -> tuple[Ids, Ids, Ids, list[int]]:
+    """Find the different ids of each of several tables, which follow one another.
 
     Args:
-        ordered: ids, sorted.
-        order: their positions.
+        ordered: ids, those of each table sorted.
+        order: their positions in the table, which become their positions among all.
+        sizes: of each table the number of ``ordered``.
+
+    Returns:
+        Each id once; for each position where its id is among those of the table; where in ``order`` each id begins;
+        and of each table the number of different ids.
     """
     new = np.empty(len(ordered), bool)
     new[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    starts = np.flatnonzero(new)
+    if len(sizes) == 1:
+        starts = np.flatnonzero(new)
+        ranks, counts = np.cumsum(new) - 1, [len(starts)]
+    else:
+        bounds = np.array([0, *itertools.accumulate(sizes)])
+        order += np.repeat(bounds[:-1], sizes)
+        there = np.flatnonzero(sizes)
+        firsts = bounds[there]
+        new[firsts] = True
+        starts = np.flatnonzero(new)
+        each = np.diff(np.searchsorted(starts, bounds))
+        ranks = new.astype(np.int64)
+        ranks[firsts[:1]] = 0
+        ranks[firsts[1:]] -= each[there[:-1]]  # each table begins at 0
+        np.cumsum(ranks, out=ranks)
+        counts = each.tolist()
     inverse = np.empty(len(order), np.int64)
-    inverse[order] = np.cumsum(new) - 1
-    return ordered[starts], inverse, starts
+    inverse[order] = ranks
+    return ordered.take(starts), inverse, starts, counts
+
+
+def _without(padding: int, ids: Ids, places: Ids) -> tuple[Ids, bool]:
+    """Return ``ids`` without the padding, and whether it is one of them; write into ``places`` where ids are then."""
+    at = int(np.searchsorted(ids, padding))
+    if at == len(ids) or int(ids[at]) != padding:
+        return ids, False
+    rest = np.delete(ids, at)
+    places[:] = np.where(places == at, len(rest), places - (places > at))
+    return rest, True
+
+
+def joined_positions(lookups: Sequence[Lookup]) -> Positions:
+    """Return the positions of several lookups, at least one, those of each after those of the one before."""
+    positions = lookups[0].positions
+    together = all(each.positions is positions and each.number == place for place, each in enumerate(lookups))
+    if together and len(lookups) == len(positions.sizes):
+        return positions
+    orders, starts, sizes, counts = zip(*(_positions_of(each) for each in lookups), strict=True)
+    firsts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
+    order, start = torch.cat(orders), torch.cat(starts)
+    order += firsts.repeat_interleave(torch.tensor(sizes))
+    start += firsts.repeat_interleave(torch.tensor(counts))
+    return Positions(order, start, list(sizes), list(counts))
+
+
+def _positions_of(lookup: Lookup) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    """Return order, starts, number of positions and number of ids of one lookup."""
+    order, starts, sizes, counts = lookup.positions
+    number = lookup.number
+    size, count = sizes[number], counts[number]
+    if len(sizes) == 1:
+        return order, starts, size, count
+    first, first_start = sum(sizes[:number]), sum(counts[:number])
+    return order[first : first + size] - first, starts[first_start : first_start + count] - first, size, count
 
 
 def contains(ids: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -105,8 +232,7 @@ def _writes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else write_count(tensor)
 
 
-def _refuse(key: Any, rows: int, array: Ids) -> None:
-    flat = array.reshape(-1)
+def _refuse(key: Any, rows: int, flat: Ids) -> None:
     position = int(np.argmax((flat < 0) | (flat >= rows)))
     raise UsageError(
         f"id {flat[position]} at position {position} is not in table {key!r}, whose ids are from 0 to {rows - 1}"

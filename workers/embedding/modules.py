@@ -17,7 +17,7 @@ from kvstore.table import Admission, Eviction, Table
 from workers.common.checks import at_least
 from workers.common.tensors import to_tensor
 from workers.embedding.exchange import RowExchange
-from workers.embedding.lookups import Lookup, look_up
+from workers.embedding.lookups import Lookup, TableIds
 from workers.embedding.whole import load_table, table_state
 
 MODES = ("sum", "mean", "max")
@@ -88,17 +88,13 @@ class TableModule(nn.Module):
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{rows}, {self.embedding_dim}, key={self.key!r}{padding}"
 
-    def lookup(self, ids: Any) -> Lookup:
-        """Return which rows ``ids`` need.
-
-        Raises:
-            UsageError: these are no integers, or one of them is not in the table.
-        """
-        return look_up(self.key, self.table, ids, self.padding_idx)
+    def table_ids(self, ids: Any) -> TableIds:
+        """Return what ``ids`` ask of the table."""
+        return TableIds(self.key, self.table, ids, self.padding_idx)
 
     def _rows(self, given: torch.Tensor) -> tuple[Lookup, torch.Tensor]:
         """Return the lookup of ``given``, and its rows: a leaf in training, so that their gradients are pushed."""
-        lookup, rows = self.exchange.rows(self.key, given, self.lookup)
+        lookup, rows = self.exchange.rows(self.table_ids(given))
         rows = rows.to(given.device)
         if self.training and torch.is_grad_enabled():
             rows = self.exchange.watch(self.key, lookup, rows)

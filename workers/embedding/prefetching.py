@@ -14,7 +14,7 @@ from kvstore import UsageError
 from workers.common.checks import at_least
 from workers.embedding.exchange import RowExchange
 from workers.embedding.fetches import Fetch
-from workers.embedding.lookups import Lookup
+from workers.embedding.lookups import Lookup, look_up_all
 from workers.embedding.modules import TableModule
 
 IdsOfBatch: TypeAlias = Callable[[Any], Any]
@@ -90,7 +90,8 @@ class Lookahead:
                     coming.append((later, [ahead.asked for ahead in aheads]))
 
     def _lookups(self, modules: list[TableModule], batch: Any) -> dict[Any, Lookup]:
-        return {module.key: module.lookup(self._ids_of_batch[module](batch)) for module in modules}
+        wanted = [module.table_ids(self._ids_of_batch[module](batch)) for module in modules]
+        return {each.key: lookup for each, lookup in zip(wanted, look_up_all(wanted), strict=True)}
 
     def __len__(self) -> int:
         """The number of batches."""

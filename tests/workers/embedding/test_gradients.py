@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from kvstore import Table
 from workers.embedding.gradients import RowGradients, RowUse
-from workers.embedding.lookups import look_up
+from workers.embedding.lookups import TableIds, look_up, look_up_all
 
 TABLES = {"a": Table(dim=2), "b": Table(dim=3, dtype="float64")}
 
@@ -59,20 +60,23 @@ def test_a_use_is_awaited_while_its_graph_lives() -> None:
     assert not gradients.awaited
 
 
-def test_positions_of_several_tables_are_summed_as_torch_does() -> None:
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "float64")])
+def test_positions_of_several_tables_are_summed_as_torch_does(together: bool, dtypes: tuple[str, str]) -> None:
     """To the bit, with hundreds of positions of one id: torch's own order of these is not the rising one."""
     generator = torch.Generator().manual_seed(0)
-    tables = {"a": Table(dim=2), "b": Table(dim=3, dtype="float64"), "c": Table(dim=2), "d": Table(dim=2)}
-    gradients, expected = RowGradients(), []
-    for (key, table), most in zip(tables.items(), (5, 40, 3000, 1), strict=True):
-        ids = torch.randint(0, most, (700 if most > 1 else 0,), generator=generator)
-        rows = torch.randn(len(ids), table.width, generator=generator, dtype=getattr(torch, table.dtype))
-        lookup = look_up(key, table, ids)
-        grad = torch.sparse_coo_tensor(
-            lookup.inverse[None], rows, (len(lookup.ids) + 1, table.width), check_invariants=True
-        )
-        gradients.add(RowUse(key, lookup), grad)
-        expected.append((lookup.ids, grad.coalesce().values()))
-    for taken, (ids, rows) in zip(gradients.take(tables), expected, strict=True):
-        assert torch.equal(taken.ids, ids)
-        assert torch.equal(taken.rows, rows)
+    tables = {key: Table(dim=2, dtype=dtype) for key, dtype in zip("abcd", dtypes * 2, strict=True)}
+    given = [torch.randint(0, most, (700 if most > 1 else 0,), generator=generator) for most in (5, 40, 3000, 1)]
+    wanted = [TableIds(key, table, ids) for (key, table), ids in zip(tables.items(), given, strict=True)]
+    gradients = RowGradients()
+    expected: list[tuple[RowUse, torch.Tensor]] = []
+    lookups = look_up_all(wanted) if together else [look_up(*each) for each in wanted]
+    for each, lookup in zip(wanted, lookups, strict=True):
+        rows = torch.randn(lookup.inverse.numel(), 2, generator=generator, dtype=getattr(torch, each.table.dtype))
+        grad = torch.sparse_coo_tensor(lookup.inverse[None], rows, (len(lookup.ids) + 1, 2), check_invariants=True)
+        expected.append((RowUse(each.key, lookup), grad))
+    for use, grad in reversed(expected):  # as backward comes to them
+        gradients.add(use, grad)
+    for taken, (use, grad) in zip(gradients.take(tables), expected, strict=True):
+        assert torch.equal(taken.ids, use.lookup.ids)
+        assert torch.equal(taken.rows, grad.coalesce().values())

@@ -1,3 +1,7 @@
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -5,9 +9,75 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import Table, UsageError
-from workers.embedding.lookups import contains, look_up
+from workers.embedding.lookups import Lookup, TableIds, contains, joined_positions, look_up, look_up_all
 
 GROWING, FIXED = Table(dim=2), Table(shape=(10, 2))
+
+
+def equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+@st.composite
+def wanted_ids(draw: st.DrawFn) -> TableIds:
+    """Ids of a table of either kind: a few of them once or often, or hundreds, as torch sorts these otherwise."""
+    dtype = draw(st.sampled_from([torch.int64, torch.int64, torch.int32, torch.int16, torch.uint8]))
+    shape = draw(st.sampled_from([(), (0,), (1,), (5,), (3, 2), (2, 0, 3), (4, 1, 2), (300,), (150, 2)]))
+    numbers = np.random.default_rng(draw(st.integers(0, 99)))
+    given = torch.as_tensor(numbers.integers(0, draw(st.integers(1, 10)), shape)).to(dtype)
+    if given.dim() > 1 and draw(st.booleans()):
+        given = given.transpose(0, 1)  # not contiguous
+    table = draw(st.sampled_from([GROWING, FIXED]))
+    if table is GROWING and dtype != torch.uint8:
+        given = given - 5
+    as_given = draw(st.sampled_from([lambda ids: ids, lambda ids: ids.numpy(), lambda ids: ids.tolist()]))
+    if not given.numel():
+        as_given = torch.Tensor.numpy  # an empty list has no shape
+    return TableIds(draw(st.text(max_size=3)), table, as_given(given), draw(st.none() | st.integers(-5, 9)))
+
+
+@given(st.lists(wanted_ids(), min_size=1, max_size=6))
+def test_several_tables_are_looked_up_as_each_alone(wanted: list[TableIds]) -> None:
+    together, alone = look_up_all(wanted), [look_up(*each) for each in wanted]
+    for one, other in zip(together, alone, strict=True):
+        for name in ("given", "ids", "inverse", "padded", "writes"):
+            assert equal(getattr(one, name), getattr(other, name)), name
+        assert (one.ids.dtype, one.inverse.dtype) == (torch.int64, torch.int64)
+    for names in ([*range(len(wanted))], [*reversed(range(len(wanted)))], [0, 0]):
+        found, expected = (joined_positions([each[name] for name in names]) for each in (together, alone))
+        assert all(map(equal, found, expected))
+
+
+@given(st.lists(wanted_ids(), min_size=1, max_size=3))
+def test_positions_are_sorted_as_torch_sorts_those_of_a_gradient(wanted: list[TableIds]) -> None:
+    for lookup in look_up_all(wanted):
+        positions = joined_positions([lookup])
+        expected, order = torch.sort(torch.as_tensor(lookup.given).reshape(-1).long())
+        assert torch.equal(positions.order, order)
+        assert positions.starts.tolist() == [
+            place for place in range(len(order)) if place == 0 or expected[place] != expected[place - 1]
+        ]
+
+
+def test_positions_that_are_there_already() -> None:
+    lookups = look_up_all([TableIds(key, FIXED, [3, 1, 3]) for key in "abc"])
+    assert joined_positions(lookups) is lookups[0].positions
+    assert lookups[0].positions.order.tolist() == [1, 0, 2, 4, 3, 5, 7, 6, 8]
+    assert lookups[0].positions.starts.tolist() == [0, 1, 3, 4, 6, 7]
+    some = joined_positions(lookups[1:])
+    assert (some.order.tolist(), some.starts.tolist()) == ([1, 0, 2, 4, 3, 5], [0, 1, 3, 4])
+
+
+def test_a_bad_id_in_one_of_several_tables() -> None:
+    def of(*given: Any) -> list[Lookup]:
+        return look_up_all([TableIds(key, FIXED, each, 0) for key, each in zip("abc", given, strict=True)])
+
+    with pytest.raises(UsageError, match=r"^id 10 at position 2 is not in table 'b', whose ids are from 0 to 9$"):
+        of([1, 2], torch.tensor([[0, 9], [10, 1]], dtype=torch.int32), [3])
+    with pytest.raises(UsageError, match=r"^id -1 at position 0 is not in table 'c'"):
+        of([1, 2], [], [-1, 11])
+    with pytest.raises(UsageError, match=r"^ids of 'b' must be integers, and at position 0 is .*0\.5"):
+        of([1, 2], [0.5, 1.0], [-1])
 
 
 @given(st.lists(st.integers(-5, 5)), st.none() | st.integers(-5, 5))
