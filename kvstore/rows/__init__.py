@@ -18,7 +18,9 @@ gone           the ids of rows that have gone, for saves of what has changed
 index          the slot of each id, in a table that grows
 fixed_slots    the same, in a table with a shape
 slab_space     memory that several tables have in common
+huge_pages     when and where rows of a table with a shape are put into huge pages
 slabs          memory that grows without being copied
+mapped_memory  the memory of a slab, and how the system is asked for huge pages of it
 sums           sums of rows with the same id
 layout         rows as bytes on the wire
 row_sparse     ``RowSparse``: rows with their ids, as users have them

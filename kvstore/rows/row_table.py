@@ -209,6 +209,7 @@ class RowTable(TableStripe):
         """
         self.steps += 1
         self.version += 1
+        self._updated()
         if self._frozen:
             for slots in parts:
                 self._keep(slots)

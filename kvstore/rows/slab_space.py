@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from kvstore.rows.huge_pages import PageQueue
 from kvstore.rows.slabs import RESERVED, Slab
 
 SPACE = 1 << 41  # bytes of virtual memory for the rows of all tables
@@ -22,12 +23,16 @@ class SlabSpace:
     Args:
         row_bytes: of a row of the tables.
         nbytes: of virtual memory for rows.
+
+    Attributes:
+        queue: for huge pages of all tables.
     """
 
     def __init__(self, row_bytes: int, nbytes: int = SPACE) -> None:
         self._items = nbytes // row_bytes
         self._grown = min(RESERVED, nbytes) // row_bytes
         self._used = 0
+        self.queue = PageQueue()
         self._arrays: dict[_Kind, tuple[Slab, set[int]]] = {}
 
     def place(self, most: int | None) -> SlabPlace | None:

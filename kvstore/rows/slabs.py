@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
-import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from kvstore.rows.mapped_memory import HUGE, PAGE, MappedMemory
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Slots: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of int64 or int32
@@ -23,11 +23,6 @@ RESERVED = 1 << 36  # bytes of virtual memory for a slab whose final size is unk
 # thread starts, and torch crashes.
 MOST = 1 << 45
 SMALL = 1 << 30  # bytes that are never too much
-# Not to be counted against the limit of memory that the system promises. Python names it from 3.13 on; this is Linux's.
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-PAGE = mmap.PAGESIZE
-HUGE = 2 << 20  # bytes of a page that one entry of the processor's address cache covers, where the system has such
-ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # how Linux is asked for them
 
 
 class Slab:
@@ -42,6 +37,7 @@ class Slab:
         items: all items, of shape ``(capacity, columns)`` or ``(capacity,)``. It is another array after ``reserve``.
         whole: the array that has them: ``items``, or that of several slabs.
         first: where in ``whole`` they begin.
+        memory: of ``whole``; None before the first ``reserve``.
     """
 
     def __init__(self, columns: int | None, dtype: Any, most: int | None = None) -> None:
@@ -49,7 +45,7 @@ class Slab:
         self.dtype = np.dtype(dtype)
         self.item_bytes = self.dtype.itemsize * (1 if columns is None else columns)
         self._most = most
-        self._memory: mmap.mmap | None = None
+        self.memory: MappedMemory | None = None
         self.first = 0
         self.items: Array = np.empty((0, *self._shape), self.dtype)
         self.whole = self.items
@@ -62,7 +58,7 @@ class Slab:
             grows: whether there may have to be more. Then they are copied to memory of their own.
         """
         made = Slab(self._shape[0] if self._shape else None, self.dtype, None if grows else count)
-        made._memory, made.whole, made.first = self._memory, self.whole, first
+        made.memory, made.whole, made.first = self.memory, self.whole, first
         made.items = self.whole[first : first + count]
         if grows:
             made.fill(HUGE // self.item_bytes, count)
@@ -94,27 +90,31 @@ class Slab:
         Random rows are gathered and scattered in four fifths of the time then. A huge page takes all its memory at the
         first touch, so this is not for items of which few are ever used.
         """
-        first = (self.first + start) * self.item_bytes // PAGE * PAGE
+        if self.memory is not None:
+            last = self.first + min(stop, len(self.items))
+            self.memory.advise((self.first + start) * self.item_bytes, last * self.item_bytes)
+
+    def huge_pages(self, start: int, stop: int) -> range:
+        """Return the numbers of the pages of ``memory`` that have items ``start`` to ``stop``, if they can be huge."""
+        if self.memory is None:
+            return range(0)
         last = (self.first + min(stop, len(self.items))) * self.item_bytes
-        if self._memory is not None and ADVICE is not None and last - first >= HUGE:
-            with contextlib.suppress(OSError):  # a system without huge pages
-                self._memory.madvise(ADVICE, first, last - first)
+        return range((self.first + start) * self.item_bytes // HUGE, min(self.memory.huge_pages, -(-last // HUGE)))
 
     def _reserved(self, wanted: int, least: int) -> Array:
-        memory: mmap.mmap | None = None
+        memory: MappedMemory | None = None
         for items in dict.fromkeys((wanted, min(wanted, 2 * least), least)):  # with less, it is copied when it grows
-            nbytes = max(PAGE, items * self.item_bytes)
+            nbytes = items * self.item_bytes
             if nbytes > SMALL and virtual_bytes() + nbytes > MOST:
                 continue
             with contextlib.suppress(OSError):  # a limit of address space
-                memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+                memory = MappedMemory(nbytes)
                 break
         if memory is None:
             raise MemoryError(f"{least * self.item_bytes} bytes for the rows of a table")
-        self._memory = memory
-        return np.frombuffer(memory, self.dtype, items * (self._shape[0] if self._shape else 1)).reshape(
-            items, *self._shape
-        )
+        self.memory = memory
+        columns = self._shape[0] if self._shape else 1
+        return memory.array(self.dtype, items * columns).reshape(items, *self._shape)
 
 
 def virtual_bytes() -> int:

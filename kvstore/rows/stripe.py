@@ -18,6 +18,7 @@ from kvstore.rows.fixed_slots import FixedSlots, slots_in
 from kvstore.rows.fixed_slots import find_in_all as find_in_fixed
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
 from kvstore.rows.gone import GoneIds
+from kvstore.rows.huge_pages import HugePages, PageQueue
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.index import find_in_all as find_in_indexes
@@ -57,6 +58,9 @@ class TableStripe:
             if table.rows is None
             else FixedSlots(table.rows, stripe, stripes, self._slab("made", None, np.bool_))
         )
+        self._huge_pages: HugePages | None = None
+        if isinstance(self._slots, FixedSlots):
+            self._huge_pages = HugePages(self._slots, PageQueue() if space is None else space.queue)
         self._admission, self._eviction = AdmissionRule(table), EvictionRule(table, stripes)
         self._rows = self._slab("", table.width, table.dtype)
         self._seen = self._slab(SEEN, None, np.int64)
@@ -163,6 +167,8 @@ class TableStripe:
         if self._counts is not None:
             self.slabs[COUNT] = self._counts
         self.slabs |= {STATE + name: slab for name, slab in self._states.items()}
+        if self._huge_pages is not None:
+            self._huge_pages.begin(self.slabs.values())
 
     @staticmethod
     def found(tables: Sequence[TableStripe], ids: Sequence[Ids]) -> Sequence[Slots | None]:
@@ -223,8 +229,9 @@ class TableStripe:
             for slab in self.slabs.values():
                 slab.reserve(self._slots.top)
             self._made += len(new)
-            if self._most is not None:
-                self._fill(slots[new])
+            if self._huge_pages is not None:
+                self._huge_pages.made(slots[new])
+        self._updated()
         self._keep(slots)
         return slots
 
@@ -232,6 +239,11 @@ class TableStripe:
         """Let those who read the table as it was keep the rows of ``slots``, which are about to change."""
         for frozen in self._frozen:
             frozen.keep(slots)
+
+    def _updated(self) -> None:
+        """Let huge pages go on with an update."""
+        if self._huge_pages is not None:
+            self._huge_pages.updated()
 
     def _make_all(self) -> None:
         """Make all rows of a table that has a shape."""
@@ -250,17 +262,6 @@ class TableStripe:
             scatter(self._rows.items, slots, rows)
             for name, columns in self._columns.items():
                 self._states[name].items[slots] = columns.initial
-
-    def _fill(self, made: Slots) -> None:
-        """Have huge pages where rows of a table with a shape lie dense: those just ``made``, or half of all rows."""
-        start, stop = int(made.min()), int(made.max()) + 1
-        if stop - start > 2 * len(made):
-            half = self._slots.top // 2
-            if not len(self._slots) - len(made) < half <= len(self._slots):
-                return
-            start, stop = 0, self._slots.top
-        for slab in self.slabs.values():
-            slab.fill(start, stop)
 
     def _count(self, slots: Slots, new: Slots) -> None:
         """Note that the rows of ``slots`` have been touched once more."""

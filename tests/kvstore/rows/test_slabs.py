@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvstore.rows import slabs
+from kvstore.rows.mapped_memory import HUGE, MappedMemory
 from kvstore.rows.slabs import Slab, gather, scatter
 
 
@@ -51,7 +52,7 @@ def test_where_address_space_is_limited_less_is_reserved(monkeypatch):
     slab = Slab(None, np.int64)
     slab.reserve(10)
     assert len(slab.items) >= 10
-    assert asked[0] == slabs.RESERVED
+    assert asked[0] == slabs.RESERVED + HUGE
     with pytest.raises(MemoryError, match="8000000 bytes"):
         slab.reserve(1_000_000)
 
@@ -84,35 +85,25 @@ def test_gathered_items_are_scattered_back(columns):
     assert np.count_nonzero(slab.items[:50].reshape(50, -1).any(axis=1)) <= 3
 
 
-def test_huge_pages_are_asked_for_where_there_is_much(monkeypatch):
+def test_a_growing_slab_has_huge_pages_beyond_the_first(monkeypatch):
     asked = []
-
-    class Noted(mmap.mmap):
-        def madvise(self, option, start, length):
-            asked.append((option, start, length))
-
-    monkeypatch.setattr(mmap, "mmap", Noted)
-    monkeypatch.setattr(slabs, "ADVICE", 14)
-    slab = Slab(64, np.float32, most=100_000)
-    slab.fill(0, 100_000)
-    assert not asked, "there is no memory yet"
-    slab.reserve(1)
-    slab.fill(0, 8191)
-    assert not asked, "less than one such page"
-    slab.fill(10, 100_000)
-    assert asked == [(14, 0, 25_600_000)]
+    monkeypatch.setattr(MappedMemory, "advise", lambda _, start, stop: asked.append((start, stop)))
     growing = Slab(64, np.float32)
     growing.reserve(1)
-    assert asked[-1] == (14, slabs.HUGE, slabs.RESERVED - slabs.HUGE), "a small table takes little memory"
+    assert asked == [(HUGE, slabs.RESERVED)], "a small table takes little memory"
+    Slab(64, np.float32, most=100_000).reserve(1)
+    assert len(asked) == 1, "of one whose size is known few items may be used"
 
 
-def test_a_system_without_huge_pages_does_without(monkeypatch):
-    class Refusing(mmap.mmap):
-        def madvise(self, option, start, length):
-            raise OSError("no such advice")
-
-    monkeypatch.setattr(mmap, "mmap", Refusing)
-    monkeypatch.setattr(slabs, "ADVICE", 14)
-    slab = Slab(None, np.int64)
-    slab.reserve(10)
-    assert not slab.items[:10].any()
+def test_pages_that_have_items_are_counted_from_the_start_of_the_memory():
+    slab = Slab(64, np.float32, most=100_000)
+    assert list(slab.huge_pages(0, 100_000)) == [], "there is no memory yet"
+    slab.reserve(1)
+    assert slab.huge_pages(0, 100_000) == range(13)
+    assert slab.huge_pages(8191, 8193) == range(2)
+    part = slab.part(8192 * 3 - 1, 2, False)
+    assert part.huge_pages(0, 2) == range(2, 4)
+    assert part.huge_pages(1, 99) == range(3, 4)
+    small = Slab(64, np.float32, most=4095)
+    small.reserve(1)
+    assert list(small.huge_pages(0, 4095)) == [], "less than half of one"

@@ -5,8 +5,8 @@ import pytest
 from row_rules import Momentum
 
 from kvstore.errors import Mismatch, UsageError
+from kvstore.rows.mapped_memory import HUGE, MappedMemory
 from kvstore.rows.row_table import RowTable
-from kvstore.rows.slabs import Slab
 from kvstore.table import Capacity, Table
 
 WIDTH = 3
@@ -92,20 +92,15 @@ def test_put_replaces_rows_with_their_states_and_checks_them():
         table.put(_ids([1, 1]), rows, {}, None)
 
 
-def test_huge_pages_are_for_rows_that_lie_dense_and_for_tables_half_of_whose_rows_are_made(monkeypatch):
+def test_slabs_of_a_new_optimizer_get_huge_pages_for_the_rows_that_are_there(monkeypatch):
     asked = []
-    monkeypatch.setattr(Slab, "fill", lambda _, start, stop: asked.append((start, stop)))
-    table = RowTable(Table(shape=(100, WIDTH)))
-
-    def made(*ids):
-        asked.clear()
-        table.update(_ids(ids), _grads(ids, 0), None)
-        return set(asked)
-
-    assert made(1, 99) == set()
-    assert made(*range(20, 30)) == {(20, 30)}
-    assert made(*range(30, 90, 2)) == {(30, 89)}
-    assert made(0, 5, 95) == set()
-    assert made(2, 31, 33, 35, 37, 97) == {(0, 100)}, "half of the table"
-    assert made(3, 98) == set()
-    assert made(3, 98) == set(), "none is new"
+    monkeypatch.setattr(MappedMemory, "ask", lambda memory, number: asked.append((memory, number)))
+    table = RowTable(Table(shape=(HUGE // (4 * WIDTH), WIDTH)))
+    every_page = np.arange(0, table.table.rows, 300)
+    table.update(every_page, np.ones((len(every_page), WIDTH), np.float32), None)
+    rows = table.slabs[""].memory
+    assert (rows, 0) in asked
+    asked.clear()
+    table.use(Momentum())
+    table.update(_ids([0]), _grads([0], 0), None)
+    assert (table.slabs["state.moment"].memory, 0) in asked

@@ -1,0 +1,124 @@
+"""When and where rows of a table with a shape are put into huge pages. Pure, but for what it asks the system for.
+
+Random rows are gathered and scattered in four fifths of the time if they lie in huge pages. But such a page takes all
+its memory at once. So the system is asked for one where half of the small pages that it replaces have a row that is
+made: then the memory at most doubles. As rows come at random, that is long before half of them are made.
+
+Slabs of several tables can lie in one array. Then all that lies in a page counts, whosever it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from kvstore.rows.fixed_slots import FixedSlots
+from kvstore.rows.mapped_memory import HUGE, PAGE, MappedMemory
+from kvstore.rows.slabs import Slab, Slots
+
+LOOKED = 8  # pages that are looked at with an update: 0.1 ms
+EVERY = 16  # updates for each page that is collapsed: 0.5 ms, or 5 in memory that a virtual machine has never used
+
+
+class PageQueue:
+    """Huge pages that have been asked for, but whose small ones are there: they are collapsed one after the other.
+
+    Tables of one space have one queue, for they are updated in the same rounds.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[MappedMemory, int]] = deque()
+        self._updates = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, memory: MappedMemory, number: int) -> None:
+        """Let page ``number`` of ``memory`` be collapsed when it is its turn."""
+        self._waiting.append((memory, number))
+
+    def updated(self) -> None:
+        """Collapse a page if it is time for one; called with each update of each table."""
+        if self._waiting:
+            self._updates += 1
+            if self._updates % EVERY == 0:
+                memory, number = self._waiting.popleft()
+                memory.collapse(number)
+
+
+class HugePages:
+    """Those of one table.
+
+    Args:
+        slots: of the table.
+        queue: for pages whose rows are there.
+    """
+
+    def __init__(self, slots: FixedSlots, queue: PageQueue) -> None:
+        self._slots, self._queue = slots, queue
+        self._slabs: tuple[Slab, ...] = ()
+        self._due = 1
+        self._rest: Iterator[None] | None = None
+
+    def begin(self, slabs: Iterable[Slab]) -> None:
+        """Have ``slabs`` from now on, in place of others."""
+        self._slabs, self._due, self._rest = tuple(slabs), 1, None
+
+    def updated(self) -> None:
+        """Go on; called with each update.
+
+        Pages are looked at, a few at a time, when a quarter more rows are made than when that was last begun.
+        """
+        self._queue.updated()
+        if self._rest is None:
+            count = len(self._slots)
+            if count < self._due:
+                return
+            self._due = max(count + 1, min(self._slots.top, count + count // 4))
+            self._rest = self._look(0, self._slots.top)
+        looked = sum(1 for _ in itertools.islice(self._rest, LOOKED))
+        if looked < LOOKED:
+            self._rest = None
+
+    def made(self, slots: Slots) -> None:
+        """Ask at once for the pages of rows that are made now, and written next, if they are many and lie dense."""
+        start, stop = int(slots.min()), int(slots.max()) + 1
+        if stop - start <= 2 * len(slots) and (stop - start) * self._slabs[0].item_bytes >= HUGE // 2:
+            for _ in self._look(start, stop):
+                pass
+
+    def _look(self, start: int, stop: int) -> Iterator[None]:
+        """Ask for pages that have items ``start`` to ``stop`` of the slabs; yield after each that was looked at."""
+        alike: dict[tuple[int, int, bool], list[Slab]] = {}
+        for slab in self._slabs:
+            alike.setdefault((slab.item_bytes, slab.first, slab.whole is slab.items), []).append(slab)
+        for slabs in alike.values():
+            for number in slabs[0].huge_pages(start, stop):
+                waiting = [slab.memory for slab in slabs if slab.memory is not None and not slab.memory.asked(number)]
+                if not waiting:
+                    continue
+                if self._dense(slabs[0], number):
+                    for memory in waiting:
+                        if memory.ask(number):
+                            self._queue.add(memory, number)
+                yield
+
+    def _dense(self, slab: Slab, number: int) -> bool:
+        """Return whether half of the small pages that huge page ``number`` replaces have a row that is made."""
+        made = self._slots.made
+        together = max(1, PAGE // slab.item_bytes)  # items in a small page
+        groups = max(1, HUGE // (together * slab.item_bytes))
+        first = number * HUGE // slab.item_bytes - slab.first  # of this table's, or below 0 if it is another's
+        last = first + groups * together
+        if slab.whole is slab.items or made.whole is made.items:  # the others' rows do not lie there
+            flags = made.items[max(0, first) : max(0, last)]
+        else:
+            flags = made.whole[made.first + first : made.first + last]
+        if not len(flags):
+            return False
+        whole = len(flags) // together * together
+        count = np.count_nonzero(flags[:whole].reshape(-1, together).any(axis=1)) + int(flags[whole:].any())
+        return bool(2 * count >= groups)
