@@ -17,7 +17,7 @@ ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # how Linux is asked 
 COLLAPSE = 25 if sys.platform == "linux" else None
 # Each stretch of huge pages makes two mappings more, of which Linux gives a process 65,530.
 STRETCHES = 256
-_MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # whether Linux gives huge pages, as its owner wants it
 # Not to be counted against the limit of memory that the system promises. Python names it from 3.13 on; this is Linux's.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
@@ -85,6 +85,6 @@ class MappedMemory:
 def huge_pages_allowed() -> bool:
     """Return whether the system gives huge pages to those who ask. A collapse does not heed that it may not."""
     try:
-        return "[never]" not in _MODE.read_text()
+        return "[never]" not in MODE.read_text()
     except OSError:
         return False

@@ -21,12 +21,17 @@ SMALL, WHOLE = PAGE // (4 * COLUMNS), HUGE // (4 * COLUMNS)  # rows in a page of
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch):
-    """What the system is asked for, instead of asking it."""
-    made = []
-    monkeypatch.setattr(MappedMemory, "_call", lambda _, advice, start, nbytes: made.append((advice, start, nbytes)))
-    monkeypatch.setattr(mapped_memory, "ADVICE", "advice")
-    monkeypatch.setattr(mapped_memory, "COLLAPSE", "collapse")
-    monkeypatch.setattr(mapped_memory, "huge_pages_allowed", lambda: True)
+    """What is asked of memory, instead of asking the system: numbers of pages to have, and of those to collapse."""
+    made, ask = [], MappedMemory.ask
+
+    def noted(memory, number):
+        asked = ask(memory, number)
+        made.extend([("ask", number)] if asked else [])
+        return asked
+
+    monkeypatch.setattr(mapped_memory, "ADVICE", None)
+    monkeypatch.setattr(MappedMemory, "ask", noted)
+    monkeypatch.setattr(MappedMemory, "collapse", lambda _, number: made.append(("collapse", number)))
     return made
 
 
@@ -82,7 +87,7 @@ def test_rows_of_all_tables_in_a_page_count(calls):
     for table in tables[:2]:
         assert calls == []
         table.make(np.arange(0, size, SMALL))
-    assert calls == [("advice", 0, HUGE)]
+    assert calls == [("ask", 0)]
     tables[3].make(np.arange(0, size, SMALL))
     assert len(calls) == 1, "it has been asked for"
 
@@ -111,9 +116,8 @@ def test_a_large_table_is_looked_at_part_by_part():
 
 def test_it_is_looked_at_again_when_a_quarter_more_rows_are_made(monkeypatch):
     table = _Slots(WHOLE, PageQueue())
-    looks = []
-    dense = HugePages._dense
-    monkeypatch.setattr(HugePages, "_dense", lambda *args: looks.append(1) or dense(*args))
+    looks, pages = [], Slab.huge_pages
+    monkeypatch.setattr(Slab, "huge_pages", lambda *args: looks.append(1) or pages(*args))
     for number in range(255):
         table.make([number * SMALL])
     assert 10 < len(looks) < 35
@@ -139,7 +143,7 @@ def test_those_that_are_there_are_collapsed_one_by_one(calls):
     calls.clear()
     for _ in range(5 * EVERY):
         tables[0].pages.updated()
-    assert calls == [("collapse", start, HUGE) for start in (0, HUGE, 0, HUGE)]
+    assert calls == [("collapse", number) for number in (0, 1, 0, 1)]
     assert len(queue) == 0
 
 
@@ -178,9 +182,8 @@ def _mappings(array, name):
 )
 def test_many_small_tables_have_huge_pages_in_few_mappings(monkeypatch):
     monkeypatch.undo()
-    asked = []
-    ask = MappedMemory._call
-    monkeypatch.setattr(MappedMemory, "_call", lambda *args: asked.append(args[1]) or ask(*args))
+    asked, ask = [], MappedMemory.ask
+    monkeypatch.setattr(MappedMemory, "ask", lambda *args: asked.append(args[1]) or ask(*args))
     space = SlabSpace(4 * COLUMNS)
     rows = WHOLE // 4
     tables = [RowTable(Table(shape=(rows, COLUMNS)), space=space) for _ in range(26)]
@@ -189,7 +192,7 @@ def test_many_small_tables_have_huge_pages_in_few_mappings(monkeypatch):
         for table in tables:
             ids = np.unique(draws.integers(0, rows, 500))
             table.update(ids, np.ones((len(ids), COLUMNS), np.float32), None)
-    assert asked.count(mapped_memory.ADVICE) == 7 + 1, "those of the rows, and one that says when they were touched"
+    assert len(asked) == 7 + 1, "those of the rows, and one that says when they were touched"
     array = tables[0].slabs[""].whole[: 26 * rows]
     assert _mappings(array, "Rss")[0] <= 7 * HUGE // 1024
     assert _mappings(array, "Rss")[1] <= 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvstore.rows import mapped_memory
-from kvstore.rows.mapped_memory import ADVICE, COLLAPSE, HUGE, PAGE, STRETCHES, MappedMemory
+from kvstore.rows.mapped_memory import ADVICE, COLLAPSE, HUGE, PAGE, STRETCHES, MappedMemory, huge_pages_allowed
 
 
 @pytest.fixture
@@ -114,18 +114,21 @@ def test_a_system_that_does_not_know_them_is_not_asked(calls, monkeypatch):
     ("mode", "allowed"),
     [("always [madvise] never", True), ("[always] madvise never", True), ("always madvise [never]", False)],
 )
-def test_where_the_administrator_has_turned_them_off_nothing_is_collapsed(calls, monkeypatch, tmp_path, mode, allowed):
-    monkeypatch.undo()
+def test_where_huge_pages_are_turned_off_nothing_is_collapsed(calls, monkeypatch, tmp_path, mode, allowed):
+    monkeypatch.setattr(mapped_memory, "huge_pages_allowed", huge_pages_allowed)
     file = tmp_path / "enabled"
-    monkeypatch.setattr(mapped_memory, "_MODE", file)
-    assert not mapped_memory.huge_pages_allowed.__wrapped__(), "the system does not say"
+    monkeypatch.setattr(mapped_memory, "MODE", file)
+    mapped_memory.huge_pages_allowed.cache_clear()
+    assert not mapped_memory.huge_pages_allowed(), "the system does not say"
     file.write_text(mode)
-    assert mapped_memory.huge_pages_allowed.__wrapped__() is allowed
+    mapped_memory.huge_pages_allowed.cache_clear()
+    memory = MappedMemory(HUGE)
+    memory.collapse(0)
+    assert bool(calls) is allowed
+    mapped_memory.huge_pages_allowed.cache_clear()
 
 
-@pytest.mark.skipif(
-    None in (ADVICE, COLLAPSE) or not mapped_memory.huge_pages_allowed(), reason="the system gives no huge pages"
-)
+@pytest.mark.skipif(None in (ADVICE, COLLAPSE) or not huge_pages_allowed(), reason="the system gives no huge pages")
 def test_what_is_there_keeps_its_values_in_a_huge_page():
     memory = MappedMemory(3 * HUGE)
     array = memory.array(np.dtype(np.int64), 3 * HUGE // 8)
