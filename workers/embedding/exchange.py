@@ -8,7 +8,7 @@ Under ``paused`` gradients add up instead.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from kvstore import KVStore, Unsupported, UsageError
 from kvstore.table import Table
 from workers.common.row_steps import row_steps
 from workers.common.torch_internals import after_backward, current_backward
+from workers.embedding.bag_sums import bag_sums
 from workers.embedding.fetches import Fetch, fetches_of
 from workers.embedding.gradients import RowGradients, RowUse
 from workers.embedding.lookups import Lookup, TableIds, look_up
@@ -131,24 +132,43 @@ class RowExchange:
             lookup: which rows they are, and the row of zeros.
             rows: on the device of the forward pass.
         """
+        use = self._awaited(key, lookup)
+        leaf = rows.detach().requires_grad_()
+        leaf.register_post_accumulate_grad_hook(partial(self._arrive, use))  # type: ignore[no-untyped-call]
+        return leaf
+
+    def bag_sums(self, key: Any, lookup: Lookup, rows: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the rows of each bag, whose gradient is pushed.
+
+        Args:
+            key: of the table.
+            lookup: of bags that have the same number of ids, without padding.
+            rows: see ``watch``; on the CPU.
+        """
+        use = self._awaited(key, lookup)
+        return bag_sums(rows, lookup.inverse, partial(self._note, use, self._gradients.add_bags))
+
+    def _awaited(self, key: Any, lookup: Lookup) -> RowUse:
+        """Return a new use of rows, whose gradient is awaited as long as the use lives."""
         if current_backward() < 0:
             self._gradients.forget_unfinished()
         use = RowUse(key, lookup)
-        leaf = rows.detach().requires_grad_()
-        leaf.register_post_accumulate_grad_hook(partial(self._arrive, use))  # type: ignore[no-untyped-call]
         self._gradients.awaited.add(use)
-        return leaf
+        return use
 
     def _arrive(self, use: RowUse, leaf: torch.Tensor) -> None:
         """Handle a gradient that backward has just accumulated."""
         grad, leaf.grad = leaf.grad, None
-        if grad is None:
-            return
+        if grad is not None:
+            self._note(use, self._gradients.add, grad)
+
+    def _note(self, use: RowUse, add: Callable[[RowUse, torch.Tensor], None], grad: torch.Tensor) -> None:
+        """Note a gradient of ``use``; push if it is the last one."""
         with self._lock, torch.no_grad():
             if self._gradients.begin(current_backward()):
                 after_backward(self._end)
             self._retained |= use not in self._gradients.awaited
-            self._gradients.add(use, grad)
+            add(use, grad)
             if not (self._gradients.awaited or self._resting or self._retained):
                 self._push()
 

@@ -96,6 +96,18 @@ class RowGradients:
             part = Part(ids if len(touched) == count else ids[touched], summed.values().cpu())
         self.parts.setdefault(use.key, []).append(part)
 
+    def add_bags(self, use: RowUse, grad: torch.Tensor) -> None:
+        """Note the gradient of the sums of bags that have the same number of ids.
+
+        Args:
+            use: of their rows.
+            grad: a row for each bag. What backward does with it afterwards changes nothing here.
+        """
+        self.awaited.discard(use)
+        lookup = use.lookup
+        rows = grad.repeat_interleave(lookup.inverse.shape[1], 0)
+        self.parts.setdefault(use.key, []).append(Part(lookup.ids, rows, lookup))
+
     def take(self, tables: dict[Any, Table]) -> list[RowSparse]:
         """Return the gradient of each of ``tables``, perhaps of no rows, and begin anew."""
         parts, self.parts, self.kept = self.parts, {}, {}

@@ -93,12 +93,13 @@ class TableModule(nn.Module):
         return TableIds(self.key, self.table, ids, self.padding_idx)
 
     def _rows(self, given: torch.Tensor) -> tuple[Lookup, torch.Tensor]:
-        """Return the lookup of ``given``, and its rows: a leaf in training, so that their gradients are pushed."""
+        """Return the lookup of ``given``, and its rows."""
         lookup, rows = self.exchange.rows(self.table_ids(given))
-        rows = rows.to(given.device)
-        if self.training and torch.is_grad_enabled():
-            rows = self.exchange.watch(self.key, lookup, rows)
-        return lookup, rows
+        return lookup, rows.to(given.device)
+
+    def _trains(self) -> bool:
+        """Whether gradients are pushed."""
+        return self.training and torch.is_grad_enabled()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -182,6 +183,8 @@ class Embedding(TableModule):
             KVStoreError: the rows did not come.
         """
         lookup, rows = self._rows(to_tensor(input))
+        if self._trains():
+            rows = self.exchange.watch(self.key, lookup, rows)
         padding = len(lookup.ids) if lookup.padded else None
         return functional.embedding(lookup.inverse, rows, padding, sparse=True)
 
@@ -237,6 +240,11 @@ class EmbeddingBag(TableModule):
             KVStoreError: the rows did not come.
         """
         lookup, rows = self._rows(to_tensor(input))
+        if self._trains():
+            bags = lookup.inverse.dim() == 2 and offsets is None and per_sample_weights is None and not lookup.padded
+            if bags and self.mode == "sum" and rows.is_cpu:
+                return self.exchange.bag_sums(self.key, lookup, rows)
+            rows = self.exchange.watch(self.key, lookup, rows)
         return functional.embedding_bag(
             lookup.inverse,
             rows,

@@ -30,6 +30,23 @@ def test_what_is_taken_is_each_tables_gradient() -> None:
     assert [len(each) for each in gradients.take(TABLES)] == [0, 0]
 
 
+@pytest.mark.parametrize("each", [1, 3])
+def test_gradients_of_bags_have_the_sums_of_the_sparse_tensors_that_torch_makes(each: int) -> None:
+    generator = torch.Generator().manual_seed(each)
+    lookup = look_up("a", TABLES["a"], torch.randint(0, 9, (50, each), generator=generator))
+    grad = torch.randn(50, 2, generator=generator)
+    weight = torch.zeros(len(lookup.ids), 2, requires_grad=True)
+    torch.nn.functional.embedding_bag(lookup.inverse, weight, mode="sum", sparse=True).backward(grad)
+    gradients, one = RowGradients(), RowUse("a", lookup)
+    gradients.awaited.add(one)
+    gradients.add_bags(one, grad)
+    assert not gradients.awaited
+    grad.zero_()  # whose memory others may have
+    (taken, _) = gradients.take(TABLES)
+    assert torch.equal(taken.ids, lookup.ids)
+    assert torch.equal(taken.rows, weight.grad.coalesce().values())  # type: ignore[union-attr]
+
+
 def test_rows_without_a_gradient_are_left_out() -> None:
     gradients = RowGradients()
     gradients.add(use([5, 6, 7]), torch.sparse_coo_tensor([[2]], [[1.0, 2]], (4, 2), check_invariants=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,14 +38,14 @@ def train(module: Any, reference: Any, optimizer: torch.optim.Optimizer, *args: 
     optimizer.step()
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_bags_as_torch_with_sparse_adam_to_the_bit(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "each"), [("sum", 3), ("sum", 1), ("mean", 3)])
+def test_bags_as_torch_with_sparse_adam_to_the_bit(mode: str, each: int) -> None:
     store = Recorded("adam", learning_rate=0.01)
     bag = workers.EmbeddingBag(40, 4, store=store, key="t", mode=mode)
     reference = twin(bag, mode=mode)
     optimizer = torch.optim.SparseAdam(reference.parameters(), lr=0.01)
     for step in range(8):
-        train(bag, reference, optimizer, ids_of(step, 16, 3))
+        train(bag, reference, optimizer, ids_of(step, 160 // each, each, most=25))
     assert torch.equal(bag.state_dict()["weight"], reference.weight)
 
 
@@ -70,6 +71,7 @@ def test_an_embedding_as_torch_with_padding() -> None:
         ({"mode": "mean"}, (torch.tensor([0, 3, 3]),)),
         ({"mode": "sum", "include_last_offset": True}, (torch.tensor([0, 3, 12]),)),
         ({"mode": "sum"}, (torch.tensor([0, 5]), torch.arange(12.0))),
+        ({"mode": "sum"}, ()),
     ],
 )
 def test_all_kinds_of_bags(options: dict[str, Any], arguments: tuple[torch.Tensor, ...]) -> None:
@@ -175,16 +177,47 @@ def test_a_graph_that_is_used_twice_is_pushed_twice() -> None:
     assert store.calls[2:] == [("push", {"a": 1, "b": 1}, {})] * 2
 
 
-def test_a_checkpointed_part_of_a_model() -> None:
+def test_bags_push_as_embeddings_do() -> None:
     store = Recorded()
-    module = workers.Embedding(5, 2, store=store, key="t", init="zeros")
+    first, second = (workers.EmbeddingBag(5, 2, store=store, key=key, mode="sum", init="zeros") for key in "ab")
+    with first.no_sync():
+        (first([[1, 2]]).sum() + first([[1]]).sum()).backward()
+    assert store.names() == ["pull", "pull"]
+    loss = first([[1, 1]]).sum() + second([[2], [3]]).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert store.calls[2:] == [("push", {"a": 4, "b": 2}, {}), ("push", {"a": 1, "b": 2}, {})]
+    assert first([[0], [1], [2]])[:, 0].tolist() == pytest.approx([0, -0.6, -0.1])
+    with torch.no_grad():
+        assert not first([[1]]).requires_grad
+
+
+def test_bags_in_a_backward_pass_that_fails() -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    store = Recorded()
+    first, second = (workers.EmbeddingBag(5, 2, store=store, key=key, mode="sum") for key in "ab")
+    output = first([[1]])
+    output.register_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        (output.sum() + second([[2]]).sum()).backward()
+    first([[3]]).sum().backward()
+    assert store.names() == ["pull", "pull", "pull", "push"]
+
+
+@pytest.mark.parametrize("bags", [False, True])
+def test_a_checkpointed_part_of_a_model(bags: bool) -> None:
+    store = Recorded()
+    kind: Any = partial(workers.EmbeddingBag, mode="sum") if bags else workers.Embedding
+    module = kind(5, 2, store=store, key="t", init="zeros")
     factor = torch.ones(2, requires_grad=True)
 
     def part(ids: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         return module(ids) * factor
 
     first, second = (
-        torch.utils.checkpoint.checkpoint(part, torch.tensor([n]), factor, use_reentrant=False) for n in (1, 2)
+        torch.utils.checkpoint.checkpoint(part, torch.tensor([[n]]), factor, use_reentrant=False) for n in (1, 2)
     )
     (first.sum() + second.sum()).backward()
     assert [call for call in store.calls if call[0] == "push"] == [("push", {"t": 2}, {})]
