@@ -145,8 +145,8 @@ def _sorted(ids: list[torch.Tensor], sizes: list[int]) -> tuple[torch.Tensor, to
     if len(ids) == 1:
         return torch.sort(ids[0])
     ordered, order = (torch.empty(sum(sizes), dtype=torch.int64) for _ in range(2))
-    for each, *out in zip(ids, torch.split(ordered, sizes), torch.split(order, sizes), strict=True):
-        torch.sort(each, out=out)
+    for each, values, places in zip(ids, torch.split(ordered, sizes), torch.split(order, sizes), strict=True):
+        torch.sort(each, out=(values, places))
     return ordered, order
 
 
