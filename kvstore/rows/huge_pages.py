@@ -9,7 +9,6 @@ Slabs of several tables can lie in one array. Then all that lies in a page count
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -19,7 +18,7 @@ from kvstore.rows.fixed_slots import FixedSlots
 from kvstore.rows.mapped_memory import HUGE, PAGE, MappedMemory
 from kvstore.rows.slabs import Slab, Slots
 
-LOOKED = 8  # pages that are looked at with an update: 0.1 ms
+LOOKED = 1 << 17  # rows that are looked at with an update, whether they are made: some 50 us
 # Updates for each page that is collapsed, which takes 0.5 ms; or 5, in a virtual machine that gives free memory back to
 # its host. DLRM's 26 tables have theirs within the rounds in which a trainer warms up.
 EVERY = 5
@@ -63,7 +62,7 @@ class HugePages:
         self._slots, self._queue = slots, queue
         self._slabs: tuple[Slab, ...] = ()
         self._due = 1
-        self._rest: Iterator[None] | None = None
+        self._rest: Iterator[int] | None = None
 
     def begin(self, slabs: Iterable[Slab]) -> None:
         """Have ``slabs`` from now on, in place of others."""
@@ -72,7 +71,7 @@ class HugePages:
     def updated(self) -> None:
         """Go on; called with each update.
 
-        Pages are looked at, a few at a time, when a quarter more rows are made than when that was last begun.
+        All pages are looked at, a few with each update, when a quarter more rows are made than the last time.
         """
         self._queue.updated()
         if self._rest is None:
@@ -81,9 +80,12 @@ class HugePages:
                 return
             self._due = max(count + 1, min(self._slots.top, count + count // 4))
             self._rest = self._look(0, self._slots.top)
-        looked = sum(1 for _ in itertools.islice(self._rest, LOOKED))
-        if looked < LOOKED:
-            self._rest = None
+        looked = 0
+        for rows in self._rest:
+            looked += rows
+            if looked >= LOOKED:
+                return
+        self._rest = None
 
     def made(self, slots: Slots) -> None:
         """Ask at once for the pages of rows that are made now, and written next, if they are many and lie dense."""
@@ -92,8 +94,8 @@ class HugePages:
             for _ in self._look(start, stop):
                 pass
 
-    def _look(self, start: int, stop: int) -> Iterator[None]:
-        """Ask for pages that have items ``start`` to ``stop`` of the slabs; yield after each that was looked at."""
+    def _look(self, start: int, stop: int) -> Iterator[int]:
+        """Ask for pages that have items ``start`` to ``stop`` of the slabs; yield after each of how many rows it is."""
         alike: dict[tuple[int, int, bool], list[Slab]] = {}
         for slab in self._slabs:
             alike.setdefault((slab.item_bytes, slab.first, slab.whole is slab.items), []).append(slab)
@@ -106,7 +108,7 @@ class HugePages:
                     for memory in waiting:
                         if memory.ask(number):
                             self._queue.add(memory, number)
-                yield
+                yield HUGE // slabs[0].item_bytes
 
     def _dense(self, slab: Slab, number: int) -> bool:
         """Return whether half of the small pages that huge page ``number`` replaces have a row that is made."""
@@ -119,7 +121,7 @@ class HugePages:
             flags = made.items[max(0, first) : max(0, last)]
         else:
             flags = made.whole[made.first + first : made.first + last]
-        if not len(flags):
+        if 2 * np.count_nonzero(flags) < groups:  # that is quick to say
             return False
         whole = len(flags) // together * together
         count = np.count_nonzero(flags[:whole].reshape(-1, together).any(axis=1)) + int(flags[whole:].any())
