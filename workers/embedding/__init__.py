@@ -7,6 +7,7 @@ bag_sums     sums of bags, whose gradient needs no sparse tensor
 gradients    the gradients of a step, until they are pushed
 fetches      rows that have been asked for
 lookups      which rows a batch needs. Pure
+id_order     in which order gradients of one id are summed. Pure
 whole        whole tables, chunk by chunk, for ``state_dict``
 """
 

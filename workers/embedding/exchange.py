@@ -8,7 +8,7 @@ Under ``paused`` gradients add up instead.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,8 @@ from workers.common.torch_internals import after_backward, current_backward
 from workers.embedding.bag_sums import bag_sums
 from workers.embedding.fetches import Fetch, fetches_of
 from workers.embedding.gradients import RowGradients, RowUse
-from workers.embedding.lookups import Lookup, TableIds, look_up
+from workers.embedding.id_order import sort_for
+from workers.embedding.lookups import Lookup, TableIds, look_up_all
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,6 +64,7 @@ class RowExchange:
         self._retained = False  # whether a graph has made gradients twice
         self._ahead: list[Ahead] = []  # the lookaheads that are under way, the innermost last
         self._steps = row_steps(store)
+        self._sort = sort_for(store.num_workers)
         self._lock = threading.RLock()  # hooks of tensors on different devices run in different threads
 
     @classmethod
@@ -106,10 +108,17 @@ class RowExchange:
         """
         key = wanted.key
         fetch = self._ahead[-1].ready.get(key) if self._ahead else None
-        lookup = fetch.lookup if fetch is not None and fetch.lookup.matches(wanted.given) else look_up(*wanted)
+        if fetch is not None and fetch.lookup.matches(wanted.given):
+            lookup = fetch.lookup
+        else:
+            (lookup,) = self.look_up([wanted])
         if fetch is None or not fetch.covers(lookup):
             fetch = self.pull({key: lookup})[key]
         return lookup, fetch.take(lookup)
+
+    def look_up(self, wanted: Sequence[TableIds]) -> list[Lookup]:
+        """Return which rows a batch needs; see ``look_up_all``."""
+        return look_up_all(wanted, self._sort)
 
     def pull(self, lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
         """Ask for rows, in one message; return at once."""

@@ -1,7 +1,8 @@
 """The gradients of a step's rows, from the backward passes that make them until they are pushed.
 
 A sparse gradient has a row for each position of a batch. Those of one id are summed when all have come, for all tables
-at once, in torch's order: the bits are those of ``coalesce``, which would sort the positions again.
+at once, in the order of the look-up: with one worker the bits are those of ``coalesce``, which would sort the positions
+again.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from kvstore.rows.row_sparse import integers
 from kvstore.table import Table
 from workers.common.tensors import to_tensor
 from workers.common.torch_internals import write_count
+from workers.embedding.id_order import Sort, as_torch
 
 
 class TableIds(NamedTuple):
@@ -38,8 +39,8 @@ class Positions(NamedTuple):
     """The positions of the ids of all tables of a batch, by id. Those of a table follow those of the one before.
 
     Attributes:
-        order: all positions, those of each table sorted by their ids, as torch sorts what a sparse gradient has of one
-            id; int64.
+        order: all positions, those of each table sorted by their ids; those of one id are summed in this order.
+            int64.
         starts: where in ``order`` the positions of each id begin; those of padding, too; int64.
         sizes: of each table the number of positions.
         counts: of each table the number of ids.
@@ -83,18 +84,19 @@ class Lookup:
         return mine is given or (same and torch.equal(mine, given))
 
 
-def look_up(key: Any, table: Table, given: Any, padding: int | None = None) -> Lookup:
+def look_up(key: Any, table: Table, given: Any, padding: int | None = None, sort: Sort = as_torch) -> Lookup:
     """Return which rows of one table a batch needs; see ``TableIds`` and ``look_up_all``."""
-    return look_up_all([TableIds(key, table, given, padding)])[0]
+    return look_up_all([TableIds(key, table, given, padding)], sort)[0]
 
 
-def look_up_all(wanted: Sequence[TableIds]) -> list[Lookup]:
+def look_up_all(wanted: Sequence[TableIds], sort: Sort = as_torch) -> list[Lookup]:
     """Return which rows of several tables a batch needs, in a few steps for all of them.
 
     What is found is the same as by a look-up of each table alone.
 
     Args:
         wanted: of at least one table.
+        sort: says in which order gradients of one id are summed.
 
     Raises:
         UsageError: ids are no integers, or one of them cannot be in its table.
@@ -103,7 +105,7 @@ def look_up_all(wanted: Sequence[TableIds]) -> list[Lookup]:
     writes = [_writes(tensor) for tensor in tensors]
     flat = [_flat(each.key, tensor) for each, tensor in zip(wanted, tensors, strict=True)]
     sizes = [ids.numel() for ids in flat]
-    ordered, order = _sorted(flat, sizes)
+    ordered, order = sort(flat)
     unique, inverse, starts, counts = _unique(ordered.numpy(), order.numpy(), sizes)
     positions = Positions(order, torch.from_numpy(starts), sizes, counts)
     lookups = []
@@ -135,19 +137,6 @@ def _flat(key: Any, ids: torch.Tensor) -> torch.Tensor:
     if not (ids.dtype == torch.int64 and ids.is_cpu and ids.layout == torch.strided):
         ids = torch.from_numpy(integers(f"ids of {key!r}", ids))
     return ids.reshape(-1)
-
-
-def _sorted(ids: list[torch.Tensor], sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ids of several tables, those of each sorted, and their positions in the table, as two tensors.
-
-    Each table is sorted alone: torch's order of equal ids depends on all the others.
-    """
-    if len(ids) == 1:
-        return torch.sort(ids[0])
-    ordered, order = (torch.empty(sum(sizes), dtype=torch.int64) for _ in range(2))
-    for each, values, places in zip(ids, torch.split(ordered, sizes), torch.split(order, sizes), strict=True):
-        torch.sort(each, out=(values, places))
-    return ordered, order
 
 
 def _unique(ordered: Ids, order: Ids, sizes: Sequence[int]) -> tuple[Ids, Ids, Ids, list[int]]:

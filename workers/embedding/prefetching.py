@@ -14,7 +14,7 @@ from kvstore import UsageError
 from workers.common.checks import at_least
 from workers.embedding.exchange import RowExchange
 from workers.embedding.fetches import Fetch
-from workers.embedding.lookups import Lookup, look_up_all
+from workers.embedding.lookups import Lookup
 from workers.embedding.modules import TableModule
 
 IdsOfBatch: TypeAlias = Callable[[Any], Any]
@@ -71,14 +71,14 @@ class Lookahead:
             modules.setdefault(module.exchange, []).append(module)
         coming: deque[tuple[Any, list[Rows]]] = deque()
         for batch in islice(batches, self._stale + 1):
-            coming.append((batch, [each.pull(self._lookups(modules[each], batch)) for each in modules]))
+            coming.append((batch, [each.pull(self._lookups(each, modules[each], batch)) for each in modules]))
         with ExitStack() as stack:
             aheads = [stack.enter_context(exchange.looking_ahead()) for exchange in modules]
             while coming:
                 batch, rows = coming.popleft()
                 later = next(batches, _END)
                 for exchange, ahead, ready in zip(modules, aheads, rows, strict=True):
-                    wanted = {} if later is _END else self._lookups(modules[exchange], later)
+                    wanted = {} if later is _END else self._lookups(exchange, modules[exchange], later)
                     ahead.begin(ready, wanted)
                     if not _trains(modules[exchange]):  # no push will ask for them
                         ahead.asked = exchange.pull(wanted)
@@ -89,9 +89,9 @@ class Lookahead:
                             ahead.asked = exchange.pull(ahead.wanted)
                     coming.append((later, [ahead.asked for ahead in aheads]))
 
-    def _lookups(self, modules: list[TableModule], batch: Any) -> dict[Any, Lookup]:
+    def _lookups(self, exchange: RowExchange, modules: list[TableModule], batch: Any) -> dict[Any, Lookup]:
         wanted = [module.table_ids(self._ids_of_batch[module](batch)) for module in modules]
-        return {each.key: lookup for each, lookup in zip(wanted, look_up_all(wanted), strict=True)}
+        return {each.key: lookup for each, lookup in zip(wanted, exchange.look_up(wanted), strict=True)}
 
     def __len__(self) -> int:
         """The number of batches."""
