@@ -19,8 +19,8 @@ from kvstore.rows.mapped_memory import HUGE, PAGE, MappedMemory
 from kvstore.rows.slabs import Slab, Slots
 
 LOOKED = 1 << 17  # rows that are looked at with an update, whether they are made: some 50 us
-# Updates for each page that is collapsed, which takes 0.5 ms; or 5, in a virtual machine that gives free memory back to
-# its host. DLRM's 26 tables have theirs within the rounds in which a trainer warms up.
+# One page is collapsed in so many updates. That takes 0.5 ms, or 5 ms in a virtual machine that gives free memory back
+# to its host. DLRM's 26 tables have all of their pages when a trainer has warmed up.
 EVERY = 5
 
 

@@ -18,8 +18,8 @@ PIECE_BYTES = 128 << 10  # copied in some 20 to 50 us
 BURST_S = 0.005  # what may be saved up
 LEAST_S = 0.0005  # when all is spent, so much is saved up before the next piece
 ARRIVAL_S = 0.00005  # what receiving one message of a reader is charged, since nobody measures it
-# The most that readers can owe. If a piece takes longer, the collector of garbage or the system is to blame. At a share
-# of 1 % it would be paid for in a hundred times as long, and readers give up after a minute.
+# The most that readers can owe. A piece that takes longer is held up by the collector of garbage or by the system. With
+# a share of 1 %, readers would pay for a second of it by a wait of 100 s, and they give up after a minute.
 DEBT_S = 0.05
 IDLE_SHARE = 0.1  # of the time, in addition, while the host has time to spare
 LOOK_S = 1.0  # between two looks at the cores

@@ -84,11 +84,6 @@ class Lookup:
         return mine is given or (same and torch.equal(mine, given))
 
 
-def look_up(key: Any, table: Table, given: Any, padding: int | None = None, sort: Sort = as_torch) -> Lookup:
-    """Return which rows of one table a batch needs; see ``TableIds`` and ``look_up_all``."""
-    return look_up_all([TableIds(key, table, given, padding)], sort)[0]
-
-
 def look_up_all(wanted: Sequence[TableIds], sort: Sort = as_torch) -> list[Lookup]:
     """Return which rows of several tables a batch needs, in a few steps for all of them.
 
@@ -151,28 +146,16 @@ def _unique(ordered: Ids, order: Ids, sizes: Sequence[int]) -> tuple[Ids, Ids, I
         Each id once; for each position where its id is among those of the table; where in ``order`` each id begins;
         and of each table the number of different ids.
     """
+    bounds = np.array([0, *itertools.accumulate(sizes)])
     new = np.empty(len(ordered), bool)
-    new[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    if len(sizes) == 1:
-        starts = np.flatnonzero(new)
-        ranks, counts = np.cumsum(new) - 1, [len(starts)]
-    else:
-        bounds = np.array([0, *itertools.accumulate(sizes)])
-        order += np.repeat(bounds[:-1], sizes)
-        there = np.flatnonzero(sizes)
-        firsts = bounds[there]
-        new[firsts] = True
-        starts = np.flatnonzero(new)
-        each = np.diff(np.searchsorted(starts, bounds))
-        ranks = new.astype(np.int64)
-        ranks[firsts[:1]] = 0
-        ranks[firsts[1:]] -= each[there[:-1]]  # each table begins at 0
-        np.cumsum(ranks, out=ranks)
-        counts = each.tolist()
+    new[bounds[np.flatnonzero(sizes)]] = True
+    starts = np.flatnonzero(new)
+    first_ids = np.searchsorted(starts, bounds)
+    order += np.repeat(bounds[:-1], sizes)
     inverse = np.empty(len(order), np.int64)
-    inverse[order] = ranks
-    return ordered.take(starts), inverse, starts, counts
+    inverse[order] = np.cumsum(new) - np.repeat(first_ids[:-1] + 1, sizes)
+    return ordered.take(starts), inverse, starts, np.diff(first_ids).tolist()
 
 
 def _without(padding: int, ids: Ids, places: Ids) -> tuple[Ids, bool]:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import torch
+from looked_up import look_up
 
 from kvstore import Table
 from kvstore.ticket import Ticket
 from workers.embedding.fetches import fetches_of
-from workers.embedding.lookups import look_up
 
 TABLE = Table(dim=2)
 

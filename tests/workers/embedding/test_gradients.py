@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from looked_up import look_up
 
 from kvstore import Table
 from workers.embedding.gradients import RowGradients, RowUse
-from workers.embedding.lookups import TableIds, look_up, look_up_all
+from workers.embedding.lookups import TableIds, look_up_all
 
 TABLES = {"a": Table(dim=2), "b": Table(dim=3, dtype="float64")}
 

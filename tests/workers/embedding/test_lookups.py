@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from looked_up import look_up
 
 from kvstore import Table, UsageError
-from workers.embedding.lookups import Lookup, TableIds, contains, joined_positions, look_up, look_up_all
+from workers.embedding.lookups import Lookup, TableIds, contains, joined_positions, look_up_all
 
 GROWING, FIXED = Table(dim=2), Table(shape=(10, 2))
 
