@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.wire import Message
 from servers.activity import ServedActivity
 from servers.member import ServingMember, Surroundings
 from servers.reading.pace import IdleCores, ReaderPace
@@ -19,6 +18,7 @@ from servers.saving import Saver
 from servers.service import Handle
 from servers.shard import Shard
 from servers.store.capture import StoreCapture
+from servers.store.recording import Recorder
 
 
 class ShardMember(ServingMember):
@@ -33,7 +33,7 @@ class ShardMember(ServingMember):
     def __init__(
         self,
         around: Surroundings,
-        recorder: Callable[[Message], None] | None = None,
+        recorder: Recorder | None = None,
         on_line_back: Callable[[], Outbox] | None = None,
     ) -> None:
         super().__init__(around, on_line_back)

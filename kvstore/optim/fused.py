@@ -49,9 +49,12 @@ class FusedParameter:
 
     def state(self, key: Key, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the state of one of the keys, by name, given that of ``tensor``: views of it; the master is first."""
+        return {name: self._part(key, value) for name, value in self.whole(state).items()}
+
+    def whole(self, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the state of all keys, by name, given that of ``tensor``; the master is first."""
         every = {"master": self.tensor} if self.master else {}
-        every |= {name: torch.as_tensor(value) for name, value in state.items() if value is not None}
-        return {name: self._part(key, value) for name, value in every.items()}
+        return every | {name: torch.as_tensor(value) for name, value in state.items() if value is not None}
 
     def _part(self, key: Key, value: torch.Tensor) -> torch.Tensor:
         if len(self.keys) == 1 or not value.dim():  # a count of updates, which all have made

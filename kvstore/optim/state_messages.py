@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.spec import Spec
+from kvstore.spec import Key, Spec
 from kvstore.values import from_buffer, spec_of, to_buffer
-from kvstore.wire import OptimizerStates, PutStates, StatesState, pack_arrays, unpack_arrays
+from kvstore.wire import Buffer, OptimizerStates, PutStates, StatesState, Updated, pack_arrays, unpack_arrays
 
 
 class SegmentState(NamedTuple):
@@ -46,3 +48,51 @@ def unpack_states(message: OptimizerStates | PutStates | StatesState) -> list[Se
         SegmentState(number, name, from_buffer(part, spec.dtype).view(spec.shape))
         for number, name, spec, part in zip(message.ids, message.names, specs, parts, strict=True)
     ]
+
+
+def pack_parts(parts: Iterable[tuple[Sequence[int], str, torch.Tensor]]) -> tuple[dict[str, Any], list[Buffer]]:
+    """Return the fields of ``Updated`` that describe states, and the frames of these: their tensors, not copies.
+
+    Args:
+        parts: the segments that have each state, its name and value; see ``StateStore.parts``.
+    """
+    listed = list(parts)
+    specs = [spec_of(value) for _, _, value in listed]
+    fields = {
+        "owners": [number for numbers, _, _ in listed for number in numbers],
+        "counts": [len(numbers) for numbers, _, _ in listed],
+        "names": [name for _, name, _ in listed],
+        "shapes": [list(spec.shape) for spec in specs],
+        "dtypes": [spec.dtype for spec in specs],
+    }
+    return fields, pack_arrays([to_buffer(value) for _, _, value in listed])
+
+
+def unpack_parts(
+    message: Updated, frames: Sequence[Buffer], shapes: Mapping[int, Sequence[int]]
+) -> dict[tuple[Key, str], torch.Tensor]:
+    """Return the states that ``message`` describes and ``frames`` carry, by segment and name, in their memory.
+
+    Args:
+        shapes: of the segments.
+
+    Raises:
+        WireError, UsageError: see ``unpack_states``.
+        ValueError: a state does not have as many elements as its segments.
+    """
+    specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
+    buffers = unpack_arrays(frames, [spec.nbytes for spec in specs])
+    owners = iter(message.owners)
+    states: dict[tuple[Key, str], torch.Tensor] = {}
+    for count, name, spec, buffer in zip(message.counts, message.names, specs, buffers, strict=True):
+        numbers = list(itertools.islice(owners, count))
+        value = from_buffer(buffer, spec.dtype).view(spec.shape)
+        if count == 1 or not spec.shape:
+            states |= {(number, name): value for number in numbers}
+            continue
+        sizes = [math.prod(shapes[number]) for number in numbers]
+        if sum(sizes) != spec.size:
+            raise ValueError(f"{spec.size} elements of {name} for segments of {sizes}")
+        parts = zip(numbers, torch.split(value.view(-1), sizes), strict=True)
+        states |= {(number, name): part.view(tuple(shapes[number])) for number, part in parts}
+    return states

@@ -22,6 +22,7 @@ from kvstore.spec import Key, Spec, require_floats
 from kvstore.values import spec_of
 
 StateTensors: TypeAlias = "dict[tuple[Key, str], torch.Tensor]"  # by (key, name of the state); numbers are 0-dim
+StateParts: TypeAlias = "list[tuple[Sequence[Key], str, torch.Tensor]]"  # keys, name of the state, and its value
 
 _HALF = (torch.float16, torch.bfloat16)
 _NO_STATE: Mapping[str, torch.Tensor] = {}
@@ -75,6 +76,20 @@ class StateStore:
                 state = parameter.state(key, self.by_param.get(parameter.tensor, _NO_STATE))
             states |= {(key, name): value for name, value in state.items()}
         return states
+
+    def parts(self, keys: Iterable[Key]) -> StateParts:
+        """Return the states of ``keys``, those of keys that are fused as one tensor."""
+        parts: StateParts = []
+        seen: set[int] = set()
+        for key in keys:
+            parameter = self._parameters.get(key)
+            if parameter is None:
+                parts += [((key,), name, value) for name, value in self._loose.get(key, _NO_STATE).items()]
+            elif id(parameter) not in seen:
+                seen.add(id(parameter))
+                whole = parameter.whole(self.by_param.get(parameter.tensor, _NO_STATE))
+                parts += [(parameter.keys, name, value) for name, value in whole.items()]
+        return parts
 
     def load(self, states: Mapping[tuple[Key, str], torch.Tensor], weights: Mapping[Key, torch.Tensor]) -> None:
         """Take ``states`` as those of the ``weights`` they belong to, in place of what was there.

@@ -94,6 +94,10 @@ class Transport(Memory, Admission, Protocol):
         """
         ...
 
+    def shares(self, peer: Peer) -> bool:
+        """Whether ``peer`` reads large frames from this process's own memory, as far as is known."""
+        ...
+
     def detach(self) -> None:
         """Copy what has been sent and has not left yet: the buffers may change from now on."""
         ...

@@ -132,6 +132,10 @@ class InprocTransport(Heap):
         """False: the receiver reads the sender's own buffers."""
         return False
 
+    def shares(self, peer: Peer) -> bool:
+        """True: the receiver reads the sender's own buffers."""
+        return True
+
     def detach(self) -> None:
         """No effect: nothing is in transit."""
 

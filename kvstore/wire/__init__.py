@@ -69,7 +69,6 @@ from kvstore.wire.reading import (
 from kvstore.wire.records import (
     BucketState,
     ClosedRounds,
-    Drawn,
     EncodedAnswer,
     EncoderState,
     Grouped,
@@ -78,6 +77,7 @@ from kvstore.wire.records import (
     ReadBy,
     StatesState,
     StoreState,
+    Updated,
 )
 from kvstore.wire.rendezvous import (
     Alive,
@@ -151,7 +151,6 @@ __all__ = [
     "Declare",
     "Describe",
     "DescribeTable",
-    "Drawn",
     "EncodedAnswer",
     "EncoderState",
     "EvictRows",
@@ -229,6 +228,7 @@ __all__ = [
     "Thaw",
     "TraceChunk",
     "TraceFetched",
+    "Updated",
     "Values",
     "ValuesRead",
     "View",

@@ -75,6 +75,8 @@ class ClosedRounds(Message):
         lr, rescale, changes: what the optimizer updates with; see ``Push``.
         failures: the places of the buckets that the round has left unchanged, and why.
         assigned: whether the buffers are new values; else they are sums to update with.
+        kept: whether the receiver may keep the rounds, since ``Updated`` will say what they have made. If the sender is
+            lost before that, it makes the updates itself.
         buffers: of each bucket that did not fail, all elements.
     """
 
@@ -89,6 +91,7 @@ class ClosedRounds(Message):
     changes: Changes
     failures: Failures
     assigned: Annotated[bool, f.flag]
+    kept: Annotated[bool, f.flag] = False
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -101,13 +104,33 @@ class ClosedRounds(Message):
 
 @message(72)
 @dataclass(frozen=True)
-class Drawn(Message):
-    """The values of these buckets, which an optimizer has updated at random; see ``Grouped``."""
+class Updated(Message):
+    """What an optimizer has made of these buckets; see ``Grouped``.
+
+    The receiver may have kept their last rounds, or could not make the same updates, because they are random.
+
+    Attributes:
+        versions: how many rounds of each bucket are over with that; 0 where every push is an update.
+        owners, counts: the segments that have each tensor of the optimizer's states, and how many these are. If there
+            are several, the tensor is a number, or flat and of all of them, back to back.
+        names, shapes, dtypes: of these tensors.
+        buffers: of each bucket all elements, and then the states.
+    """
 
     store: Store
     ids: Ids
     sizes: SegmentCounts
+    versions: Clocks
+    owners: Owners
+    counts: SegmentCounts
+    names: Names
+    shapes: Shapes
+    dtypes: Dtypes
     buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.sizes, self.versions)
+        same_length(self.counts, self.names, self.shapes, self.dtypes)
 
 
 @message(73)

@@ -180,7 +180,7 @@ class _MadeLinks:
         self.allocate, self.busy = transport.allocate, transport.busy
         self.admit, self.refuse = transport.admit, transport.refuse
         self.identity, self.gone = transport.identity, transport.gone
-        self.gathers, self.interrupt = transport.gathers, transport.interrupt
+        self.gathers, self.shares, self.interrupt = transport.gathers, transport.shares, transport.interrupt
         self.bind, self.send, self.detach = transport.bind, transport.send, transport.detach
 
     def has(self, peer: Peer) -> bool:

@@ -23,7 +23,7 @@ class ReplicaProcess(ShardMember):
     """A member that is the primary or the standby of a server's rank, as the scheduler says. See ``ShardMember``."""
 
     def __init__(self, around: Surroundings) -> None:
-        super().__init__(around, recorder=lambda message: self._replica.record(message), on_line_back=self._renew)
+        super().__init__(around, recorder=_Recorder(self), on_line_back=self._renew)
         self._interval_s = around.config.heartbeat_s / 2
         self._stands_at = 0.0
         self._replaced: Replaced | None = None
@@ -40,6 +40,18 @@ class ReplicaProcess(ShardMember):
             return code
         say(f"{self.name} ends", str(self._replaced))
         return REPLACED_EXIT
+
+    # ---- what the shard does: see ``Recorder``
+
+    @property
+    def shares(self) -> bool:
+        """Whether there is a standby that reads this process's memory, and is sent changes as they are made."""
+        link = self._link
+        return link is not None and not self._replica.capturing and self._transport.shares(link.peer)
+
+    def take_record(self, message: Message) -> None:
+        """Take a change of the shard."""
+        self._replica.record(message)
 
     # ---- what the replica does to others: see ``Neighbors``
 
@@ -129,6 +141,20 @@ class ReplicaProcess(ShardMember):
             self._replaced = exc
             self._service.stop()
             return []
+
+
+class _Recorder:
+    """See ``Recorder``."""
+
+    def __init__(self, process: ReplicaProcess) -> None:
+        self._process = process
+
+    @property
+    def shares(self) -> bool:
+        return self._process.shares
+
+    def __call__(self, message: Message) -> None:
+        self._process.take_record(message)
 
 
 class _Gated:

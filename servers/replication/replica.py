@@ -152,9 +152,14 @@ class Replica:
     # ---- time
 
     @property
+    def capturing(self) -> bool:
+        """Whether a new standby is being sent the state; what changes meanwhile waits."""
+        return self._primary.capturing
+
+    @property
     def busy(self) -> bool:
         """Whether ``go_on`` has something to do."""
-        return self._standby.behind > 0 or self._primary.capturing
+        return self._standby.ready or self.capturing
 
     def go_on(self) -> None:
         """Do a part of what is left to do between messages: apply a record, or send a piece of the capture."""

@@ -14,6 +14,7 @@ from kvstore.errors import WireError
 from kvstore.rare_log import Drops
 from kvstore.transport.base import Admission
 from kvstore.wire import Message, Node, Record, Stored, View, decode
+from servers.replication.backlog import Backlog
 from servers.requests.replies import Outbox
 
 log = logging.getLogger(__name__)
@@ -36,14 +37,20 @@ class Standby:
         self._view: View | None = None
         self._links: dict[bytes, Node] = {}
         self._early: deque[tuple[bytes, Record]] = deque(maxlen=KEPT)
-        self._backlog: deque[Record] = deque()
+        self._records: deque[Record] = deque()  # as they came
+        self._backlog = Backlog()
         self._stored = 0
         self._drops = Drops(log)
 
     @property
     def behind(self) -> int:
         """How many records are stored, and not applied yet."""
-        return len(self._backlog)
+        return len(self._records) + len(self._backlog)
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``go_on`` has something to do."""
+        return bool(self._records) or self._backlog.ready
 
     def here(self, peer: bytes, node: Node) -> None:
         """Note that link ``peer`` names ``node``."""
@@ -88,18 +95,23 @@ class Standby:
         if record.number > self._stored + 1:
             raise WireError(f"expected record {self._stored + 1}, got {record.number}")
         if record.number == self._stored + 1:
-            self._backlog.append(record)
+            self._records.append(record)
             self._stored = record.number
         return [(peer, Stored(view.epoch, self._stored))]
 
     def go_on(self) -> None:
-        """Apply the oldest record that waits. An error must end this process, which would differ from its primary."""
-        if self._backlog:
-            self._apply(decode(self._backlog.popleft().buffers))
+        """Apply what is next, if it is due. An error must end this process, which would differ from its primary."""
+        while self._records and not self._backlog.ready:
+            self._backlog.add(decode(self._records.popleft().buffers))
+        message = self._backlog.take()
+        if message is not None:
+            self._apply(message)
 
     def catch_up(self) -> None:
-        """Apply all records that wait."""
-        while self._backlog:
+        """Apply all records that are stored."""
+        while self.behind:
+            if not self.ready:
+                self._backlog.hurry()
             self.go_on()
 
     def _is_from_primary(self, peer: bytes, view: View) -> bool:

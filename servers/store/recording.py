@@ -7,28 +7,28 @@ recorded when it is closed: its sum before the optimizer steps with it, or its v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from kvstore.optim.state_messages import SegmentState, pack_states
-from kvstore.optim.states import StateTensors
+from kvstore.optim.state_messages import SegmentState, pack_parts, pack_states
+from kvstore.optim.states import StateParts, StateTensors
 from kvstore.rows.ids import Ids
 from kvstore.rows.sums import Rows
 from kvstore.transport.memory import Heap, Memory
-from kvstore.values import to_buffer
+from kvstore.values import from_buffer, spec_of, to_buffer
 from kvstore.wire import (
     ClosedRounds,
     ClosedRowRounds,
     CodecDescription,
-    Drawn,
     EncodedAnswer,
     Grouped,
     Message,
     ReadBy,
     StatesState,
+    Updated,
     pack_arrays,
 )
 from servers.requests.replies import described_error
@@ -38,7 +38,18 @@ from servers.store.rounds import Rounds
 from servers.store.row_arrays import bytes_of
 from servers.store.row_target import RowTarget
 
-Recorder = Callable[[Message], None]
+
+class Recorder(Protocol):
+    """Takes records, each before what it records has left the server."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether the standby reads this process's memory: then large frames cost nothing."""
+        ...
+
+    def __call__(self, message: Message) -> None:
+        """Take the next record."""
+        ...
 
 
 class Recording:
@@ -46,8 +57,8 @@ class Recording:
 
     Args:
         store: its number.
-        recorder: is given each record, before what it records has left the server; None if there is no standby.
-        memory: for sums of rows.
+        recorder: is given each record; None if there is no standby.
+        memory: for sums of rows, and copies of states.
 
     Attributes:
         on: whether there is a recorder. Ask before each call.
@@ -62,6 +73,11 @@ class Recording:
         """Give records to ``recorder`` from now on."""
         self._recorder = recorder
         self.on = recorder is not None
+
+    @property
+    def shares(self) -> bool:
+        """See ``Recorder``."""
+        return self._recorder is not None and self._recorder.shares
 
     def note(self, message: Message) -> None:
         """Record a request as it came."""
@@ -79,6 +95,7 @@ class Recording:
         scales: Sequence[float],
         hyper: UpdateHyperparameters,
         failures: Mapping[Bucket, Exception],
+        kept: bool = False,
     ) -> None:
         """Record closed rounds with which the optimizer steps.
 
@@ -88,9 +105,11 @@ class Recording:
             scales: the factor of each sum.
             hyper: what to update with.
             failures: the buckets whose round has failed, and why.
+            kept: whether ``updated`` will follow, now or later.
         """
         buffers = list(map(to_buffer, sums))
-        self._rounds(buckets, buffers, failures, hyper, [] if all(scale == 1 for scale in scales) else list(scales))
+        listed = [] if all(scale == 1 for scale in scales) else list(scales)
+        self._rounds(buckets, buffers, failures, hyper, listed, kept=kept)
 
     def values(self, buckets: Sequence[Bucket], failures: Mapping[Bucket, Exception]) -> None:
         """Record closed rounds whose sums are the new values of ``buckets``; see ``sums``."""
@@ -136,11 +155,17 @@ class Recording:
         nbytes = math.prod(shape) * dtype.itemsize
         return np.frombuffer(self._memory.allocate(nbytes), dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
 
-    def drawn(self, buckets: Sequence[Bucket], states: StateTensors) -> None:
-        """Record the values, and the states, that a random update has made."""
-        self.note(Drawn(self._store, *_segments(buckets), [bucket.whole() for bucket in buckets]))
-        if states:
-            self.note(states_record(self._store, states))
+    def updated(self, buckets: Sequence[Bucket], states: StateParts) -> None:
+        """Record what an update has made.
+
+        Args:
+            buckets: those that were updated.
+            states: theirs; see ``StateStore.parts``. They are copied, for updates change them in place.
+        """
+        described, frames = pack_parts(self._copied(states))
+        versions = [bucket.rounds.version if isinstance(bucket.rounds, Rounds) else 0 for bucket in buckets]
+        values = [bucket.whole() for bucket in buckets]
+        self.note(Updated(self._store, *_segments(buckets), versions=versions, **described, buffers=[*values, *frames]))
 
     def read(self, ids: Sequence[int], ranks: Sequence[int]) -> None:
         """Record that workers ``ranks`` are sent the values of segments ``ids``."""
@@ -158,6 +183,7 @@ class Recording:
         hyper: UpdateHyperparameters,
         scales: list[float],
         assigned: bool = False,
+        kept: bool = False,
     ) -> None:
         every = [*buckets, *failures]
         rounds = [bucket.rounds for bucket in every]
@@ -172,9 +198,16 @@ class Recording:
             changes=hyper.listed(),
             failures=[[place, *described_error(error)] for place, error in enumerate(failures.values(), len(buckets))],
             assigned=assigned,
+            kept=kept,
             buffers=buffers,
         )
         self.note(record)
+
+    def _copied(self, states: StateParts) -> Iterator[tuple[list[int], str, torch.Tensor]]:
+        for numbers, name, value in states:
+            copy = from_buffer(self._memory.allocate(value.nbytes), spec_of(value).dtype).view(value.shape)
+            copy.copy_(value.detach())
+            yield [int(number) for number in numbers], name, copy
 
     def _ids(self, parts: Sequence[Ids]) -> Ids:
         """Return a copy of all ``parts``: they may be a message's."""

@@ -201,6 +201,18 @@ class Rounds(Generic[T]):
         if self._paused:
             self._look()
 
+    def reach(self, version: int) -> None:
+        """Close all rounds up to ``version``, as another server has. None of them has a quorum.
+
+        Raises:
+            ValueError: more are over.
+        """
+        if version < self.version:
+            raise ValueError(f"round {version} was closed after round {self.version}")
+        self.version = self._followed = version
+        if self._paused:
+            self._look()
+
     def restore(self, version: int, clocks: Mapping[int, int]) -> None:
         """Be at ``version``, as another server is, whose ``clocks`` these are."""
         self.version = self._followed = version

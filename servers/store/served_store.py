@@ -31,6 +31,7 @@ from kvstore.wire import (
     Push,
     PushRows,
     PutStates,
+    Updated,
 )
 from servers.activity import Waits
 from servers.requests.reasons import Reason
@@ -218,6 +219,11 @@ class ServedStore:
         self.updates.follow(message)
         if tracer is not None:
             self.progress.note(tracer, "follow", began, message.versions)
+        return self.progress.resume()
+
+    def follow_updated(self, message: Updated) -> list[Answer]:
+        """Take what updates have made on another server; see ``follow_rounds`` and ``Updates.follow_updated``."""
+        self.updates.follow_updated(message)
         return self.progress.resume()
 
     def follow_row_rounds(self, message: ClosedRowRounds) -> list[Answer]:

@@ -15,7 +15,6 @@ from kvstore.wire import (
     Close,
     ClosedRounds,
     ClosedRowRounds,
-    Drawn,
     EncodedAnswer,
     EncoderState,
     Explain,
@@ -41,6 +40,7 @@ from kvstore.wire import (
     StripeState,
     TablePage,
     TableRest,
+    Updated,
 )
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
@@ -134,10 +134,10 @@ class ServedStores:
             return served.follow_rounds(message)
         if isinstance(message, ClosedRowRounds):
             return served.follow_row_rounds(message)
+        if isinstance(message, Updated):
+            return served.follow_updated(message)
         if isinstance(message, Grouped):
             served.buckets.group(message.ids, message.sizes)
-        elif isinstance(message, Drawn):
-            served.updates.follow_drawn(message)
         elif isinstance(message, ReadBy):
             served.values.remember(message.ids, message.ranks)
         elif isinstance(message, EncodedAnswer):
@@ -273,7 +273,7 @@ FOLLOWED = (
     Grouped,
     ClosedRounds,
     ClosedRowRounds,
-    Drawn,
+    Updated,
     ReadBy,
     EncodedAnswer,
     OptimizerCalls,

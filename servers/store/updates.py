@@ -13,15 +13,17 @@ import torch
 from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt, rebuild
 from kvstore.optim.fused import FusedGroup
 from kvstore.optim.optimizer import Optimizer, log_replaced
+from kvstore.optim.state_messages import unpack_parts
 from kvstore.optim.updater import Updater
 from kvstore.rule import Rule
 from kvstore.spec import Key, require_floats, shorten
 from kvstore.transport.memory import Memory
 from kvstore.values import from_buffer, ranges_of, sum_ranges
-from kvstore.wire import ClosedRounds, Drawn
+from kvstore.wire import ClosedRounds, Updated
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.finite import require_finite
+from servers.store.hand_over import HandOver, interval
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
@@ -56,6 +58,7 @@ class Updates:
         self._buckets = buckets
         self._memory = memory
         self._recording = recording or Recording()
+        self._hand_over = HandOver()
         self._groups: WeakKeyDictionary[Bucket, FusedGroup] = WeakKeyDictionary()
 
     @property
@@ -176,11 +179,25 @@ class Updates:
         for bucket, error in self.make(updates).items():
             bucket.fail(bucket.rounds.version, error)
 
-    def follow_drawn(self, message: Drawn) -> None:
-        """Take values that a random update has made on another server; see ``follow``."""
+    def follow_updated(self, message: Updated) -> None:
+        """Take what updates have made on another server, with all rounds up to then.
+
+        Raises:
+            ValueError: it is older than what is here, or there is no optimizer.
+            WireError: the buffers do not fit.
+        """
+        if self.updater is None:
+            raise ValueError("what an optimizer has made, and there is none")
         buckets = self._buckets.group(message.ids, message.sizes)
-        for bucket, buffer in zip(buckets, message.buffers, strict=True):
-            bucket.assign([ranges_of([buffer], bucket.dtype, bucket.size)])
+        shapes = {number: shape for bucket in buckets for number, shape in zip(bucket.ids, bucket.shapes, strict=True)}
+        states = unpack_parts(message, message.buffers[len(buckets) :], shapes)
+        for bucket, version, buffer in zip(buckets, message.versions, message.buffers[: len(buckets)], strict=True):
+            if isinstance(bucket.rounds, Rounds):
+                bucket.rounds.reach(version)
+            bucket.adopt(buffer)
+        if states:
+            self.regroup()
+            self.updater.states.restore(states)
 
     def _assign(self, updates: Sequence[Update], recording: Recording | None) -> dict[Bucket, Exception]:
         errors: dict[Bucket, Exception] = {}
@@ -218,13 +235,16 @@ class Updates:
             groups[bucket] = group
             sums.append(summed)
             totals.append(total)
+        every = 0
         if recording is not None:
             hyper = members[0].hyper
+            every = 0 if errors else self._interval(updater, list(groups))
             if all(map(operator.is_, sums, totals)):  # neither server has to copy them to do so
                 updater.rescale(sums)
                 hyper = hyper._replace(rescale=1.0)
             scales = [update.scale for update in members if update.bucket in groups]
-            recording.sums(list(groups), sums, scales, hyper, errors)
+            kept = self._hand_over.keeps(list(groups), every)
+            recording.sums(list(groups), sums, scales, hyper, errors, kept)
         if not groups:
             return errors
         try:
@@ -233,11 +253,22 @@ class Updates:
             raise
         except Exception as exc:
             errors |= dict.fromkeys(groups, _none_made(exc, groups))
+            self._hand_over.fail()
         else:
-            if self._recording.on and updater.optimizer.random:
-                numbers = [number for bucket in groups for number in bucket.ids]
-                self._recording.drawn(list(groups), updater.states.of(numbers))
+            self._hand_over_if_due(updater, list(groups), every)
         return errors
+
+    def _interval(self, updater: Updater, buckets: Sequence[Bucket]) -> int:
+        """Return after how many rounds the standby is handed ``buckets``; see ``interval``."""
+        if self._rule.quorum is not None:  # who has contributed to a round is known from its record
+            return 0
+        round_bytes = sum(bucket.value.nbytes for bucket in buckets)
+        return interval(updater.optimizer.random, self._recording.shares, round_bytes, self._buckets.nbytes)
+
+    def _hand_over_if_due(self, updater: Updater, buckets: Sequence[Bucket], every: int) -> None:
+        if self._recording.on and (updater.optimizer.random or self._hand_over.due(buckets, every)):
+            numbers = [number for bucket in buckets for number in bucket.ids]
+            self._recording.updated(buckets, updater.states.parts(numbers))
 
     def _check(self, bucket: Bucket, items: Sequence[Contribution]) -> Callable[[torch.Tensor], None] | None:
         """Return a function that raises ``NotFinite`` if a sum of ``items`` is not finite; None if nobody checks."""

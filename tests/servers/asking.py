@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from kvstore.wire import (
     pack_arrays,
 )
 from servers.shard import Shard
+from servers.store.recording import Recorder
 from servers.store.target import HeldSegment
 
 
@@ -201,7 +202,7 @@ class Desk:
         mode: str = "sync",
         values: dict[int, torch.Tensor] | None = None,
         aggregated: Sequence[Sequence[int]] = (),
-        recorder: Callable[[Message], None] | None = None,
+        recorder: Recorder | None = None,
         **rule: Any,
     ) -> None:
         self.shard = Shard(0, workers, aggregated=aggregated, recorder=recorder)

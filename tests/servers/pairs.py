@@ -54,14 +54,29 @@ def copied(shard: Shard, workers: int, **how: Any) -> Shard:
     return made
 
 
+class Records(list[Message]):
+    """A recorder that keeps what it is given.
+
+    Args:
+        shares: see ``Recorder``.
+    """
+
+    def __init__(self, shares: bool = False) -> None:
+        super().__init__()
+        self.shares = shares
+
+    def __call__(self, message: Message) -> None:
+        self.append(message)
+
+
 class Pair(Desk):
     """A ``Desk`` whose shard has a standby, which has applied no record before ``catch_up``."""
 
-    def __init__(self, workers: int = 2, *args: Any, **how: Any) -> None:
-        self.records: list[Message] = []
+    def __init__(self, workers: int = 2, *args: Any, shares: bool = False, **how: Any) -> None:
+        self.records = Records(shares)
         self.applied = 0
         self.standby = Shard(0, workers, aggregated=how.get("aggregated", ()))
-        super().__init__(workers, *args, recorder=self.records.append, **how)
+        super().__init__(workers, *args, recorder=self.records, **how)
 
     def catch_up(self, number: int | None = None) -> None:
         """Apply records up to ``number``; by default all there are."""

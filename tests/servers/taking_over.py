@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from asking import Worker, sent
 from hypothesis import strategies as st
-from pairs import copied, rows_of
+from pairs import Records, copied, rows_of
 
-from kvstore.wire import Failure, Message, Pause, Reply, Request, Resume
+from kvstore.wire import Failure, Pause, Reply, Request, Resume
+from servers.replication.backlog import Backlog
 from servers.shard import Shard
+from servers.store import hand_over
 
 SIZES = {1: 3, 2: 64, 3: 1}
 
@@ -88,7 +91,8 @@ class Servers:
     def __init__(self, scripts: list[Script], rule: dict[str, Any], optimizer: tuple[str | None, dict[str, Any]]):
         self.scripts = scripts
         self.count = len(scripts)
-        self.records: list[Message] = []
+        self.records = Records(shares=True)
+        self.backlog = Backlog()
         self.held: list[tuple[int, bytes, Reply]] = []
         self.stored = 0
         self.primary = Shard(0, self.count)
@@ -119,21 +123,29 @@ class Servers:
     def store(self, number: int) -> None:
         if self.standby is not None:
             for record in self.records[self.stored : self.stored + number]:
-                self.standby.apply(sent(record))
+                self.backlog.add(sent(record))
                 self.stored += 1
+                self.apply(self.standby)
             self.deliver()
+
+    def apply(self, standby: Shard) -> None:
+        """Apply what is due."""
+        while (due := self.backlog.take()) is not None:
+            standby.apply(due)
 
     def pair(self) -> None:
         if self.standby is None:
-            self.records, self.stored = [], 0
+            self.records, self.stored, self.backlog = Records(shares=True), 0, Backlog()
             self.standby = copied(self.primary, self.count)
-            self.primary.record(self.records.append)
+            self.primary.record(self.records)
 
     def crash(self) -> None:
         """The primary dies, with the records and answers that have not left it."""
         if self.standby is not None:
+            self.backlog.hurry()
+            self.apply(self.standby)
             self.primary, self.standby = self.standby, None
-            self.records, self.stored, self.held = [], 0, []
+            self.records, self.stored, self.held = Records(shares=True), 0, []
             for script in self.scripts:
                 for request in list(script.outstanding.values()):
                     self.ask(script, request)
@@ -183,7 +195,16 @@ def disturbed(
         drawn.append(data.draw(strategy))
         return drawn[-1]
 
-    run = servers(noting)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hand_over, "LEAST_BYTES", 1)
+        patch.setattr(hand_over, "ROUNDS", 2)
+        run = servers(noting)
+        _disturb(run, data)
+        ended = run.finish()
+    return ended, servers(lambda _: drawn.pop(0)).finish()
+
+
+def _disturb(run: Servers, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(0, 40))):
         action = data.draw(st.sampled_from(["ask"] * 5 + ["store"] * 3 + ["pair", "crash"]))
         if action == "ask":
@@ -197,4 +218,3 @@ def disturbed(
             run.pair()
         else:
             run.crash()
-    return run.finish(), servers(lambda _: drawn.pop(0)).finish()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from asking import Worker, sent
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from pairs import copied, state
+from pairs import Records, copied, state
 
 from kvstore.wire import Close, Message
+from servers.replication.backlog import Backlog
 from servers.shard import Shard
+from servers.store import hand_over
 
 SIZES = {1: (3,), 2: (64,), 3: (2, 5), 4: (1,)}
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -96,6 +100,14 @@ def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> Message:
     return Close(worker.me(), 0) if kind == "close" else worker.open("sync", finite=True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _handed_over_soon() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hand_over, "LEAST_BYTES", 1)
+        patch.setattr(hand_over, "ROUNDS", 2)
+        yield
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data(), RULES, st.integers(1, 3), st.sampled_from([torch.float32, torch.float32, torch.bfloat16]))
 def test_after_each_record_the_state_is_the_primarys(
@@ -105,8 +117,8 @@ def test_after_each_record_the_state_is_the_primarys(
     if rule.get("quorum", 0) > count:
         rule = {**rule, "quorum": count}
     asked = Asked(workers)
-    records: list[Message] = []
-    primary, standby = Shard(0, count, recorder=records.append), Shard(0, count)
+    records = Records(shares=data.draw(st.booleans()))
+    primary, standby, backlog = Shard(0, count, recorder=records), Shard(0, count), Backlog()
 
     def ask(worker: Worker, message: Message) -> None:
         primary.handle(worker.peer, sent(message))
@@ -124,14 +136,18 @@ def test_after_each_record_the_state_is_the_primarys(
     for _ in range(data.draw(st.integers(1, 25))):
         message = data.draw(requests(asked, dtype))
         ask(asked.workers[message.node.rank], message)
-        action = data.draw(st.sampled_from(["compare", "wait", "wait", "copy", "leave"]))
+        action = data.draw(st.sampled_from(["compare", "wait", "wait", "wait", "copy", "leave"]))
         if action == "leave" and count > 1:
             primary.depart([count - 1])
         elif action == "copy":
-            standby = copied(primary, count)
+            standby, backlog = copied(primary, count), Backlog()
             records.clear()
+        while records:
+            backlog.add(sent(records.pop(0)))
         if action != "wait":
-            while records:
-                standby.apply(sent(records.pop(0)))
+            backlog.hurry()
+        while (due := backlog.take()) is not None:
+            standby.apply(due)
+        if action != "wait":
             assert state(standby) == state(primary)
     event(f"{rule}")

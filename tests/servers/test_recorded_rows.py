@@ -10,7 +10,7 @@ from asking import Worker, sent
 from asking_rows import evict, freeze, init_tables, pull_rows, push_rows, put_rows
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from pairs import copied, state
+from pairs import Records, copied, state
 
 from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 from kvstore.wire import Message
@@ -101,8 +101,8 @@ def test_after_each_record_the_rows_are_the_primarys(data: st.DataObject, rule: 
     if rule.get("quorum", 0) > count:
         rule = {**rule, "quorum": count}
     asked, full = Asked(workers), rule["mode"] == "sync" and "quorum" not in rule
-    records: list[Message] = []
-    primary, standby = Shard(0, count, recorder=records.append), Shard(0, count)
+    records = Records()
+    primary, standby = Shard(0, count, recorder=records), Shard(0, count)
 
     def ask(worker: Worker, message: Message) -> None:
         primary.handle(worker.peer, sent(message))

@@ -15,6 +15,7 @@ from kvstore.wire import Request
 
 SYNC: list[tuple[str | None, dict[str, Any]]] = [
     *((name, hyper) for name in ("sgd", "adam") for hyper in ({}, {"weight_decay": 0.1})),
+    ("sgd", {"momentum": 0.9}),
     (None, {}),
 ]
 ROW_RULES: list[tuple[str | None, dict[str, Any]]] = [

@@ -26,6 +26,9 @@ from kvstore.rule import Rule
 from servers.aggregator.process import run_aggregator
 from servers.scheduler_process import run_scheduler
 from servers.server import run_server
+from servers.store import hand_over
+
+hand_over.LEAST_BYTES, hand_over.ROUNDS = 1, 2  # so that standbys are handed a few numbers, too, and soon
 
 LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
 HEARTBEAT_LIMIT_S = 5.0
@@ -81,6 +84,7 @@ class SimulatedJob:
         hosts: the ranks of the workers of each host that has an aggregator; by default no host has one.
         rule: of the store.
         replicas: 1 to give each server a standby.
+        shares: whether standbys are handed what updates have made, now and then.
         start_s: how long a process that is started again takes to run, on average.
         restarts: how often dead servers, standbys and schedulers are started again, all together.
         options: more, for ``Config``.
@@ -104,10 +108,12 @@ class SimulatedJob:
         replicas: int = 0,
         restarts: int = 0,
         start_s: float = 0.05,
+        shares: bool = False,
         **options: Any,
     ) -> None:
         self.world = World()
         self.network = Network(self.world, seed, weather or Weather())
+        self.network.shares = shares
         self.processes: dict[str, Process] = {}
         self.everyone: list[Process] = []
         self.starts: Counter[str] = Counter()

@@ -88,6 +88,7 @@ class Network:
         traffic: bytes that have arrived, by the names of the sender and the receiver.
         late_s: by the names of sender and receiver, how much later messages between them arrive.
         on_delivery: called after each message has been put into its inbox.
+        shares: whether members on one network are taken to read each other's memory.
         welcomed: after how many deliveries the first member was welcomed; None if none has been.
     """
 
@@ -99,6 +100,7 @@ class Network:
         self.traffic: Counter[tuple[str, str]] = Counter()
         self.on_delivery: Callable[[], None] = lambda: None
         self.welcomed: int | None = None
+        self.shares = False
         self.late_s: dict[tuple[str, str], float] = {}
         self.listeners: dict[str, SimulatedTransport] = {}
         self._links: list[SimulatedLink] = []

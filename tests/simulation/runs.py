@@ -55,6 +55,7 @@ class Plan:
         interrupts: after which deliveries an exception comes in the middle of a call of which worker.
         hosts: the ranks of the workers of each host that has an aggregator.
         replicas: 1 if each server has a standby.
+        shares: whether standbys are handed what updates have made, now and then.
         start_s: how long a process that is started again takes to run, on average.
         program: what workers do: ``train``, ``assigned``, ``count`` or ``bits``; with tables ``count rows``,
             ``count twins`` or ``row bits``.
@@ -75,6 +76,7 @@ class Plan:
     interrupts: tuple[tuple[int, int], ...] = ()
     hosts: tuple[tuple[int, ...], ...] = ()
     replicas: int = 0
+    shares: bool = False
     start_s: float = 0.05
     program: str = "train"
     rounds: int = 100
@@ -134,6 +136,7 @@ def carry_out(plan: Plan) -> Outcome:
         replicas=plan.replicas,
         restarts=RESTARTS if plan.replicas else 0,
         start_s=plan.start_s,
+        shares=plan.shares,
         heartbeat_s=plan.limit_s / 10,
         heartbeat_timeout_s=plan.limit_s,
     )

@@ -56,6 +56,7 @@ def replicated(seed: int) -> Plan:
     if dice.random() < 0.3:
         parted = dice.sample(plan.members, 2)
         plan = replace(plan, partings=((*parted, at(), plan.limit_s * dice.choice((0.1, 0.6, 1.6))),))
+    plan = replace(plan, shares=random.Random(f"shares {seed}").random() < 0.7)
     if program == "train":
         return replace(plan, interrupts=tuple((at(), dice.randrange(2)) for _ in range(dice.choice((0, 0, 5)))))
     return plan
@@ -71,7 +72,7 @@ def short(seed: int, hosts: tuple[tuple[int, ...], ...] = ()) -> tuple[Plan, ...
 
     The last one has no optimizer.
     """
-    count = Plan(seed, hosts=hosts, replicas=1, program="count", rounds=3)
+    count = Plan(seed, hosts=hosts, replicas=1, shares=True, program="count", rounds=3)
     bits, assigned = replace(count, program="bits", rounds=1), replace(count, program="assigned")
     return count, replace(count, mode="async"), bits, assigned
 

@@ -13,8 +13,10 @@ from simulation.runs import HOSTS, Plan, carry_out
 from simulation.takeovers import CODED, SEATS, exhaustive, judge, replicated, short, with_tables
 
 from kvstore.member.links import Links
+from kvstore.optim.states import StateStore
 from kvstore.rows.admission import AdmissionRule
 from kvstore.wire import Message, Record, Stored
+from servers.replication.backlog import Backlog
 from servers.replication.gate import Gate
 from servers.replication.replica import Replica
 from servers.requests.ledger import Ledger, Verdict
@@ -117,6 +119,14 @@ ROW_DEATHS = {
     ]
     for mode in ("sync", "async", "keep")
 }
+# The same, where standbys are handed what updates have made.
+HANDED = {
+    program: [
+        Plan(0, replicas=1, shares=True, program=program, rounds=3, crashes=(("server 0", at),))
+        for at in range(80, 240, 8)
+    ]
+    for program in ("count", "bits")
+}
 
 
 def take_all(replica: Any) -> Any:
@@ -160,6 +170,12 @@ MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any], list[Plan]]] = {
         *(Bucket, "adopt", lambda _: lambda self, buffer: None),
         [replace(short(0)[-1], crashes=(("server 0", at),)) for at in (78, 99, 120)],
     ),
+    "rounds that a standby keeps are lost with its server": (
+        *(Backlog, "hurry", lambda _: lambda self: self._kept.clear()),
+        HANDED["count"],
+    ),
+    "states are not handed over": (StateStore, "parts", lambda _: lambda self, keys: [], HANDED["bits"]),
+    "what is handed over is of no round": (Rounds, "reach", lambda _: lambda self, version: None, HANDED["count"]),
     "sums of rows are not recorded": (Recording, "row_sums", lambda _: lambda self, *_: None, ROW_DEATHS["sync"]),
     "answers with rows do not wait for the standby": (
         *(Gate, "take", lambda take: lambda self, outbox, newest, stored: outbox),

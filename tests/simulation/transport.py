@@ -93,6 +93,10 @@ class SimulatedTransport(Heap):
         """True: messages are read when they leave."""
         return True
 
+    def shares(self, peer: Peer) -> bool:
+        """As the network is told."""
+        return self._network.shares
+
     def detach(self) -> None:
         """Copy what has not left yet."""
         for link in (*self._made.values(), *self.accepted.values()):

@@ -158,6 +158,11 @@ class SharedMemoryTransport:
         link = self._links.get(peer)
         return (link is None or link.reader is None) and self._inner.gathers(peer)
 
+    def shares(self, peer: Peer) -> bool:
+        """Whether ``peer`` can map this process's memory."""
+        link = self._links.get(peer)
+        return link is not None and link.reader is not None
+
     def detach(self) -> None:
         """See the inner transport. What peers read by reference is not the caller's memory."""
         self._inner.detach()

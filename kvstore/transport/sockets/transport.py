@@ -128,6 +128,10 @@ class SocketTransport(Heap):
         """True: one system call takes many buffers."""
         return True
 
+    def shares(self, peer: Peer) -> bool:
+        """False: all frames are copied."""
+        return False
+
     def detach(self) -> None:
         """Copy what is queued."""
         with self._changed:

@@ -173,6 +173,10 @@ class ZmqTransport(Heap):
         """False: what ZeroMQ has been given cannot be taken back."""
         return False
 
+    def shares(self, peer: Peer) -> bool:
+        """False: all frames are copied."""
+        return False
+
     def detach(self) -> None:
         """No effect, and none is needed where ``gathers`` is False."""
 

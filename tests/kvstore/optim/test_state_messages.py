@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kvstore.errors import WireError
-from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
-from kvstore.wire import OptimizerStates, decode, encode
+from kvstore.optim.state_messages import SegmentState, pack_parts, pack_states, unpack_parts, unpack_states
+from kvstore.wire import Buffer, OptimizerStates, Updated, decode, encode
 
 STATES = [
     SegmentState(3, "momentum", torch.arange(6.0).view(2, 3).t()),
@@ -37,3 +37,38 @@ def test_they_arrive_as_they_were() -> None:
 def test_tensors_that_do_not_fit_their_shapes_are_refused() -> None:
     with pytest.raises(WireError):
         unpack_states(replace(message(), shapes=[[2, 2], [], [40_000], [0, 4]]))
+
+
+SHAPES = {3: (2, 3), 1: (40_000,), 7: (2,)}
+PARTS = [
+    ((3, 1), "momentum", torch.arange(40_006.0)),
+    ((3, 1), "step", torch.tensor(7.0)),
+    ((7,), "momentum", torch.ones(2)),
+]
+
+
+def updated() -> tuple[Updated, list[Buffer]]:
+    fields, frames = pack_parts(PARTS)
+    sent = encode(Updated(0, list(SHAPES), [2, 1], [5, 5], **fields, buffers=frames))
+    arrived = decode([bytearray(frame) for frame in sent])
+    assert isinstance(arrived, Updated)
+    return arrived, list(arrived.buffers)
+
+
+def test_states_of_several_segments_arrive_as_those_of_each() -> None:
+    arrived = unpack_parts(*updated(), SHAPES)
+    momenta = PARTS[0][2]
+    expected = {
+        (3, "momentum"): momenta[:6].view(2, 3),
+        (1, "momentum"): momenta[6:],
+        (3, "step"): torch.tensor(7.0),
+        (1, "step"): torch.tensor(7.0),
+        (7, "momentum"): torch.ones(2),
+    }
+    assert arrived.keys() == expected.keys()
+    assert all(torch.equal(arrived[where], expected[where]) for where in expected)
+
+
+def test_states_of_other_segments_are_refused() -> None:
+    with pytest.raises(ValueError, match="40006 elements of momentum for segments of"):
+        unpack_parts(*updated(), {**SHAPES, 3: (2, 2)})

@@ -150,3 +150,20 @@ def test_keys_are_alike_only_with_the_same_counts_of_steps() -> None:
     a, b, c, new = (states.likeness(key, rates) for key in ("a", "b", "c", "new"))
     assert a == b
     assert len({a, c, new}) == 3
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_states_of_what_is_fused_are_one(name: str) -> None:
+    updater = Updater(describe(name, {"momentum": 0.9} if name == "sgd" else {}))
+    flat = torch.ones(64 + 64 + 3)
+    group = updater.group(["a", "b"], [(64,), (8, 8)], flat[:128])
+    updater.step([group], [torch.arange(128.0)])
+    updater.update([("c", flat[128:], torch.ones(3))])
+    updater.states.release("c")
+    parts = updater.states.parts(["a", "b", "c", "none"])
+    of_each = updater.states.of(["a", "b", "c"])
+    assert {keys for keys, _, _ in parts} == {("a", "b"), ("c",)}
+    for keys, name_, value in parts:
+        together = [of_each[key, name_].reshape(-1) for key in keys]
+        assert torch.equal(value.reshape(-1), torch.cat(together) if value.dim() else together[0])
+    assert len(parts) == len({name_ for _, name_ in of_each}) * 2

@@ -19,6 +19,8 @@ from kvstore.wire import decode
     [
         (wire.ClosedRounds, "versions"),
         (wire.BucketState, "splits"),
+        (wire.Updated, "versions"),
+        (wire.Updated, "names"),
         (wire.StatesState, "names"),
         (wire.EncoderState, "steps"),
         (wire.EncoderState, "versions"),

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from kvstore.wire import Ack, Explain, Explanation, Message, Node, Pull, Record, Request, Sender, decode, encode
+from kvstore.wire import (
+    Ack,
+    ClosedRounds,
+    Explain,
+    Explanation,
+    Message,
+    Node,
+    Pull,
+    Record,
+    Request,
+    Sender,
+    Updated,
+    decode,
+    encode,
+)
 from servers.replication.primary import Replicated
 from servers.requests.replies import Outbox
 
@@ -20,6 +34,16 @@ def number_of(record: Record) -> int:
     """What a record of such a change is of."""
     inner = decode([bytearray(frame) for frame in record.buffers])
     return int(inner.ids[0])
+
+
+def closed(version: int) -> ClosedRounds:
+    """A record of a round that is kept."""
+    return ClosedRounds(0, [1], [1], [version], [], [], None, 1.0, [], [], False, True, [bytes(4)])
+
+
+def updated(version: int) -> Updated:
+    """A record of what the rounds up to ``version`` have made."""
+    return Updated(0, [1], [1], [version], [], [], [], [], [], [bytes(4)])
 
 
 class Counting(Replicated):
@@ -58,6 +82,9 @@ class Counting(Replicated):
         return []
 
     def apply(self, message: Message) -> None:
+        if isinstance(message, ClosedRounds | Updated):
+            self.noted += message.versions
+            return
         assert isinstance(message, Pull)
         self.noted += message.ids
 

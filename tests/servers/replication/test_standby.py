@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from asking import Door
-from replication.pairs import SERVER, STANDBY, Counting, arrived, change
+from replication.pairs import SERVER, STANDBY, Counting, arrived, change, closed, updated
 
 from kvstore.errors import WireError
-from kvstore.wire import Node, Record, Stored, View, encode
+from kvstore.wire import Message, Node, Record, Stored, View, encode
 from servers.replication.standby import KEPT, Standby
 
 VIEW = View(SERVER, 2, "its key", ["standby", 1], "inproc://standby", "my key", False)
@@ -24,6 +24,9 @@ class Setup:
         self.standby = Standby(self.shard.apply, self.door)
         if view is not None:
             assert self.standby.look(view) == []
+
+    def note(self, number: int, message: Message) -> Any:
+        return self.standby.take(b"link", arrived(Record(2, number, encode(message))))
 
     def take(self, number: int, epoch: int = 2, peer: bytes = b"link") -> Any:
         return self.standby.take(peer, arrived(Record(epoch, number, encode(change(10 * number)))))
@@ -46,6 +49,22 @@ def test_a_record_is_stored_when_it_comes_and_applied_later_in_order() -> None:
     setup.standby.catch_up()
     setup.standby.go_on()
     assert (setup.shard.noted, setup.standby.behind) == ([10, 20, 30], 0)
+
+
+def test_a_round_that_is_kept_is_stored_and_applied_only_if_this_process_takes_over() -> None:
+    setup = ready()
+    for number, message in enumerate([closed(1), closed(2), updated(2), closed(3)], 1):
+        assert setup.note(number, message) == [(b"link", Stored(2, number))]
+        setup.standby.go_on()
+    assert (setup.shard.noted, setup.standby.behind, setup.standby.ready) == ([], 2, False)
+    setup.standby.catch_up()
+    assert (setup.shard.noted, setup.standby.behind) == ([2, 3], 0)
+    setup.note(5, closed(4))
+    setup.take(6)
+    assert setup.standby.ready
+    setup.standby.go_on()
+    setup.standby.go_on()
+    assert (setup.shard.noted, setup.standby.ready) == ([2, 3, 4, 60], False)
 
 
 def test_a_repeat_is_said_to_be_stored_and_not_applied_again() -> None:

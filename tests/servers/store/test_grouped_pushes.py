@@ -12,8 +12,9 @@ from asking_rows import describe, evict, freeze, pull_rows, push_rows, put_rows,
 from group_pair import KINDS, WIDTH, Pair, push_rounds, spoiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairs import Records
 
-from kvstore.wire import Capture, Message, PushRows, encode
+from kvstore.wire import Capture, PushRows, encode
 
 LISTS = [(7, 8, 9)] * 21 + [(7, 8), (9,), (9, 8, 7)]
 
@@ -252,9 +253,9 @@ def test_a_sum_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_standby_is_told_of_each_table(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = _grouped(monkeypatch)
-    records: list[list[Message]] = [[], []]
+    records = [Records(), Records()]
     for shard, its in zip(pair.shards, records, strict=True):
-        shard.record(its.append)
+        shard.record(its)
     push_rounds(pair, range(3, 5))
     first, second = ([list(map(bytes, encode(record))) for record in its] for its in records)
     assert first == second != []

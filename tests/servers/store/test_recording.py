@@ -7,12 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from asking import floats, optimized, read, text_of
+from asking import floats, optimized, read, sent, text_of
 from asking_rows import init_tables, push_rows
 from pairs import Pair, state
 
+from kvstore.optim.updater import Updater
 from kvstore.table import MinCount, Table
-from kvstore.wire import Ack, ClosedRounds, ClosedRowRounds, Grouped
+from kvstore.wire import Ack, ClosedRounds, ClosedRowRounds, Grouped, Updated
+from servers.replication.backlog import Backlog
+from servers.store import hand_over
 
 WIDTH = 1 << 12  # so large that a row is a frame of its own
 
@@ -155,3 +158,104 @@ def test_rows_of_several_widths_are_not_taken_for_one_array():
     broken = dataclasses.replace(record, ids=[1, 2], versions=[2, 1], counts=[1, 1], together=True)
     with pytest.raises(ValueError, match="several widths"):
         pair.standby.apply(broken)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """A standby is handed what it is worth to be handed, after every second round."""
+    monkeypatch.setattr(hand_over, "LEAST_BYTES", 1)
+    monkeypatch.setattr(hand_over, "ROUNDS", 2)
+
+
+def rounds(pair, clocks, gradient=1.0):
+    for clock in clocks:
+        for worker in pair.workers:
+            pair.ask(worker, worker.push({1: floats(gradient, clock), 2: floats(2)}, clock))
+
+
+def made(pair, kind):
+    return [record for record in pair.records if isinstance(record, kind)]
+
+
+@pytest.mark.parametrize(("name", "options"), [("sgd", {"momentum": 0.9}), ("adam", {}), ("sgd", {})])
+def test_a_standby_that_shares_memory_is_handed_what_updates_have_made(name, options, soon):
+    pair = Pair(2, values={1: floats(1, 2), 2: floats(3)}, shares=True)
+    optimized(pair, name, lr=0.5, **options)
+    rounds(pair, (1, 2, 3))
+    assert [record.kept for record in made(pair, ClosedRounds)] == [True] * 3
+    (handed,) = made(pair, Updated)
+    assert (handed.ids, handed.versions) == ([1, 2], [2])
+    alone = [record for record in pair.records if not isinstance(record, ClosedRounds)]
+    third = made(pair, ClosedRounds)[2]
+    for record in (*alone, third):  # the first two rounds are in what was handed over
+        pair.standby.apply(sent(record))
+    assert state(pair.standby) == state(pair.shard)
+
+
+def test_what_is_handed_over_does_not_change(soon):
+    pair = Pair(1, values={1: floats(1, 2), 2: floats(3)}, shares=True)
+    optimized(pair, "sgd", lr=0.5, momentum=0.9)
+    rounds(pair, (1, 2))
+    (handed,) = made(pair, Updated)
+    before = [bytes(buffer) for buffer in handed.buffers]
+    rounds(pair, (3, 4, 5))
+    assert [bytes(buffer) for buffer in handed.buffers] == before
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [({"shares": False}, {}), ({"shares": True}, {"quorum": 1}), ({"shares": True}, {"values": {}})],
+)
+def test_whoever_makes_updates_itself_is_handed_nothing(options, rule, soon):
+    values = {1: floats(1, 2), 2: floats(3)}
+    pair = Pair(1, **{"values": values, **options, **rule})
+    if rule.get("values") == {}:  # sums are assigned
+        pair.ask(pair.workers[0], pair.workers[0].init(values))
+    else:
+        optimized(pair, "sgd", lr=0.5)
+    rounds(pair, (1, 2, 3))
+    assert not any(record.kept for record in made(pair, ClosedRounds))
+    assert made(pair, Updated) == []
+
+
+def test_a_standby_knows_an_update_that_has_failed_although_it_keeps_rounds(soon, monkeypatch):
+    pair = Pair(1, values={1: floats(1, 2), 2: floats(3)}, shares=True)
+    optimized(pair, "sgd", lr=0.5)
+    step = Updater.step
+
+    def fail(self, groups, grads, keep=False):
+        if float(grads[0][0]) == 7:
+            raise ArithmeticError("seven")
+        step(self, groups, grads, keep)
+
+    monkeypatch.setattr(Updater, "step", fail)
+    rounds(pair, (1,))
+    rounds(pair, (2,), 7.0)
+    rounds(pair, (3, 4))
+    assert [record.kept for record in made(pair, ClosedRounds)] == [True, True, False, True]
+    backlog = Backlog()
+    for record in pair.records:
+        backlog.add(sent(record))
+    backlog.hurry()
+    while (due := backlog.take()) is not None:
+        pair.standby.apply(due)
+    assert state(pair.standby) == state(pair.shard)
+    (served,) = pair.standby.stores.values()
+    assert [list(bucket.failures) for bucket in served.buckets.all()] == [[2]]
+
+
+def test_states_without_an_optimizer_are_refused():
+    pair = Pair(1, values={1: floats(1)})
+    pair.catch_up()
+    with pytest.raises(ValueError, match="what an optimizer has made, and there is none"):
+        pair.standby.apply(Updated(0, [1], [1], [1], [], [], [], [], [], [bytes(4)]))
+
+
+def test_values_that_are_older_are_refused():
+    pair = Pair(1, values={1: floats(1)})
+    optimized(pair, "sgd", lr=0.5)
+    for clock in (1, 2):
+        pair.ask(pair.workers[0], pair.workers[0].push({1: floats(4)}, clock))
+    pair.catch_up()
+    with pytest.raises(ValueError, match="round 1 was closed after round 2"):
+        pair.standby.apply(Updated(0, [1], [1], [1], [], [], [], [], [], [bytes(4)]))

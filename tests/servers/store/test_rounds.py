@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from asking import Desk, floats, read
 from hypothesis import given
@@ -220,3 +221,16 @@ def test_rounds_with_a_quorum_are_over_in_order_and_lose_nothing_that_is_kept(
             seen += items
     left = [item for _, _, item in rounds.open()]
     assert sorted(seen + left) == sorted(order)
+
+
+def test_rounds_that_another_server_has_closed_may_be_skipped() -> None:
+    rounds: Rounds[str] = Rounds([0, 1])
+    rounds.pause(0, 3)
+    rounds.reach(4)
+    assert rounds.version == 4
+    assert rounds.counts([0, 1], 4)
+    assert rounds.contribute([1], 5, "b")
+    assert rounds.complete() == ["b"], "0 has paused before that"
+    rounds.reach(5)
+    with pytest.raises(ValueError, match="round 4 was closed after round 5"):
+        rounds.reach(4)

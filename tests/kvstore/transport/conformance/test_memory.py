@@ -82,3 +82,10 @@ def test_memory_that_may_be_read_is_busy(ends: Ends):
     assert other.busy(memory[5000:6000])
     assert other.busy(bytearray(100))
     del frames
+
+
+def test_who_reads_our_memory_is_known_once_we_are_acquainted(ends: Ends):
+    listener, other, link = ends.pair()
+    acquaint(listener, other, link)
+    assert other.shares(link) == (ends.kind == "inproc" or ends.kind.startswith("shm"))
+    assert not other.shares(b"nobody") or ends.kind == "inproc"
