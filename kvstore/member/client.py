@@ -263,6 +263,8 @@ class Client:
         now = self._clock() if now is None else now
         deadline = now + timeout
         while not condition():
+            if self.failure is not None and self._arrived(condition):
+                return True
             self.check()
             if deadline <= now:
                 return False
@@ -297,6 +299,12 @@ class Client:
         return find_out(self, operation, first)
 
     # ---- helpers
+
+    def _arrived(self, condition: Callable[[], bool]) -> bool:
+        """Take in what has arrived; return whether ``condition`` holds. An answer says more than the end of the job."""
+        for _ in range(2):  # the first may end at once, having been woken to hear of the failure
+            self.alone(self.links.receive, condition, 0.0)
+        return condition()
 
     def _failed(self) -> bool:
         return self.failure is not None

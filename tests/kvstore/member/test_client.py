@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from played import BARRIER, WINDOW, Played, acknowledge, ask, client_of
 
-from kvstore.errors import KVStoreError, Mismatch, NodeLost, ServerError, UsageError
+from kvstore.errors import KVStoreError, Mismatch, NodeLost, NotFinite, ServerError, UsageError
 from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
 from kvstore.ticket import Operation
 from kvstore.wire import (
@@ -180,6 +180,17 @@ def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
             action()
     client.tell(a, Barrier, **BARRIER)
     assert len(transport.asked) == 2, "a farewell goes out all the same"
+
+
+def test_an_answer_that_was_there_before_the_end_of_the_job_is_taken():
+    transport = Played()
+    client, a, _ = client_of(transport)
+    operation = Operation("x", (), client)
+    ask(client, a, operation)
+    transport.arrive(a, Failure(1, "NotFinite", "push 3 by this worker"))
+    client.fail(NodeLost("worker 0 has failed"))
+    with pytest.raises(NotFinite, match="push 3 by this worker"):
+        operation.wait()
 
 
 def test_after_closing_every_call_says_so():
