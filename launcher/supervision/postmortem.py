@@ -111,7 +111,8 @@ class Postmortem:
         if report.consequence:
             causes = [index for index, other in self._reports.items() if not other.consequence]
             speakers = [index for index in self._reports if self._tasks[index].role == "scheduler"]
-            return next(iter([*causes, *(speakers if self._tasks[failed].role != "worker" else [])]), failed)
+            failed = next(iter([*causes, *(speakers if self._tasks[failed].role != "worker" else [])]), failed)
+            report = self._reports[failed]
         # An error in a round comes to all of its workers, and names the one that has caused it.
         for index, other in self._reports.items():
             if other.error == report.error and re.search(rf"\b{self._tasks[index].name}\b", report.error):

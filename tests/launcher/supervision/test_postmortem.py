@@ -86,6 +86,14 @@ def test_an_error_that_all_get_names_its_cause(postmortem: Postmortem) -> None:
     ]
 
 
+@pytest.mark.parametrize("first", ["W0", "SERVER", "SCHEDULER"])
+def test_an_error_that_all_get_names_its_cause_whoever_ends_first(postmortem: Postmortem, first: str) -> None:
+    error = "NotFinite: push 3 of 'w' by worker 1 has NaN"
+    own = ExitReport(error, "train.py:9", "Traceback of 1\n")
+    report(postmortem, SERVER=JOB, W0=ExitReport(error, "train.py:9", "Traceback of 0\n"), W1=own, SCHEDULER=JOB)
+    assert postmortem.root(globals()[first]) == W1
+
+
 def test_a_killed_process_has_no_report_and_is_the_cause(postmortem: Postmortem) -> None:
     report(postmortem, W0=LOST, SERVER=JOB)
     assert texts(postmortem.lines(W1, "was killed by SIGKILL")) == [
