@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from simulation.launcher import SimulatedLauncher
 from simulation.network import Network, Process, Weather
@@ -27,8 +28,6 @@ from servers.aggregator.process import run_aggregator
 from servers.scheduler_process import run_scheduler
 from servers.server import run_server
 from servers.store import hand_over
-
-hand_over.LEAST_BYTES, hand_over.ROUNDS = 1, 2  # so that standbys are handed a few numbers, too, and soon
 
 LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
 HEARTBEAT_LIMIT_S = 5.0
@@ -160,7 +159,10 @@ class SimulatedJob:
         workers = [self._spawn(f"worker {rank}", partial(self._work, rank, program)) for rank in range(self._workers)]
         self._working = [worker.tasks[0] for worker in workers]
         began = self.world.now
-        self.world.run(lambda: not self.alive, limit_s)
+        with patch.multiple(
+            hand_over, LEAST_BYTES=1, ROUNDS=2
+        ):  # so that standbys are handed a few numbers, too, and soon
+            self.world.run(lambda: not self.alive, limit_s)
         hanging = [task.name for task in self.alive]
         tasks = {name: self.processes[name].tasks[0] for name in names}
         outcome = Outcome(
