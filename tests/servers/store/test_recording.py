@@ -193,13 +193,63 @@ def test_a_standby_that_shares_memory_is_handed_what_updates_have_made(name, opt
 
 
 def test_what_is_handed_over_does_not_change(soon):
-    pair = Pair(1, values={1: floats(1, 2), 2: floats(3)}, shares=True)
+    large = torch.ones(40_000)  # a frame of its own
+    pair = Pair(1, values={1: large}, shares=True)
     optimized(pair, "sgd", lr=0.5, momentum=0.9)
-    rounds(pair, (1, 2))
+    (worker,) = pair.workers
+    for clock in (1, 2):
+        pair.ask(worker, worker.push({1: large * clock}, clock))
     (handed,) = made(pair, Updated)
     before = [bytes(buffer) for buffer in handed.buffers]
-    rounds(pair, (3, 4, 5))
+    assert len(before) == 2
+    pair.ask(worker, worker.push({1: large}, 3))
     assert [bytes(buffer) for buffer in handed.buffers] == before
+
+
+@pytest.mark.parametrize(("name", "options"), [("sgd", {"momentum": 0.9}), ("adam", {})])
+def test_a_standby_goes_on_with_states_that_it_was_handed_instead_of_its_own(name, options, soon):
+    pair = Pair(2, values={1: floats(1, 2), 2: floats(3)}, shares=True)
+    optimized(pair, name, lr=0.5, **options)
+    rounds(pair, (1, 2, 3))
+    pair.catch_up()
+    assert state(pair.standby) == state(pair.shard)
+    before = len(pair.records)
+    rounds(pair, (4, 5))
+    fourth, handed, fifth = pair.records[before:]
+    assert [type(record) for record in (fourth, handed, fifth)] == [ClosedRounds, Updated, ClosedRounds]
+    for record in (handed, fifth):
+        pair.standby.apply(sent(record))
+    assert state(pair.standby) == state(pair.shard)
+
+
+def test_who_joins_goes_on_after_what_was_handed_over(soon):
+    pair = Pair(2, values={1: floats(1, 2), 2: floats(3)}, shares=True)
+    optimized(pair, "sgd", lr=0.5)
+    for worker in pair.workers:
+        pair.ask(worker, worker.pause({1: 2, 2: 2}))
+    rounds(pair, (1, 2))
+    for record in pair.records:
+        if not isinstance(record, ClosedRounds):
+            pair.standby.apply(sent(record))
+    pair.take_over()
+    rounds(pair, (3,))
+    (served,) = pair.shard.stores.values()
+    assert [bucket.rounds.version for bucket in served.buckets.all()] == [3]
+
+
+def test_a_round_that_has_failed_is_not_kept(soon):
+    pair = Pair(1, finite=True, shares=True)
+    (worker,) = pair.workers
+    for number in (1, 2):
+        pair.ask(worker, worker.init({number: floats(1, 2)}))
+    optimized(pair, "sgd", lr=0.5)
+    for clock, value in ((1, 1.0), (2, float("nan")), (3, 1.0)):
+        pair.ask(worker, worker.push({1: floats(1, 2), 2: floats(value, 2)}, clock))
+    assert [(record.kept, bool(record.failures)) for record in made(pair, ClosedRounds)] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
 
 
 @pytest.mark.parametrize(
