@@ -238,18 +238,17 @@ def test_who_joins_goes_on_after_what_was_handed_over(soon):
 
 
 def test_a_round_that_has_failed_is_not_kept(soon):
-    pair = Pair(1, finite=True, shares=True)
-    (worker,) = pair.workers
-    for number in (1, 2):
-        pair.ask(worker, worker.init({number: floats(1, 2)}))
+    pair = Pair(2, finite=True, shares=True, values={1: floats(1, 2), 2: floats(3)})
     optimized(pair, "sgd", lr=0.5)
+    a, b = pair.workers
     for clock, value in ((1, 1.0), (2, float("nan")), (3, 1.0)):
-        pair.ask(worker, worker.push({1: floats(1, 2), 2: floats(value, 2)}, clock))
-    assert [(record.kept, bool(record.failures)) for record in made(pair, ClosedRounds)] == [
-        (True, False),
-        (False, True),
-        (True, False),
-    ]
+        pair.ask(a, a.push({1: floats(1, 2)}, clock))
+        pair.ask(a, a.push({2: floats(value)}, clock))
+        pair.ask(b, b.push({1: floats(1, 2), 2: floats(2)}, clock))
+    first, second, third = made(pair, ClosedRounds)
+    assert (first.kept, len(first.buffers), first.failures) == (True, 2, [])
+    assert (second.kept, len(second.buffers), len(second.failures)) == (False, 1, 1)
+    assert third.kept
 
 
 @pytest.mark.parametrize(
