@@ -20,13 +20,9 @@ def interrupted(action: Callable[[], Any], line: int, error: type[BaseException]
     """
     came = False
     lines = 0
-    # Tools that watch the garbage collector are called in the middle of anything; Python only prints what they raise.
-    watchers = {getattr(callback, "__code__", None) for callback in gc.callbacks}
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines, came
-        if frame.f_code in watchers:
-            return None
         if event == "line":
             lines += 1
             if lines > line and not came:
@@ -35,7 +31,9 @@ def interrupted(action: Callable[[], Any], line: int, error: type[BaseException]
                 raise error(f"at {frame.f_code.co_filename}:{frame.f_lineno}")
         return trace
 
-    before = sys.gettrace()
+    # The collector calls finalizers of anybody's garbage in the middle of anything; Python only prints what they raise.
+    collects, before = gc.isenabled(), sys.gettrace()
+    gc.disable()
     sys.settrace(trace)
     try:
         action()
@@ -44,4 +42,6 @@ def interrupted(action: Callable[[], Any], line: int, error: type[BaseException]
             raise
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return came
