@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvstore.spec import Key, Spec
-from kvstore.values import from_buffer, spec_of, to_buffer
+from kvstore.values import from_buffer, spec_of, split_like, to_buffer
 from kvstore.wire import Buffer, OptimizerStates, PutStates, StatesState, Updated, pack_arrays, unpack_arrays
 
 
@@ -42,12 +42,8 @@ def unpack_states(message: OptimizerStates | PutStates | StatesState) -> list[Se
         WireError: its buffers are not those of tensors of these shapes.
         UsageError: there can be no tensor of such a shape.
     """
-    specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
-    parts = unpack_arrays(message.buffers, [spec.nbytes for spec in specs])
-    return [
-        SegmentState(number, name, from_buffer(part, spec.dtype).view(spec.shape))
-        for number, name, spec, part in zip(message.ids, message.names, specs, parts, strict=True)
-    ]
+    values = _unpacked(message, message.buffers)
+    return list(map(SegmentState, message.ids, message.names, values))
 
 
 def pack_parts(parts: Iterable[tuple[Sequence[int], str, torch.Tensor]]) -> tuple[dict[str, Any], list[Buffer]]:
@@ -80,19 +76,25 @@ def unpack_parts(
         WireError, UsageError: see ``unpack_states``.
         ValueError: a state does not have as many elements as its segments.
     """
-    specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
-    buffers = unpack_arrays(frames, [spec.nbytes for spec in specs])
     owners = iter(message.owners)
     states: dict[tuple[Key, str], torch.Tensor] = {}
-    for count, name, spec, buffer in zip(message.counts, message.names, specs, buffers, strict=True):
+    for count, name, value in zip(message.counts, message.names, _unpacked(message, frames), strict=True):
         numbers = list(itertools.islice(owners, count))
-        value = from_buffer(buffer, spec.dtype).view(spec.shape)
-        if count == 1 or not spec.shape:
+        if count == 1 or not value.dim():
             states |= {(number, name): value for number in numbers}
             continue
         sizes = [math.prod(shapes[number]) for number in numbers]
-        if sum(sizes) != spec.size:
-            raise ValueError(f"{spec.size} elements of {name} for segments of {sizes}")
-        parts = zip(numbers, torch.split(value.view(-1), sizes), strict=True)
+        if sum(sizes) != value.numel():
+            raise ValueError(f"{value.numel()} elements of {name} for segments of {sizes}")
+        parts = zip(numbers, split_like(value.view(-1), sizes), strict=True)
         states |= {(number, name): part.view(tuple(shapes[number])) for number, part in parts}
     return states
+
+
+def _unpacked(
+    message: OptimizerStates | PutStates | StatesState | Updated, frames: Sequence[Buffer]
+) -> list[torch.Tensor]:
+    """Return the tensors that ``message`` describes, in the memory of ``frames``."""
+    specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
+    parts = unpack_arrays(frames, [spec.nbytes for spec in specs])
+    return [from_buffer(part, spec.dtype).view(spec.shape) for spec, part in zip(specs, parts, strict=True)]

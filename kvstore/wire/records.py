@@ -111,8 +111,8 @@ class Updated(Message):
 
     Attributes:
         versions: how many rounds of each bucket are over with that; 0 where every push is an update.
-        owners, counts: the segments that have each tensor of the optimizer's states, and how many these are. If there
-            are several, the tensor is a number, or flat and of all of them, back to back.
+        owners, counts: of each tensor of the optimizer's states, the segments that it belongs to, and their number.
+            Several segments share a number, or have their elements back to back in a flat tensor.
         names, shapes, dtypes: of these tensors.
         buffers: of each bucket all elements, and then the states.
     """

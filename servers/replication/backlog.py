@@ -1,9 +1,9 @@
 """The records that a standby has not applied, in the order in which it does. Pure.
 
-A round may be kept until the primary hands over what it has made of it: then nobody has to apply it. Nothing is
-lost with that, for a record is stored when it is here, and whoever takes over applies all of them first. What is handed
-over waits in the same way for what replaces it. Rounds of different arrays, and of tables, can be applied in any order.
-Any other record comes after all that came before it.
+A standby may keep a round until the primary hands over what it has made of it. Then the standby drops the round, and
+keeps what it was handed, until the next hand-over replaces that, too. Nothing is lost with that: a record is stored
+when it is here, and whoever takes over applies all of them first. Rounds of different arrays, and of tables, can be
+applied in any order. Any other record comes after all that came before it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class ReplicaProcess(ShardMember):
     """A member that is the primary or the standby of a server's rank, as the scheduler says. See ``ShardMember``."""
 
     def __init__(self, around: Surroundings) -> None:
-        super().__init__(around, recorder=_Recorder(self), on_line_back=self._renew)
+        super().__init__(around, recorder=self, on_line_back=self._renew)
         self._interval_s = around.config.heartbeat_s / 2
         self._stands_at = 0.0
         self._replaced: Replaced | None = None
@@ -49,7 +49,7 @@ class ReplicaProcess(ShardMember):
         link = self._link
         return link is not None and not self._replica.capturing and self._transport.shares(link.peer)
 
-    def take_record(self, message: Message) -> None:
+    def note(self, message: Message) -> None:
         """Take a change of the shard."""
         self._replica.record(message)
 
@@ -141,20 +141,6 @@ class ReplicaProcess(ShardMember):
             self._replaced = exc
             self._service.stop()
             return []
-
-
-class _Recorder:
-    """See ``Recorder``."""
-
-    def __init__(self, process: ReplicaProcess) -> None:
-        self._process = process
-
-    @property
-    def shares(self) -> bool:
-        return self._process.shares
-
-    def __call__(self, message: Message) -> None:
-        self._process.take_record(message)
 
 
 class _Gated:

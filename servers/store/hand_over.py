@@ -40,13 +40,13 @@ class HandOver:
         self._failed = False
 
     def keeps(self, buckets: Sequence[Bucket], every: int) -> bool:
-        """Note a round of ``buckets``; return whether the standby is to keep it until it is handed what it has made.
+        """Note a round of ``buckets``; return whether the standby may keep its sums until it is handed the buckets.
 
         Args:
             buckets: those that are updated.
             every: see ``interval``.
         """
-        # A round that has failed is known to a standby only if it has made its update.
+        # A standby learns that an update has failed by making it. So it makes all that it has kept with the next round.
         if not every or self._failed:
             self._failed = False
             return False

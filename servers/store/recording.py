@@ -47,7 +47,7 @@ class Recorder(Protocol):
         """Whether the standby reads this process's memory: then large frames cost nothing."""
         ...
 
-    def __call__(self, message: Message) -> None:
+    def note(self, message: Message) -> None:
         """Take the next record."""
         ...
 
@@ -82,7 +82,7 @@ class Recording:
     def note(self, message: Message) -> None:
         """Record a request as it came."""
         if self._recorder is not None:
-            self._recorder(message)
+            self._recorder.note(message)
 
     def grouped(self, buckets: Sequence[Bucket]) -> None:
         """Record that ``buckets`` are new: their segments were in others."""

@@ -195,14 +195,12 @@ class Rounds(Generic[T]):
         """
         if version != self.version + 1:
             raise ValueError(f"round {version} was closed after round {self.version}")
-        self.version = self._followed = version
+        self.reach(version)
         self._count(contributors, version)
         self._late.clear()
-        if self._paused:
-            self._look()
 
     def reach(self, version: int) -> None:
-        """Close all rounds up to ``version``, as another server has. None of them has a quorum.
+        """Close all rounds up to ``version``, as another server has; without a quorum that is all.
 
         Raises:
             ValueError: more are over.

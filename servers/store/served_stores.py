@@ -107,7 +107,7 @@ class ServedStores:
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note which workers have left in order; fail the requests that wait for them."""
         if self.recorder is not None:
-            self.recorder(Roster(0, sorted(workers)))
+            self.recorder.note(Roster(0, sorted(workers)))
         self._departed = workers
         return [answer for served in self.open.values() for answer in served.depart(workers)] + self._abandoned()
 
@@ -189,7 +189,7 @@ class ServedStores:
         """Do what ``message`` asks; return the answers that need not wait any more, and record what has changed."""
         answers = self._serve(peer, message)
         if self.recorder is not None and isinstance(message, WHOLE):
-            self.recorder(message)
+            self.recorder.note(message)
         return answers
 
     def _serve(self, peer: bytes, message: Request) -> list[Answer]:

@@ -235,16 +235,17 @@ class Updates:
             groups[bucket] = group
             sums.append(summed)
             totals.append(total)
+        buckets = list(groups) if self._recording.on else []
         every = 0
         if recording is not None:
             hyper = members[0].hyper
-            every = 0 if errors else self._interval(updater, list(groups))
+            every = 0 if errors else self._interval(updater, buckets)
             if all(map(operator.is_, sums, totals)):  # neither server has to copy them to do so
                 updater.rescale(sums)
                 hyper = hyper._replace(rescale=1.0)
             scales = [update.scale for update in members if update.bucket in groups]
-            kept = self._hand_over.keeps(list(groups), every)
-            recording.sums(list(groups), sums, scales, hyper, errors, kept)
+            kept = self._hand_over.keeps(buckets, every)
+            recording.sums(buckets, sums, scales, hyper, errors, kept)
         if not groups:
             return errors
         try:
@@ -255,7 +256,10 @@ class Updates:
             errors |= dict.fromkeys(groups, _none_made(exc, groups))
             self._hand_over.fail()
         else:
-            self._hand_over_if_due(updater, list(groups), every)
+            if self._recording.on and (updater.optimizer.random or self._hand_over.due(buckets, every)):
+                self._recording.updated(
+                    buckets, updater.states.parts([id_ for bucket in buckets for id_ in bucket.ids])
+                )
         return errors
 
     def _interval(self, updater: Updater, buckets: Sequence[Bucket]) -> int:
@@ -264,11 +268,6 @@ class Updates:
             return 0
         round_bytes = sum(bucket.value.nbytes for bucket in buckets)
         return interval(updater.optimizer.random, self._recording.shares, round_bytes, self._buckets.nbytes)
-
-    def _hand_over_if_due(self, updater: Updater, buckets: Sequence[Bucket], every: int) -> None:
-        if self._recording.on and (updater.optimizer.random or self._hand_over.due(buckets, every)):
-            numbers = [number for bucket in buckets for number in bucket.ids]
-            self._recording.updated(buckets, updater.states.parts(numbers))
 
     def _check(self, bucket: Bucket, items: Sequence[Contribution]) -> Callable[[torch.Tensor], None] | None:
         """Return a function that raises ``NotFinite`` if a sum of ``items`` is not finite; None if nobody checks."""

@@ -65,7 +65,7 @@ class Records(list[Message]):
         super().__init__()
         self.shares = shares
 
-    def __call__(self, message: Message) -> None:
+    def note(self, message: Message) -> None:
         self.append(message)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
+import handed_over
 import torch
 from asking import Worker, sent
 from hypothesis import strategies as st
@@ -14,7 +14,6 @@ from pairs import Records, copied, rows_of
 from kvstore.wire import Failure, Pause, Reply, Request, Resume
 from servers.replication.backlog import Backlog
 from servers.shard import Shard
-from servers.store import hand_over
 
 SIZES = {1: 3, 2: 64, 3: 1}
 
@@ -195,9 +194,7 @@ def disturbed(
         drawn.append(data.draw(strategy))
         return drawn[-1]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hand_over, "LEAST_BYTES", 1)
-        patch.setattr(hand_over, "ROUNDS", 2)
+    with handed_over.soon():
         run = servers(noting)
         _disturb(run, data)
         ended = run.finish()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import handed_over
 import pytest
 import torch
 from asking import Worker, sent
@@ -16,7 +17,6 @@ from pairs import Records, copied, state
 from kvstore.wire import Close, Message
 from servers.replication.backlog import Backlog
 from servers.shard import Shard
-from servers.store import hand_over
 
 SIZES = {1: (3,), 2: (64,), 3: (2, 5), 4: (1,)}
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -102,9 +102,7 @@ def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> Message:
 
 @pytest.fixture(autouse=True, scope="module")
 def _handed_over_soon() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hand_over, "LEAST_BYTES", 1)
-        patch.setattr(hand_over, "ROUNDS", 2)
+    with handed_over.soon():
         yield
 
 

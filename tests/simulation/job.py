@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
+import handed_over
 from simulation.launcher import SimulatedLauncher
 from simulation.network import Network, Process, Weather
 from simulation.transport import SimulatedTransport
@@ -27,7 +27,6 @@ from kvstore.rule import Rule
 from servers.aggregator.process import run_aggregator
 from servers.scheduler_process import run_scheduler
 from servers.server import run_server
-from servers.store import hand_over
 
 LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
 HEARTBEAT_LIMIT_S = 5.0
@@ -159,9 +158,7 @@ class SimulatedJob:
         workers = [self._spawn(f"worker {rank}", partial(self._work, rank, program)) for rank in range(self._workers)]
         self._working = [worker.tasks[0] for worker in workers]
         began = self.world.now
-        with patch.multiple(
-            hand_over, LEAST_BYTES=1, ROUNDS=2
-        ):  # so that standbys are handed a few numbers, too, and soon
+        with handed_over.soon():
             self.world.run(lambda: not self.alive, limit_s)
         hanging = [task.name for task in self.alive]
         tasks = {name: self.processes[name].tasks[0] for name in names}

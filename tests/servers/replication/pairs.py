@@ -36,14 +36,28 @@ def number_of(record: Record) -> int:
     return int(inner.ids[0])
 
 
-def closed(version: int) -> ClosedRounds:
-    """A record of a round that is kept."""
-    return ClosedRounds(0, [1], [1], [version], [], [], None, 1.0, [], [], False, True, [bytes(4)])
+def closed(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0, kept: bool = True) -> ClosedRounds:
+    """A record of a round of arrays."""
+    return ClosedRounds(
+        store,
+        list(ids),
+        [1] * len(ids),
+        versions=[version] * len(ids),
+        contributors=[],
+        scales=[],
+        lr=None,
+        rescale=1.0,
+        changes=[],
+        failures=[],
+        assigned=False,
+        kept=kept,
+        buffers=[bytes(8)],
+    )
 
 
-def updated(version: int) -> Updated:
-    """A record of what the rounds up to ``version`` have made."""
-    return Updated(0, [1], [1], [version], [], [], [], [], [], [bytes(4)])
+def updated(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0) -> Updated:
+    """A record of what the rounds up to ``version`` have made of arrays."""
+    return Updated(store, list(ids), [1] * len(ids), [version] * len(ids), [], [], [], [], [], [bytes(8)])
 
 
 class Counting(Replicated):

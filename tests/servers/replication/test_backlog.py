@@ -1,33 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from replication.pairs import closed, updated
 
 from kvstore.wire import ClosedRounds, ClosedRowRounds, Message, ReadBy, Updated
 from servers.replication.backlog import MOST, Backlog
-
-
-def closed(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0, kept: bool = True) -> ClosedRounds:
-    return ClosedRounds(
-        store,
-        list(ids),
-        [1] * len(ids),
-        versions=[version] * len(ids),
-        contributors=[],
-        scales=[],
-        lr=None,
-        rescale=1.0,
-        changes=[],
-        failures=[],
-        assigned=False,
-        kept=kept,
-        buffers=[bytes(8)],
-    )
-
-
-def updated(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0) -> Updated:
-    return Updated(store, list(ids), [1] * len(ids), [version] * len(ids), [], [], [], [], [], [bytes(8)])
 
 
 def rows() -> ClosedRowRounds:
@@ -131,11 +112,9 @@ def test_what_is_taken_leads_to_the_same_state(kinds: list[tuple[tuple[str, int,
         message: Message = ReadBy(0, list(primary), list(primary.values()))
         if kind == "round":
             primary |= {number: primary[number] + 1 for number in ids}
-            message = ClosedRounds(
-                0, list(ids), [1] * len(ids), [primary[n] for n in ids], [], [], None, 1.0, [], [], False, kept
-            )
+            message = replace(closed(0, ids, kept=kept), versions=[primary[number] for number in ids])
         elif kind == "made":
-            message = Updated(0, list(ids), [1] * len(ids), [primary[n] for n in ids], [], [], [], [], [])
+            message = replace(updated(0, ids), versions=[primary[number] for number in ids])
         backlog.add(message)
         for _ in range(takes):
             if (due := backlog.take()) is not None:

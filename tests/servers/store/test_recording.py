@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import handed_over
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,6 @@ from kvstore.optim.updater import Updater
 from kvstore.table import MinCount, Table
 from kvstore.wire import Ack, ClosedRounds, ClosedRowRounds, Grouped, Updated
 from servers.replication.backlog import Backlog
-from servers.store import hand_over
 
 WIDTH = 1 << 12  # so large that a row is a frame of its own
 
@@ -161,10 +161,9 @@ def test_rows_of_several_widths_are_not_taken_for_one_array():
 
 
 @pytest.fixture
-def soon(monkeypatch):
-    """A standby is handed what it is worth to be handed, after every second round."""
-    monkeypatch.setattr(hand_over, "LEAST_BYTES", 1)
-    monkeypatch.setattr(hand_over, "ROUNDS", 2)
+def soon():
+    with handed_over.soon():
+        yield
 
 
 def rounds(pair, clocks, gradient=1.0):
