@@ -1,4 +1,4 @@
-"""The layout is as it promises: tests mirror the packages and use public names, and a class name means one thing."""
+"""The layout is as it promises: tests use public names, and a class name means one thing in its package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kvstore", "servers", "launcher", "workers")
-LIST = "Modules without a test of their name:\n\n"
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
 REPLACING = {"setattr", "delattr", "getattr", "object"}  # calls that take a name as a text; the last is mock's
 # Names of others that begin with an underscore and are documented all the same, or have no other door.
@@ -38,36 +37,12 @@ def modules() -> list[Path]:
     return sorted(path.relative_to(ROOT) for path in files if not path.name.startswith("__"))
 
 
-def mirrored(module: Path) -> Path:
-    """Where the tests of a module are."""
-    return Path("tests") / module.with_name(f"test_{module.name}")
-
-
-def excused() -> set[Path]:
-    """The modules that CONTRIBUTING lists, with a reason for each."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    listed = re.match(r"(?:[- ] .*\n)*", text.partition(LIST)[2])
-    assert listed is not None
-    names = re.findall(r"^- `([\w/]+\.py)` \w", listed[0], flags=re.MULTILINE)
-    return {Path(name) for name in names if name.startswith(PACKAGES)}
-
-
-def test_every_module_has_a_test_of_its_name_or_a_reason() -> None:
-    missing = {module for module in modules() if not (ROOT / mirrored(module)).exists()}
-    assert sorted(map(str, missing - excused())) == [], (
-        "write their tests, or list them in CONTRIBUTING with the reason"
-    )
-    assert sorted(map(str, excused() - missing)) == [], (
-        "they have tests, or are gone: drop them from the list in CONTRIBUTING"
-    )
-
-
-def test_a_class_name_exists_once() -> None:
+def test_a_class_name_exists_once_in_its_package() -> None:
     places = defaultdict(list)
     for module in modules():
         for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
-                places[node.name].append(str(module))
+                places[module.parts[0], node.name].append(str(module))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
