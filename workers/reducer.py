@@ -40,7 +40,10 @@ class Reducer:
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Return the sum over the workers of each of ``numbers``, by name."""
-        totals = {f"number/{name}": torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
+        totals = {
+            f"number/{name}": torch.tensor([value], dtype=torch.float64, device="cpu")
+            for name, value in numbers.items()
+        }
         self._allreduce(totals)
         return {name: float(totals[f"number/{name}"]) for name in numbers}
 

@@ -49,7 +49,7 @@ class Encoded(ABC):
         """
         if not 0 <= start <= stop <= self.size:
             raise UsageError(f"elements {start} to {stop} were asked for, of {self.size}")
-        return self._payload(start, stop) if start < stop else torch.empty(0, dtype=torch.uint8)
+        return self._payload(start, stop) if start < stop else torch.empty(0, dtype=torch.uint8, device="cpu")
 
     @abstractmethod
     def _payload(self, start: int, stop: int) -> torch.Tensor:
@@ -88,7 +88,7 @@ class CheckedPayload:
             self.write(targets[0], False)
             return
         sizes = [target.numel() for target in targets]
-        flat = torch.empty(sum(sizes))
+        flat = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
         self.write(flat, False)
         for target, part in zip(targets, flat.split_with_sizes(sizes), strict=True):
             target.copy_(part)

@@ -123,7 +123,9 @@ class Compressor:
         self._require_floating(key, values)
         self.require_finite(key, values)
         flat = values.detach().reshape(-1)
-        encoded = self._codec.begin(values.shape, flat.device, Memo(key, torch.empty(0)))
+        encoded = self._codec.begin(
+            values.shape, flat.device, Memo(key, torch.empty(0, dtype=torch.float32, device="cpu"))
+        )
         for number, part in enumerate((flat,) if self._codec.whole and flat.numel() else chunks(flat)):
             encoded.put(number, part.float())
         encoded.finish()
@@ -230,7 +232,7 @@ class Compressor:
     def _memo(self, key: Key, flat: torch.Tensor) -> Memo:
         memo = self._memos.get(key)
         if memo is None:
-            zeros = torch.zeros(flat.numel(), device=flat.device)
+            zeros = torch.zeros(flat.numel(), dtype=torch.float32, device=flat.device)
             memo = self._memos[key] = Memo(key, zeros, velocity=zeros.clone() if self._momentum else None)
         elif memo.residual.numel() != flat.numel():
             raise Mismatch(f"key {key!r} has {flat.numel()} elements, and had {memo.residual.numel()} before")

@@ -106,7 +106,7 @@ class ResumableEncoding:
             if self.velocity is not None:
                 memo.velocity = self.velocity
         self.complete = True
-        self._values = self._residual = torch.empty(0)
+        self._values = self._residual = torch.empty(0, dtype=torch.float32, device="cpu")
         self._sum = self._left = self.velocity = None
 
 

@@ -23,9 +23,9 @@ def scratch(name: str, like: torch.Tensor, size: int | None = None) -> torch.Ten
     """
     size = like.numel() if size is None else size
     if not like.is_cpu or size > _KEPT:  # CUDA's allocator keeps memory itself
-        return torch.empty(size, device=like.device)
+        return torch.empty(size, dtype=torch.float32, device=like.device)
     kept: dict[str, torch.Tensor] = _mine.__dict__
     room = kept.get(name)
     if room is None or room.numel() < size:
-        room = kept[name] = torch.empty(size)
+        room = kept[name] = torch.empty(size, dtype=torch.float32, device="cpu")
     return room if room.numel() == size else room[:size]

@@ -54,7 +54,7 @@ def decode(compression: Compression, payload: torch.Tensor, count: int) -> torch
     Raises:
         WireError: ``payload`` is not the payload of ``count`` elements.
     """
-    out = torch.empty(count)
+    out = torch.empty(count, dtype=torch.float32, device="cpu")
     assign(compression, payload, out)
     return out
 

@@ -96,7 +96,7 @@ class CudaMemory:
             reader = owner if self._reader is None else self._reader
             if reader != owner and not torch.cuda.can_device_access_peer(reader, owner):
                 raise CannotLend(f"GPU {reader} cannot read the memory of GPU {owner}: there is no peer access")
-            torch.empty(1, device=torch.device("cuda", reader))  # begins CUDA there
+            torch.empty(1, dtype=torch.float32, device=torch.device("cuda", reader))  # begins CUDA there
             with torch.cuda.device(reader):
                 storage = self._storage._new_shared_cuda(
                     reader, handle.opaque, handle.nbytes, handle.offset, NO_FILE, 0, _NO_EVENT, False

@@ -87,7 +87,9 @@ class Delegated:
         for key, name in {(segment.key, name): None for segment, name in segments if name != STEP}:
             for segment in self._entries[key].segments:
                 if (segment, name) not in segments:  # not encoded yet, unlike others of an array that is cut
-                    segments[segment, name] = torch.zeros(segment.stop - segment.start)
+                    segments[segment, name] = torch.zeros(
+                        segment.stop - segment.start, dtype=torch.float32, device="cpu"
+                    )
         whole = assemble(segments, self._entries)
         keys = list(dict.fromkeys(key for key, _ in whole))
         tensors = {
@@ -110,7 +112,10 @@ class Delegated:
         loaded.load_state(tensors, plain, shapes)
         states: dict[tuple[Key, str], torch.Tensor] = {}
         for memo in loaded.memos:
-            states[memo.key, RESIDUAL], states[memo.key, STEP] = memo.residual, torch.tensor(memo.step)
+            states[memo.key, RESIDUAL], states[memo.key, STEP] = (
+                memo.residual,
+                torch.tensor(memo.step, dtype=torch.int64, device="cpu"),
+            )
             if memo.velocity is not None:
                 states[memo.key, VELOCITY] = memo.velocity
         by_id: dict[int, dict[tuple[Segment, str], torch.Tensor]] = {}

@@ -140,7 +140,7 @@ class Writer:
         if len(plain) < len(outs):  # strides have no flat view: collect the parts first
             staged = self._staged.get(position)
             if staged is None:
-                staged = self._staged[position] = torch.empty(size, dtype=part.dtype)
+                staged = self._staged[position] = torch.empty(size, dtype=part.dtype, device="cpu")
             staged[start:stop] = part
             arrived = self._arrived.setdefault(position, {})
             arrived[start] = part.numel()
@@ -152,6 +152,6 @@ class Writer:
 def _payload_of(parcel: Parcel, reply: Values, decode: Decode | None) -> Sequence[TensorRange]:
     if decode is None:
         return ranges_of(reply.buffers, parcel.dtype, parcel.size)
-    flat = torch.empty(parcel.size)
+    flat = torch.empty(parcel.size, dtype=torch.float32, device="cpu")
     decode(reply, [flat])
     return [TensorRange(0, flat.to(getattr(torch, parcel.dtype)))]

@@ -39,7 +39,7 @@ class MeetingStore(Protocol):
 
 def told(store: MeetingStore, number: int, resumed: int) -> tuple[int, int]:
     """Return what worker 0 gives: the number of the newest checkpoint, and that of the one to continue from."""
-    numbers = torch.tensor([number, resumed], dtype=torch.int64)
+    numbers = torch.tensor([number, resumed], dtype=torch.int64, device="cpu")
     store.init(KEY, numbers)
     store.pull(KEY, numbers)
     return int(numbers[0]), int(numbers[1])
@@ -55,7 +55,7 @@ class Meetings:
 
     def __init__(self, store: MeetingStore, rank: int, num_workers: int) -> None:
         self._store, self._rank = store, rank
-        self._slots = torch.zeros(2 + num_workers, dtype=torch.int64)
+        self._slots = torch.zeros(2 + num_workers, dtype=torch.int64, device="cpu")
         store.init(f"{KEY}s", self._slots)
 
     def meet(self, own: bool, number: int, following: int) -> tuple[int, int, list[int]]:

@@ -173,7 +173,10 @@ class Optimizing:
         states_file.require_keys(loaded, specs, where)
         self._tables.require(tables, where)
         if self.optimizer is not None:  # servers look too, but each at its own: others would have taken theirs
-            weights = {key: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for key, spec in specs.items()}
+            weights = {
+                key: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
+                for key, spec in specs.items()
+            }
             StateStore(ParamGroups(self.optimizer)).require(loaded, weights)
         by_segment: dict[Segment, dict[tuple[Segment, str], torch.Tensor]] = {}
         for (segment, state), value in cut(loaded, entries).items():

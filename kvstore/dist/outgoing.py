@@ -56,7 +56,7 @@ class Packer:
         """Return a new tensor that is sent without a copy."""
         size = math.prod(shape)
         if not size:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         buffer = self._memory.allocate(size * dtype.itemsize)
         tensor = torch.frombuffer(buffer, dtype=dtype)
         self._made[tensor.data_ptr()] = buffer.obj

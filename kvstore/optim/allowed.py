@@ -144,10 +144,10 @@ def _usable_step(cls: type[torch.optim.Optimizer]) -> _Step:
 
 
 def _first_step(cls: type[torch.optim.Optimizer]) -> _Step:
-    weight = torch.ones(2, 2)
+    weight = torch.ones(2, 2, dtype=torch.float32, device="cpu")
     optimizer = OptimizerClass(cls).build([weight], {})
     before = {name: copy.copy(value) for name, value in optimizer.param_groups[0].items() if name != "params"}
-    weight.grad = torch.ones(2, 2)
+    weight.grad = torch.ones(2, 2, dtype=torch.float32, device="cpu")
     optimizer.step()
     after = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
     changed = {name: value for name, value in after.items() if name not in before or value != before[name]}

@@ -46,6 +46,6 @@ def with_own_counts(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimi
             finally:
                 group.pop(GROUPS_COUNT, None)
                 for param in members if count else ():
-                    self.state[param][COUNT] = torch.tensor(float(count))
+                    self.state[param][COUNT] = torch.tensor(float(count), dtype=torch.float32, device="cpu")
 
     return OwnCounts

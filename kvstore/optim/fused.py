@@ -54,7 +54,7 @@ class FusedParameter:
     def whole(self, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the state of all keys, by name, given that of ``tensor``; the master is first."""
         every = {"master": self.tensor} if self.master else {}
-        return every | {name: torch.as_tensor(value) for name, value in state.items() if value is not None}
+        return every | {name: _tensor(value) for name, value in state.items() if value is not None}
 
     def _part(self, key: Key, value: torch.Tensor) -> torch.Tensor:
         if len(self.keys) == 1 or not value.dim():  # a count of updates, which all have made
@@ -168,3 +168,11 @@ def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
     if not first.dim():  # a count, or a number; an array that others follow in a parameter has dimensions
         return first.clone()
     return first if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
+
+
+def _tensor(value: torch.Tensor | float) -> torch.Tensor:
+    """Return a state as a tensor: some optimizers count in plain numbers."""
+    # as_tensor would move a tensor to the program's default device, and give a number the default dtype.
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else None, device="cpu")

@@ -38,7 +38,10 @@ class ParamGroups:
         self.optimizer = optimizer
         self.name_of = name_of or _same
         numbers = range(len(optimizer.groups) + 1)
-        self._settings = [_settings(build(optimizer, number, torch.zeros(1, 1))) for number in numbers]
+        self._settings = [
+            _settings(build(optimizer, number, torch.zeros(1, 1, dtype=torch.float32, device="cpu")))
+            for number in numbers
+        ]
 
     def number(self, key: Key) -> int:
         """Return the number of the group that ``key`` is in."""
@@ -84,7 +87,7 @@ def build(optimizer: Optimizer, number: int, *params: torch.Tensor) -> torch.opt
 
 def first_state(optimizer: Optimizer, number: int, device: torch.device) -> dict[str, Any]:
     """Return the state that a parameter of group ``number`` on ``device`` has after a first step."""
-    probe = torch.zeros(1, 1, device=device)
+    probe = torch.zeros(1, 1, dtype=torch.float32, device=device)
     probe.grad = torch.zeros_like(probe)
     stepped = build(optimizer, number, probe)
     stepped.step()

@@ -65,7 +65,7 @@ class RowUpdater:
         self._groups = ParamGroups(optimizer)
         (self._rates,) = self._groups.rates([key])
         self._width = width
-        self._scratch = self._kept = torch.empty(0, dtype=getattr(torch, dtype))
+        self._scratch = self._kept = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
         self._use(OWN)
         self.rule = optimizer.rule
         self.states: Mapping[str, RowState] = self._rule.states(self._settings, dtype)
@@ -109,10 +109,10 @@ class RowUpdater:
         blocks = max(1, round(number * self._width / BLOCK))  # so that none has only a few rows
         block = -(-number // blocks)
         if self._rule.scratches and self._scratch.numel() < block * self._width:
-            self._scratch = torch.empty(block * self._width, dtype=rows.dtype)
+            self._scratch = torch.empty(block * self._width, dtype=rows.dtype, device="cpu")
         keep = keep and not self._reads_only
         if keep and self._kept.numel() < block * self._width:
-            self._kept = torch.empty(block * self._width, dtype=rows.dtype)
+            self._kept = torch.empty(block * self._width, dtype=rows.dtype, device="cpu")
         if blocks == 1:
             self._update(count, rows, grads, states, keep)
             return

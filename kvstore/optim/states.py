@@ -44,7 +44,7 @@ class StateStore:
         self._parameters: dict[Key, FusedParameter] = {}
         self._loose: dict[Key, dict[str, torch.Tensor]] = {}  # states of keys that are in no parameter
         # Whether there is state before the first step, as Adagrad's.
-        self._early = bool(build(groups.optimizer, 0, torch.zeros(1, 1)).state)
+        self._early = bool(build(groups.optimizer, 0, torch.zeros(1, 1, dtype=torch.float32, device="cpu")).state)
 
     def configure(self, groups: ParamGroups) -> None:
         """Keep the states for another description of the same rule; no key is in a parameter after that."""

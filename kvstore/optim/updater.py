@@ -62,7 +62,7 @@ class Updater:
         self._groups = groups
         self.lr, self.rescale_grad = groups.optimizer.lr, groups.optimizer.rescale_grad
         self.changes: Changes = {}
-        self._torch = build(groups.optimizer, 0, torch.zeros(1, 1))
+        self._torch = build(groups.optimizer, 0, torch.zeros(1, 1, dtype=torch.float32, device="cpu"))
         self._torch.state = self.states.by_param
         self._fused = bool(self._torch.defaults.get("fused"))
         self._reads_only = self._fused and not isinstance(self._torch, MxnetSGD)

@@ -53,7 +53,7 @@ class HeldValue:
     def flat(self) -> torch.Tensor:
         """All its elements."""
         if self._flat is None:
-            self._flat = torch.empty(self.spec.size, dtype=as_dtype(self.spec.dtype))
+            self._flat = torch.empty(self.spec.size, dtype=as_dtype(self.spec.dtype), device="cpu")
         return self._flat
 
     def forget(self) -> None:

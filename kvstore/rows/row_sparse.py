@@ -88,7 +88,7 @@ class RowSparse:
             dtype: of the rows; float32 by default.
         """
         whole = as_shape(shape)
-        return cls([], torch.empty((0, *whole[1:]), dtype=as_dtype(dtype)), whole if whole[0] else None)
+        return cls([], torch.empty((0, *whole[1:]), dtype=as_dtype(dtype), device="cpu"), whole if whole[0] else None)
 
     @classmethod
     def of(cls, value: Any) -> RowSparse:
@@ -134,7 +134,14 @@ class RowSparse:
             UsageError: it has no shape.
         """
         shape = self._require_shape()
-        return torch.sparse_coo_tensor(self.ids.to(self.rows.device)[None], self.rows, shape, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            self.ids.to(self.rows.device)[None],
+            self.rows,
+            shape,
+            dtype=self.rows.dtype,
+            device=self.rows.device,
+            check_invariants=False,
+        )
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -46,7 +46,9 @@ class RowStates(NamedTuple):
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return them as a file has them; see ``split``."""
         named = {_IDS: self.ids, **{f"{_PREFIX}{name}": part for name, part in self.parts.items()}}
-        return {_STEPS: torch.tensor(self.steps)} | {name: torch.from_numpy(part) for name, part in named.items()}
+        return {_STEPS: torch.tensor(self.steps, dtype=torch.int64, device="cpu")} | {
+            name: torch.from_numpy(part) for name, part in named.items()
+        }
 
     def require(self, parts: Mapping[str, PartSpec], key: Key, where: object) -> None:
         """Raise ``UsageError`` unless rows that have ``parts`` can take these states.

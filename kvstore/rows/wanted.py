@@ -72,7 +72,7 @@ class Wanted:
             return out
         shape, dtype = (*numbers.shape, *self._table.row), getattr(torch, self._table.dtype)
         if out is None:
-            out = torch.empty(shape, dtype=dtype)
+            out = torch.empty(shape, dtype=dtype, device="cpu")
         target = as_output(out)
         if target.shape != shape or target.dtype != dtype:
             raise Mismatch(

@@ -197,7 +197,7 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
 
         from kvstore.values import as_dtype
 
-        return torch.empty(as_shape(shape), dtype=as_dtype(dtype))
+        return torch.empty(as_shape(shape), dtype=as_dtype(dtype), device="cpu")
 
     def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
         """Compress what is pushed from now on; on all workers alike, before a push or between two.

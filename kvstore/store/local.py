@@ -66,7 +66,8 @@ class LocalStore(KVStore):
             require_shapes(self._updater.optimizer, ((key, spec_of(first)) for key, first in firsts.items()))
         self._tables.add(tables)
         for key, first in firsts.items():
-            self._stored[key] = first.to(self._home(key, [first]), copy=True).contiguous()
+            with torch.inference_mode(False):  # a tensor that is made within it could not be written to outside
+                self._stored[key] = first.to(self._home(key, [first]), copy=True).contiguous()
             self._specs[key] = spec_of(first)
 
     def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:

@@ -126,7 +126,7 @@ def to_buffer(tensor: torch.Tensor) -> memoryview:
 def from_buffer(buffer: Buffer, dtype: str) -> torch.Tensor:
     """Return a flat tensor over the memory of ``buffer``, whose length must be a multiple of the item size."""
     if not len(buffer):
-        return torch.empty(0, dtype=_DTYPES[dtype])
+        return torch.empty(0, dtype=_DTYPES[dtype], device="cpu")
     return torch.frombuffer(buffer, dtype=_DTYPES[dtype])
 
 

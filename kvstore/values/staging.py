@@ -33,7 +33,7 @@ class Leaving:
                 stream = streams[tensor.device] = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
                 stream.wait_stream(torch.cuda.current_stream(tensor.device))
             with torch.cuda.stream(stream):
-                on_host[position] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                on_host[position] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
                 on_host[position].copy_(tensor, non_blocking=True)
                 tensor.record_stream(stream)
                 self._events[position] = stream.record_event()

@@ -91,7 +91,7 @@ class Encoding:
         compression = described(codec)
         if compression is None:
             raise WireError("expected compressed values, got a reply to a request for plain ones")
-        target = out if out.dtype == torch.float32 else torch.empty(out.numel())
+        target = out if out.dtype == torch.float32 else torch.empty(out.numel(), dtype=torch.float32, device="cpu")
         start = 0
         for size, payload in check_payloads(compression, reply, sizes):
             payload.write(target[start : start + size], False)
@@ -111,7 +111,7 @@ class Encoding:
             if memo is not None:
                 states += [
                     SegmentState(number, RESIDUAL, memo.residual.clone()),
-                    SegmentState(number, STEP, torch.tensor(memo.step)),
+                    SegmentState(number, STEP, torch.tensor(memo.step, dtype=torch.int64, device="cpu")),
                 ]
                 states += [] if memo.velocity is None else [SegmentState(number, VELOCITY, memo.velocity.clone())]
         return OptimizerStates(message.seq, optimizer=None, **pack_states(states))
@@ -169,7 +169,7 @@ class Encoding:
         return total
 
     def _memo(self, number: int, states: dict[str, torch.Tensor]) -> Memo:
-        size, empty = self._size(number), torch.empty(0)
+        size, empty = self._size(number), torch.empty(0, dtype=torch.float32, device="cpu")
         residual, step, velocity = states.get(RESIDUAL, empty), states.get(STEP, empty), states.get(VELOCITY)
         floats = [residual] if velocity is None else [residual, velocity]
         if (

@@ -43,7 +43,7 @@ class CompressedSegments:
     @property
     def values(self) -> torch.Tensor:
         """The elements, in new memory."""
-        out = torch.empty(self.stop - self.start)
+        out = torch.empty(self.stop - self.start, dtype=torch.float32, device="cpu")
         self.write(out, False)
         return out
 

@@ -55,7 +55,7 @@ class Gather:
             UsageError: the store does something else than sum.
         """
         table, mine = self._table(), [*numbers] + [0] * (self._width - len(numbers))
-        table[self._store.rank] = torch.tensor(mine)
+        table[self._store.rank] = torch.tensor(mine, dtype=torch.int64, device="cpu")
         try:
             self._store.pushpull(self._key, table)
         except Mismatch as exc:
@@ -72,7 +72,7 @@ class Gather:
         return float(sum(theirs) / len(theirs))
 
     def _table(self) -> torch.Tensor:
-        return torch.zeros(self._store.num_workers, self._width, dtype=torch.int64)
+        return torch.zeros(self._store.num_workers, self._width, dtype=torch.int64, device="cpu")
 
 
 def require_sums(kind: str) -> None:

@@ -16,7 +16,7 @@ def is_sparse(tensor: torch.Tensor) -> bool:
 def as_rows(grad: torch.Tensor) -> RowSparse:
     """Return a gradient as rows; all of them, if it is dense."""
     if grad.layout == torch.strided:
-        return RowSparse(torch.arange(len(grad)), grad.detach(), tuple(grad.shape))
+        return RowSparse(torch.arange(len(grad), dtype=torch.int64, device="cpu"), grad.detach(), tuple(grad.shape))
     return RowSparse.of(grad)
 
 
@@ -24,7 +24,9 @@ def as_gradient(rows: RowSparse, like: torch.Tensor) -> torch.Tensor:
     """Return rows with rising ids as a sparse gradient of ``like``."""
     ids = rows.ids.to(like.device)[None]
     values = rows.rows.to(like.device)
-    return torch.sparse_coo_tensor(ids, values, like.shape, check_invariants=False, is_coalesced=True)
+    return torch.sparse_coo_tensor(
+        ids, values, like.shape, dtype=values.dtype, device=values.device, check_invariants=False, is_coalesced=True
+    )
 
 
 def no_rows(like: torch.Tensor) -> torch.Tensor:

@@ -177,7 +177,7 @@ class GradientAverager:
         if self._rows.positions:
             self._sent.rows.append(self._rows.push(self._rows.positions))
         flags = [self._sent.grads[position] is not None for position in range(len(self._tensors))]
-        self._sent.counts = torch.tensor([*flags, *map(is_sparse, self._tensors)], dtype=torch.int32)
+        self._sent.counts = torch.tensor([*flags, *map(is_sparse, self._tensors)], dtype=torch.int32, device="cpu")
         self._sent.tickets.append(self._store.pushpull(self._used, self._sent.counts, wait=False))
 
     @torch.no_grad()
@@ -226,7 +226,9 @@ class GradientAverager:
                     values[position] = self._scaled(grad)
         if not values:
             return
-        sums = {position: torch.empty(value.shape, dtype=value.dtype) for position, value in values.items()}
+        sums = {
+            position: torch.empty(value.shape, dtype=value.dtype, device="cpu") for position, value in values.items()
+        }
         self._sent.sums |= sums
         keys = [self._names[position] for position in values]
         order = -self._buckets.index(bucket)

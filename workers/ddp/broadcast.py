@@ -65,7 +65,7 @@ def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | str |
     relay.agree("object")
     packed = relay.send_bytes(packed)
     if not relay.root:
-        tensors = [torch.zeros(form.shape, dtype=form.dtype) for form in bundle.forms(packed)]
+        tensors = [torch.zeros(form.shape, dtype=form.dtype, device="cpu") for form in bundle.forms(packed)]
     relay.send(tensors)
     return value if relay.root else bundle.unpack(packed, tensors)
 
@@ -101,7 +101,9 @@ def broadcast_optimizer_state(
         relay.send(tensors)
         return
     parts = bundle.unpack(packed, [])
-    received = [[torch.zeros(form.shape, dtype=form.dtype) for form in bundle.forms(part)] for _, part in parts]
+    received = [
+        [torch.zeros(form.shape, dtype=form.dtype, device="cpu") for form in bundle.forms(part)] for _, part in parts
+    ]
     relay.send([tensor for part_tensors in received for tensor in part_tensors])
     _load(optimizer, params, parts, received)
 
@@ -175,7 +177,9 @@ class _Relay:
         self._gather = Gather(self._store, "/broadcast/marks", 2)
         with suppress(AlreadyInitialized):  # an earlier broadcast has made the keys
             sizes = (SMALL, LARGE)
-            self._store.init([_key(size) for size in sizes], [torch.zeros(size, dtype=torch.uint8) for size in sizes])
+            self._store.init(
+                [_key(size) for size in sizes], [torch.zeros(size, dtype=torch.uint8, device="cpu") for size in sizes]
+            )
 
     def agree(self, what: str) -> None:
         """Require that all workers broadcast the same thing, described by ``what``, from the same root."""

@@ -223,7 +223,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise Mismatch(f"worker {rank} has a different op, or backward_passes_per_step={passes}")
         used = f"/used/{len(params)}"
         values = {name: tensor.detach() for name, tensor in params.items()}
-        values[used] = torch.zeros(2 * len(params), dtype=torch.int32)
+        values[used] = torch.zeros(2 * len(params), dtype=torch.int32, device="cpu")
         new = {key: value for key, value in values.items() if key not in self._known}
         try:
             self._store.init(list(new), list(new.values()))

@@ -68,7 +68,7 @@ class OptimizerGradients:
         for i in self.trained:
             grad = self.params[i].grad
             grads[i] = torch.zeros_like(self.params[i]) if grad is None else grad
-        return grads, torch.tensor([param.grad is not None for param in self.params], dtype=torch.int32)
+        return grads, torch.tensor([param.grad is not None for param in self.params], dtype=torch.int32, device="cpu")
 
     def put(self, grads: Mapping[int, torch.Tensor], present: torch.Tensor) -> None:
         """Set the gradients whose ``present`` is not 0, and drop the others."""

@@ -220,7 +220,7 @@ class RowExchange:
             self.store.push(keys, values)
         else:
             fetches = fetches_of(self._tables, ahead.wanted)
-            nothing = torch.empty(0, dtype=torch.int64)
+            nothing = torch.empty(0, dtype=torch.int64, device="cpu")
             ids = [fetches[key].lookup.ids if key in fetches else nothing for key in keys]
             outs = [
                 fetches[key].out if key in fetches else value.rows[:0] for key, value in zip(keys, values, strict=True)

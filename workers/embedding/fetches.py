@@ -49,7 +49,9 @@ class Fetch:
         if lookup is self.lookup or torch.equal(lookup.ids, self.lookup.ids):
             return self._block
         positions = torch.searchsorted(self.lookup.ids, lookup.ids)
-        return self._block[torch.cat((positions, torch.tensor([len(self.lookup.ids)])))]
+        return self._block[
+            torch.cat((positions, torch.tensor([len(self.lookup.ids)], dtype=torch.int64, device="cpu")))
+        ]
 
 
 def fetches_of(tables: Mapping[Any, Table], lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
@@ -71,6 +73,6 @@ def fetches_of(tables: Mapping[Any, Table], lookups: Mapping[Any, Lookup]) -> di
 def _blocks(counts: Sequence[int], width: int, dtype: str) -> Sequence[torch.Tensor]:
     """Return memory for so many rows, and a row of zeros below each of these."""
     sizes = [count + 1 for count in counts]
-    whole = torch.empty((sum(sizes), width), dtype=as_dtype(dtype))
-    whole[torch.tensor(sizes).cumsum(0) - 1] = 0
+    whole = torch.empty((sum(sizes), width), dtype=as_dtype(dtype), device="cpu")
+    whole[torch.tensor(sizes, dtype=torch.int64, device="cpu").cumsum(0) - 1] = 0
     return torch.split(whole, sizes)

@@ -58,7 +58,7 @@ def _by_torch(ids: Sequence[torch.Tensor], stable: bool) -> tuple[torch.Tensor, 
     if len(ids) == 1:
         return torch.sort(ids[0], stable=stable)
     sizes = [len(each) for each in ids]
-    ordered, order = (torch.empty(sum(sizes), dtype=torch.int64) for _ in range(2))
+    ordered, order = (torch.empty(sum(sizes), dtype=torch.int64, device="cpu") for _ in range(2))
     for each, values, places in zip(ids, torch.split(ordered, sizes), torch.split(order, sizes), strict=True):
         torch.sort(each, stable=stable, out=(values, places))
     return ordered, order

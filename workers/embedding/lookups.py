@@ -175,10 +175,10 @@ def joined_positions(lookups: Sequence[Lookup]) -> Positions:
     if together and len(lookups) == len(positions.sizes):
         return positions
     orders, starts, sizes, counts = zip(*(_positions_of(each) for each in lookups), strict=True)
-    firsts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
+    firsts = torch.tensor([0, *sizes[:-1]], dtype=torch.int64, device="cpu").cumsum(0)
     order, start = torch.cat(orders), torch.cat(starts)
-    order += firsts.repeat_interleave(torch.tensor(sizes))
-    start += firsts.repeat_interleave(torch.tensor(counts))
+    order += firsts.repeat_interleave(torch.tensor(sizes, dtype=torch.int64, device="cpu"))
+    start += firsts.repeat_interleave(torch.tensor(counts, dtype=torch.int64, device="cpu"))
     return Positions(order, start, list(sizes), list(counts))
 
 

@@ -42,9 +42,9 @@ def table_state(store: KVStore, key: Any, table: Table, padding: int | None) -> 
         rows = torch.cat([part.rows for part in parts] or [nothing.rows])
         order = torch.argsort(ids)
         return {"ids": ids[order], "rows": rows[order]}
-    weight = torch.empty((table.rows, *table.row), dtype=as_dtype(table.dtype))
+    weight = torch.empty((table.rows, *table.row), dtype=as_dtype(table.dtype), device="cpu")
     for chunk in _chunks(table, table.rows):
-        ids = torch.arange(chunk.start, chunk.stop)
+        ids = torch.arange(chunk.start, chunk.stop, dtype=torch.int64, device="cpu")
         store.row_sparse_pull(key, weight[chunk.start : chunk.stop], row_ids=ids)
     if padding is not None:
         weight[padding] = 0
@@ -82,7 +82,9 @@ def load_table(
     if store.rank == 0:
         for chunk in _chunks(table, len(given)):
             part = slice(chunk.start, chunk.stop)
-            numbers = torch.arange(chunk.start, chunk.stop) if ids is None else ids[part]
+            numbers = (
+                torch.arange(chunk.start, chunk.stop, dtype=torch.int64, device="cpu") if ids is None else ids[part]
+            )
             store.put_rows(key, RowSparse(numbers, given[part].to(as_dtype(table.dtype)).cpu()))
     store.barrier()
     return [], unexpected

@@ -56,7 +56,7 @@ class LocalRows:
             columns = weight[0].numel() if state.columns is None else state.columns
             known = states.get((key, name))
             rows.states[name] = (
-                torch.full((len(weight), columns), state.initial, dtype=getattr(torch, state.dtype))
+                torch.full((len(weight), columns), state.initial, dtype=getattr(torch, state.dtype), device="cpu")
                 if known is None
                 else known.detach().cpu().reshape(len(weight), columns).clone()
             )
@@ -74,7 +74,7 @@ class LocalRows:
             ids, grads = summed.indices()[0].cpu(), summed.values().cpu()
             grads = grads.clone() if grads.data_ptr() == summed.values().data_ptr() else grads
         else:
-            ids, grads = torch.arange(len(weight)), grad.to_dense().cpu()
+            ids, grads = torch.arange(len(weight), dtype=torch.int64, device="cpu"), grad.to_dense().cpu()
         flat = weight.detach().view(len(weight), -1)
         gathered = flat[ids.to(weight.device)].cpu()
         states = {name: state[ids] for name, state in rows.states.items()}
@@ -88,5 +88,5 @@ class LocalRows:
         tensors: StateTensors = {}
         for key, rows in self._updated.items():
             tensors |= {(key, name): state for name, state in rows.states.items()}
-            tensors[key, STEP] = torch.tensor(float(rows.count))
+            tensors[key, STEP] = torch.tensor(float(rows.count), dtype=torch.float32, device="cpu")
         return tensors

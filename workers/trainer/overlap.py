@@ -284,7 +284,8 @@ class Overlap:
     def _push(self, positions: Collection[int], grads: Sequence[torch.Tensor], rescale: float | None) -> None:
         """Push gradients, and hold the values that come back."""
         held = {
-            position: torch.empty(grad.shape, dtype=grad.dtype) for position, grad in zip(positions, grads, strict=True)
+            position: torch.empty(grad.shape, dtype=grad.dtype, device="cpu")
+            for position, grad in zip(positions, grads, strict=True)
         }
         self._pushpull(positions, grads, list(held.values()), held, rescale, copy=False)
 
@@ -311,7 +312,7 @@ class Overlap:
 
 @torch.no_grad()
 def _norm(grad: torch.Tensor) -> torch.Tensor:
-    return grad.norm() if grad.layout == torch.strided else torch.zeros(())
+    return grad.norm() if grad.layout == torch.strided else torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 def _settle(tickets: Sequence[Ticket]) -> None:

@@ -36,7 +36,7 @@ class Peers:
 
     def count(self, name: str, flags: Sequence[bool]) -> list[int]:
         """Return the number of workers on which each flag is set."""
-        numbers = torch.tensor([float(flag) for flag in flags])
+        numbers = torch.tensor([float(flag) for flag in flags], dtype=torch.float32, device="cpu")
         if not self.alone:
             self._sum({name: [numbers]})
         return [int(number) for number in numbers.tolist()]
@@ -81,7 +81,7 @@ class Peers:
         """Return the largest of all workers' numbers."""
         if self._store is None or self.alone:
             return number
-        numbers = torch.zeros(self._store.num_workers, dtype=torch.int64)
+        numbers = torch.zeros(self._store.num_workers, dtype=torch.int64, device="cpu")
         numbers[self._store.rank] = number
         self._sum({"most": [numbers]})
         return int(numbers.max())

@@ -95,7 +95,9 @@ class SparseParameters:
             return Table(shape=tuple(weight.shape), dtype=weight.dtype)
         if self._store.rank != 0:
             return RowSparse.zeros(weight.shape, weight.dtype)
-        return RowSparse(torch.arange(len(weight)), weight.detach().cpu(), tuple(weight.shape))
+        return RowSparse(
+            torch.arange(len(weight), dtype=torch.int64, device="cpu"), weight.detach().cpu(), tuple(weight.shape)
+        )
 
     def _require_rounds(self, key: Key) -> None:
         kind, rule = self._store.type, getattr(self._store, "rule", None)

@@ -30,7 +30,9 @@ from kvstore.codecs.noise import Noise
 from kvstore.codecs.scratch import scratch
 from kvstore.errors import WireError
 
-_BYTES = torch.arange(256, dtype=torch.uint8)  # a slice of length one is that byte as a tensor, without a copy
+_BYTES = torch.arange(
+    256, dtype=torch.uint8, device="cpu"
+)  # a slice of length one is that byte as a tensor, without a copy
 
 
 class Plane(NamedTuple):
@@ -110,7 +112,7 @@ class PlaneCodec(Codec):
         """Decode the elements of ``planes`` from ``before`` on into all of ``target``, or add them to it."""
         if before:
             head = min(self.block, before + target.numel())
-            decoded = torch.empty(head)
+            decoded = torch.empty(head, dtype=torch.float32, device="cpu")
             self.unpack(self.slices(planes, 0, head), decoded)
             put_or_add(decoded[before:], target[: head - before], add)
             target = target[head - before :]

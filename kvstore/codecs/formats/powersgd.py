@@ -71,7 +71,7 @@ class _Factors(Encoded):
         self._codec, self._memo = codec, memo
         self._rows = shape[0] if shape else 1
         self._columns = self.size // max(1, self._rows)
-        self._left = self._right = torch.empty(0)
+        self._left = self._right = torch.empty(0, dtype=torch.float32, device="cpu")
         self._all: torch.Tensor | None = None  # all elements, if they are not sent as factors
         self._basis: torch.Tensor | None = None  # for the next round, if it changes
 
@@ -125,7 +125,7 @@ class _Factors(Encoded):
         row, before = divmod(start, self._columns)
         left = self._left[row : -(-stop // self._columns)]
         if _bytes(len(left), self._columns, self._codec.rank) < 4 * (stop - start):
-            head = torch.tensor([self._columns, self._codec.rank, before], dtype=torch.int32)
+            head = torch.tensor([self._columns, self._codec.rank, before], dtype=torch.int32, device="cpu")
             return concatenated_bytes([head, left, self._right])
         step = _rows(self._columns)
         products = [_product(left[i : i + step], self._right).clone() for i in range(0, len(left), step)]

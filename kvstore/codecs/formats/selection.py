@@ -65,7 +65,7 @@ class RandomK(SparseCodec):
         """See ``SparseCodec``."""
         size = values.numel()
         k = count_to_send(size, self.ratio, self.k)
-        edges = torch.arange(k + 1).mul_(size).div_(k, rounding_mode="floor")
+        edges = torch.arange(k + 1, dtype=torch.int64, device="cpu").mul_(size).div_(k, rounding_mode="floor")
         lengths = edges.diff()
         draws = memo.noise(self.seed).uniform(k)
         return (edges[:-1] + (draws * lengths).long()).to(values.device)

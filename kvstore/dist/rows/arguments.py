@@ -97,7 +97,7 @@ class RowArguments:
             raise UsageError(f"{what}: {table} has no last row; use row_sparse_pull, or table_rows")
         whole = Wanted(what, table)
         numbers = np.arange(table.rows)
-        targets = [torch.empty((table.rows, *table.row), dtype=getattr(torch, table.dtype)) for _ in outs]
+        targets = [torch.empty((table.rows, *table.row), dtype=getattr(torch, table.dtype), device="cpu") for _ in outs]
         for at, out in enumerate(outs):
             whole.add(numbers, out)  # which checks it
             if isinstance(out, RowSparse):

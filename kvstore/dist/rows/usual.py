@@ -110,7 +110,7 @@ def _made(plan: RowPlan, requests: Sequence[Sequence[RowRequest]], ids: Sequence
     """Return what the rows are read into, and make it where there is nothing."""
     for table, dtype, (request,), numbers in zip(plan.tables, plan.dtypes, requests, ids, strict=True):
         if request.out is None:
-            request.out = torch.empty((len(numbers), *table.row), dtype=dtype)
+            request.out = torch.empty((len(numbers), *table.row), dtype=dtype, device="cpu")
     return [request.out for (request,) in requests]
 
 

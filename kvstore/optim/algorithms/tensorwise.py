@@ -100,7 +100,7 @@ def bound_of(what: str, value: float | None) -> float | None:
 def counted(state: dict[str, torch.Tensor], *names: str, like: torch.Tensor) -> float:
     """Count an update in ``state``, and begin the tensors ``names`` at zeros; return which update it is, from 1."""
     if "step" not in state:
-        state["step"] = torch.zeros(())
+        state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
     for name in names:
         kept(state, name, like)
     state["step"] += 1

@@ -45,8 +45,10 @@ class TensorwiseRows(RowRule):
         scratch: torch.Tensor,
     ) -> None:
         """See ``RowRule``."""
-        self._optimizer.update(rows, grads, {**states, "step": torch.tensor(count - 1.0)}, settings)
+        self._optimizer.update(
+            rows, grads, {**states, "step": torch.tensor(count - 1.0, dtype=torch.float32, device="cpu")}, settings
+        )
 
     @cached
     def _optimizer(self) -> Tensorwise:
-        return self.cls([torch.zeros(1, 1)])
+        return self.cls([torch.zeros(1, 1, dtype=torch.float32, device="cpu")])
