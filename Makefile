@@ -71,6 +71,20 @@ test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests, on clus
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults"
 
+# The suites of what programs call, while torch or numpy has other global defaults than the usual ones: see tests/defaults.py.
+PUBLIC := tests/kvstore/store tests/workers
+UNDER = $(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not long and not faults"
+
+test-defaults: $(EXTRA)-test  ## run the suites of stores and of training under other defaults of torch and numpy, each test under some of them
+	$(COMPILE)
+	$(UNDER) --defaults each $(PUBLIC)
+
+test-each-default: $(EXTRA)-test  ## run these suites under each of the defaults; half an hour
+	$(COMPILE)
+	for name in float64 bfloat16 float16 device numpy deterministic anomaly; do \
+	  echo "$$name" && $(UNDER) --defaults $$name $(PUBLIC) || exit 1; done
+	for name in inference no_grad; do echo "$$name" && $(UNDER) --defaults $$name tests/kvstore/store || exit 1; done
+
 SEEDS ?= 0-19
 
 # SEEDS=0-199 takes an hour or two. The tests run the first seed. KVSTORE_TESTS_LINES=1 raises at every line.
@@ -98,7 +112,7 @@ lint: $(EXTRA)-dev  ## format, lint, types and import contracts
 docs: $(EXTRA)-docs  ## build the site into build/site, with the API reference; every warning is an error
 	$(BIN)/python docs/build.py
 
-check: lint docs test-all  ## what CI runs, except the demo
+check: lint docs test-all test-defaults  ## what CI runs, except the demo
 
 # Twice the time of the tests alone: each of the processes that they start is measured, too.
 coverage: $(EXTRA)-test $(EXTRA)-dev  ## run all tests and list the lines that none of them runs; fails below 90 %
@@ -123,4 +137,4 @@ clean:  ## remove .venv and everything that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo demo-faults test test-all faults lint docs check coverage format bench dist clean
+.PHONY: help install demo demo-faults test test-all test-defaults test-each-default faults lint docs check coverage format bench dist clean

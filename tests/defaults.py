@@ -1,8 +1,8 @@
-"""``pytest -p defaults --defaults NAME``: our code runs under a global default of torch's or numpy's that is not the usual one.
+"""``pytest --defaults NAME``: tests run while torch or numpy has another global default than the usual one.
 
-A program that calls ``torch.set_default_dtype(torch.float16)`` still has float32 arrays, and its tests would say so. So
-a dtype or a device is the default in our code alone: while a function of torch runs whose nearest caller outside torch
-is in one of our packages. The arrays of the tests, which name no dtype either, stay what they are.
+A program that calls ``torch.set_default_dtype(torch.float16)`` may have float32 arrays all the same, and so have the
+tests, which name no dtype. So a dtype or a device is the default for our code alone: while a function of torch runs
+whose nearest caller outside torch is in one of our packages.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from torch.overrides import TorchFunctionMode
 ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(f"{ROOT / package}/" for package in ("kvstore", "workers", "servers", "launcher"))
 OTHERS = f"{Path(torch.__file__).parent}/"
-
-
-LOCK = threading.RLock()
-RUNNING = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
-MAKING = {torch.empty, torch.zeros, torch.ones, torch.full, torch.tensor, torch.arange, torch.rand, torch.randn, torch.linspace, torch.eye, torch.as_tensor, torch.normal}
+ASGD = f"{OTHERS}optim/asgd.py"  # rounds its rates to the default dtype, and so does its twin in the test
+LOCK = threading.RLock()  # the default dtype is one for all threads: what makes a tensor waits for its turn
+MAKING = {torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full, torch.linspace, torch.normal, torch.ones}
+MAKING |= {torch.rand, torch.randn, torch.tensor, torch.zeros}
+RUNNING = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}  # others' code within
 
 
 def ours() -> bool:
@@ -36,7 +37,7 @@ def ours() -> bool:
         name = frame.f_code.co_filename
         if name.startswith(OURS):
             return True
-        if not name.startswith(OTHERS):
+        if name == ASGD or not name.startswith(OTHERS):
             return False
         frame = frame.f_back
     return False
@@ -50,16 +51,18 @@ class Within(TorchFunctionMode):
         self._setting = setting
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in RUNNING:  # user's code and ours run within it
-            return func(*args, **(kwargs or {}))
-        inside = ours()
-        with LOCK if inside or func in MAKING else contextlib.nullcontext(), self._setting() if inside else contextlib.nullcontext():
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in RUNNING:
+            return func(*args, **kwargs)
+        if ours():
+            with LOCK, self._setting():
+                return func(*args, **kwargs)
+        with LOCK if func in MAKING else contextlib.nullcontext():
+            return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """A default dtype, which is one for all threads: at worst another thread's function sees it, too."""
     torch.set_default_dtype(dtype)
     try:
         yield
@@ -89,42 +92,59 @@ DEFAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "device": lambda: Within(lambda: torch.device("meta")),
     "numpy": numpy_raises,
     "deterministic": deterministic,
-    "anomaly": lambda: torch.autograd.detect_anomaly(check_nan=True),
-    "inference": lambda: Within(torch.inference_mode),
-    "no_grad": lambda: Within(torch.no_grad),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "inference": torch.inference_mode,
+    "no_grad": torch.no_grad,
 }
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--defaults", default="", help=f"one or several of {', '.join(DEFAULTS)}, with commas")
+SETS = (("float16", "device"), ("float64", "numpy", "deterministic"), ("bfloat16", "anomaly"))
+OF_STORES = (*SETS, ("inference",), ("no_grad",))  # training needs gradients
+_now: list[str] = []  # the defaults of the test that runs
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Threads begin with what the main one has: a mode and numpy's errors are each thread's own."""
-    names = [name for name in config.getoption("--defaults").split(",") if name]
-    run = threading.Thread.run
-    config.stash[CHOSEN] = names
-
-    def under(thread: threading.Thread) -> None:
-        with under_all(names):
-            run(thread)
-
-    if names:
-        threading.Thread.run = under  # type: ignore[method-assign]
-
-
-CHOSEN = pytest.StashKey[list[str]]()
+def chosen(option: str, nodeid: str) -> list[str]:
+    """Return the defaults of a test: those that the option names, or with ``each`` one set of them, by its name."""
+    if option != "each":
+        return [name for name in option.split(",") if name]
+    sets = OF_STORES if "/kvstore/store/" in nodeid else SETS
+    return list(sets[zlib.crc32(nodeid.encode()) % len(sets)])
 
 
 @contextlib.contextmanager
-def under_all(names: list[str]) -> Iterator[None]:
+def under(names: list[str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(DEFAULTS[name]())
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--defaults",
+        default="",
+        help=f"what tests run under: several of {', '.join(DEFAULTS)}, with commas; or each: a set by the test's name",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let threads begin with what the main one has: a mode and numpy's errors are each thread's own."""
+    run = threading.Thread.run
+
+    def run_under(thread: threading.Thread) -> None:
+        with under(_now):
+            run(thread)
+
+    if config.getoption("--defaults"):
+        threading.Thread.run = run_under  # type: ignore[method-assign]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    with under_all(item.config.stash[CHOSEN]):
-        return (yield)
+    """Run a test, but not its fixtures, under its defaults."""
+    _now[:] = chosen(item.config.getoption("--defaults"), item.nodeid)
+    try:
+        with under(_now):
+            return (yield)
+    finally:
+        _now.clear()

@@ -39,6 +39,13 @@ class RowBatch(NamedTuple):
         return [(self.ids[start:stop], self.rows[start:stop]) for start, stop in itertools.pairwise(self.starts)]
 
 
+def _quiet() -> np.errstate:
+    """Return a block in which numpy neither raises nor warns: sums overflow and underflow in silence, as torch's do."""
+    # A program that sets np.seterr(all="raise") looks for its own overflows. One errstate for all calls would keep its
+    # state in itself in numpy before 2.0, where threads would take each other's.
+    return np.errstate(all="ignore")
+
+
 def coalesce(ids: Ids, rows: Rows) -> tuple[Ids, Rows]:
     """Return the unique ``ids``, sorted, and the sum of each one's rows, in the order of their positions.
 
@@ -59,7 +66,8 @@ def coalesce(ids: Ids, rows: Rows) -> tuple[Ids, Rows]:
     if new.all():
         return ordered, rows.take(order, axis=0)
     starts = np.flatnonzero(new)
-    return ordered[starts], _summed(rows, order, starts)
+    with _quiet():
+        return ordered[starts], _summed(rows, order, starts)
 
 
 def _order(ids: Ids) -> Positions:
@@ -106,9 +114,11 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[
     if len(parts) == 1:
         return first_ids, _copied(first, room)
     if all(len(ids) == len(first_ids) and np.array_equal(ids, first_ids) for ids, _ in parts[1:]):
-        sums = np.add(first, parts[1][1], out=room(first.shape, first.dtype))
-        for _, rows in parts[2:]:
-            sums += rows
+        sums = room(first.shape, first.dtype)
+        with _quiet():
+            np.add(first, parts[1][1], out=sums)
+            for _, rows in parts[2:]:
+                sums += rows
         return first_ids, sums
     if len(parts) == 2:
         one, other = (RowBatch(ids, rows, [0, len(ids)]) for ids, rows in parts)
@@ -122,7 +132,8 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[
         again = np.flatnonzero(there[at])
         both = at[again]
         added = sums.take(both, axis=0)
-        added += rows.take(again, axis=0)
+        with _quiet():
+            added += rows.take(again, axis=0)
         scatter(sums, at, rows)
         scatter(sums, both, added)
         there[at] = True
@@ -145,7 +156,7 @@ def has_nan(*arrays: Rows) -> bool:
     BLAS computes it in three quarters of the time that the least element takes.
     """
     squares: Any = 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
+    with _quiet():
         for rows in arrays:
             flat = rows.reshape(-1)
             squares = squares + flat.dot(flat)
@@ -199,7 +210,8 @@ def _merged(first: RowBatch, second: RowBatch, room: Room) -> RowBatch:
     scatter(sums, at, second.rows)
     scatter(sums, at_first, first.rows)
     added = first.rows.take(pairs, axis=0)
-    added += second.rows.take(again, axis=0)
+    with _quiet():
+        added += second.rows.take(again, axis=0)
     scatter(sums, at[again], added)
     return RowBatch(union, sums, starts)
 

@@ -89,3 +89,18 @@ def test_nan_is_found_whatever_else_there_is(dtype, least):
         rows.flat[place] = np.nan
         assert has_nan(rows)
         rows.flat[place] = 0
+
+
+def test_sums_overflow_and_underflow_in_silence_where_a_program_lets_numpy_raise():
+    tiny, huge = np.float32(1e-30), np.float32(3e38)
+    rows = np.array([[tiny, huge], [tiny, huge], [np.inf, tiny], [-np.inf, tiny]], np.float32)
+    with np.errstate(all="raise"):
+        ids, summed = coalesce(np.array([4, 4, 2, 2]), rows)
+        twice = sum_rows([(ids, summed), (ids, summed)])[1]
+        apart = sum_rows([(ids, summed), (ids[:1], summed[:1]), (ids[1:], summed[1:])])[1]
+        merged = sum_rows([(ids, summed), (ids[1:], summed[1:])])[1]
+        assert not has_nan(rows)
+    assert ids.tolist() == [2, 4]
+    assert np.isnan(summed[0, 0])
+    assert summed[1].tolist() == [2 * tiny, np.inf]
+    assert twice[1].tolist() == apart[1].tolist() == merged[1].tolist() == [4 * tiny, np.inf]

@@ -282,3 +282,21 @@ def test_half_precision_is_summed_in_float32(run: Run) -> None:
         assert pulled(store, "w", torch.empty(2, dtype=torch.bfloat16)).tolist() == [expected] * 2
 
     run(work)
+
+
+@assigning
+@pytest.mark.parametrize("inside", [(0,), (1,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
+def test_calls_may_be_made_in_inference_mode_and_outside_of_it(run: Run, inside: tuple[int, ...]) -> None:
+    def work(store: kv.KVStore) -> None:
+        keys, outs = ["w", "b"], [torch.empty(BOUND + 7), torch.empty(3)]
+        for call in range(3):
+            with torch.inference_mode(call in inside):
+                values = [torch.full_like(out, float(call + 1)) for out in outs]
+                if not call:
+                    store.init(keys, values)
+                store.pushpull(keys, values, out=outs)
+                store.push("w", values[0])
+                store.pull("w", out=outs[0])
+            assert all((out == store.num_workers * (call + 1)).all() for out in outs)
+
+    run(work)
