@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kvstore.errors import UsageError, choices
+from kvstore.plain import integer, scalar
 from kvstore.spec import ITEMSIZE, MAX_ELEMENTS, Spec, as_shape
 
 DTYPES = ("float32", "float64")
@@ -35,7 +36,7 @@ class MinCount:
     count: int
 
     def __post_init__(self) -> None:
-        _require("MinCount(count)", self.count, 1, 1 << 31)
+        object.__setattr__(self, "count", integer("MinCount(count)", self.count, 1, 1 << 31))
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class Probability:
     probability: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.probability, int | float) or not 0 < self.probability <= 1:
-            raise UsageError(f"Probability(probability={self.probability!r}) must be above 0 and at most 1")
+        probability = scalar(self.probability)
+        if not isinstance(probability, int | float) or not 0 < probability <= 1:
+            raise UsageError(f"Probability(probability={probability!r}) must be above 0 and at most 1")
+        object.__setattr__(self, "probability", probability)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Unseen:
     rounds: int
 
     def __post_init__(self) -> None:
-        _require("Unseen(rounds)", self.rounds, 1, 1 << 62)
+        object.__setattr__(self, "rounds", integer("Unseen(rounds)", self.rounds, 1, 1 << 62))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Capacity:
     by: str = "age"
 
     def __post_init__(self) -> None:
-        _require("Capacity(rows)", self.rows, 1, 1 << 48)
+        object.__setattr__(self, "rows", integer("Capacity(rows)", self.rows, 1, 1 << 48))
         if self.by not in CAPACITY_BY:
             raise UsageError(f"Capacity(by={self.by!r}) must be {choices(CAPACITY_BY)}")
 
@@ -156,6 +159,7 @@ class Table:
             raise UsageError(f"dtype {dtype} of a table must be {choices(DTYPES)}")
         if init not in INITS:
             raise UsageError(f"init={init!r} of a table must be one of {choices(INITS)}")
+        scale = scalar(scale)
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
             raise UsageError(f"scale={scale!r} of a table must be a finite number")
         evictions = (evict,) if isinstance(evict, Unseen | Capacity) else tuple(evict)
@@ -172,7 +176,7 @@ class Table:
             seed = operator.index(seed)
         except TypeError:
             raise UsageError(f"seed={seed!r} of a table must be an integer") from None
-        _require("seed", seed, 0, MAX_SEED)
+        seed = integer("seed", seed, 0, MAX_SEED)
         for name, value in (
             ("rows", rows),
             ("row", row),
@@ -260,8 +264,3 @@ class TableSpec(Spec):
 
     def __str__(self) -> str:
         return str(self.table)
-
-
-def _require(what: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UsageError(f"{what}={value!r} must be an integer from {low} to {high}")

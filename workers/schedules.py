@@ -46,8 +46,8 @@ class LRScheduler:
         self.warmup_steps = at_least("warmup_steps", warmup_steps, 0)
         self.warmup_begin_lr = finite("warmup_begin_lr", warmup_begin_lr)
         self.warmup_mode = warmup_mode
-        if warmup_begin_lr > base_lr:
-            raise UsageError(f"warmup_begin_lr={warmup_begin_lr:g} must be at most base_lr={base_lr:g}")
+        if self.warmup_begin_lr > self.base_lr:
+            raise UsageError(f"warmup_begin_lr={self.warmup_begin_lr:g} must be at most base_lr={self.base_lr:g}")
         if warmup_mode not in WARMUPS:
             raise UsageError(f"warmup_mode={warmup_mode!r}; choose from {', '.join(WARMUPS)}")
 
@@ -209,12 +209,14 @@ def _part(num_update: int, first: int, last: int) -> float:
 
 
 def _factor(value: float) -> float:
-    if finite("factor", value) > 1:
-        raise UsageError(f"factor={value:g} must be at most 1, so that the rate falls")
-    return value
+    factor = finite("factor", value)
+    if factor > 1:
+        raise UsageError(f"factor={factor:g} must be at most 1, so that the rate falls")
+    return factor
 
 
 def _beyond(max_update: int, warmup_steps: int) -> int:
-    if at_least("max_update", max_update, 1) <= warmup_steps:
-        raise UsageError(f"max_update={max_update} must be more than warmup_steps={warmup_steps}")
-    return max_update
+    last = at_least("max_update", max_update, 1)
+    if last <= warmup_steps:
+        raise UsageError(f"max_update={last} must be more than warmup_steps={warmup_steps}")
+    return last

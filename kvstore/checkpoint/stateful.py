@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kvstore.errors import CheckpointError, UsageError
+from kvstore.plain import scalar
 from kvstore.spec import ITEMSIZE
 
 # JSON has no tensors, no tuples and no keys but texts: these stand for them, each a dict with one such key.
@@ -47,6 +48,8 @@ def packed(state: Any, prefix: str = "") -> tuple[dict[str, torch.Tensor], str]:
             return {_TUPLE: [plain(each) for each in value]}
         if isinstance(value, list):
             return [plain(each) for each in value]
+        if isinstance(value, int | float) or getattr(value, "ndim", None) == 0:  # numpy's scalars are numbers, too
+            value = scalar(value)
         if value is None or type(value) in (bool, int, float, str):
             return value
         raise UsageError(f"a checkpoint holds tensors, numbers and texts, but this state has a {type(value).__name__}")

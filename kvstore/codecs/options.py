@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstore.errors import UnknownName, UsageError, choices
+from kvstore.plain import scalar
 
 # With these, each decoded array is close to the encoded one. With the others only sums over many rounds are, which is
 # enough for gradients but not for weights.
@@ -34,8 +34,7 @@ class _Number:
         Raises:
             UsageError: it is of another kind, or out of range.
         """
-        if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
-            value = value.item()
+        value = scalar(value)
         if self.kind is bool:
             if not isinstance(value, bool):
                 raise UsageError(f"{name}={value!r} must be True or False")

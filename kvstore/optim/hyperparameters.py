@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from kvstore.errors import UsageError
+from kvstore.plain import scalar
 from kvstore.wire.fields import MAX_HYPER_LIST, MAX_HYPER_TEXT
 
 
@@ -15,8 +16,7 @@ def finite(name: str, value: Any) -> float | int:
     Raises:
         UsageError: it is not a finite number. The message calls it ``name``.
     """
-    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
-        value = value.item()
+    value = scalar(value)
     if isinstance(value, int) and abs(value) >= 2**63:  # more than the wire has for one
         value = float(value) if abs(value) < 2**1000 else math.inf
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -43,6 +43,9 @@ def plain(name: str, value: Any) -> Any:
     Raises:
         UsageError: it is something else, or too long. The message calls it ``name``.
     """
+    value = scalar(value)
+    if hasattr(value, "tolist") and len(getattr(value, "shape", ())) == 1:
+        value = value.tolist()  # betas as an array
     if isinstance(value, str | list | tuple) and len(value) > (
         MAX_HYPER_TEXT if isinstance(value, str) else MAX_HYPER_LIST
     ):

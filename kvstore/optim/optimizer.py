@@ -14,6 +14,7 @@ from kvstore.errors import UnknownName, UsageError, choices
 from kvstore.optim.hyperparameters import finite, is_number, plain, positive
 from kvstore.optim.optimizer_class import OptimizerClass
 from kvstore.optim.registry import NOT_HERE, SYNONYMS, find, name_of, names, names_for_rows
+from kvstore.plain import scalar
 from kvstore.spec import Key, Spec, check_key
 from kvstore.table import TableSpec
 from kvstore.wire.parameters import MAX_GROUPS
@@ -261,14 +262,14 @@ def _groups(
             if which in own:
                 factor = finite(which, own.pop(which))
                 mults.update({key: factor for key in keys if key not in mults})
-        hyper = _torch_names(name, own, base)
+        hyper = {key: plain(key, value) for key, value in sorted(_torch_names(name, own, base).items())}
         found.require(hyper)
         if hyper.get(LAZY) == lazy:
             del hyper[LAZY]
         for option in found.state_options:
             if hyper.get(option, base[option]) != base[option]:
                 raise UsageError(f"{option} is one for all keys; pass it to set_optimizer, not with a group")
-        groups.append(ParameterGroup(keys, {key: plain(key, value) for key, value in sorted(hyper.items())}))
+        groups.append(ParameterGroup(keys, hyper))
         if "lr" in hyper:
             finite("learning_rate", hyper["lr"])
     return tuple(groups)
@@ -280,8 +281,10 @@ def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any
     named = {key: value for key, value in given.items() if key not in _IGNORED}
     if find(name).rows is None:
         named.pop(LAZY, None)
-    elif not isinstance(named.get(LAZY, True), bool):
-        raise UsageError(f"{LAZY}={named[LAZY]!r} must be True or False")
+    elif LAZY in named:
+        named[LAZY] = scalar(named[LAZY])
+        if not isinstance(named[LAZY], bool):
+            raise UsageError(f"{LAZY}={named[LAZY]!r} must be True or False")
     for old, new in aliases.items():
         if old in named:
             if new in named:

@@ -15,6 +15,7 @@ import torch
 
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.job.config import Config
+from kvstore.plain import scalar
 from kvstore.reading.held import HeldValue, ReadSegment, reads_of
 from kvstore.reading.row_pull import RowPull
 from kvstore.reading.session import Ask, ReaderSession
@@ -276,9 +277,10 @@ class Reader:
 
 
 def _slack(max_staleness: int) -> int:
-    if isinstance(max_staleness, bool) or not isinstance(max_staleness, int) or max_staleness < 0:
-        raise UsageError(f"max_staleness={max_staleness!r} must be a number of rounds, 0 or more")
-    return max_staleness
+    rounds = scalar(max_staleness)
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0:
+        raise UsageError(f"max_staleness={rounds!r} must be a number of rounds, 0 or more")
+    return rounds
 
 
 def _listed(key: Key | Sequence[Key]) -> list[Key]:

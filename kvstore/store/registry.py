@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kvstore.errors import UnknownName, UsageError
+from kvstore.plain import scalar
 
 
 class Builtin(NamedTuple):
@@ -70,6 +71,7 @@ def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...
 
 def flag(name: str, value: Any) -> bool:
     """Return option ``name``, which is on or off. None counts as not given, which is off."""
+    value = scalar(value)
     if value is not None and not isinstance(value, bool):
         raise UsageError(f"{name}={value!r} must be True or False")
     return bool(value)

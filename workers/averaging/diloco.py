@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kvstore import KVStore, UsageError
+from kvstore.plain import scalar
 from kvstore.ticket import Ticket
 from workers.averaging.agreement import require_alike
 from workers.averaging.fragments import Schedule, split
@@ -95,6 +96,7 @@ class DiLoCo(Stepper):
         buffers: bool = True,
     ) -> None:
         super().__init__(optimizer)
+        mixing = scalar(mixing)
         if isinstance(mixing, bool) or not isinstance(mixing, float | int) or not 0 <= mixing < 1:
             raise UsageError(f"mixing={mixing!r} must be a number from 0 to less than 1")
         self._schedule = Schedule(

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from kvstore import UsageError, WireError
 from workers.callbacks.param import BatchEndParam
 from workers.common import bundle
+from workers.common.torch_internals import set_in_group
 
 
 class Rated(Protocol):
@@ -91,7 +92,8 @@ class TorchScheduler:
             try:
                 self._scheduler.load_state_dict(state)
                 for group, saved in zip(self._groups, groups, strict=True):
-                    group.update(saved)  # the new scheduler has set its first rates
+                    for name, value in saved.items():  # the new scheduler has set its first rates
+                        set_in_group(group, name, value)
             except (AttributeError, LookupError, TypeError, ValueError) as exc:
                 kind = type(self._scheduler).__name__
                 raise UsageError(
@@ -123,11 +125,14 @@ class TorchScheduler:
         """Return the scheduler's state and the hyper-parameters that it has set, as JSON values."""
         groups = [{name: value for name, value in group.items() if name != "params"} for group in self._groups]
         packed, tensors = bundle.pack([self._scheduler.state_dict(), groups])
-        if tensors:
+        if any(tensor.numel() != 1 for tensor in tensors):
             raise UsageError(
-                "the scheduler's state has tensors, which a checkpoint cannot hold; create it with numbers"
+                "the scheduler's state has tensors of several elements, which a checkpoint cannot hold; create it "
+                "with numbers"
             )
-        return {"bundle": base64.b64encode(packed).decode()}
+        # A rate that is a tensor is rounded to its dtype at each step, so it comes back as one.
+        numbers = [tensor.item() for tensor in tensors]
+        return {"bundle": base64.b64encode(packed).decode(), "tensors": numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``, which ``state_dict`` returned; before ``begin``.
@@ -136,7 +141,13 @@ class TorchScheduler:
             UsageError: the state is damaged.
         """
         try:
-            scheduler, groups = bundle.unpack(base64.b64decode(state["bundle"]), [])
-        except (WireError, LookupError, TypeError, ValueError) as exc:
+            packed = base64.b64decode(state["bundle"])
+            numbers, forms = state.get("tensors", []), bundle.forms(packed)
+            tensors = [
+                torch.tensor(number, dtype=form.dtype).reshape(form.shape)
+                for number, form in zip(numbers, forms, strict=True)
+            ]
+            scheduler, groups = bundle.unpack(packed, tensors)
+        except (WireError, LookupError, RuntimeError, TypeError, ValueError) as exc:
             raise UsageError(f"the scheduler's state is damaged: {exc!r}") from exc
         self._loaded = scheduler, groups

@@ -6,6 +6,7 @@ import math
 from typing import Any, Protocol
 
 from kvstore import UnknownName, UsageError
+from kvstore.optim.hyperparameters import finite
 from workers.callbacks.param import BatchEndParam
 from workers.common.checks import at_least
 from workers.common.run_log import log_line
@@ -45,7 +46,8 @@ class EarlyStopping:
     ) -> None:
         if mode not in MODES:
             raise UnknownName(f"mode={mode!r} must be one of {', '.join(MODES)}")
-        if not 0 <= min_delta < math.inf:
+        min_delta = finite("min_delta", min_delta)
+        if min_delta < 0:
             raise UsageError(f"min_delta={min_delta!r} must be a number of at least 0")
         self.monitor, self.patience = monitor, at_least("patience", patience, 1)
         self.min_delta, self.mode = float(min_delta), mode
@@ -72,7 +74,7 @@ class EarlyStopping:
         """
         name, value = param.value(self.monitor)
         if self._better(name, value):
-            self.best, self.best_epoch, self._waited = value, param.epoch, 0
+            self.best, self.best_epoch, self._waited = float(value), param.epoch, 0
             return
         self._waited += 1
         if self._waited >= self.patience and self._run is not None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from kvstore import UsageError
+from kvstore.plain import scalar
 
 
 def on_off_auto(name: str, value: object) -> bool | None:
@@ -28,8 +27,9 @@ def at_least(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
     Raises:
         UsageError: it is not; the message calls it ``name``.
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+    value = scalar(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name}={value!r} must be an integer, at least {least}")
     if value > most:
         raise UsageError(f"{name}={value!r} must be an integer, at most {most}")
-    return int(value)
+    return value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -70,6 +71,19 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether ``torch.compile``, ``Module.compile`` or ``torch.jit`` has compiled ``module`` with all its parts."""
     compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
     return compiled or isinstance(module, torch.jit.ScriptModule)
+
+
+def set_in_group(group: MutableMapping[str, Any], name: str, value: Any) -> None:
+    """Set ``name`` in one of ``param_groups``. A tensor that is there is filled, as torch's schedulers do.
+
+    Whoever has put the tensor there may go on filling it. Another object in its place would make that a silent nothing.
+    """
+    now = group.get(name)
+    if isinstance(now, torch.Tensor) and now.is_floating_point():
+        with torch.no_grad():
+            now.fill_(value)
+    else:
+        group[name] = value
 
 
 def note_step(optimizer: torch.optim.Optimizer) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kvstore import UsageError
+from kvstore.plain import scalar
 
 Key: TypeAlias = "int | str"
 Named: TypeAlias = "list[tuple[Key, torch.Tensor]]"
@@ -109,8 +110,15 @@ def grouped(collected: Collected, optimizer: torch.optim.Optimizer) -> Collected
 def own_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hyper-parameters of ``group`` that differ from the defaults of ``optimizer``."""
     return {
-        name: value for name, value in group.items() if name in optimizer.defaults and value != optimizer.defaults[name]
+        name: value
+        for name, value in group.items()
+        if name in optimizer.defaults and _numbers(value) != _numbers(optimizer.defaults[name])
     }
+
+
+def _numbers(value: Any) -> Any:
+    """Return ``value`` so that it can be compared: a rate may be a tensor."""
+    return tuple(map(scalar, value)) if isinstance(value, tuple | list) else scalar(value)
 
 
 def stale(params: Sequence[Parameter]) -> list[int]:

@@ -9,9 +9,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 
 from kvstore import UsageError
-from kvstore.optim.hyperparameters import finite
+from kvstore.optim.hyperparameters import finite, is_number, plain
 from kvstore.optim.optimizer import Optimizer
-from workers.trainer.parameters import Collected, Parameter
+from kvstore.plain import scalar
+from workers.common.checks import at_least
+from workers.common.torch_internals import set_in_group
+from workers.trainer.parameters import Collected, Key, Parameter
 
 Schedule: TypeAlias = Callable[[int], float]
 Snapshot: TypeAlias = "list[dict[str, Any]]"
@@ -56,6 +59,7 @@ class TrainerRates:
         where: what updates.
         schedule: MXNet's ``lr_scheduler``: from the number of an update to its learning rate.
         num_update: the number of updates made before.
+        keys: of the parameters, in their order.
 
     Attributes:
         tables: the positions of parameters whose gradients are sparse, so that the store has states of their rows.
@@ -68,6 +72,7 @@ class TrainerRates:
         where: TakesHyperparameters,
         schedule: Schedule | None = None,
         num_update: int = 0,
+        keys: Sequence[Key] = (),
     ) -> None:
         self.groups = groups
         self.num_update = num_update
@@ -75,6 +80,7 @@ class TrainerRates:
         self._optimizer = optimizer
         self._where = where
         self._schedule = schedule
+        self._keys = keys
         self._names = [name for name in groups[0] if name not in _NOT_NUMBERS]
         # The groups that follow the optimizer's learning rate.
         own = ["lr" in group.hyper for group in optimizer.groups] or [False]
@@ -84,7 +90,7 @@ class TrainerRates:
                 "an lr_scheduler sets one learning rate, but a parameter group has its own: give the group lr_mult "
                 "instead of lr, or use one of torch's schedulers with trainer.optimizer"
             )
-        self._scheduled: float | None = None
+        self._scheduled: list[float] | None = None  # what the groups have had since the schedule set them
         # Learning rates are always sent, so that workers which disagree on them get an error.
         self._applied = [{name: value for name, value in group.items() if name != "lr"} for group in self._now()]
 
@@ -93,7 +99,7 @@ class TrainerRates:
         """The rate of the groups without a rate of their own; if there are none, the first group's."""
         if self._schedule is not None:
             return float(self._schedule(self.num_update))
-        return float((self._following or self.groups)[0]["lr"])
+        return float(finite("learning_rate", (self._following or self.groups)[0]["lr"]))
 
     def set_learning_rate(self, lr: float) -> None:
         """Use ``lr`` from the next update on, for all groups without a rate of their own.
@@ -119,20 +125,21 @@ class TrainerRates:
         Raises:
             UsageError: a ``batch_size`` that is not positive.
         """
-        if batch_size is not None and batch_size <= 0:
-            raise UsageError(f"batch_size={batch_size} must be positive")
-        return self._optimizer.rescale_grad / (parts if batch_size is None else batch_size)
+        samples = parts if batch_size is None else finite("batch_size", batch_size)
+        if samples <= 0:
+            raise UsageError(f"batch_size={samples} must be positive")
+        return self._optimizer.rescale_grad / samples
 
     def apply(self) -> Snapshot:
         """Send what has changed to ``where``; return all hyper-parameters of the next update."""
         if self._schedule is not None:
-            if self._scheduled is not None and any(group["lr"] != self._scheduled for group in self.groups):
+            if self._scheduled is not None and self._rates() != self._scheduled:
                 raise UsageError(
                     "both the lr_scheduler of optimizer_params and something else set the learning rate: keep one of "
                     "them"
                 )
-            self._scheduled = finite("learning_rate", self._schedule(self.num_update + 1))
-            self._set(self._scheduled)
+            self._set(finite("learning_rate", self._schedule(self.num_update + 1)))
+            self._scheduled = self._rates()
         now = self._now()
         if now != self._applied:
             changed = [
@@ -146,9 +153,10 @@ class TrainerRates:
             self._applied = now
         return now
 
-    def save(self) -> str:
-        """Return a text for ``read``."""
-        return json.dumps({"num_update": self.num_update, "groups": self._now(), "tables": self.tables})
+    def save(self, **more: Any) -> str:
+        """Return a text for ``read``, with ``more`` in it."""
+        tables = [self._keys[position] for position in self.tables]
+        return json.dumps({"num_update": self.num_update, "groups": self._now(), "table_keys": tables, **more})
 
     def read(self, text: str, path: str) -> Loaded:
         """Return the hyper-parameters in ``text``, as far as they are numbers; for ``take``.
@@ -163,7 +171,10 @@ class TrainerRates:
         try:
             saved = json.loads(text)
             num_update, groups = int(saved["num_update"]), [dict(group) for group in saved["groups"]]
-            tables = [int(position) for position in saved.get("tables", ())]
+            tables = [int(position) for position in saved.get("tables", ())]  # all that older files have
+            if "table_keys" in saved:
+                listed = list(saved["table_keys"])
+                tables = [position for position, key in enumerate(self._keys) if key in listed]
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as exc:
             raise UsageError(f"the hyper-parameters in {path} are damaged: {exc}") from None
         if not 0 <= num_update < 2**53:
@@ -184,7 +195,8 @@ class TrainerRates:
     def take(self, loaded: Loaded) -> None:
         """Continue with these hyper-parameters."""
         for mine, theirs in zip(self.groups, loaded.groups, strict=True):
-            mine.update(theirs)
+            for name, value in theirs.items():
+                set_in_group(mine, name, value)
         self.num_update, self._scheduled = loaded.num_update, None
         self.tables += [position for position in loaded.tables if position not in self.tables]
 
@@ -202,17 +214,27 @@ class TrainerRates:
 
     def _set(self, lr: float) -> None:
         for group in self._following:
-            group["lr"] = lr
+            set_in_group(group, "lr", lr)
+
+    def _rates(self) -> list[float]:
+        return [finite("learning_rate", group["lr"]) for group in self.groups]
 
     def _now(self) -> Snapshot:
-        return [{name: group[name] for name in self._names} for group in self.groups]
+        """Return what the groups have now, as numbers: a rate that is a tensor would change in the snapshot, too."""
+        return [
+            {
+                name: finite("learning_rate", group[name]) if name == "lr" else plain(name, group[name])
+                for name in self._names
+            }
+            for group in self.groups
+        ]
 
 
 def _renewed(name: str, mine: Any, theirs: Any) -> Any:
     """Return ``theirs``, from a file, if it has the type of ``mine``; else ``mine``."""
-    if type(theirs) in (int, float) and type(mine) in (int, float):
+    if is_number(theirs) and is_number(scalar(mine)):
         return finite(name, theirs)
-    if isinstance(mine, tuple) and isinstance(theirs, list):
+    if isinstance(mine, tuple | list) and isinstance(theirs, list):
         return tuple(element if element is None else finite(name, element) for element in theirs)
     return mine
 
@@ -225,8 +247,7 @@ def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, 
     """
     options = dict(given)
     schedule, begun = options.pop("lr_scheduler", None), options.pop("begin_num_update", 0)
-    if type(begun) is not int or begun < 0:
-        raise UsageError(f"begin_num_update={begun!r} must be an int of at least 0")
+    begun = at_least("begin_num_update", begun, 0)
     for name in ("lr_mult", "wd_mult"):
         if isinstance(options.get(name), Mapping):
             options[name] = collected.by_key(options[name])
@@ -254,12 +275,35 @@ def changed(before: Snapshot | None, after: Snapshot) -> list[tuple[str, Any]]:
     return [(name, old[name]) for old, new in pairs for name, value in new.items() if value != old[name]]
 
 
-def param_groups(optimizer: Optimizer, params: Sequence[Parameter]) -> list[dict[str, Any]]:
-    """Return torch's ``param_groups`` for an optimizer: each group's tensors and all its hyper-parameters."""
-    return [
+def rates_given(optimizer: Any, options: Mapping[str, Any]) -> list[Any]:
+    """Return the learning rate of each group as it was given; None where nothing was.
+
+    Args:
+        optimizer, options: what ``describe`` is given.
+    """
+    rate = options.get("learning_rate", options.get("lr"))
+    if rate is None and isinstance(optimizer, torch.optim.Optimizer):
+        rate = (optimizer.defaults if len(optimizer.param_groups) > 1 else optimizer.param_groups[0]).get("lr")
+    return [group.get("learning_rate", group.get("lr", rate)) for group in options.get("groups") or [{}]]
+
+
+def param_groups(optimizer: Optimizer, params: Sequence[Parameter], rates: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    """Return torch's ``param_groups`` for an optimizer: each group's tensors and all its hyper-parameters.
+
+    Args:
+        optimizer: the optimizer.
+        params: the parameters.
+        rates: what was given as learning rate of each group. A tensor stays the group's rate, as in torch: whoever has
+            it may fill it later.
+    """
+    groups = [
         {
             "params": [tensor for param in params if param.group == position for tensor in param.tensors],
             **optimizer.defaults(position + 1 if optimizer.groups else 0),
         }
         for position in range(len(optimizer.groups) or 1)
     ]
+    for group, rate in zip(groups, rates, strict=False):
+        if isinstance(rate, torch.Tensor) and rate.is_floating_point():
+            group["lr"] = rate
+    return groups

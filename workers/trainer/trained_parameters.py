@@ -20,7 +20,7 @@ from workers.common.checks import on_off_auto
 from workers.trainer.decision import decide, opened, require_alone, require_free
 from workers.trainer.gradient_sync import GradientSync
 from workers.trainer.parameters import Parameter, collect, grouped
-from workers.trainer.rates import TrainerRates, param_groups, settings
+from workers.trainer.rates import TrainerRates, param_groups, rates_given, settings
 from workers.trainer.updates import LocalUpdates
 
 
@@ -79,7 +79,16 @@ class TrainedParameters:
             self._where = self._store
             require_free(self._store)
             self._store.set_optimizer(optimizer, **options)
-        self._rates = TrainerRates(param_groups(described, self._params), described, self._where, schedule, begun)
+        # A schedule of MXNet's writes its own numbers, so no tensor of anybody's is kept beside it.
+        rates = rates_given(optimizer, options) if schedule is None else ()
+        self._rates = TrainerRates(
+            param_groups(described, self._params, rates),
+            described,
+            self._where,
+            schedule,
+            begun,
+            [param.key for param in self._params],
+        )
         overlap_wanted = on_off_auto("overlap", overlap)
         self._sync: GradientSync | None = None
         if self._store is None:

@@ -49,7 +49,9 @@ class LocalUpdates:
         changes = self._updaters[0].optimizer.changes(others, groups)
         for updater in self._updaters:
             updater.lr = updater.lr if learning_rate is None else finite("learning_rate", learning_rate)
-            updater.rescale_grad = updater.rescale_grad if rescale_grad is None else rescale_grad
+            updater.rescale_grad = (
+                updater.rescale_grad if rescale_grad is None else finite("rescale_grad", rescale_grad)
+            )
             updater.changes = {**updater.changes, **changes}
 
     def update(self, rescale_grad: float, left_out: Collection[int] = ()) -> None:
