@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from kvstore.errors import UsageError, choices
 from kvstore.plain import integer, scalar
-from kvstore.spec import ITEMSIZE, MAX_ELEMENTS, Spec, as_shape
+from kvstore.spec import ITEMSIZE, MAX_ELEMENTS, Key, Spec, as_shape, check_key
 
 DTYPES = ("float32", "float64")
 INITS = ("zeros", "constant", "uniform", "normal")
@@ -23,6 +23,7 @@ CAPACITY_BY = ("age", "count")
 MAX_ROW = 1 << 20  # elements
 MAX_SEED = 2**63 - 1
 MAX_EVICTIONS = 8
+OWN = 9  # fields of a description that are of the table itself; then comes its parameter, if it has one
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,9 @@ class Table:
         admit: which ids of a growing table get rows; None for all.
         evict: which rows of a growing table go, and when.
         codec: how rows and gradients travel: ``none``, ``fp16``, ``bf16``, or ``int8`` with a scale for each row.
+        parameter: the key of an array of the same store whose rows these are from now on. What is said by key of that
+            array is said of the table: multipliers, groups, exports, messages. ``Trainer`` makes such tables of
+            parameters with sparse gradients. None: the table is itself what its key says.
     """
 
     rows: int | None
@@ -124,6 +128,7 @@ class Table:
     admit: Admission | None
     evict: tuple[Eviction, ...]
     codec: str
+    parameter: Key | None
 
     def __init__(
         self,
@@ -136,6 +141,7 @@ class Table:
         admit: Admission | None = None,
         evict: Eviction | Iterable[Eviction] = (),
         codec: str | None = None,
+        parameter: Key | None = None,
     ) -> None:
         """Describe a table; see the class for the arguments.
 
@@ -187,6 +193,7 @@ class Table:
             ("admit", admit),
             ("evict", evictions),
             ("codec", codec),
+            ("parameter", None if parameter is None else check_key(parameter)),
         ):
             object.__setattr__(self, name, value)
 
@@ -194,6 +201,15 @@ class Table:
     def grows(self) -> bool:
         """Whether pushes make rows."""
         return self.rows is None
+
+    def name(self, key: Key) -> Key:
+        """Return the name by which users know the table ``key``: what settings and messages call it."""
+        return key if self.parameter is None else self.parameter
+
+    @property
+    def alone(self) -> Table:
+        """The table as a save of it has it: without the array that its rows belong to."""
+        return self if self.parameter is None else Table.of(self.described[:OWN])
 
     @property
     def width(self) -> int:
@@ -221,7 +237,8 @@ class Table:
             ["unseen", each.rounds, ""] if isinstance(each, Unseen) else ["capacity", each.rows, each.by]
             for each in self.evict
         ]
-        return [self.rows, list(self.row), self.dtype, self.init, self.scale, self.seed, admit, evict, self.codec]
+        own = [self.rows, list(self.row), self.dtype, self.init, self.scale, self.seed, admit, evict, self.codec]
+        return own if self.parameter is None else [*own, self.parameter]  # without one it is as ever, also in old files
 
     @classmethod
     def of(cls, described: Sequence[Any]) -> Table:
@@ -230,14 +247,22 @@ class Table:
         Raises:
             UsageError: there can be no such table.
         """
-        rows, row, dtype, init, scale, seed, admit, evict, codec = described
+        rows, row, dtype, init, scale, seed, admit, evict, codec = described[:OWN]
         admission: Admission | None = None
         if admit:
             admission = MinCount(admit[1]) if admit[0] == "count" else Probability(admit[1])
         evictions = [Unseen(number) if kind == "unseen" else Capacity(number, by) for kind, number, by in evict]
         size = {"dim": tuple(row)} if rows is None else {"shape": (rows, *row)}
         return cls(
-            **size, dtype=dtype, init=init, scale=scale, seed=seed, admit=admission, evict=evictions, codec=codec
+            **size,
+            dtype=dtype,
+            init=init,
+            scale=scale,
+            seed=seed,
+            admit=admission,
+            evict=evictions,
+            codec=codec,
+            parameter=described[OWN] if len(described) > OWN else None,
         )
 
     def __str__(self) -> str:

@@ -18,8 +18,8 @@ def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> Fi
     """Write the arrays of a checkpoint to ``path``, verified, one in memory at a time.
 
     ``safetensors.torch.load_file(path)`` gives a ``state_dict``: of a ``Trainer``'s store, by the names of the
-    parameters. Buffers of a model, such as batch statistics, are not in a store. A table with a shape is one array; one
-    that grows is its rows, by the key's name, and ``<key>.ids``.
+    parameters, also of those with sparse gradients. Buffers of a model, such as batch statistics, are not in a store.
+    A table with a shape is one array; one that grows is its rows, by the key's name, and ``<key>.ids``.
 
     Args:
         folder: of the checkpoint.
@@ -35,7 +35,8 @@ def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> Fi
     if store >= len(manifest.stores):
         raise CheckpointError(f"{folder}: no store {store}: it has {len(manifest.stores)}, numbered from 0")
     specs = manifest.stores[store].specs
-    arrays = {key: spec for key, spec in specs.items() if not isinstance(spec, TableSpec)}
+    moved = {spec.table.parameter for spec in specs.values() if isinstance(spec, TableSpec)}  # arrays that are stale
+    arrays = {key: spec for key, spec in specs.items() if not isinstance(spec, TableSpec) and key not in moved}
     with CheckpointReader(folder) as reader:
         headers = [TensorHeader(str(key), spec.dtype, spec.shape) for key, spec in arrays.items()]
         named = reader.states(store, arrays) if states else {}

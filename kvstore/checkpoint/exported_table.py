@@ -23,7 +23,7 @@ class ExportedTable:
 
     def __init__(self, reader: CheckpointReader, store: int, key: Key, table: Table, states: bool) -> None:
         self._table = table
-        self._key = key
+        self._key = table.name(key)
         self._pages = list(reader.pages(store, key))  # mapped files, not memory
         ids = [page.ids for page in self._pages]
         self._ids = np.sort(np.concatenate([np.empty(0, np.int64), *ids]))

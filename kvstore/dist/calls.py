@@ -44,11 +44,11 @@ class StoreCall(NamedTuple):
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """All keys; a table of which several parts are wanted is listed once."""
+        """All keys, by the names that users know; a table of which several parts are wanted is listed once."""
         arrays = () if self.plan is None else self.plan.keys
         if not self.rows:
             return arrays
-        return tuple(dict.fromkeys([*arrays, *(key for call in self.rows for key in call.plan.keys)]))
+        return tuple(dict.fromkeys([*arrays, *(key for call in self.rows for key in call.plan.names)]))
 
     @property
     def places(self) -> Column:
@@ -86,6 +86,7 @@ class Arguments:
         Raises:
             KeyNotInitialized, Mismatch, UsageError: there can be no such call.
         """
+        key = self.resolved(key)
         known = self._plans.known(key)
         if known is None and self.has_tables(key):
             return self._mixed(key, value, out, copy)
@@ -98,9 +99,23 @@ class Arguments:
             KeyNotInitialized, Mismatch, UsageError: there can be no such call.
         """
         one_kind(requests.by_key, self._plans.entries.kind)
+        moved = self._plans.entries.moved
+        by_key = {moved.get(each, each): of for each, of in requests.by_key.items()} if moved else requests.by_key
         if value is ABSENT:
-            return StoreCall(None, None, None, self._tables.pull(requests.by_key))
-        return self._split(self._grouped(key, value), requests.by_key, copy)
+            return StoreCall(None, None, None, self._tables.pull(by_key))
+        return self._split(self._grouped(self.resolved(key), value), by_key, copy)
+
+    def resolved(self, key: Any) -> Any:
+        """Return ``key``, or a list of keys, with those of arrays whose rows tables have now replaced by the tables'.
+
+        What such an array was is still on the servers, and nothing updates it any more.
+        """
+        moved = self._plans.entries.moved
+        if not moved:
+            return key
+        if isinstance(key, list | tuple):
+            return [moved.get(each, each) if isinstance(each, int | str) else each for each in key]
+        return moved.get(key, key) if isinstance(key, int | str) else key
 
     def without_tables(self, key: Any, out: Any) -> tuple[dict[Key, Any], list[Key]]:
         """Return those of ``out``, by key, whose keys have no tables; and the keys that do."""

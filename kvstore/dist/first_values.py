@@ -12,7 +12,7 @@ from kvstore.dist.plans.entries import Entries
 from kvstore.errors import AlreadyInitialized, UsageError
 from kvstore.rows.first_rows import first_rows, is_table
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_sparse import RowSparse
+from kvstore.rows.row_sparse import ParameterRows, RowSparse
 from kvstore.rows.sums import Rows
 from kvstore.spec import Key, Spec
 from kvstore.store.arguments import group, one_kind, pairs
@@ -104,7 +104,7 @@ def tables_among(keys: Sequence[Key], values: Sequence[Any], rank: int) -> First
     types = set(map(type, values))
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sparse = torch.sparse_coo in set(map(_LAYOUT, tensors))
-    if not sparse and types.isdisjoint((Table, RowSparse, list, tuple)):
+    if not sparse and types.isdisjoint((Table, RowSparse, ParameterRows, list, tuple)):
         return FirstTables({}, {})
     specs: dict[int, TableSpec] = {}
     rows: dict[Key, tuple[Ids, Rows]] = {}

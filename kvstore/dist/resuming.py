@@ -122,10 +122,10 @@ class Resumed:
 
 
 def _plain(spec: Spec) -> Spec:
-    """Return ``spec``, of a table without its encoding."""
+    """Return ``spec``, of a table without its encoding; older checkpoints do not know whose rows it has."""
     if not isinstance(spec, TableSpec):
         return spec
-    return TableSpec.of(Table.of([*spec.table.described[:-1], CODECS[0]]))
+    return TableSpec.of(Table.of([*spec.table.alone.described[:-1], CODECS[0]]))
 
 
 def _differences(saved: Spec, spec: Spec) -> str:

@@ -44,8 +44,6 @@ def plain(name: str, value: Any) -> Any:
         UsageError: it is something else, or too long. The message calls it ``name``.
     """
     value = scalar(value)
-    if hasattr(value, "tolist") and len(getattr(value, "shape", ())) == 1:
-        value = value.tolist()  # betas as an array
     if isinstance(value, str | list | tuple) and len(value) > (
         MAX_HYPER_TEXT if isinstance(value, str) else MAX_HYPER_LIST
     ):

@@ -211,7 +211,7 @@ def require_shapes(optimizer: Optimizer | None, specs: Iterable[tuple[Key, Spec]
     dims = optimizer.found.dims
     for key, spec in specs:
         if isinstance(spec, TableSpec):
-            require_rule(optimizer, key, spec.table.grows)
+            require_rule(optimizer, spec.table.name(key), spec.table.grows)
         elif dims is not None and len(spec.shape) != dims:
             raise UsageError(
                 f"{optimizer.name} updates {'matrices' if dims == 2 else f'arrays of {dims} dimensions'} only, and key "

@@ -161,12 +161,15 @@ class Reader:
         slack = self._slack if max_staleness is None else _slack(max_staleness)
         with self._lock:
             values = self._find(keys, deadline)
-            for value in values:
-                if isinstance(value.spec, TableSpec):
-                    raise UsageError(f"key {value.key!r} is {value.spec}; read its rows with row_sparse_pull")
-            outs = _outputs(values, out, many)
-            self._refresh(list(dict.fromkeys(values)), slack, deadline)
-            results = [_written(value, output) for value, output in zip(values, outs, strict=True)]
+            try:
+                results = self._pull(values, _outputs(values, out, many), slack, deadline)
+            except UsageError:
+                # A parameter whose gradients turn out to be sparse gets a table at its first step. Its array, which
+                # this reader may have found before, stays as it was, so servers refuse to show it.
+                again = self._find(keys, deadline)
+                if [value.spec for value in again] == [value.spec for value in values]:
+                    raise
+                results = self._pull(again, _outputs(again, out, many), slack, deadline)
         return results if many else results[0]
 
     def row_sparse_pull(
@@ -226,6 +229,27 @@ class Reader:
         return value.pulled
 
     # ---- helpers
+
+    def _pull(
+        self, values: Sequence[HeldValue], outs: Sequence[torch.Tensor | None], slack: int, deadline: float
+    ) -> list[torch.Tensor]:
+        """Return the values, each in its output; of the table of a parameter, all rows."""
+        tables = {value.key: value.spec.table for value in values if isinstance(value.spec, TableSpec)}
+        for key, table in tables.items():
+            if table.parameter is None:
+                raise UsageError(f"key {key!r} is {table}; read its rows with row_sparse_pull")
+        arrays = [value for value in values if value.key not in tables]
+        pulls = [
+            RowPull(value, torch.arange(tables[value.key].rows or 0), out) if value.key in tables else None
+            for value, out in zip(values, outs, strict=True)
+        ]
+        self._refresh(list(dict.fromkeys(arrays)), slack, deadline)
+        asks = [ask for pull in pulls if pull is not None for ask in pull.asks(slack)]
+        self._all("pull", list(tables), asks, deadline)
+        return [
+            _written(value, out) if pull is None else pull.result()
+            for value, out, pull in zip(values, outs, pulls, strict=True)
+        ]
 
     def _which(self, **more: Any) -> dict[str, Any]:
         return {"ordinal": self._ordinal, **more}
@@ -312,7 +336,7 @@ def _outputs(values: Sequence[HeldValue], out: Any, many: bool) -> list[torch.Te
         raise UsageError(f"{len(values)} keys and {len(outs)} arrays in out; give one array for each key")
     tensors = list(map(as_output, outs))
     for value, tensor in zip(values, tensors, strict=True):
-        require_same(value.key, value.spec, spec_of(tensor), "out is")
+        require_same(value.key, Spec(value.spec.shape, value.spec.dtype), spec_of(tensor), "out is")
     return list(tensors)
 
 

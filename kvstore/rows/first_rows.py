@@ -35,7 +35,7 @@ def first_rows(what: str, value: Any) -> tuple[Table, tuple[Ids, Rows] | None]:
         given = RowSparse.of(value)
         if given.shape is None:
             raise UsageError("a RowSparse has no shape; pass RowSparse(ids, rows, shape), or a Table that grows")
-        table = Table(shape=given.shape, dtype=given.rows.dtype)
+        table = Table(shape=given.shape, dtype=given.rows.dtype, parameter=getattr(given, "parameter", None))
     except UsageError as exc:
         raise UsageError(f"{what}: {exc}") from None
     return table, coalesce(*_parts(what, given, table))

@@ -159,6 +159,20 @@ class RowSparse:
         return self.shape
 
 
+class ParameterRows(RowSparse):
+    """The rows that the table of a sparse parameter begins with, for ``init``.
+
+    Attributes:
+        parameter: see ``kvstore.table.Table``.
+    """
+
+    __slots__ = ("parameter",)
+
+    def __init__(self, ids: Any, rows: Any, shape: Any, parameter: Key) -> None:
+        super().__init__(ids, rows, shape)
+        self.parameter = parameter
+
+
 def is_row_sparse(value: Any) -> bool:
     """Whether ``value`` is a ``RowSparse`` or a ``torch.sparse_coo`` tensor."""
     return isinstance(value, RowSparse) or (isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo)

@@ -128,7 +128,7 @@ def base_of(directory: Path, since: int, key: Key, table: Table, stripes: int) -
         known = f"those there are of {sorted(set(versions))}" if versions else "there is none at all"
         raise UsageError(f"{directory}: no save of version {since}; {known}; save the whole table (since=None)")
     manifest = save.manifest
-    if (manifest.key, manifest.table) != (key, table):
+    if (manifest.key, manifest.table) != (key, table.alone):
         raise UsageError(f"{folder} is of key {manifest.key!r}, {manifest.table}, not of key {key!r}, {table}")
     if len(manifest.versions) != stripes:
         raise UsageError(

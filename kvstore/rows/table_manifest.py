@@ -119,7 +119,7 @@ def to_json(manifest: TableManifest) -> str:
     fields = {
         "format": FORMAT,
         "key": manifest.key,
-        "table": dict(zip(_TABLE, manifest.table.described, strict=True)),
+        "table": dict(zip(_TABLE, manifest.table.alone.described, strict=True)),
         "parts": {name: list(part) for name, part in manifest.parts.items()},
         "rows": manifest.rows,
         "gone": manifest.gone,

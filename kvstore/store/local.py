@@ -77,6 +77,7 @@ class LocalStore(KVStore):
     def _update(self, values: dict[Key, list[Any]]) -> dict[Key, Ids]:
         """Make one update of each key; return the ids of each table's rows that have changed."""
         self._check()
+        values = self._tables.resolved(values)
         arrays = {key: its_arrays for key, its_arrays in values.items() if key not in self._tables}
         require_dense(arrays, self._specs)
         given = {key: self._checked(key, as_tensors(its_arrays)) for key, its_arrays in arrays.items()}
@@ -106,6 +107,7 @@ class LocalStore(KVStore):
 
     def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool = True) -> Ticket:
         self._check()
+        outs = self._tables.resolved(outs)
         tables = [self._tables.whole(key, its_outs) for key, its_outs in outs.items() if key in self._tables]
         targets = {
             key: self._checked(key, [as_output(out) for out in its_outs])
@@ -123,7 +125,7 @@ class LocalStore(KVStore):
     def _pull_rows(self, requests: RowRequests, priority: int) -> Ticket:
         wanted = {
             self._table(key): wanted_rows("row_sparse_pull", key, 0, self._tables.specs[key], each)
-            for key, each in requests.by_key.items()
+            for key, each in self._tables.resolved(requests.by_key).items()
         }
         self._pulls += len(wanted)
         for key, each in wanted.items():
@@ -142,6 +144,7 @@ class LocalStore(KVStore):
 
     def _push_and_pull(self, values: dict[Key, list[Any]], requests: dict[Key, list[RowRequest]]) -> Ticket:
         self._check()
+        values, requests = self._tables.resolved(values), self._tables.resolved(requests)
         outs: dict[Key, list[Any]] = {}
         wanted: dict[Key, Wanted] = {}
         for key, its_requests in requests.items():

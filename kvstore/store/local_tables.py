@@ -48,6 +48,7 @@ class LocalTables:
         self._optimizer: Optimizer | None = None
         self._saves = OpenSaves()
         self.specs: dict[Key, Table] = {}  # what each table is
+        self.moved: dict[Key, Key] = {}  # by the key of an array, the key of the table that has its rows now
 
     def __contains__(self, key: Key) -> bool:
         return key in self.specs
@@ -70,8 +71,14 @@ class LocalTables:
             if (first := firsts[key][1]) is not None:
                 rows.put(*first, {}, None)
         self.specs |= specs
+        self.moved |= {table.parameter: key for key, table in specs.items() if table.parameter is not None}
         self._tables |= made
         self._updaters |= updaters
+
+    def resolved(self, by_key: dict[Key, Any]) -> dict[Key, Any]:
+        """Return ``by_key`` with the keys of arrays whose rows tables have now replaced by those of the tables."""
+        moved = self.moved
+        return {moved.get(key, key): value for key, value in by_key.items()} if moved else by_key
 
     def require(self, optimizer: Optimizer) -> None:
         """Raise ``UsageError`` unless ``optimizer`` can update the rows of all tables."""
@@ -87,7 +94,7 @@ class LocalTables:
 
     def contribution(self, key: Key, values: list[Any]) -> tuple[Ids, Rows]:
         """Return what a push of ``values`` contributes; see ``kvstore.rows.contribution``."""
-        return contribution(described("push", key, 0), self.specs[key], values, self._finite)
+        return contribution(described("push", self.specs[key].name(key), 0), self.specs[key], values, self._finite)
 
     def update(self, key: Key, ids: Ids, sums: Rows, hyper: RowHyperparameters, function: Function | None) -> Ids:
         """Make one update of a table; return the ids of the rows that have changed.
@@ -131,7 +138,7 @@ class LocalTables:
         table = self.specs[key]
         if table.rows is None:
             raise UsageError(f"key {key!r} is {table}, which has no last row; use row_sparse_pull, or table_rows")
-        wanted = Wanted(described("pull", key, 0), table)
+        wanted = Wanted(described("pull", table.name(key), 0), table)
         ids = np.arange(table.rows)
         for target in targets:
             wanted.add(ids, target)
@@ -241,4 +248,7 @@ def row_updaters(optimizer: Optimizer, tables: Mapping[Key, Table]) -> dict[Key,
     Raises:
         Unsupported, UsageError: it cannot.
     """
-    return {key: RowUpdater(optimizer, key, table.dtype, table.width, table.grows) for key, table in tables.items()}
+    return {
+        key: RowUpdater(optimizer, table.name(key), table.dtype, table.width, table.grows)
+        for key, table in tables.items()
+    }

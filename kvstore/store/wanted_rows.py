@@ -38,7 +38,7 @@ def wanted_rows(
         Mismatch: an output has another shape or dtype than the rows.
         UsageError: an id cannot be in the table, or there are no ids.
     """
-    what = described(call, key, rank)
+    what = described(call, table.name(key), rank)
     wanted = Wanted(what, table)
     for position, request in enumerate(requests):
         if request.ids is not None and not isinstance(request.ids, str):

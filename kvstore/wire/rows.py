@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_ROW, MAX_SEED
+from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_ROW, MAX_SEED, OWN
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import Clocks, Dtypes, Ids, Keys, Number, Reply, Request, Seq, Store, same_length
@@ -34,7 +34,7 @@ def _admission(value: Any) -> None:
         f.tuple_of(f.choice("count", "probability"), f.number)(value)
 
 
-table = f.tuple_of(
+_own = f.tuple_of(
     f.optional(f.integer(0, 2**48)),
     f.shape,
     f.choice(*DTYPES),
@@ -44,7 +44,17 @@ table = f.tuple_of(
     _admission,
     f.list_of(f.tuple_of(f.choice("unseen", "capacity"), f.integer(1), f.choice("", *CAPACITY_BY)), MAX_EVICTIONS),
     f.choice(*CODECS),
-)  # see ``kvstore.table.Table.described``
+)
+
+
+def table(value: Any) -> None:
+    """What ``kvstore.table.Table.described`` gives."""
+    if type(value) is list and len(value) == OWN + 1:
+        f.key(value[OWN])
+        value = value[:OWN]
+    _own(value)
+
+
 TableList = Annotated[list[list[Any]], f.list_of(table)]
 MaybeTables = Annotated[list[Any], f.list_of(f.optional(table))]  # of kinds of keys; None for those of arrays
 

@@ -52,6 +52,10 @@ class ValueRead:
     def __init__(self, store: ServedStore, message: ReadValues, memory: Memory) -> None:
         if len(message.ids) > MOST_SEGMENTS:
             raise UsageError(f"{len(message.ids)} segments are too many; ask for at most {MOST_SEGMENTS} at once")
+        if moved := store.buckets.moved:
+            for number in message.ids:
+                if (key := store.buckets.segment(number).key) in moved:
+                    raise UsageError(f"key {key!r} is a table by now, and its array is not updated any more: ask again")
         self._store = store
         self._message = message
         self._versions = [store.version_of(store.buckets.holding(number)) for number in message.ids]

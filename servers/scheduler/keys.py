@@ -63,6 +63,7 @@ class DeclaredKeys:
         self._waiting: dict[Declaration, _DeclarationGroup] = {}
         self._by_key: dict[Key, tuple[_DeclarationGroup, ...]] = {}  # in order; they do not contradict each other
         self._by_rank: dict[int, dict[int, _DeclarationGroup]] = {}  # then by the number of the request
+        self._moved: dict[Key, Key] = {}  # by the key of an array, the key of the table that has its rows now
         self._latest: tuple[Declaration, Columns | Exception] | None = None  # the latest declaration with an outcome
 
     def declare(self, peer: bytes, request: Declare) -> tuple[list[Outcome], Exception | None]:
@@ -106,6 +107,13 @@ class DeclaredKeys:
         """Note that rank 0's values of ``keys`` are on the servers; return the outcomes of who waited for them."""
         new = self._placements.missing(keys) & self._placements.specs.keys()
         self._placements.ready |= new
+        if any(isinstance(spec, TableSpec) and spec.table.parameter is not None for spec in self._specs):
+            specs = {key: self._placements.specs[key] for key in new}
+            self._moved |= {
+                spec.table.parameter: key
+                for key, spec in specs.items()
+                if isinstance(spec, TableSpec) and spec.table.parameter is not None
+            }
         done: list[_DeclarationGroup] = []
         for group in self._waiting_for(new):
             group.missing -= len(new & group.specs.keys())
@@ -116,7 +124,7 @@ class DeclaredKeys:
         return [outcome for group in done for outcome in self._settle(group.declaration, group.askers)]
 
     def look_up(self, keys: Sequence[Key]) -> tuple[list[Spec], Columns]:
-        """Return what ``keys`` are, and where.
+        """Return what ``keys`` are, and where; of an array whose rows a table has now, what the table is.
 
         Raises:
             KeyNotInitialized: one of them has no value.
@@ -126,11 +134,16 @@ class DeclaredKeys:
         for key in keys:
             if key not in ready:
                 raise without_value(key, ready, " in this job yet")
+        keys = [self._moved.get(key, key) for key in keys]
         return list(map(self._placements.specs.__getitem__, keys)), self._placements.columns(keys)
 
     def names(self, start: int, count: int) -> list[Key]:
-        """Return up to ``count`` keys that have values, from the ``start``-th on, in the order of declaration."""
-        known = (key for key in self._placements.specs if key in self._placements.ready)
+        """Return up to ``count`` keys that have values, from the ``start``-th on, in the order of declaration.
+
+        A table that has the rows of an array is known by the array's key.
+        """
+        hidden = set(self._moved.values())
+        known = (key for key in self._placements.specs if key in self._placements.ready and key not in hidden)
         return list(itertools.islice(known, start, start + count))
 
     def abandon(self) -> list[Asker]:
@@ -145,6 +158,7 @@ class DeclaredKeys:
         """Forget all keys, and take them off the servers' loads: the store is closed."""
         self._latest = None
         self._specs.clear()
+        self._moved.clear()
         self._placements.clear()
 
     @property

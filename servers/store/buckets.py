@@ -45,6 +45,7 @@ class Buckets:
         self._recording = recording or Recording()
         self._at: dict[int, Bucket] = {}  # by segment
         self._tables: dict[int, RowTarget] = {}  # by segment, each of which is a stripe
+        self.moved: set[Key] = set()  # the keys of arrays whose rows tables have now
         # What is pushed together, by ids: its buckets, which are whole, and where in them the elements are.
         self._lists: dict[tuple[int, ...], list[Bucket]] = {}
         self._elements: dict[tuple[int, ...], list[tuple[Bucket, int, int]]] = {}
@@ -129,6 +130,8 @@ class Buckets:
         if target.number in self._tables:
             self.groups.split(self._tables[target.number])
         self._tables[target.number] = target
+        if target.description.parameter is not None:
+            self.moved.add(target.description.parameter)
 
     def add(
         self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[TensorRange]
@@ -180,7 +183,7 @@ class Buckets:
             if number in self._tables:
                 target = self._tables[number]
                 raise UsageError(
-                    f"key {target.key!r} is {target.description}: its rows are pushed and pulled by their ids"
+                    f"key {target.name!r} is {target.description}: its rows are pushed and pulled by their ids"
                 ) from None
             raise KeyNotInitialized(f"segment {number} has no value on this server; call init first") from None
 

@@ -68,7 +68,7 @@ class RowFreezes:
         count = max(0, min(message.count, (frozen.gone if message.gone else frozen.slots) - message.start))
         most = max(1, MAX_PAGE_BYTES // _bytes_of_a_row(held.target, message))
         if count > most:
-            raise UsageError(f"a page of {count} rows of {held.target.key!r} is too long: ask for {most} at most")
+            raise UsageError(f"a page of {count} rows of {held.target.name!r} is too long: ask for {most} at most")
         if message.gone:
             return FrozenPage(message.seq, count, [_buffer(frozen.gone_page(message.start, count))])
         ids, rows, parts = frozen.page(message.start, count, message.state)

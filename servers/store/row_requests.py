@@ -102,7 +102,7 @@ def _require_numbers(
         if len(broken):
             position = int(broken[0])
             raise NotFinite(
-                f"{message.node} pushed NaN in row {part.ids[position]} (position {position}) of {target.key!r}; "
+                f"{message.node} pushed NaN in row {part.ids[position]} (position {position}) of {target.name!r}; "
                 "nothing has been updated"
             )
 
@@ -232,7 +232,7 @@ def _require_rising(
         if len(falling):
             position = int(falling[0]) + 1
             raise UsageError(
-                f"{message.node} {_VERBS[what]} rows of {target.key!r} whose ids do not rise: {ids[position]} "
+                f"{message.node} {_VERBS[what]} rows of {target.name!r} whose ids do not rise: {ids[position]} "
                 f"at position {position} follows {ids[position - 1]}"
             )
 
@@ -246,7 +246,7 @@ def _require_here(
         if rows is not None and len(ids) and (ids[0] < 0 or ids[-1] >= rows):
             position = 0 if ids[0] < 0 else int(np.searchsorted(ids, rows))
             raise UsageError(
-                f"{message.node} {_VERBS[what]} row {ids[position]} (position {position}) of {target.key!r}, "
+                f"{message.node} {_VERBS[what]} row {ids[position]} (position {position}) of {target.name!r}, "
                 f"whose rows are 0 to {rows - 1}"
             )
     likeness = {(target.description.grows, target.stripe, target.stripes) for target in targets}
@@ -256,7 +256,7 @@ def _require_here(
         if not all_in_stripe(target, ids):
             position = int(np.flatnonzero(stripes_of(target.description, ids, target.stripes) != target.stripe)[0])
             raise UsageError(
-                f"{message.node} {_VERBS[what]} row {ids[position]} (position {position}) of {target.key!r}, which is "
+                f"{message.node} {_VERBS[what]} row {ids[position]} (position {position}) of {target.name!r}, which is "
                 f"not on this server: it has stripe {target.stripe} of {target.stripes}"
             )
 
@@ -274,7 +274,7 @@ def _part_sizes(targets: Sequence[RowTarget], counts: Sequence[int], codecs: Seq
 def _described(targets: Sequence[RowTarget], counts: Sequence[int], codecs: Sequence[str]) -> str:
     """Say what the rows of a message are, for messages."""
     parts = [
-        f"{count} rows of {target.key!r} as {codec}"
+        f"{count} rows of {target.name!r} as {codec}"
         for target, count, codec in zip(targets, counts, codecs, strict=True)
     ]
     return ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")

@@ -64,6 +64,7 @@ class RowTarget(Target[RowContribution]):
         space: for the rows of this table and of others.
 
     Attributes:
+        name: by which users know the table, in settings and messages.
         width, dtype, row_bytes: of a row.
         table: the rows.
         updater: steps with sums of rows; None if they are assigned.
@@ -80,7 +81,8 @@ class RowTarget(Target[RowContribution]):
         rounds: Rounds[RowContribution] | WorkerClocks[RowContribution],
         space: SlabSpace | None = None,
     ) -> None:
-        super().__init__(HeldSegments([number], [key], [TableSpec.of(description)], [0]), rounds)
+        self.name = description.name(key)
+        super().__init__(HeldSegments([number], [self.name], [TableSpec.of(description)], [0]), rounds)
         self.number = number
         self.key = key
         self.description = description

@@ -69,7 +69,7 @@ class RowUpdates:
             return [None for _ in targets]
         with refusals(optimizer):
             return [
-                RowUpdater(optimizer, target.key, table.dtype, table.width, table.grows)
+                RowUpdater(optimizer, target.name, table.dtype, table.width, table.grows)
                 for target in targets
                 for table in (target.description,)
             ]
@@ -201,7 +201,7 @@ class RowUpdates:
         if not self._rule.finite or (batch is not None and all_finite(torch.from_numpy(batch.rows))):
             return {}
         return {
-            update.target: not_finite_rows(update.target.key, update.items)
+            update.target: not_finite_rows(update.target.name, update.items)
             for update, (_, rows) in zip(members, sums, strict=True)
             if not all_finite(torch.from_numpy(rows))
         }
@@ -342,7 +342,7 @@ def failed(
     Raises:
         WeightsInDoubt: some have perhaps: a table has another version, or rows are changed ``in_place``.
     """
-    keys = shorten(target.key for target in targets)
+    keys = shorten(target.name for target in targets)
     if in_place or any(target.table.version != version for target, version in zip(targets, versions, strict=False)):
         raise WeightsInDoubt(f"{type(exc).__name__}: {exc}, in the middle of an update of {keys}") from exc
     error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {keys} has changed")

@@ -144,7 +144,7 @@ class ServedTables:
                 rounds.expects(ranks, clock) or is_late(target, ranks, clock, self._rule) or rounds.counts(ranks, clock)
             ):
                 raise UsageError(
-                    f"push {clock} of {target.key!r} by {workers(ranks)} belongs to no open round: "
+                    f"push {clock} of {target.name!r} by {workers(ranks)} belongs to no open round: "
                     f"{rounds.version} rounds are over, and no push may come twice"
                 )
             whole = batch is not None or len(targets) == 1  # nothing else is between the rows of the answer
@@ -210,7 +210,7 @@ class ServedTables:
             known = table.parts.get(name)
             if known is not None and (known.dtype, known.columns) != (dtype, columns):
                 raise Mismatch(
-                    f"{name!r} of the rows of {target.key!r} is {known.columns or 1} {known.dtype} a row here, "
+                    f"{name!r} of the rows of {target.name!r} is {known.columns or 1} {known.dtype} a row here, "
                     f"not {columns or 1} {dtype}"
                 )
             parts[name] = array_of(buffer, message.count, columns, dtype, f"{name} of rows")
@@ -271,6 +271,6 @@ def _changed(target: RowTarget, clock: int) -> Any:
         return target.changed_in(clock)
     except KeyError:
         raise UsageError(
-            f"which rows round {clock} of {target.key!r} has changed is not known any more: "
+            f"which rows round {clock} of {target.name!r} has changed is not known any more: "
             f"{target.rounds.version} rounds are over"
         ) from None

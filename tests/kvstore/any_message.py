@@ -64,6 +64,7 @@ tables = st.builds(
     admit=st.none() | st.builds(MinCount, st.integers(1, 9)) | st.builds(Probability, st.floats(0.1, 1)),
     evict=st.lists(st.builds(Unseen, st.integers(1, 9)) | st.builds(Capacity, st.integers(1, 9)), max_size=2),
     codec=st.sampled_from(CODECS),
+    parameter=st.none() | st.integers(0, 9) | st.just("w"),
 ).map(lambda table: table.described)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,35 @@ FULL = kv.Table(
         kv.Table(shape=(10, 3)),
         kv.Table(shape=(10, 3, 2), init="uniform", scale=2),
         kv.Table(dim=4, admit=kv.MinCount(3), evict=kv.Unseen(5)),
+        kv.Table(shape=(10, 3), parameter="embedding.weight"),
+        kv.Table(shape=(10, 3), parameter=0),
     ],
     ids=str,
 )
 def test_what_is_described_comes_back(table: kv.Table) -> None:
     assert kv.Table.of(table.described) == table
+
+
+def test_numbers_of_any_library_are_taken() -> None:
+    table = kv.Table(
+        dim=np.int64(2),
+        scale=np.float32(0.5),
+        seed=np.int64(3),
+        admit=kv.MinCount(np.int64(3)),
+        evict=[kv.Unseen(np.int32(5)), kv.Capacity(torch.tensor(7))],
+    )
+    plain = kv.Table(dim=2, scale=0.5, seed=3, admit=kv.MinCount(3), evict=[kv.Unseen(5), kv.Capacity(7)])
+    assert (table, repr(table)) == (plain, repr(plain))
+    assert json.dumps(table.described) == json.dumps(plain.described)
+    assert kv.Probability(np.float32(0.5)) == kv.Probability(0.5)
+
+
+def test_a_table_has_the_name_of_the_parameter_whose_rows_it_has() -> None:
+    fixed = kv.Table(shape=(10, 3))
+    of_parameter = kv.Table(shape=(10, 3), parameter="w")
+    assert (fixed.name("t"), of_parameter.name("t")) == ("t", "w")
+    assert of_parameter.alone == fixed
+    assert len(fixed.described) == 9  # as older versions have it
 
 
 def test_sizes() -> None:

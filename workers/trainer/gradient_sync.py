@@ -52,7 +52,7 @@ class GradientSync:
         take(store, self._lists.keys(), self._lists.weights(), updates=rates is not None)
         self._tables = row_steps(store)  # those that modules have in this store
         if rates is not None:  # they belong to the states that a resumed job's servers have
-            store.attach(f"trainer of {self._lists.keys()[0]}", rates, shared=True)
+            self._attach(rates)
             self._tables.rates = rates.apply
             self._sparse.refresh(self._sparse.make(rates.tables))
         self._overlap = overlapping(
@@ -67,6 +67,16 @@ class GradientSync:
         self._note(self._sparse.positions)
         if share_gradients:
             self.zero_grad()
+
+    def _attach(self, rates: TrainerRates) -> None:
+        """Have checkpoints of the job save ``rates``, and take those of the one that the job continues from.
+
+        The name that they have there does not depend on the order of the parameters, which a resumed job may change.
+        """
+        keys: list[Any] = self._lists.keys()
+        loaded = self._store.attach(f"trainer of {min(keys)}", rates, shared=True)
+        if not loaded and min(keys) != keys[0]:
+            self._store.attach(f"trainer of {keys[0]}", rates, shared=True)  # its name in older checkpoints
 
     @property
     def overlaps(self) -> bool:

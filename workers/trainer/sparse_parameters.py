@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from kvstore import KVStore, RowSparse, Table, UsageError
+from kvstore.rows.row_sparse import ParameterRows
 from kvstore.ticket import Ticket
 from workers.common.sparse_gradients import as_gradient, as_rows, is_sparse, table_key
 from workers.trainer.parameters import Key, Parameter
@@ -55,7 +56,7 @@ class SparseParameters:
         if new:
             self._store.init(
                 [table_key(self._params[position].key) for position in new],
-                [self._first(self._params[position].tensors[0]) for position in new],
+                [self._first(self._params[position]) for position in new],
             )
             self.positions += new
         return new
@@ -89,15 +90,14 @@ class SparseParameters:
                 if tensor.data_ptr() != whole.data_ptr():
                     tensor.detach().copy_(whole)
 
-    def _first(self, weight: torch.Tensor) -> Table | RowSparse:
+    def _first(self, param: Parameter) -> Table | RowSparse:
         """Return what a table begins with: rank 0's weight; zeros, where the store sums."""
+        weight, shape = param.tensors[0], tuple(param.tensors[0].shape)
         if not self._updates:
-            return Table(shape=tuple(weight.shape), dtype=weight.dtype)
-        if self._store.rank != 0:
-            return RowSparse.zeros(weight.shape, weight.dtype)
-        return RowSparse(
-            torch.arange(len(weight), dtype=torch.int64, device="cpu"), weight.detach().cpu(), tuple(weight.shape)
-        )
+            return Table(shape=shape, dtype=weight.dtype, parameter=param.key)
+        of_rank_0 = weight.detach().cpu()
+        rows = of_rank_0 if self._store.rank == 0 else of_rank_0[:0]
+        return ParameterRows(torch.arange(len(rows), dtype=torch.int64, device="cpu"), rows, shape, param.key)
 
     def _require_rounds(self, key: Key) -> None:
         kind, rule = self._store.type, getattr(self._store, "rule", None)

@@ -65,11 +65,13 @@ class Entries(Mapping[Key, Entry]):
         ends: by place, how many bytes the arrays up to this one have.
         ids, servers, starts, stops: by segment; see ``Segment``.
         tables: by key, what the tables are; other keys have arrays.
+        moved: by the key of an array, the key of the table that has its rows now; see ``Table``.
     """
 
     def __init__(self) -> None:
         self.places: dict[Key, int] = {}
         self.tables: dict[Key, Table] = {}
+        self.moved: dict[Key, Key] = {}
         self.specs: list[Spec] = []
         self.kinds, self.firsts, self.counts, self.ends = _NONE, _NONE, _NONE, _NONE
         self.ids, self.servers, self.starts, self.stops = _NONE, _NONE, _NONE, _NONE
@@ -115,7 +117,9 @@ class Entries(Mapping[Key, Entry]):
         codes = np.array([self._codes[spec] for spec in specs], np.int64)
         for number, spec in enumerate(specs):
             if isinstance(spec, TableSpec):
-                self.tables |= {keys[at]: spec.table for at in np.flatnonzero(kinds == number).tolist()}
+                new = {keys[at]: spec.table for at in np.flatnonzero(kinds == number).tolist()}
+                self.tables |= new
+                self.moved |= {table.parameter: key for key, table in new.items() if table.parameter is not None}
         self.kinds = _written(self.kinds, place, codes[kinds])
         sizes = np.array([0 if isinstance(spec, TableSpec) else spec.nbytes for spec in specs], np.int64)[kinds]
         self.ends = _written(self.ends, place, self.nbytes + np.cumsum(sizes))

@@ -92,7 +92,7 @@ class RowArguments:
     def pull_whole(self, key: Key, outs: Sequence[Any]) -> list[RowCall]:
         """Return what reads all rows of a table with a shape, some of them with each message."""
         table = self._plans.require(key)
-        plan, what = self._plans.of([key]), described("pull", key, self._rank)
+        plan, what = self._plans.of([key]), described("pull", table.name(key), self._rank)
         if table.rows is None:
             raise UsageError(f"{what}: {table} has no last row; use row_sparse_pull, or table_rows")
         whole = Wanted(what, table)
@@ -130,17 +130,19 @@ class RowArguments:
         return RowCall(plan, outgoing, _incoming(plan, wanted, striped))
 
     def _given(self, call: str, values: Mapping[Key, Sequence[Any]]) -> dict[Key, _Given]:
+        tables = {key: self._plans.require(key) for key in values}
         return {
             key: _Given(
-                *contribution(described(call, key, self._rank), self._plans.require(key), of, self._rule.finite)
+                *contribution(described(call, tables[key].name(key), self._rank), tables[key], of, self._rule.finite)
             )
             for key, of in values.items()
         }
 
     def _wanted(self, call: str, key: Key, requests: Sequence[RowRequest], pushed: Sequence[Any] | None) -> Wanted:
-        wanted = wanted_rows(call, key, self._rank, self._plans.require(key), requests, pushed)
+        table = self._plans.require(key)
+        wanted = wanted_rows(call, key, self._rank, table, requests, pushed)
         if wanted.changed:
-            what = described(call, key, self._rank)
+            what = described(call, table.name(key), self._rank)
             if len(wanted.ids):
                 raise UsageError(f"{what}: row_ids={ROUND!r} is for all outs of a key, or for none")
             if self._rule.mode != "sync" or self._rule.quorum is not None:

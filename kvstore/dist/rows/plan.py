@@ -62,6 +62,7 @@ class RowPlan:
         self.keys = tuple(keys)
         known = [entries[key] for key in self.keys]
         self.tables: list[Table] = [entries.tables[key] for key in self.keys]
+        self.names = tuple(table.name(key) for table, key in zip(self.tables, self.keys, strict=True))
         self.shapes = [None if table.rows is None else (table.rows, *table.row) for table in self.tables]
         self.dtypes: list[torch.dtype] = [getattr(torch, table.dtype) for table in self.tables]
         self.formats = [(np.dtype(table.dtype), table.row) for table in self.tables]

@@ -20,7 +20,10 @@ def test_numbers_of_any_library_become_pythons(value: Any) -> None:
     assert type(finite("x", value)) in (int, float)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, "2", None, True, [2], np.ones(2), 10**400, torch.tensor(True)])
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, "2", None, True, [2], np.ones(2), 10**400, torch.tensor(True), torch.ones((), device="meta")],
+)
 def test_what_is_no_finite_number_is_refused_by_name(value: Any) -> None:
     with pytest.raises(UsageError, match="momentum="):
         finite("momentum", value)
@@ -52,6 +55,7 @@ def test_plain_values_stay(value: Any) -> None:
 
 def test_lists_are_of_numbers() -> None:
     assert plain("betas", (0.9, torch.tensor(0.5), None)) == [0.9, 0.5, None]
+    assert plain("nesterov", np.True_) is True
     with pytest.raises(UsageError, match="betas="):
         plain("betas", [0.9, "x"])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -249,3 +251,47 @@ def test_a_momentum_style_is_one_of_two_and_of_all_keys() -> None:
 def test_optimizers_that_need_whole_tensors() -> None:
     assert describe("lamb", {}).whole
     assert not describe("signum", {}).whole
+
+
+def test_what_is_described_is_of_the_moment_in_which_it_was_taken() -> None:
+    rate, beta, factors, group = torch.tensor(0.5), torch.tensor(0.75), {"w": np.float32(2)}, {"keys": ["b"]}
+    given = {
+        "lr": rate,
+        "betas": [np.float32(0.5), beta],
+        "amsgrad": np.True_,
+        "weight_decay": Fraction(1, 4),
+        "clip_gradient": Decimal("0.5"),
+        "rescale_grad": np.array([0.25]),
+        "lr_mult": factors,
+        "groups": [group | {"lr": torch.tensor([0.125]), "eps": np.float64(0.5)}],
+        "lazy_update": np.False_,
+    }
+    described = describe("adam", given)
+    rate.fill_(9.0), beta.fill_(0.1), factors.update(w=9.0), given["betas"].reverse()
+    plain = {
+        "lr": 0.5,
+        "betas": [0.5, 0.75],
+        "amsgrad": True,
+        "weight_decay": 0.25,
+        "clip_gradient": 0.5,
+        "rescale_grad": 0.25,
+        "lr_mult": {"w": 2.0},
+        "groups": [{"keys": ["b"], "lr": 0.125, "eps": 0.5}],
+        "lazy_update": False,
+    }
+    assert repr(described) == repr(describe("adam", plain))
+
+
+def test_changes_are_of_the_moment_in_which_they_were_taken() -> None:
+    described = describe("adam", {"lr": 0.5, "groups": [{"keys": ["b"], "lr": 0.25}]})
+    beta, rate = torch.tensor(0.75), torch.tensor(0.125)
+    changes = described.changes({"betas": (0.5, beta)}, [{"lr": rate}])
+    beta.fill_(0.0), rate.fill_(0.0)
+    assert changes == {(0, "betas"): [0.5, 0.75], (1, "lr"): 0.125}
+
+
+@pytest.mark.parametrize("option", ["lr", "weight_decay", "clip_gradient", "rescale_grad"])
+@pytest.mark.parametrize("wrong", [torch.ones(2), np.ones((3, 1)), 1j], ids=repr)
+def test_what_is_no_number_is_refused_by_its_name(option: str, wrong: Any) -> None:
+    with pytest.raises(UsageError, match=rf"{'learning_rate' if option == 'lr' else option}="):
+        describe("sgd", {option: wrong})

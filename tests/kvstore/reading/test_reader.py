@@ -211,6 +211,26 @@ def test_rows_may_be_old_if_that_is_allowed() -> None:
         assert job.run(work)[0] == [1, 1, 3, 3, 4]
 
 
+def test_a_parameter_whose_rows_a_table_has_by_now_is_read_from_there() -> None:
+    with job_with_readers(readers=2) as job:
+
+        def work(store: DistStore) -> None:
+            store.init(["w", "b"], [torch.ones(10, 2), torch.zeros(3)])
+            with reader_of(job) as early, reader_of(job) as late:
+                assert early.pull("w").sum() == 20
+                store.init("w/rows", Table(shape=(10, 2), init="constant", parameter="w"))
+                push_row(store, "w/rows", 3, 7.0)
+                for reader in (early, late):
+                    whole, other = reader.pull(["w", "b"])
+                    assert whole[:, 0].tolist() == [1, 1, 1, 7, 1, 1, 1, 1, 1, 1]
+                    assert other.tolist() == [0, 0, 0]
+                    assert torch.equal(reader.pull("w", torch.zeros(10, 2)), whole)
+                    assert reader.row_sparse_pull("w", row_ids=[3]).tolist() == [[7, 7]]
+                    assert reader.keys() == ["w", "b"]
+
+        job.run(work)
+
+
 def test_arrays_and_tables_are_told_apart() -> None:
     with job_with_readers() as job:
 

@@ -126,3 +126,15 @@ def test_a_directory_that_cannot_be_written_to_is_an_error_at_once_or_at_the_tic
         assert store.table_statistics("t")["rows"] == 0
         push(store, 0, 3)
         assert np.isfinite(store.row_sparse_pull("t", row_ids=[0, 3, 6]).numpy()).all()
+
+
+def test_a_save_is_of_the_rows_whoever_they_belong_to(tmp_path: Path) -> None:
+    with kv.create("local") as store:
+        store.init("t", kv.Table(shape=(4, 2), parameter="w"))
+        store.push("t", kv.RowSparse([1], torch.ones(1, 2), (4, 2)))
+        since = store.save_table("t", tmp_path).wait()
+        store.push("t", kv.RowSparse([3], torch.ones(1, 2), (4, 2)))
+        store.save_table("t", tmp_path, since=since)
+        store.init("other", kv.Table(shape=(4, 2)))
+        store.load_table("other", tmp_path)
+        assert store.row_sparse_pull("other", row_ids=[0, 1, 2, 3])[:, 0].tolist() == [0, 1, 0, 1]

@@ -45,6 +45,9 @@ def test_a_table_travels_as_its_description():
         [None, [2], "float32", "zeros", 1.0, 0, [], [["unseen", 0, ""]], "none"],
         [None, [2], "float32", "zeros", 1.0, 0, [], [], "2bit"],
         [None, [2]],
+        [4, [2], "float32", "zeros", 1.0, 0, [], [], "none", None],
+        [4, [2], "float32", "zeros", 1.0, 0, [], [], "none", "w" * 2000],
+        [4, [2], "float32", "zeros", 1.0, 0, [], [], "none", "w", 1],
     ],
 )
 def test_a_description_of_no_table_is_refused(described: list[object]):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
+from kvstore.checkpoint.export import export
+from kvstore.checkpoint.folders import listed
+from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.dist import DistStore
 from kvstore.rule import Rule
 from workers import Trainer
@@ -178,3 +184,188 @@ def test_sparse_gradients_are_not_clipped() -> None:
     backward(model, 0, None)
     with pytest.raises(kv.Unsupported, match=r"that of 'bag.weight' is sparse"):
         trainer.clip_grad_norm_(1.0)
+
+
+class Small(nn.Module):
+    """Rows of which every batch reaches all, so that lazy updates are those of a dense layer."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(6, 2, mode="sum", sparse=sparse)
+        self.head = nn.Linear(2, 1)
+        generator = torch.Generator().manual_seed(1)
+        for param in self.parameters():
+            nn.init.uniform_(param, -0.5, 0.5, generator=generator)
+
+    def loss(self, step: int, rank: int | None = None) -> torch.Tensor:
+        ids = torch.arange(24).remainder(6).view(12, 2) if step % 2 else torch.arange(24).view(12, 2).remainder(5)
+        ids = torch.cat([ids, torch.full((12, 1), 5)], 1)
+        chosen = ids if rank is None else ids[rank::2]
+        loss: torch.Tensor = (self.head(self.bag(chosen)) - step).square().mean()
+        return loss
+
+
+BASE = {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.01}
+# By name: what the group of the table is given, what all are given, and what torch's group then has.
+SAID: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "lr": ({"lr": 0.2}, {}, {"lr": 0.2}),
+    "wd": ({"wd": 0.5}, {}, {"weight_decay": 0.5}),
+    "momentum": ({"momentum": 0.3}, {}, {"momentum": 0.3}),
+    "lr_mult": ({"lr_mult": 3.0}, {}, {"lr": 0.15}),
+    "wd_mult": ({"wd_mult": 20.0}, {}, {"weight_decay": 0.2}),
+    "lr_mult of 0": ({"lr_mult": 0.0}, {}, {"lr": 0.0}),
+    "lr_mult by name": ({}, {"lr_mult": {"bag.weight": 3.0}}, {"lr": 0.15}),
+    "wd_mult by name": ({}, {"wd_mult": {"bag.weight": 0.0}}, {"weight_decay": 0.0}),
+}
+
+
+def dense_by_torch(of_group: dict[str, Any], doubled: bool = True) -> Small:
+    model = Small(sparse=False)
+    groups = [{"params": model.bag.parameters(), **of_group}, {"params": model.head.parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=0.01)
+    for step in range(STEPS):
+        if doubled and step == STEPS - 1:
+            optimizer.param_groups[0]["lr"] *= 2
+        optimizer.zero_grad()
+        model.loss(step).backward()
+        optimizer.step()
+    return model
+
+
+def said_to_a_trainer(
+    model: Small, said: str, store: Any, *, on_store: Any, by_name: bool = True, rank: int | None = None
+) -> Small:
+    group, options, _ = SAID[said]
+    bag: Any = model.bag.weight if not by_name else [("bag.weight", model.bag.weight)]
+    head: Any = model.head.parameters() if not by_name else [(f"head.{n}", p) for n, p in model.head.named_parameters()]
+    params = [{"params": bag, **group}, {"params": head}]
+    if not by_name:  # keys are positions
+        options = {name: {0: factors["bag.weight"]} for name, factors in options.items()}
+    trainer = Trainer(params, "sgd", BASE | options, kvstore=store, update_on_kvstore=on_store)
+    for step in range(STEPS):
+        if step == STEPS - 1:
+            trainer.optimizer.param_groups[0]["lr"] *= 2
+        trainer.zero_grad()
+        model.loss(step, rank).backward()
+        trainer.step()
+    return model
+
+
+WHERE = [(None, "auto"), ("local", True), ("device", True), ("local", False)]
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "by number"])
+def test_what_is_said_of_a_parameter_is_said_of_its_rows(said: str, by_name: bool) -> None:
+    right = dense_by_torch(SAID[said][2])
+    for store, on_store in WHERE:
+        model = said_to_a_trainer(Small(sparse=True), said, store, on_store=on_store, by_name=by_name)
+        same(model, right, atol=1e-5)
+
+
+@BOTH
+def test_what_is_said_of_a_parameter_is_said_of_its_rows_on_servers(cluster: ThreadedJob, on_store: bool) -> None:
+    for said in SAID:
+
+        def work(store: DistStore, said: str = said) -> Small:
+            return said_to_a_trainer(Small(sparse=True), said, store, on_store=on_store, rank=store.rank)
+
+        first, second = cluster.run(work)
+        same(first, second)
+        same(first, dense_by_torch(SAID[said][2]), atol=1e-5)
+
+
+def one_step(store: Any, **options: Any) -> tuple[Small, Trainer]:
+    model = Small(sparse=True)
+    named = [("bag", model.bag.weight)]
+    trainer = Trainer(named, "sgd", {"learning_rate": 1.0}, kvstore=store, update_on_kvstore=True, **options)
+    model.loss(0).backward()
+    trainer.step()
+    return model, trainer
+
+
+def pulled_by_its_name(store: Any) -> None:
+    model, _ = one_step(store)
+    whole, rows = torch.zeros(6, 2), torch.zeros(2, 2)
+    store.pull("bag", whole)
+    store.row_sparse_pull("bag", out=rows, row_ids=[4, 0])
+    assert torch.equal(whole, model.bag.weight)
+    assert torch.equal(rows, model.bag.weight[[4, 0]])
+    with pytest.raises(kv.KVStoreError, match="'bag'"):
+        store.push("bag", torch.ones(6, 2), wait=True)
+
+
+def test_a_pull_by_the_name_of_a_parameter_gives_its_rows_of_now() -> None:
+    pulled_by_its_name(kv.create("local"))
+    with ThreadedJob(1, 2) as alone:
+        alone.run(pulled_by_its_name)
+
+
+def not_finite(store: Any) -> None:
+    model, trainer = one_step(store)
+    trainer.zero_grad()
+    (model.loss(0) * float("inf")).backward()
+    with pytest.raises(kv.NotFinite, match=r"of (key )?'bag'"):
+        trainer.step()
+
+
+def test_messages_have_the_name_of_the_parameter() -> None:
+    not_finite(kv.create("local", check_finite=True))
+    with ThreadedJob(1, 1) as alone:
+        alone.run(not_finite, rule=Rule(finite=True))
+    model = Small(sparse=True)
+    for numbered, name in ((model.parameters(), "0"), (model.named_parameters(), "'bag.weight'")):
+        trainer = Trainer(numbered, "rmsprop", kvstore="local", update_on_kvstore=True)
+        model.loss(0).backward()
+        with pytest.raises(kv.UsageError, match=f"cannot update key {name}, a table"):
+            trainer.step()
+
+
+def resumable(steps: int, turned: bool) -> Callable[[DistStore], Small]:
+    """A program of ``steps`` steps in all, with a checkpoint unless they are all; ``turned``, with another order."""
+
+    def work(store: DistStore) -> Small:
+        model = Small(sparse=True)
+        named = list(model.named_parameters())
+        options = {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.01, "lr_mult": {"bag.weight": 4.0}}
+        trainer = Trainer(reversed(named) if turned else named, "sgd", options, kvstore=store)
+        for step in range(trainer.num_update, steps):
+            trainer.zero_grad()
+            model.loss(step, store.rank).backward()
+            trainer.step()
+        if steps < STEPS:
+            store.save_checkpoint(wait=True)
+        return model
+
+    return work
+
+
+def job(directory: Path, work: Callable[[DistStore], Small], servers: int = 2, **more: Any) -> Small:
+    with ThreadedJob(2, servers, checkpoint_dir=str(directory), **more) as made:
+        first, second = made.run(work)
+    same(first, second)
+    return first
+
+
+def before_tables_had_parameters(manifest: str) -> str:
+    fields = json.loads(manifest)
+    for store in fields["stores"]:
+        store["tables"] = [[kind, described[:9]] for kind, described in store["tables"]]
+    return json.dumps(fields)
+
+
+def test_a_resumed_job_has_what_was_said_and_an_export_has_the_names(tmp_path: Path) -> None:
+    right = dense_by_torch({"lr": 0.2}, doubled=False)
+    model = job(tmp_path, resumable(2, turned=False))
+    folder = listed(tmp_path)[-1].path
+    export(folder, tmp_path / "plain.safetensors", states=True)
+    plain = load_file(tmp_path / "plain.safetensors")
+    assert {name for name in plain if "momentum" not in name} == {*model.state_dict(), "bag.weight.ids"}
+    assert all(torch.equal(plain[name], value) for name, value in model.state_dict().items())
+    assert plain["bag.weight.momentum_buffer"].shape == (6, 2)
+    for turned in (False, True):
+        again = job(tmp_path / f"{turned}", resumable(STEPS, turned), servers=3, checkpoint_resume=str(folder))
+        same(again, right, atol=1e-5)
+    manifest = folder / MANIFEST
+    manifest.write_text(before_tables_had_parameters(manifest.read_text()))
+    same(job(tmp_path / "old", resumable(STEPS, False), checkpoint_resume=str(folder)), right, atol=1e-5)
