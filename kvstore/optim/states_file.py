@@ -113,6 +113,35 @@ def read_note(path: str | os.PathLike[str]) -> str | None:
         return (file.metadata() or {}).get("note")
 
 
+def read_keys(path: str | os.PathLike[str]) -> list[Key]:
+    """Return the keys that have states in ``path``.
+
+    Raises:
+        UsageError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    with _opened(path) as file:
+        return [check_key(key) for key in json.loads((file.metadata() or {}).get("keys", "[]"))]
+
+
+def alike(path: str | os.PathLike[str], one: Key, other: Key) -> bool:
+    """Return whether two keys have the same states in ``path``.
+
+    Raises:
+        UsageError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    with _opened(path) as file:
+        keys = json.loads((file.metadata() or {}).get("keys", "[]"))
+        by_key: list[dict[str, torch.Tensor]] = []
+        for key in (one, other):
+            prefix = f"{keys.index(key)}/" if key in keys else "/"
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - not a dict
+            by_key.append({name.removeprefix(prefix): file.get_tensor(name) for name in names})
+    first, second = by_key
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """The file, to read from in the block: what goes wrong there is its damage."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kvstore import KVStore, UsageError
+from kvstore.dist.compression import describe as described
 from kvstore.plain import scalar
 from kvstore.ticket import Ticket
 from workers.averaging.agreement import require_alike
@@ -118,7 +119,7 @@ class DiLoCo(Stepper):
             "fragments": fragments,
             "overlap": overlap,
             "mixing": str(self._mixing),
-            "compression_params": str(compression_params),
+            "compression_params": str(described(compression_params)),
         }
         values = params | {name: buffer.tensor for name, buffer in self._buffers.items()}
         require_alike(Gather(self._sums, "/settings"), type(self).__name__, settings, values)

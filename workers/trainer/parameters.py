@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -11,9 +13,11 @@ from torch import nn
 
 from kvstore import UsageError
 from kvstore.plain import scalar
+from kvstore.values import to_buffer
 
 Key: TypeAlias = "int | str"
-Named: TypeAlias = "list[tuple[Key, torch.Tensor]]"
+Named: TypeAlias = "list[tuple[Key, torch.Tensor, bool]]"  # key, tensor, and whether the program gave the key
+Order: TypeAlias = "list[tuple[Key, list[int], str, str]]"  # see ``order_of``
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,14 @@ class Parameter:
         tensors: one per device.
         group: the position of the parameter's group.
         names: all names in the model. Tied weights have several; the first is the key.
+        named: whether the program gave the key; otherwise it is the position in the model.
     """
 
     key: Key
     tensors: tuple[torch.Tensor, ...]
     group: int = 0
     names: tuple[Key, ...] = ()
+    named: bool = True
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, one per device.
@@ -85,8 +91,7 @@ def collect(params: Any) -> Collected:
                 "the devices' models have different parameters: names, shapes, groups and their order must be the same"
             )
     together = [
-        Parameter(same[0].key, tuple(param.tensors[0] for param in same), same[0].group, same[0].names)
-        for same in zip(first, *others, strict=True)
+        replace(same[0], tensors=tuple(param.tensors[0] for param in same)) for same in zip(first, *others, strict=True)
     ]
     options = [options for options, _ in replicas[0]]
     return Collected(together, None if options == [None] else [dict(one or {}) for one in options])
@@ -103,7 +108,7 @@ def grouped(collected: Collected, optimizer: torch.optim.Optimizer) -> Collected
     for param in collected.params:
         if id(param.tensors[0]) not in position:
             raise UsageError(f"parameter {param.key!r} is in none of the optimizer's parameter groups")
-        params.append(Parameter(param.key, param.tensors, position[id(param.tensors[0])], param.names))
+        params.append(replace(param, group=position[id(param.tensors[0])]))
     return Collected(params, [own_of(optimizer, group) for group in optimizer.param_groups])
 
 
@@ -114,6 +119,66 @@ def own_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[s
         for name, value in group.items()
         if name in optimizer.defaults and _numbers(value) != _numbers(optimizer.defaults[name])
     }
+
+
+def order_of(params: Sequence[Parameter]) -> Order:
+    """Return what tells parameters without names apart, whose keys are positions: shape, dtype and, if need be, values.
+
+    A digest of the values is made where several are of one shape and dtype; elsewhere it is empty.
+    """
+    unnamed = [param for param in params if not param.named]
+    kinds = Counter((param.tensors[0].shape, param.tensors[0].dtype) for param in unnamed)
+    order: Order = []
+    for param in unnamed:
+        tensor = param.tensors[0].detach()
+        several = kinds[tensor.shape, tensor.dtype] > 1
+        digest = hashlib.sha256(to_buffer(tensor.cpu().contiguous())).hexdigest() if several else ""
+        order.append((param.key, list(tensor.shape), str(tensor.dtype), digest))
+    return order
+
+
+def require_order(
+    saved: Sequence[Sequence[Any]], params: Sequence[Parameter], alike: Callable[[Key, Key], bool], path: object
+) -> None:
+    """Raise ``UsageError`` unless ``params`` are in the order in which ``order_of`` has found them.
+
+    Args:
+        saved: what it returned, from ``path``.
+        params: the parameters now.
+        alike: whether two keys have the same states in ``path``.
+        path: for messages.
+    """
+    now = {key: (tuple(shape), dtype, digest) for key, shape, dtype, digest in order_of(params)}
+    then = {key: (tuple(shape), dtype, digest) for key, shape, dtype, digest in saved}
+    other = [key for key in then if key in now and then[key] != now[key]]
+    advice = "pass model.named_parameters() to Trainer, so that states are found by name"
+    if not other:
+        first_of: dict[tuple[Any, ...], Key] = {}
+        for key, kind in then.items():
+            one = first_of.setdefault(kind, key)
+            if one != key and not alike(one, key):
+                raise UsageError(
+                    f"{path} cannot be told to be of parameters in this order: {one!r} and {key!r} have no names, one "
+                    f"shape, equal values and different states; {advice}"
+                )
+        return
+    first = other[0]
+    if now[first][:2] == then[first][:2] and not {then[key] for key in other} <= set(now.values()):
+        raise UsageError(
+            f"{path} cannot be told to be of parameters in this order: they have no names, several have the shape "
+            f"{list(now[first][0])}, and their values are not those of the moment when it was saved. Load the "
+            f"weights that were saved with it before the Trainer is made; for new runs, {advice}"
+        )
+    raise UsageError(
+        f"{path} is of parameters without names in another order: parameter {first!r} was "
+        f"{_described(then[first])}, and is {_described(now[first])}. Pass them in the order of the run that saved it; "
+        f"for new runs, {advice}"
+    )
+
+
+def _described(kind: tuple[tuple[int, ...], str, str]) -> str:
+    shape, dtype, digest = kind
+    return f"{dtype.removeprefix('torch.')}{list(shape)}" + (f" with values of sha256 {digest[:8]}" if digest else "")
 
 
 def _numbers(value: Any) -> Any:
@@ -155,18 +220,23 @@ def _groups(replica: Any) -> list[tuple[dict[str, Any] | None, Named]]:
 def _listed(groups: Sequence[tuple[object, Named]]) -> list[Parameter]:
     """Return one device's parameters that require a gradient, each once."""
     names: dict[torch.Tensor, list[Key]] = {}
+    given: dict[torch.Tensor, bool] = {}
     group_of: dict[torch.Tensor, int] = {}
     for position, (_, named) in enumerate(groups):
-        for key, tensor in named:
+        for key, tensor, is_given in named:
             if not tensor.requires_grad:
                 continue
             if group_of.setdefault(tensor, position) != position:
                 raise UsageError(f"parameter {key!r} is in two parameter groups; leave it in one")
             names.setdefault(tensor, []).append(key)
+            given.setdefault(tensor, is_given)
     all_names = [name for aliases in names.values() for name in aliases]
     if len(set(all_names)) < len(all_names):
         raise UsageError("two parameters have the same name; every parameter needs a name of its own")
-    return [Parameter(aliases[0], (tensor,), group_of[tensor], tuple(aliases)) for tensor, aliases in names.items()]
+    return [
+        Parameter(aliases[0], (tensor,), group_of[tensor], tuple(aliases), given[tensor])
+        for tensor, aliases in names.items()
+    ]
 
 
 def _signature(param: Parameter) -> tuple[Any, ...]:
@@ -190,10 +260,11 @@ def _named(replica: Iterable[Any] | Mapping[Any, torch.Tensor], first: int) -> N
     items = replica.items() if isinstance(replica, Mapping) else replica
     named: Named = []
     for number, item in enumerate(items, first):
-        key, tensor = item if _is_named(item) else (number, item)
+        is_given = _is_named(item)
+        key, tensor = item if is_given else (number, item)
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(
                 f"a parameter must be a tensor, or a pair of a name and a tensor, not {type(item).__name__}"
             )
-        named.append((key, tensor))
+        named.append((key, tensor, is_given))
     return named

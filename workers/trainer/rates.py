@@ -29,11 +29,13 @@ class Loaded(NamedTuple):
         num_update: the number of updates made.
         groups: the hyper-parameters of each group.
         tables: see ``TrainerRates``.
+        more: what ``save`` was given beside these.
     """
 
     num_update: int
     groups: Snapshot
     tables: list[int]
+    more: Mapping[str, Any]
 
 
 class TakesHyperparameters(Protocol):
@@ -190,7 +192,7 @@ class TrainerRates:
             {name: _renewed(name, mine[name], theirs.get(name)) for name in self._names}
             for mine, theirs in zip(self.groups, groups, strict=True)
         ]
-        return Loaded(num_update, fresh, tables)
+        return Loaded(num_update, fresh, tables, saved)
 
     def take(self, loaded: Loaded) -> None:
         """Continue with these hyper-parameters."""

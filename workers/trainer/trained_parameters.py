@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,16 @@ from torch import nn
 from kvstore import KVStore, UsageError
 from kvstore.optim import states_file
 from kvstore.optim.optimizer import describe
+from kvstore.spec import shorten
 from workers.common.checks import on_off_auto
+from workers.common.sparse_gradients import table_key
 from workers.trainer.decision import decide, opened, require_alone, require_free
 from workers.trainer.gradient_sync import GradientSync
-from workers.trainer.parameters import Parameter, collect, grouped
+from workers.trainer.parameters import Key, Parameter, collect, grouped, order_of, require_order
 from workers.trainer.rates import TrainerRates, param_groups, rates_given, settings
 from workers.trainer.updates import LocalUpdates
+
+log = logging.getLogger(__name__)
 
 
 class TrainedParameters:
@@ -71,6 +77,7 @@ class TrainedParameters:
             self._store.set_gradient_compression(compression_params)
         options, schedule, begun = settings(collected, optimizer_params or {})
         described = describe(optimizer, options)
+        self._token = secrets.token_hex(8)
         self._local: LocalUpdates | None = None
         self._where: LocalUpdates | KVStore
         if self._store is None or not on_store:
@@ -143,22 +150,58 @@ class TrainedParameters:
         One worker's call suffices. Not between backward and step.
         """
         self._between_steps("save_states()")
-        self._where.save_optimizer_states(path, note=self._rates.save())
+        note = self._rates.save(trainer=self._token, unnamed=order_of(self._params))
+        self._where.save_optimizer_states(path, note=note)
 
     def load_states(self, path: str | os.PathLike[str]) -> None:
         """Read what ``save_states`` wrote. Every worker calls this, not between backward and step.
 
         If the store updates, the state comes from rank 0's file. Each worker reads the hyper-parameters from its own
         ``path``, which may be the same file; a worker without a file must set them like the others.
+
+        States belong to parameters by name. Parameters without names (``model.parameters()``) have positions: where
+        several are of one shape, their values must be those of the moment of ``save_states``, which shows that their
+        order is the same.
+
+        Raises:
+            UsageError: the file is damaged, or of another optimizer or other parameters; or the order of parameters
+                without names is another one, or cannot be known.
         """
         self._between_steps("load_states()")
-        note = states_file.read_note(path) if self._local is not None or Path(path).exists() else None
+        is_here = self._local is not None or Path(path).exists()
+        note = states_file.read_note(path) if is_here else None
         rates = None if note is None else self._rates.read(note, str(path))
+        if is_here and (self._local is not None or self._store is None or self._store.rank == 0):
+            self._compare(states_file.read_keys(path), {} if rates is None else rates.more, path)
         if rates is not None and self._sync is not None:
             self._sync.make_tables(rates.tables)
         self._where.load_optimizer_states(path)
         if rates is not None:
             self._rates.take(rates)
+
+    def _compare(self, keys: list[Key], note: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+        """Compare the parameters with those of a file that has states of ``keys``.
+
+        Raises:
+            UsageError: see ``load_states``.
+        """
+        if not keys:
+            return
+
+        def alike(one: Key, other: Key) -> bool:
+            pairs = (one, other), (table_key(one), table_key(other))
+            return all(states_file.alike(path, *pair) for pair in pairs)
+
+        if note.get("trainer") != self._token:  # of this trainer itself the order is known
+            try:
+                require_order(note.get("unnamed", ()), self._params, alike, path)
+            except (LookupError, TypeError, ValueError) as exc:
+                raise UsageError(f"{path} is damaged: what it says of parameters: {exc}") from None
+        new = [param.key for param in self._params if not {param.key, table_key(param.key)} & set(keys)]
+        if new:
+            log.warning(
+                "%s has no states of %s: what there is of them stays, nothing in a new Trainer", path, shorten(new)
+            )
 
     def synchronize(self) -> None:
         """Return when the parameters have the values of the last step. Only needed with ``wait_in_forward``.

@@ -29,12 +29,18 @@ def _warm(optimizer: torch.optim.Optimizer) -> Any:
     return SequentialLR(optimizer, [first, second], [3])
 
 
+def _with_a_tensor(optimizer: Any) -> Any:
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    return ExponentialLR(optimizer, 0.9)
+
+
 SCHEDULERS: dict[str, tuple[str, Any]] = {
     "by epoch": ("epoch", lambda optimizer: StepLR(optimizer, 1, 0.5)),
     "milestones": ("batch", lambda optimizer: MultiStepLR(optimizer, [4, 9])),
     "with momentum": ("batch", lambda optimizer: OneCycleLR(optimizer, 0.2, total_steps=15)),
     "cosine": ("batch", lambda optimizer: CosineAnnealingLR(optimizer, 15)),
     "one after another": ("batch", _warm),
+    "a tensor, whose roundings are its own": ("batch", _with_a_tensor),
     "plateau": ("eval", lambda optimizer: ReduceLROnPlateau(optimizer, "max", patience=0)),
 }
 
@@ -55,7 +61,7 @@ def test_torchs_schedulers_go_on_to_the_bit(
         data = loader(20 if store.rank == 0 else 12, 4)
 
         def note(number: int, *_: Any) -> None:
-            rates.append((number, scheduler.scheduler.optimizer.param_groups[0]["lr"]))
+            rates.append((number, float(scheduler.scheduler.optimizer.param_groups[0]["lr"])))
 
         scheduler = callbacks.TorchScheduler(make)
         called: dict[str, list[Any]] = {"batch": [], "epoch": [], "eval": []}

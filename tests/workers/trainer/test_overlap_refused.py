@@ -156,10 +156,15 @@ def test_another_batch_size_than_before() -> None:
         rig.trainer.step(2)
 
 
-def test_a_learning_rate_that_changes_after_a_push() -> None:
+@pytest.mark.parametrize("filled", [False, True], ids=["set", "a tensor, filled in place"])
+def test_a_learning_rate_that_changes_after_a_push(filled: bool) -> None:
     rig = Rig()
+    (group,) = rig.trainer.optimizer.param_groups
+    if filled:
+        group["lr"] = torch.tensor(group["lr"])
     backward(rig.model, 1)
     rig.trainer.set_learning_rate(0.01)
+    assert torch.is_tensor(group["lr"]) == filled
     with raises(r"learning rate changed between backward\(\) and step\(\), from 0.1"):
         rig.trainer.step()
     recovers(rig)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from threaded import ThreadedJob
 from torch import nn
-from trained import HOWS, stepped_and_saved, weights
+from torch.optim import lr_scheduler
+from trained import HOWS, backward, batch, network, stepped_and_saved, weights
 
 import kvstore as kv
 from kvstore.dist import DistStore
@@ -87,3 +93,147 @@ def test_damaged_hyperparameters_change_nothing(how: dict[str, Any], note: str, 
     trainer.save_states(tmp_path / "after")
     assert all(torch.equal(value, found[where]) for where, value in states_file.read(tmp_path / "after")[1].items())
     assert trainer.learning_rate == 0.1
+
+
+def steps(model: nn.Module, optimizer: Any, scheduler: Any, number: int = 6) -> list[float]:
+    for step in range(number):
+        backward(model, *batch(step))
+        optimizer.step()
+        scheduler.step()
+    return [value for param in model.parameters() for value in param.flatten().tolist()]
+
+
+TENSOR_SCHEDULERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "a tensor, StepLR": (lambda: torch.tensor(0.1), lambda its: lr_scheduler.StepLR(its, 2, 0.5)),
+    "a tensor, OneCycleLR": (lambda: torch.tensor(0.1), lambda its: lr_scheduler.OneCycleLR(its, 0.2, total_steps=8)),
+    "a number, LambdaLR by a tensor": (
+        lambda: 0.1,
+        lambda its: lr_scheduler.LambdaLR(its, lambda step: torch.tensor(0.5) ** step),
+    ),
+    "a number, LambdaLR by numpy": (
+        lambda: 0.1,
+        lambda its: lr_scheduler.LambdaLR(its, lambda step: np.float32(0.5) ** step),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+@pytest.mark.parametrize("name", TENSOR_SCHEDULERS)
+def test_schedulers_that_fill_a_tensor_are_followed(name: str, how: dict[str, Any], tmp_path: Path) -> None:
+    rate, make = TENSOR_SCHEDULERS[name]
+    theirs = network()
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=rate(), momentum=0.9)
+    right = steps(theirs, optimizer, make(optimizer))
+    ours = network()
+    trainer = Trainer(ours.named_parameters(), "sgd", {"learning_rate": rate(), "momentum": 0.9}, **how)
+    assert steps(ours, trainer.optimizer, make(trainer.optimizer)) == pytest.approx(right, abs=1e-6)
+    assert trainer.learning_rate == pytest.approx(float(optimizer.param_groups[0]["lr"]))
+    trainer.save_states(tmp_path / "s")
+    (loaded,) = json.loads(states_file.read_note(tmp_path / "s") or "")["groups"]
+    assert loaded["lr"] == trainer.learning_rate
+
+
+def filled(where: str, rate: torch.Tensor, param: nn.Parameter, how: dict[str, Any]) -> Trainer:
+    """A trainer whose rate is the tensor ``rate``."""
+    if where == "in the options":
+        return Trainer([param], "sgd", {"learning_rate": rate}, **how)
+    if where == "in a group":
+        return Trainer([{"params": [param], "lr": rate}], "sgd", **how)
+    if where == "in an instance":
+        return Trainer([param], torch.optim.SGD([param], lr=rate), **how)
+    if where == "in an instance's group":
+        other = nn.Parameter(torch.zeros(1))
+        other.grad = torch.zeros(1)
+        given = torch.optim.SGD([{"params": [param], "lr": rate}, {"params": [other]}], lr=0.5)
+        return Trainer([param, other], given, **how)
+    trainer = Trainer([param], "sgd", {"learning_rate": 0.5}, **how)
+    trainer.optimizer.param_groups[0]["lr"] = rate
+    return trainer
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+@pytest.mark.parametrize(
+    "where",
+    ["in the options", "in a group", "in an instance", "in an instance's group", "in param_groups"],
+)
+def test_a_rate_that_is_filled_in_place_is_the_next_steps(where: str, how: dict[str, Any]) -> None:
+    (param,) = weights(0.0)
+    rate = torch.tensor(1.0)
+    trainer = filled(where, rate, param, how)
+    for value, expected in ((1.0, -1.0), (0.25, -1.25), (0.5, -1.75)):
+        rate.fill_(value)
+        param.grad = torch.ones(2)
+        trainer.step()
+        assert param.tolist() == [expected, expected]
+    if where in ("in a group", "in an instance's group"):  # a rate of its own, which the trainer's does not replace
+        return
+    trainer.set_learning_rate(0.125)
+    assert (rate.item(), trainer.learning_rate) == (0.125, 0.125)
+    rate.fill_(0.25)
+    trainer.step()
+    assert param.tolist() == [-2.0, -2.0]
+
+
+def test_betas_that_are_filled_in_place_are_the_next_steps() -> None:
+    def trained(beta: Any, change: Callable[[dict[str, Any]], None], how: dict[str, Any]) -> list[float]:
+        (param,) = weights(0.0)
+        trainer = Trainer([param], "adam", {"lr": 0.1, "betas": (0.5, 0.75)}, **how)
+        (group,) = trainer.optimizer.param_groups
+        group["betas"] = (beta, 0.75)
+        for step in range(4):
+            param.grad = torch.full((2,), 1.0 + step)
+            trainer.step()
+            change(group)
+        values: list[float] = param.tolist()
+        return values
+
+    for how in HOWS:
+        by_hand = trained(0.5, lambda group: group.update(betas=(0.25, 0.75)), how)
+        assert trained(torch.tensor(0.5), lambda group: group["betas"][0].fill_(0.25), how) == by_hand
+
+
+@pytest.mark.parametrize("how", HOWS[:4:3], ids=str)
+@pytest.mark.parametrize("mine", [torch.tensor(0.75), np.float32(0.75), np.float64(0.75), Fraction(3, 4)], ids=repr)
+def test_states_are_saved_whatever_the_rate_is_and_come_back(how: dict[str, Any], mine: Any, tmp_path: Path) -> None:
+    (param,) = weights(0.0)
+    first, second = (Trainer([param], "sgd", {"lr": 0.5, "momentum": 0.5}, **how) for _ in range(2))
+    for trainer in (first, second):
+        trainer.optimizer.param_groups[0]["lr"] = mine
+    param.grad = torch.ones(2)
+    first.step()
+    first.save_states(tmp_path / "s")
+    first.set_learning_rate(0.25)
+    second.set_learning_rate(0.25)
+    second.load_states(tmp_path / "s")
+    assert (first.learning_rate, second.learning_rate) == ((0.75, 0.75) if torch.is_tensor(mine) else (0.25, 0.75))
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(2), "fast", None, True, math.nan], ids=repr)
+def test_a_rate_that_is_no_number_is_refused_at_the_step(wrong: Any) -> None:
+    (param,) = weights(0.0)
+    trainer = Trainer([param], "sgd", {"lr": 0.5})
+    trainer.optimizer.param_groups[0]["lr"] = wrong
+    param.grad = torch.ones(2)
+    with pytest.raises(kv.UsageError, match=r"learning_rate=.* is not a finite number"):
+        trainer.step()
+
+
+def test_a_schedule_sees_what_else_fills_the_rate() -> None:
+    (param,) = weights(0.0)
+    trainer = Trainer([param], "sgd", {"lr_scheduler": lambda _: 0.1})
+    rate = trainer.optimizer.param_groups[0]["lr"] = torch.tensor(0.1, dtype=torch.float64)
+    for _ in range(2):
+        param.grad = torch.ones(2)
+        trainer.step()
+    rate.fill_(0.2)
+    with pytest.raises(kv.UsageError, match="keep one of them"):
+        trainer.step()
+
+
+def test_a_batch_size_may_be_a_number_of_any_library() -> None:
+    for size in (np.int64(4), torch.tensor(4), 4):
+        (param,) = weights(0.0)
+        trainer = Trainer([param], "sgd", {"lr": 1.0})
+        param.grad = torch.full((2,), 2.0)
+        trainer.step(size)
+        assert param.tolist() == [-0.5, -0.5]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from threaded import ThreadedJob
+from torch import nn
 from trained import on_devices, weights
 
 import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.member.session import Session
+from kvstore.optim import states_file
 from workers import Trainer
 
 
@@ -94,3 +97,134 @@ def test_memory_that_is_shared_gives_the_same_weights(share: dict[str, bool]) ->
             results.append(cluster.run(lambda store, options=options: train(store, **options)))
     for plain, shared in zip(*results, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(plain, shared, strict=True))
+
+
+class Layers(nn.Module):
+    """Two layers of one shape, and one of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1)
+        generator = torch.Generator().manual_seed(3)
+        for param in self.parameters():
+            nn.init.uniform_(param, -0.5, 0.5, generator=generator)
+
+    def steps(self, trainer: Trainer, *numbers: int) -> Layers:
+        for number in numbers:
+            trainer.zero_grad()
+            inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
+            self.last(self.second(self.first(inputs).tanh()).tanh()).square().mean().backward()
+            trainer.step()
+        return self
+
+    def turned(self) -> list[nn.Parameter]:
+        return [*self.second.parameters(), *self.first.parameters(), *self.last.parameters()]
+
+
+ON = [{"kvstore": None}, {"kvstore": "local", "update_on_kvstore": True}]
+on = pytest.mark.parametrize("on", ON, ids=["in the worker", "on the store"])
+MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+def saved_layers(on: dict[str, Any], path: Path, **options: Any) -> tuple[Layers, Trainer]:
+    model = Layers()
+    trainer = Trainer(model.parameters(), "sgd", MOMENTUM | options, **on)
+    model.steps(trainer, 0, 1)
+    trainer.save_states(path)
+    return model, trainer
+
+
+def copied(model: Layers) -> Layers:
+    other = Layers()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+def equal_weights(one: nn.Module, two: nn.Module) -> bool:
+    return all(torch.equal(*pair) for pair in zip(one.parameters(), two.parameters(), strict=True))
+
+
+@on
+def test_states_of_parameters_without_names_are_of_the_same_order(on: dict[str, Any], tmp_path: Path) -> None:
+    model, first = saved_layers(on, tmp_path / "s")
+    again = copied(model)
+    trainer = Trainer(again.parameters(), "sgd", MOMENTUM, **on)
+    trainer.load_states(tmp_path / "s")
+    before = copied(model)
+    assert equal_weights(again.steps(trainer, 2), model.steps(first, 2))
+    first.load_states(tmp_path / "s")  # of itself, it knows the order whatever the values are by now
+    model = before
+    turned = Trainer(copied(model).turned(), "sgd", MOMENTUM, **on)
+    with pytest.raises(kv.UsageError, match=r"in another order: parameter 0 was .*named_parameters\(\)"):
+        turned.load_states(tmp_path / "s")
+    swapped = copied(model)
+    odd = Trainer([*swapped.last.parameters(), *swapped.first.parameters()], "sgd", MOMENTUM, **on)
+    with pytest.raises(kv.UsageError, match=r"in another order: parameter 0 was float32\[3, 3\].* is float32\[1, 3\]"):
+        odd.load_states(tmp_path / "s")
+
+
+@on
+def test_an_order_that_cannot_be_known_is_refused(on: dict[str, Any], tmp_path: Path) -> None:
+    saved_layers(on, tmp_path / "s")
+    fresh = Trainer(Layers().parameters(), "sgd", MOMENTUM, **on)
+    with pytest.raises(kv.UsageError, match=r"cannot be told .* Load the weights that were saved with it"):
+        fresh.load_states(tmp_path / "s")
+    for lr, refused in ((0.0, True), (0.1, False)):
+        model = Layers()
+        nn.init.zeros_(model.first.bias), nn.init.zeros_(model.second.bias)
+        trainer = Trainer(model.parameters(), "sgd", {"learning_rate": lr, "momentum": 0.9}, **on)
+        model.steps(trainer, 0)
+        trainer.save_states(tmp_path / "equal")
+        other = Trainer(copied(model).parameters(), "sgd", MOMENTUM, **on)
+        if refused:
+            with pytest.raises(kv.UsageError, match="1 and 3 have no names, one shape, equal values and different"):
+                other.load_states(tmp_path / "equal")
+        else:
+            other.load_states(tmp_path / "equal")
+
+
+@on
+def test_parameters_with_names_may_come_in_any_order(on: dict[str, Any], tmp_path: Path) -> None:
+    model = Layers()
+    trainer = Trainer(model.named_parameters(), "sgd", MOMENTUM, **on)
+    model.steps(trainer, 0, 1)
+    trainer.save_states(tmp_path / "s")
+    again = copied(model)
+    turned = Trainer(list(reversed(list(again.named_parameters()))), "sgd", MOMENTUM, **on)
+    turned.load_states(tmp_path / "s")
+    assert equal_weights(again.steps(turned, 2), model.steps(trainer, 2))
+
+
+@on
+def test_a_parameter_without_states_in_the_file_is_said(
+    on: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Layers()
+    named = dict(model.named_parameters())
+    bias = named.pop("second.bias")
+    trainer = Trainer(named, "sgd", MOMENTUM, **on)
+    model.steps(trainer, 0)
+    trainer.save_states(tmp_path / "s")
+    more = Trainer(copied(model).named_parameters(), "sgd", MOMENTUM, **on)
+    more.load_states(tmp_path / "s")
+    assert bias is not None
+    (said,) = [record.getMessage() for record in caplog.records if "has no states" in record.getMessage()]
+    assert "has no states of 'second.bias'" in said
+
+
+@on
+def test_files_of_before_are_loaded_as_before(on: dict[str, Any], tmp_path: Path) -> None:
+    model, trainer = saved_layers(on, tmp_path / "s")
+    name, states = states_file.read(tmp_path / "s")
+    note = json.loads(states_file.read_note(tmp_path / "s") or "")
+    old = json.dumps({"num_update": note["num_update"], "groups": note["groups"], "tables": []})
+    states_file.write(tmp_path / "old", name, states, note=old)
+    again = copied(model)
+    other = Trainer(again.parameters(), "sgd", MOMENTUM, **on)
+    other.load_states(tmp_path / "old")
+    assert other.num_update == 2
+    assert equal_weights(again.steps(other, 2), model.steps(trainer, 2))
+    for wrong in ([[1]], [["a", 1, 2, 3]], 5):
+        states_file.write(tmp_path / "odd", name, states, note=json.dumps(note | {"unnamed": wrong}))
+        with pytest.raises(kv.UsageError, match="is damaged"):
+            Trainer(copied(model).parameters(), "sgd", MOMENTUM, **on).load_states(tmp_path / "odd")
