@@ -10,7 +10,7 @@ import torch
 
 from kvstore.dist.plans.entries import Entries
 from kvstore.errors import AlreadyInitialized, UsageError
-from kvstore.rows.first_rows import first_rows, is_table
+from kvstore.rows.first_rows import first_rows, is_table, name_of
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import ParameterRows, RowSparse
 from kvstore.rows.sums import Rows
@@ -112,7 +112,7 @@ def tables_among(keys: Sequence[Key], values: Sequence[Any], rank: int) -> First
         value = given[0] if isinstance(given, list | tuple) and given else given
         if not is_table(value):
             continue
-        table, first = first_rows(described("init", key, rank), value)
+        table, first = first_rows(described("init", name_of(key, value), rank), value)
         specs[position] = TableSpec.of(table)
         if first is not None:
             rows[key] = first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from kvstore.checkpoint.tables import NUMBERS, shared_out
@@ -13,7 +15,9 @@ from kvstore.dist.rows.stored import StoredRows, StoredTables
 from kvstore.optim.states_file import require_optimizer
 from kvstore.rows.ids import stripes_of
 from kvstore.rows.stripe import STATE
-from kvstore.spec import Key
+from kvstore.spec import Key, shorten
+
+log = logging.getLogger(__name__)
 
 
 class RestoredTables:
@@ -37,6 +41,9 @@ class RestoredTables:
             UsageError: the states are of another optimizer.
         """
         with_states = self._optimizing.optimizer is not None
+        new = [table.name(key) for key, table in entries.tables.items() if not resumed.has(self._ordinal, key)]
+        if new and resumed.has_store(self._ordinal):
+            log.warning("%s has no rows of %s: what init was given is used", resumed, shorten(new))
         for key in [key for key in entries.tables if resumed.has(self._ordinal, key)]:
             resumed.require(self._ordinal, key, entries[key].spec)
             self._put(resumed, key, RowPlan(entries, [key]), with_states)

@@ -51,14 +51,20 @@ class TableCalls(StoreCalls, TableInterface):
 
     def put_rows(self, key: Any, value: Any) -> None:
         """See ``KVStore``."""
+        key = self._arguments.resolved(key)
         self._table(key)
-        ids, rows = given_rows(described("put_rows", key, self.rank), self._row_plans.require(key), value)
+        ids, rows = given_rows(
+            described("put_rows", self._row_plans.require(key).name(key), self.rank),
+            self._row_plans.require(key),
+            value,
+        )
         self._pushes.flush()
         if self.rank == 0:
             self._stored.put("put_rows", self._row_plans.of([key]), key, StoredRows(ids, rows))
 
     def table_rows(self, key: Any) -> Iterator[RowSparse]:
         """See ``KVStore``."""
+        key = self._arguments.resolved(key)
         entry = self._table(key)
         return self._rows_of(key, self._stored.freeze(entry.segments, self._clock(entry)))
 
@@ -79,6 +85,7 @@ class TableCalls(StoreCalls, TableInterface):
         wait: bool = True,
     ) -> Ticket:
         """See ``KVStore``."""
+        key = self._arguments.resolved(key)
         entry, table = self._table(key), self._row_plans.require(key)
         self._pushes.flush()
 
@@ -86,10 +93,11 @@ class TableCalls(StoreCalls, TableInterface):
             reading = self._stored.freeze(entry.segments, self._clock(entry), versions)
             return reading, reading.state(self._optimizing.rule())
 
-        return save_table(dir, key, table, len(entry.segments), since, state, freeze, wait, self._saves)
+        return save_table(dir, table.name(key), table, len(entry.segments), since, state, freeze, wait, self._saves)
 
     def load_table(self, key: Any, dir: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
+        key = self._arguments.resolved(key)
         self._table(key)
         self._pushes.flush()
         if self.rank == 0:
@@ -102,6 +110,7 @@ class TableCalls(StoreCalls, TableInterface):
 
     def evict(self, key: Any) -> None:
         """See ``KVStore``."""
+        key = self._arguments.resolved(key)
         entries = [self._table(each) for each in (key if isinstance(key, list | tuple) else [key])]
         self._pushes.flush()
         for entry in entries if self.rank == 0 else ():
@@ -109,6 +118,7 @@ class TableCalls(StoreCalls, TableInterface):
 
     def table_statistics(self, key: Any) -> dict[str, int]:
         """See ``KVStore``."""
+        key = self._arguments.resolved(key)
         return self._stored.statistics(self._table(key).segments)
 
     # ---- helpers

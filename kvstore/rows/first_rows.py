@@ -11,12 +11,19 @@ from kvstore.rows.contribution import row_sparse
 from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.row_sparse import RowSparse, is_row_sparse
 from kvstore.rows.sums import Rows, coalesce
+from kvstore.spec import Key
 from kvstore.table import Table
 
 
 def is_table(value: Any) -> bool:
     """Whether ``init`` makes a table of ``value``, not an array."""
     return isinstance(value, Table) or is_row_sparse(value)
+
+
+def name_of(key: Key, value: Any) -> Key:
+    """Return the name by which users know the table that ``init`` makes of ``value`` as ``key``."""
+    parameter: Key | None = getattr(value, "parameter", None)
+    return key if parameter is None else parameter
 
 
 def first_rows(what: str, value: Any) -> tuple[Table, tuple[Ids, Rows] | None]:

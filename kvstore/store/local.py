@@ -306,6 +306,7 @@ class LocalStore(KVStore):
         self._check()
         known: Key = check_key(key)
         one_kind([known], self._kind)
+        known = self._tables.moved.get(known, known)
         if known in self._specs:
             raise Mismatch(f"key {key!r} is {self._specs[known]}, an array, and no table: use pull")
         if known not in self._tables:

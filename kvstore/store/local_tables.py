@@ -14,7 +14,7 @@ from kvstore.errors import UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
 from kvstore.rows.contribution import contribution, row_sparse
-from kvstore.rows.first_rows import first_rows, given_rows
+from kvstore.rows.first_rows import first_rows, given_rows, name_of
 from kvstore.rows.frozen_rows import FrozenRows, Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import RowSparse
@@ -62,7 +62,7 @@ class LocalTables:
         Args:
             values: by key a ``Table``, or a row-sparse value with a shape, which has its first rows.
         """
-        firsts = {key: first_rows(described("init", key, 0), value) for key, value in values.items()}
+        firsts = {key: first_rows(described("init", name_of(key, value), 0), value) for key, value in values.items()}
         specs = {key: table for key, (table, _) in firsts.items()}
         updaters = {} if self._optimizer is None else row_updaters(self._optimizer, specs)
         made = {key: RowTable(table) for key, table in specs.items()}
@@ -147,7 +147,7 @@ class LocalTables:
     def put(self, key: Key, value: Any) -> None:
         """See ``KVStore.put_rows``."""
         table = self.specs[key]
-        self._tables[key].put(*given_rows(described("put_rows", key, 0), table, value), {}, None)
+        self._tables[key].put(*given_rows(described("put_rows", table.name(key), 0), table, value), {}, None)
 
     def pages(self, key: Key) -> Iterator[RowSparse]:
         """See ``KVStore.table_rows``."""
@@ -203,7 +203,7 @@ class LocalTables:
             rule = None if updater is None else updater.rule
             return FrozenReading([frozen]), FrozenState([frozen.version], [frozen.steps], rows.parts, rule)
 
-        return save_table(path, key, self.specs[key], 1, since, state, freeze, wait, self._saves)
+        return save_table(path, self.specs[key].name(key), self.specs[key], 1, since, state, freeze, wait, self._saves)
 
     def load(self, key: Key, path: str | os.PathLike[str]) -> None:
         """See ``KVStore.load_table``."""

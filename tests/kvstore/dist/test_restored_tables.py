@@ -123,6 +123,19 @@ def test_another_table_is_refused(tmp_path: Path) -> None:
         run(tmp_path, training(3, "sgd", grows=other), checkpoint_resume=str(tmp_path))
 
 
+def test_a_table_that_is_new_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, training(2, "sgd"), every=1)
+
+    def more(store: DistStore) -> None:
+        store.set_optimizer("sgd")
+        store.init(
+            [*KEYS, "more", "rows of w"], [torch.zeros(3000), FIXED, GROWS, FIXED, kv.Table(dim=1, parameter="w")]
+        )
+
+    run(tmp_path / "more", more, checkpoint_resume=str(tmp_path))
+    assert "has no rows of 'more', 'w': what init was given is used" in caplog.text
+
+
 def test_in_an_async_store_each_server_saves_the_rows_of_now(tmp_path: Path) -> None:
     def train(store: DistStore) -> None:
         store.set_optimizer("sgd", learning_rate=1.0)

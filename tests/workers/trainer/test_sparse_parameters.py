@@ -293,6 +293,11 @@ def pulled_by_its_name(store: Any) -> None:
     assert torch.equal(rows, model.bag.weight[[4, 0]])
     with pytest.raises(kv.KVStoreError, match="'bag'"):
         store.push("bag", torch.ones(6, 2), wait=True)
+    assert sum(len(page) for page in store.table_rows("bag")) == 6
+    assert store.table_statistics("bag")["version"] == 1
+    store.put_rows("bag", kv.RowSparse([3], torch.full((1, 2), 9.0), (6, 2)))
+    store.pull("bag", whole)
+    assert whole[3].tolist() == [9, 9]
 
 
 def test_a_pull_by_the_name_of_a_parameter_gives_its_rows_of_now() -> None:
@@ -313,6 +318,11 @@ def test_messages_have_the_name_of_the_parameter() -> None:
     not_finite(kv.create("local", check_finite=True))
     with ThreadedJob(1, 1) as alone:
         alone.run(not_finite, rule=Rule(finite=True))
+    half = Small(sparse=True).half()
+    trainer = Trainer(half.parameters(), "sgd", kvstore="local", update_on_kvstore=True)
+    half.bag(torch.tensor([[1, 2]])).sum().backward()
+    with pytest.raises(kv.UsageError, match="init of key 0 by worker 0: dtype float16"):
+        trainer.step(ignore_stale_grad=True)
     model = Small(sparse=True)
     for numbered, name in ((model.parameters(), "0"), (model.named_parameters(), "'bag.weight'")):
         trainer = Trainer(numbered, "rmsprop", kvstore="local", update_on_kvstore=True)
