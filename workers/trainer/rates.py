@@ -223,13 +223,26 @@ class TrainerRates:
 
     def _now(self) -> Snapshot:
         """Return what the groups have now, as numbers: a rate that is a tensor would change in the snapshot, too."""
-        return [
-            {
-                name: finite("learning_rate", group[name]) if name == "lr" else plain(name, group[name])
-                for name in self._names
+        now: Snapshot = []
+        for group in self.groups:  # at each step, so what is plain already is not looked at
+            taken = {
+                name: value if type(value := group[name]) in _PLAIN else _taken(name, value) for name in self._names
             }
-            for group in self.groups
-        ]
+            if type(group["lr"]) is not float:
+                taken["lr"] = finite("learning_rate", group["lr"])
+            now.append(taken)
+        return now
+
+
+_PLAIN = frozenset({float, int, bool, str, type(None)})
+
+
+def _taken(name: str, value: Any) -> Any:
+    """Return a value of ``param_groups`` as a number, or as several."""
+    if type(value) is tuple and all(type(each) is float for each in value):
+        return value
+    taken = plain("learning_rate" if name == "lr" else name, value)
+    return tuple(taken) if isinstance(taken, list) else taken
 
 
 def _renewed(name: str, mine: Any, theirs: Any) -> Any:
