@@ -230,11 +230,10 @@ class LocalStore(KVStore):
     ) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
-        updater.changes = {**updater.changes, **updater.optimizer.changes(others, groups)}
-        if learning_rate is not None:
-            updater.lr = finite("learning_rate", learning_rate)
-        if rescale_grad is not None:
-            updater.rescale_grad = finite("rescale_grad", rescale_grad)
+        changes = {**updater.changes, **updater.optimizer.changes(others, groups)}
+        lr = updater.lr if learning_rate is None else finite("learning_rate", learning_rate)
+        rescale = updater.rescale_grad if rescale_grad is None else finite("rescale_grad", rescale_grad)
+        updater.lr, updater.rescale_grad, updater.changes = lr, rescale, changes  # all, or none if one is refused
 
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""

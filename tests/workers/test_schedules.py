@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from math import cos, pi
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -166,3 +168,13 @@ def test_a_run_that_goes_on_from_a_file_knows_how_many_updates_it_has_made(tmp_p
     grouped = Trainer([{"params": [param]}, {"params": []}], "sgd", {"lr": 1.0})
     with pytest.raises(kv.UsageError, match="a run with 1 parameter groups, but this trainer has 2"):
         grouped.load_states(tmp_path / "states")
+
+
+def test_numbers_of_a_schedule_are_of_the_moment_in_which_they_were_taken() -> None:
+    rate, factor = torch.tensor(0.5), np.array(0.5)
+    schedule = FactorScheduler(np.int64(2), factor, base_lr=rate)
+    poly = PolyScheduler(torch.tensor(10), rate, np.float32(1), final_lr=Fraction(1, 4))
+    rate.fill_(9.0), factor.fill(0.1)
+    assert [schedule(number) for number in (1, 3, 5)] == [0.5, 0.25, 0.125]
+    assert [poly(number) for number in (0, 10)] == [0.5, 0.25]
+    assert {type(schedule(3)), type(poly(3))} == {float}

@@ -47,11 +47,11 @@ class LocalUpdates:
     ) -> None:
         """Use these hyper-parameters from the next update on; see ``KVStore.set_hyperparameters``."""
         changes = self._updaters[0].optimizer.changes(others, groups)
+        learning_rate = None if learning_rate is None else finite("learning_rate", learning_rate)
+        rescale_grad = None if rescale_grad is None else finite("rescale_grad", rescale_grad)
         for updater in self._updaters:
-            updater.lr = updater.lr if learning_rate is None else finite("learning_rate", learning_rate)
-            updater.rescale_grad = (
-                updater.rescale_grad if rescale_grad is None else finite("rescale_grad", rescale_grad)
-            )
+            updater.lr = updater.lr if learning_rate is None else learning_rate
+            updater.rescale_grad = updater.rescale_grad if rescale_grad is None else rescale_grad
             updater.changes = {**updater.changes, **changes}
 
     def update(self, rescale_grad: float, left_out: Collection[int] = ()) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,3 +47,8 @@ def test_what_is_not_plain_is_refused(state: Any) -> None:
 def test_damage_is_an_error(text: str) -> None:
     with pytest.raises(CheckpointError, match="damaged"):
         unpacked({}, text)
+
+
+def test_scalars_of_numpy_are_numbers() -> None:
+    state = {"last": [np.float32(0.5), np.int64(3)], "best": np.array(0.25), "on": np.True_}
+    assert unpacked(*packed(state)) == {"last": [0.5, 3], "best": 0.25, "on": True}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from kvstore.dist.options import SSP_STALENESS, parse
 from kvstore.errors import UnknownName, UsageError
@@ -22,6 +24,8 @@ from kvstore.rule import Rule
         ("dist_ssp", {"aggregate": "rounds"}, Rule("async", staleness=3)),
         ("dist_ssp", {}, Rule("async", staleness=3)),
         ("dist_ssp", {"staleness": 0}, Rule("async", staleness=0)),
+        ("dist_ssp", {"staleness": np.int64(2)}, Rule("async", staleness=2)),
+        ("dist_sync", {"quorum": torch.tensor(3), "check_finite": np.True_}, Rule(quorum=3, finite=True)),
     ],
 )
 def test_options_make_a_rule(canonical: str, options: dict[str, Any], rule: Rule) -> None:
