@@ -20,6 +20,7 @@ from kvstore.values.addresses import Column
 
 ABSENT: Any = object()  # for an argument that a call does not have
 CPU = torch.device("cpu")
+_KEYS = frozenset({int, str})  # True and 1.0 would be found as 1
 
 
 class StoreCall(NamedTuple):
@@ -113,9 +114,11 @@ class Arguments:
         moved = self._plans.entries.moved
         if not moved:
             return key
-        if isinstance(key, list | tuple):
-            return [moved.get(each, each) if isinstance(each, int | str) else each for each in key]
-        return moved.get(key, key) if isinstance(key, int | str) else key
+        if not isinstance(key, list | tuple):
+            return moved.get(key, key) if type(key) in _KEYS else key
+        if not _KEYS.issuperset(map(type, key)) or moved.keys().isdisjoint(key):
+            return key
+        return [moved.get(each, each) for each in key]
 
     def without_tables(self, key: Any, out: Any) -> tuple[dict[Key, Any], list[Key]]:
         """Return those of ``out``, by key, whose keys have no tables; and the keys that do."""

@@ -33,7 +33,10 @@ class Trainer(TrainedParameters):
 
     Of a parameter with a sparse gradient, as ``nn.Embedding(sparse=True)`` has, only the rows that some worker has
     touched are sent and updated. That needs rounds of all workers, and an optimizer with a rule for rows: ``sgd``,
-    ``adam``, ``adagrad`` and others.
+    ``adam``, ``adagrad`` and others. What is said of the parameter holds for its rows.
+
+    A learning rate may be a tensor, as torch's own optimizers take it: what it holds at a step is used, and schedulers
+    fill it.
 
     Args:
         params: ``model.named_parameters()``, ``model.parameters()``, a dict from name to parameter, or torch's list of

@@ -228,3 +228,25 @@ def test_files_of_before_are_loaded_as_before(on: dict[str, Any], tmp_path: Path
         states_file.write(tmp_path / "odd", name, states, note=json.dumps(note | {"unnamed": wrong}))
         with pytest.raises(kv.UsageError, match="is damaged"):
             Trainer(copied(model).parameters(), "sgd", MOMENTUM, **on).load_states(tmp_path / "odd")
+
+
+class Resumed(type(kv.create("local"))):  # type: ignore[misc]
+    """A store whose job continues from a checkpoint that has states by these names."""
+
+    def __init__(self, **states: Any) -> None:
+        super().__init__()
+        self.states = states
+
+    def attach(self, name: str, thing: Any, *, shared: bool = False) -> bool:
+        state = self.states.get(name.replace(" ", "_"))
+        if state is not None:
+            thing.load_state_dict(state)
+        return state is not None
+
+
+def test_a_checkpoint_is_found_whatever_the_order_of_the_parameters() -> None:
+    state = {"rates": json.dumps({"num_update": 7, "groups": [{"lr": 0.125}]})}
+    for order, name in ((["w", "b"], "trainer_of_w"), (["w", "b"], "trainer_of_b"), (["b", "w"], "trainer_of_b")):
+        store = Resumed(**{name: state})  # older versions called it after the first parameter
+        trainer = Trainer({key: weights(0.0)[0] for key in order}, "sgd", {"lr": 0.25}, store, True)
+        assert (trainer.num_update, trainer.learning_rate) == (7, 0.125)
