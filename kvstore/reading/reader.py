@@ -240,7 +240,9 @@ class Reader:
                 raise UsageError(f"key {key!r} is {table}; read its rows with row_sparse_pull")
         arrays = [value for value in values if value.key not in tables]
         pulls = [
-            RowPull(value, torch.arange(tables[value.key].rows or 0), out) if value.key in tables else None
+            RowPull(value, torch.arange(tables[value.key].rows or 0, dtype=torch.int64, device="cpu"), out)
+            if value.key in tables
+            else None
             for value, out in zip(values, outs, strict=True)
         ]
         self._refresh(list(dict.fromkeys(arrays)), slack, deadline)

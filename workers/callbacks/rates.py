@@ -144,7 +144,7 @@ class TorchScheduler:
             packed = base64.b64decode(state["bundle"])
             numbers, forms = state.get("tensors", []), bundle.forms(packed)
             tensors = [
-                torch.tensor(number, dtype=form.dtype).reshape(form.shape)
+                torch.tensor(number, dtype=form.dtype, device="cpu").reshape(form.shape)
                 for number, form in zip(numbers, forms, strict=True)
             ]
             scheduler, groups = bundle.unpack(packed, tensors)
