@@ -16,6 +16,7 @@ REPLACING = {"setattr", "delattr", "getattr", "object"}  # calls that take a nam
 # Names of others that begin with an underscore and are documented all the same, or have no other door.
 ALLOWED = {
     "_replace": "of namedtuples",
+    "_getframe": "of sys: who calls a function of torch",
     "_current_frames": "of sys: a test looks at what is so while it is called",
     "_exit": "of os",
     "_run_exitfuncs": "of atexit, which has no public way to run the hooks",
