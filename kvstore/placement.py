@@ -5,6 +5,9 @@ whole to the server that holds the fewest bytes. Within one call arrays are plac
 so the order in which a caller lists them does not matter. A range that is longer than one message should be is several
 segments, so that it can be sent, summed and answered one segment at a time.
 
+Every cut is at a multiple of ``BLOCK`` elements. So an element's bits depend neither on the number of servers nor on
+the size of messages.
+
 A table is one segment on each server, its stripe: see ``kvstore.rows.ids`` for which rows those are. Contiguous
 ranges of rows would give one server most of the work, since low ids are often the frequent ones.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -22,6 +25,11 @@ from kvstore.spec import MAX_SEGMENTS, Key, Spec
 from kvstore.table import TableSpec
 
 WHOLE = 2**62  # as a bound or a length: never cut
+
+# Elements. torch's fused steps round the elements after an array's last whole vector otherwise than those in vectors (no
+# fused multiply-add there), so a cut elsewhere changes bits. No processor's vectors are longer than 64 elements; 256
+# have one scale where a server or an aggregator encodes its segment as int8.
+BLOCK = 256
 
 
 class ServerRange(NamedTuple):
@@ -33,8 +41,18 @@ class ServerRange(NamedTuple):
 
 
 def split(size: int, parts: int) -> list[tuple[int, int]]:
-    """Cut ``size`` elements into ``parts`` contiguous ranges whose lengths differ by at most one."""
-    edges = [size * i // parts for i in range(parts + 1)]
+    """Cut ``size`` elements into at most ``parts`` contiguous ranges, whose lengths differ by at most one block.
+
+    All are whole blocks but the last, which may end within one.
+    """
+    blocks = -(-size // BLOCK)
+    parts = max(1, min(parts, blocks))
+    return _ranges([blocks * (part + 1) // parts - blocks * part // parts for part in range(parts)], size)
+
+
+def _ranges(blocks: Iterable[int], size: int) -> list[tuple[int, int]]:
+    """Return ranges of so many blocks each, one after the other, which together are ``size`` elements."""
+    edges = [min(number * BLOCK, size) for number in itertools.accumulate(blocks, initial=0)]
     return list(itertools.pairwise(edges))
 
 
@@ -58,15 +76,16 @@ def place(
     placed: dict[Key, tuple[ServerRange, ...]] = {}
     heap: list[tuple[int, int]] = []  # of the servers, by load
     for spec, keys in itertools.groupby(_ordered(specs), specs.__getitem__):
-        segments: tuple[ServerRange, ...] = ()
-        if isinstance(spec, TableSpec):
-            segments = _stripes(spec, len(loads))
-        elif _across(spec, len(loads), bound):
-            segments = _cut(spec, enumerate(split(spec.size, len(loads))), longest)
-        if segments:
+        table = isinstance(spec, TableSpec)
+        if table or _across(spec, len(loads), bound):
+            across: dict[tuple[int, ...], tuple[ServerRange, ...]] = {}  # what an array is, by who has a block more
             for key in keys:
-                placed[key] = segments
-                for server, start, stop in segments:
+                longer = () if table else _longer(spec.size, loads)
+                if longer not in across:
+                    shares = _shares(spec.size, len(loads), longer)
+                    across[longer] = _stripes(spec, len(loads)) if table else _cut(spec, shares, longest)
+                placed[key] = across[longer]
+                for server, start, stop in placed[key]:
                     loads[server] += (stop - start) * spec.itemsize
             heap = []
             continue
@@ -98,14 +117,32 @@ def _stripes(spec: TableSpec, servers: int) -> tuple[ServerRange, ...]:
     return tuple(ServerRange(server, start, stop) for server, (start, stop) in enumerate(edges))
 
 
+def _longer(size: int, loads: Sequence[int]) -> tuple[int, ...]:
+    """Return the servers that get a block more of an array than others: those that hold the fewest bytes."""
+    more = -(-size // BLOCK) % len(loads)
+    return tuple(sorted(heapq.nsmallest(more, range(len(loads)), key=loads.__getitem__)))
+
+
+def _shares(size: int, servers: int, longer: Collection[int]) -> list[tuple[int, tuple[int, int]]]:
+    """Return the range of each server; a short array has fewer blocks than there are servers, and only some get one."""
+    each = -(-size // BLOCK) // servers
+    blocks = {server: each + (server in longer) for server in (range(servers) if each else longer)}
+    return list(zip(blocks, _ranges(blocks.values(), size), strict=True))
+
+
 def _cut(spec: Spec, ranges: Iterable[tuple[int, tuple[int, int]]], longest: int) -> tuple[ServerRange, ...]:
-    """Cut ``ranges``, each of a server, into segments of at most ``longest`` bytes."""
-    most = max(1, longest // spec.itemsize)
+    """Cut ``ranges``, each of a server, into segments of at most ``longest`` bytes, or one block."""
+    most = _most(spec, longest)
     return tuple(
         ServerRange(server, first + start, first + stop)
         for server, (first, last) in ranges
-        for start, stop in split(last - first, max(1, -(-(last - first) // most)))
+        for start, stop in split(last - first, -(-(last - first) // most))
     )
+
+
+def _most(spec: Spec, longest: int) -> int:
+    """Return how many elements a segment of at most ``longest`` bytes may have: whole blocks, and at least one."""
+    return max(1, longest // (spec.itemsize * BLOCK)) * BLOCK
 
 
 def require_few(keys: Iterable[Key], counts: Sequence[int]) -> None:
@@ -120,13 +157,13 @@ def require_few(keys: Iterable[Key], counts: Sequence[int]) -> None:
 
 
 def _across(spec: Spec, servers: int, bound: int) -> bool:
-    """Whether an array is cut over all servers."""
-    return servers > 1 and spec.size >= max(bound, servers)
+    """Whether an array is cut over the servers."""
+    return servers > 1 and spec.size >= bound and spec.size > BLOCK
 
 
 def _count(spec: Spec, servers: int, bound: int, longest: int) -> int:
     """Return how many segments an array will be, at most one too many for each server."""
     if isinstance(spec, TableSpec):
         return servers
-    ranges = servers if _across(spec, servers, bound) else 1
-    return ranges * max(1, -(-spec.size // (ranges * max(1, longest // spec.itemsize))))
+    ranges = min(servers, -(-spec.size // BLOCK)) if _across(spec, servers, bound) else 1
+    return ranges * max(1, -(-spec.size // (ranges * _most(spec, longest))))

@@ -17,7 +17,7 @@ from kvstore.rows.sums import Rows
 from kvstore.spec import Key, Spec
 from kvstore.store.arguments import group, one_kind, pairs
 from kvstore.store.wanted_rows import described
-from kvstore.table import Table, TableSpec
+from kvstore.table import Capacity, Table, TableSpec
 from kvstore.values import Arrays, Layout, as_tensors, kinds_of, spec_of, values_of
 
 
@@ -91,12 +91,13 @@ class FirstTables(NamedTuple):
 _LAYOUT = attrgetter("layout")
 
 
-def tables_among(keys: Sequence[Key], values: Sequence[Any], rank: int) -> FirstTables:
+def tables_among(keys: Sequence[Key], values: Sequence[Any], rank: int, servers: int) -> FirstTables:
     """Return the tables among the first values of ``keys``; of a list of values the first counts.
 
     Args:
         keys, values: see ``new_arrays``.
         rank: of this worker, for messages.
+        servers: how many there are.
 
     Raises:
         UsageError: a table cannot be stored, or the rows that it is to begin with.
@@ -112,8 +113,19 @@ def tables_among(keys: Sequence[Key], values: Sequence[Any], rank: int) -> First
         value = given[0] if isinstance(given, list | tuple) and given else given
         if not is_table(value):
             continue
-        table, first = first_rows(described("init", name_of(key, value), rank), value)
+        where = described("init", name_of(key, value), rank)
+        table, first = first_rows(where, value)
+        _require_room(where, table, servers)
         specs[position] = TableSpec.of(table)
         if first is not None:
             rows[key] = first
     return FirstTables(specs, rows)
+
+
+def _require_room(where: str, table: Table, servers: int) -> None:
+    """Raise ``UsageError`` if a server would have room for no row at all: each has its part of a ``Capacity``."""
+    rows = min((rule.rows for rule in table.evict if isinstance(rule, Capacity)), default=servers)
+    if rows < servers:
+        raise UsageError(
+            f"{where}: Capacity({rows}) is less than one row for each of {servers} servers: give it at least {servers} rows"
+        )

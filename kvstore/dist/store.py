@@ -138,7 +138,7 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, JobCalls, KVStore):
         """See ``KVStore``."""
         self._check()
         keys, arrays, kind = new_arrays(key, value, self._entries, self._kind)
-        first = tables_among(keys, arrays, self.rank)
+        first = tables_among(keys, arrays, self.rank, len(self._session.servers))
         if first.specs and self.rule.compensation:
             raise UsageError(
                 "delay_compensation is for arrays: make another store for tables, with kv.create(...) without it"

@@ -32,6 +32,8 @@ class OptimizerClass:
         own_aliases: other names of hyper-parameters, beside those that all optimizers have.
         state_options: hyper-parameters that decide what the state means.
         rows: how it updates rows of tables; None: it cannot.
+        alone: whether torch must step with one thread. Several would sum an array in an order that depends on their
+            number, and a server has more threads where its host has fewer servers.
     """
 
     cls: type[torch.optim.Optimizer]
@@ -40,6 +42,7 @@ class OptimizerClass:
     own_aliases: Mapping[str, str] = field(default_factory=dict)
     state_options: tuple[str, ...] = ()
     rows: RowRule | None = None
+    alone: bool = False
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

@@ -59,6 +59,7 @@ def _of_torch(name: str, cls: type[torch.optim.Optimizer]) -> OptimizerClass:
         2 if name == "muon" else None,
         own_aliases=aliases.get(name, {}),
         rows=_ROW_RULES.get(name),
+        alone=name == "adafactor",  # means over columns
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from kvstore.optim.optimizer import Changes, Optimizer
 from kvstore.optim.param_groups import ParamGroups, Rates, build
 from kvstore.optim.states import StateStore, aligned
 from kvstore.spec import Key
-from kvstore.values import split_like
+from kvstore.values import one_thread, split_like
 
 
 class Updater:
@@ -181,7 +181,8 @@ class Updater:
         self._torch.param_groups[0].update(settings, params=params)
         before = [] if self._fused else self._versions(params)
         try:
-            self._torch.step()
+            with one_thread() if self.optimizer.found.alone else nullcontext():
+                self._torch.step()
         except Exception as exc:
             if not old:
                 self.states.forget(params)

@@ -17,7 +17,7 @@ SLACK = 16  # a full table makes room for this part of its rows at once
 
 
 class EvictionRule:
-    """The rules of one stripe of ``table``.
+    """The rules of one stripe of ``table``, number ``stripe`` of ``stripes``.
 
     Attributes:
         rounds: see ``Unseen``: the least of the table's; None if there is none.
@@ -25,11 +25,12 @@ class EvictionRule:
         by_count: whether those go that were touched least often, not longest ago.
     """
 
-    def __init__(self, table: Table, stripes: int) -> None:
+    def __init__(self, table: Table, stripe: int, stripes: int) -> None:
         self.rounds = min((rule.rounds for rule in table.evict if isinstance(rule, Unseen)), default=None)
         capacities = [rule for rule in table.evict if isinstance(rule, Capacity)]
         tightest = min(capacities, key=lambda rule: rule.rows, default=None)
-        self.capacity = None if tightest is None else -(-tightest.rows // stripes)
+        # The stripes' parts add up to the limit: each rounded up, they would be more than the table may have.
+        self.capacity = None if tightest is None else (tightest.rows + stripe) // stripes
         self.by_count = tightest is not None and tightest.by == "count"
 
     def oldest(self, version: int) -> int:

@@ -61,7 +61,7 @@ class TableStripe:
         self._huge_pages: HugePages | None = None
         if isinstance(self._slots, FixedSlots):
             self._huge_pages = HugePages(self._slots, PageQueue() if space is None else space.queue)
-        self._admission, self._eviction = AdmissionRule(table), EvictionRule(table, stripes)
+        self._admission, self._eviction = AdmissionRule(table), EvictionRule(table, stripe, stripes)
         self._rows = self._slab("", table.width, table.dtype)
         self._seen = self._slab(SEEN, None, np.int64)
         self._counts = Slab(None, np.int64) if self._eviction.by_count else None

@@ -8,7 +8,7 @@ staging    between devices and the host
 copying    copies, many at once
 overlap    whether arrays share memory
 finite     whether values are finite
-grads      work that autograd does not see
+grads      work that autograd does not see; work of one thread
 """
 
 from kvstore.values.addresses import collect, scatter
@@ -25,7 +25,7 @@ from kvstore.values.arrays import (
 )
 from kvstore.values.copying import copy_each, spread
 from kvstore.values.finite import all_finite
-from kvstore.values.grads import without_grad
+from kvstore.values.grads import one_thread, without_grad
 from kvstore.values.lists import Arrays, Layout, kinds_of, many_small, outputs_of, tensors_of, values_of
 from kvstore.values.overlap import crossed
 from kvstore.values.ranges import PayloadRange, TensorRange, cut, ranges_of, sum_ranges
@@ -51,6 +51,7 @@ __all__ = [
     "from_host",
     "kinds_of",
     "many_small",
+    "one_thread",
     "outputs_of",
     "ranges_of",
     "readable",

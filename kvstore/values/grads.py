@@ -1,8 +1,9 @@
-"""Work that autograd does not see."""
+"""Work that autograd does not see, and work of one thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -24,3 +25,14 @@ def without_grad(action: Callable[..., T], *args: Any, **options: Any) -> T:
         torch.set_grad_enabled(recording)
         raise
     return result
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch use this thread alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,21 +14,10 @@ from kvstore.codecs.description import travelling
 from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS, Key
-from kvstore.values import PayloadRange, TensorRange, to_buffer
+from kvstore.values import PayloadRange, TensorRange, one_thread, to_buffer
 from kvstore.wire import Buffer, Push, pack_arrays
 from servers.store.bucket import Bucket
 from servers.store.recording import Recording
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Have torch use this thread alone: codecs work in chunks, for which to wake others takes longer than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -55,7 +43,7 @@ class CompressedSegments:
 
     def write(self, out: torch.Tensor, add: bool) -> None:
         """See ``PayloadRange``."""
-        with _one_thread():
+        with one_thread():  # codecs work in chunks, for which to wake other threads takes longer than the work
             self.payload.write(out, add)
 
 
@@ -225,7 +213,7 @@ class ReplyEncoder:
             self._last[bucket.ids[place]] = state, _EncodedSegments(encoding, start, stop)
             start = stop
 
-    @_one_thread()
+    @one_thread()
     def _encode_all(self, bucket: Bucket, feedback: bool) -> Encoded:
         if feedback:
             return self.compressor.encode_joined(bucket.ids, bucket.sizes, bucket.value)
@@ -236,7 +224,7 @@ class ReplyEncoder:
                 self._encode_one(bucket, place, feedback)  # raises an error that names the key at fault
             raise
 
-    @_one_thread()
+    @one_thread()
     def _encode_one(self, bucket: Bucket, place: int, feedback: bool) -> Encoded:
         encode = self.compressor.encode if feedback else self.compressor.encode_without_feedback
         start = bucket.starts[place]

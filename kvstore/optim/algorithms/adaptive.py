@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvstore.optim.algorithms.tensorwise import Tensorwise, adams, counted, decayed, kept, required
+from kvstore.optim.algorithms.tensorwise import Tensorwise, adams, counted, decayed, kept, required, row_means
 
 
 class AdaBelief(Tensorwise):
@@ -153,7 +153,7 @@ class GroupAdaGrad(Tensorwise):
         """See ``Tensorwise``."""
         if "sum" not in state:
             state["sum"] = weight.new_zeros((weight.shape[0], 1))
-        state["sum"].add_(grad.square().mean(dim=1, keepdim=True))
+        state["sum"].add_(row_means(grad.square()))
         weight.addcdiv_(grad, (state["sum"] + group["eps"]).sqrt_(), value=-group["lr"])
 
 
@@ -193,7 +193,7 @@ class RowWiseAdagrad(Tensorwise):
         if "sum" not in state:
             state["sum"] = weight.new_full((weight.shape[0], 1), group["initial_accumulator_value"])
         grad = decayed(grad, weight, group["weight_decay"])
-        state["sum"].add_(grad.square().mean(dim=1, keepdim=True))
+        state["sum"].add_(row_means(grad.square()))
         weight.addcdiv_(grad, state["sum"].sqrt().add_(group["eps"]), value=-group["lr"])
 
 
@@ -227,7 +227,7 @@ class RowWiseAdam(Tensorwise):
         """See ``Tensorwise``."""
         step = counted(state, "exp_avg", like=weight)
         mean, square, (beta1, beta2) = state["exp_avg"], kept(state, "exp_avg_sq", weight[:, :1]), group["betas"]
-        square.mul_(beta2).add_(grad.square().mean(dim=1, keepdim=True), alpha=1 - beta2)
+        square.mul_(beta2).add_(row_means(grad.square()), alpha=1 - beta2)
         mean.mul_(beta1).add_(grad, alpha=1 - beta1)
         divisor = (square / (1 - beta2**step)).sqrt_().add_(group["eps"]).mul_(1 - beta1**step)
         weight.mul_(1 - group["lr"] * group["weight_decay"]).addcdiv_(mean, divisor, value=-group["lr"])

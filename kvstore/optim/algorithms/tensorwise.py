@@ -114,6 +114,16 @@ def kept(state: dict[str, torch.Tensor], name: str, like: torch.Tensor) -> torch
     return state[name]
 
 
+def row_means(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the mean of each row, of shape (rows, 1). Its bits depend neither on other rows nor on torch's threads.
+
+    torch sums one long row by itself with several threads, each its part: so a row's bits would be others alone than
+    among rows. Here such a row is summed as one of two.
+    """
+    rows = matrix.expand(2, -1) if matrix.shape[0] == 1 else matrix
+    return rows.mean(dim=1, keepdim=True)[: matrix.shape[0]]
+
+
 def decayed(grad: torch.Tensor, weight: torch.Tensor, weight_decay: float) -> torch.Tensor:
     """Return ``grad`` with the decay of ``weight`` added, in place."""
     return grad.add_(weight, alpha=weight_decay) if weight_decay else grad
