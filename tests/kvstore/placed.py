@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from kvstore.dist.plans.entries import Entries, SegmentColumns
-from kvstore.placement import WHOLE, ServerRange, place
+from kvstore.placement import WHOLE, ServerRange
 from kvstore.spec import Key, Spec
 
 
+def cut_anywhere(
+    specs: dict[Key, Spec], servers: int, bound: int, longest: int = WHOLE
+) -> dict[Key, tuple[ServerRange, ...]]:
+    """Place arrays that may have only a few elements, cut at any of them, as older versions did.
+
+    An array of ``bound`` elements or more is on all servers, another one on the server that holds the least. Segments
+    have at most ``longest`` bytes.
+    """
+    placed: dict[Key, tuple[ServerRange, ...]] = {}
+    loads = [0] * servers
+    for key, spec in specs.items():
+        across = servers > 1 and spec.size >= max(bound, servers)
+        shares = enumerate(_split(0, spec.size, servers)) if across else [(loads.index(min(loads)), (0, spec.size))]
+        most = max(1, longest // spec.itemsize)
+        placed[key] = tuple(
+            ServerRange(server, *part)
+            for server, (start, stop) in shares
+            for part in _split(start, stop, max(1, -(-(stop - start) // most)))
+        )
+        for server, start, stop in placed[key]:
+            loads[server] += (stop - start) * spec.itemsize
+    return placed
+
+
+def _split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
+    return list(itertools.pairwise(start + (stop - start) * part // parts for part in range(parts + 1)))
+
+
 def entries_for(specs: dict[Key, Spec], servers: int, bound: int, longest: int = WHOLE) -> Entries:
-    """Return ``specs`` as they are placed, with ids from 0."""
-    placed = place(specs, [0] * servers, bound, longest)
-    return entries_of(specs, {key: placed[key] for key in specs})
+    """Return ``specs`` as ``cut_anywhere`` places them, with ids from 0."""
+    return entries_of(specs, cut_anywhere(specs, servers, bound, longest))
 
 
 def entries_of(specs: dict[Key, Spec], placed: dict[Key, tuple[ServerRange, ...]]) -> Entries:

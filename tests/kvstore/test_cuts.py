@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from placed import entries_for
+from placed import entries_of
 
 from kvstore.dist.plans.entries import Segment
 from kvstore.dist.states import assemble, cut
@@ -17,7 +17,7 @@ from kvstore.optim.optimizer import describe
 from kvstore.optim.registry import find, names
 from kvstore.optim.states import StateTensors
 from kvstore.optim.updater import Updater
-from kvstore.placement import WHOLE
+from kvstore.placement import WHOLE, place
 from kvstore.spec import Key, Spec
 
 ROUNDS = 4
@@ -66,7 +66,7 @@ class Servers:
         optimizer = describe(name, {"learning_rate": 0.05, "rescale_grad": 1 / 3, **hyper})
         specs = {key: Spec(tuple(value.shape), str(value.dtype)[6:]) for key, value in values.items()}
         bounds = (WHOLE, WHOLE) if optimizer.whole else (900, 40_000)
-        self._entries = entries_for(specs, number, *bounds)
+        self._entries = entries_of(specs, place(specs, [0] * number, *bounds))
         self._threads = 2 if number == 1 else 1
         self._held: list[tuple[list[Segment], torch.Tensor, Updater]] = []
         for server in range(number):

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.codecs.formats import int8
 from kvstore.errors import UsageError
 from kvstore.job.config import Config
-from kvstore.placement import place, split
+from kvstore.optim.fused import LANE
+from kvstore.placement import BLOCK, WHOLE, place, split
 from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS, Spec
 
 keys = st.integers(-5, 10**6) | st.text(min_size=1, max_size=5)
@@ -20,7 +22,7 @@ specs = st.dictionaries(
     keys,
     st.builds(
         lambda shape, dtype: Spec(tuple(shape), dtype),
-        st.lists(st.integers(0, 40), max_size=3),
+        st.lists(st.integers(0, 60), max_size=3),
         st.sampled_from(["float16", "float32", "int64"]),
     ),
     max_size=12,
@@ -28,20 +30,28 @@ specs = st.dictionaries(
 servers = st.integers(1, 8)
 
 
+def test_no_cut_is_within_a_vector_or_a_block_of_int8() -> None:
+    assert BLOCK % LANE == 0
+    assert BLOCK % int8.BLOCK == 0
+
+
 @given(st.integers(0, 10**6), st.integers(1, 100))
 def test_split_is_exact_and_even(size: int, parts: int) -> None:
     ranges = split(size, parts)
     assert [start for start, _ in ranges] == [0, *[stop for _, stop in ranges[:-1]]]
     assert ranges[-1][1] == size
-    lengths = [stop - start for start, stop in ranges]
-    assert len(lengths) == parts
-    assert max(lengths) - min(lengths) <= 1
+    assert {start % BLOCK for start, _ in ranges} == {0}
+    blocks = [-(-(stop - start) // BLOCK) for start, stop in ranges]
+    assert len(blocks) == max(1, min(parts, sum(blocks)))
+    assert max(blocks) - min(blocks) <= 1
 
 
-@given(specs, servers, st.integers(1, 2000))
-def test_every_element_is_on_one_server(specs: dict[int | str, Spec], servers: int, bound: int) -> None:
+@given(specs, servers, st.integers(1, 2000), st.integers(1, 1 << 14) | st.just(WHOLE))
+def test_every_element_is_on_one_server(
+    specs: dict[int | str, Spec], servers: int, bound: int, longest: int
+) -> None:
     loads = [0] * servers
-    placed = place(specs, loads, bound)
+    placed = place(specs, loads, bound, longest)
     assert placed.keys() == specs.keys()
     held = [0] * servers
     for key, segments in placed.items():
@@ -49,11 +59,17 @@ def test_every_element_is_on_one_server(specs: dict[int | str, Spec], servers: i
         assert segments[-1].stop == specs[key].size
         for before, after in itertools.pairwise(segments):
             assert before.stop == after.start
-        if len(segments) > 1:
-            assert [segment.server for segment in segments] == list(range(servers))
+        on = [segment.server for segment in segments]
+        assert on == sorted(on)
+        if len(set(on)) > 1:
             assert specs[key].size >= bound
-            assert min(segment.stop - segment.start for segment in segments) > 0
+        if servers > 1 and specs[key].size >= bound:
+            assert len(set(on)) == min(servers, -(-specs[key].size // BLOCK)) or not specs[key].size
         for segment in segments:
+            size = segment.stop - segment.start
+            assert segment.start % BLOCK == 0
+            assert size > 0 or not specs[key].size
+            assert size <= BLOCK or size * specs[key].itemsize <= longest
             held[segment.server] += (segment.stop - segment.start) * specs[key].itemsize
     assert held == loads
 
@@ -73,9 +89,21 @@ def test_one_server_holds_everything_whole(specs: dict[int | str, Spec], bound: 
 
 
 def test_the_bound_is_the_first_size_that_is_cut() -> None:
-    specs = {"below": Spec((99,), "float32"), "at": Spec((100,), "float32")}
-    placed = place(specs, [0, 0], 100)
+    specs = {"below": Spec((999,), "float32"), "at": Spec((1000,), "float32")}
+    placed = place(specs, [0, 0], 1000)
     assert {key: len(segments) for key, segments in placed.items()} == {"below": 1, "at": 2}
+
+
+def test_an_array_of_one_block_is_too_small_to_be_cut() -> None:
+    placed = place({"one": Spec((BLOCK,), "int8"), "more": Spec((BLOCK + 1,), "int8")}, [0, 0], 1)
+    assert {key: len(segments) for key, segments in placed.items()} == {"one": 1, "more": 2}
+
+
+def test_the_blocks_of_short_arrays_go_where_the_least_is() -> None:
+    loads = [0] * 512
+    place({key: Spec((3 * BLOCK + 1,), "float32") for key in range(1000)}, loads, 1000)
+    blocks = [-(-load // (4 * BLOCK)) for load in loads]
+    assert max(blocks) - min(blocks) <= 3, "on average a server has some eight, of which two may be of one element"
 
 
 def test_what_servers_hold_already_counts() -> None:
@@ -99,17 +127,18 @@ def test_whatever_is_asked_for_there_are_few_segments_or_none(sizes: list[int], 
         placed = place(specs, loads, bound, longest)
     if placed is None:
         assert not any(loads), "nothing is placed"
-        assert sum(size // max(1, longest // 4) + servers for size in sizes) > MAX_SEGMENTS
+        assert sum(size // max(BLOCK, longest // 4 // BLOCK * BLOCK) + servers for size in sizes) > MAX_SEGMENTS
     else:
         assert sum(map(len, placed.values())) <= MAX_SEGMENTS
         assert sum(loads) == sum(spec.nbytes for spec in specs.values())
 
 
 def test_as_many_segments_as_there_may_be():
-    placed = place({"w": Spec((MAX_SEGMENTS,), "float32")}, [0, 0], 1000, 4)
+    most = Spec((MAX_SEGMENTS * BLOCK,), "float32")
+    placed = place({"w": most}, [0, 0], 1000, 4)
     assert len(placed["w"]) == MAX_SEGMENTS
     with pytest.raises(UsageError, match=f"{MAX_SEGMENTS} of them of key 'w', .* or init fewer keys at once"):
-        place({"b": Spec((1,), "float32"), "w": Spec((MAX_SEGMENTS,), "float32")}, [0, 0], 1000, 4)
+        place({"b": Spec((1,), "float32"), "w": most}, [0, 0], 1000, 4)
 
 
 def resnet50() -> dict[int | str, Spec]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from placed import cut_anywhere
 
 from kvstore.checkpoint import folders
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, save_manifest
 from kvstore.checkpoint.reader import state_name, value_name
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors
-from kvstore.placement import place
 from kvstore.values import spec_of, to_buffer
 
 
@@ -25,10 +25,13 @@ def write(
     longest: int = 1 << 30,
     whole: bool = True,
 ) -> Path:
-    """Write checkpoint ``number`` of one store, as ``servers`` servers would; without a manifest if not ``whole``."""
+    """Write checkpoint ``number`` of one store, as ``servers`` servers would; without a manifest if not ``whole``.
+
+    Arrays are cut at any element, as older versions did.
+    """
     states = states or {}
     specs = {key: spec_of(value) for key, value in arrays.items()}
-    placed = place(specs, [0] * servers, bound, longest)
+    placed = cut_anywhere(specs, servers, bound, longest)
     folder = folders.begin(directory, number)
     segments: list[StoredSegment] = []
     tensors: list[dict[str, torch.Tensor]] = [{} for _ in range(servers)]

@@ -6,6 +6,7 @@ import pytest
 from asking import sender
 
 from kvstore.errors import AlreadyInitialized, Mismatch, UsageError
+from kvstore.placement import BLOCK
 from kvstore.spec import MAX_SEGMENTS
 from kvstore.wire import Declare
 from servers.scheduler.keys import DeclaredKeys
@@ -90,10 +91,10 @@ def test_who_asks_for_several_waits_for_all_of_them():
 
 def test_large_arrays_are_cut_by_rank_0s_bound_and_ids_go_on():
     said = Said(servers=2)
-    said.declare(1, bound=1, a=[5], b=[1])
-    said.declare(0, bound=4, a=[5], b=[1])
+    said.declare(1, bound=1, a=[500], b=[300])
+    said.declare(0, bound=400, a=[500], b=[300])
     said.ready("a", "b")
-    assert said.heard[0] == said.heard[1] == [[[[0, 0, 0, 2], [1, 1, 2, 5]], [[2, 0, 0, 1]]]]
+    assert said.heard[0] == said.heard[1] == [[[[0, 0, 0, 256], [1, 1, 256, 500]], [[2, 1, 0, 300]]]]
 
 
 def test_stores_share_the_servers_loads():
@@ -248,7 +249,7 @@ def test_those_who_wait_in_vain_are_let_go():
 def test_who_asks_for_too_many_segments_is_told_and_nothing_is_placed():
     said = Said()
     said.declare(0, longest=1, a=[2**40])
-    said.declare(0, longest=1, a=[MAX_SEGMENTS // 2], b=[MAX_SEGMENTS // 2 + 1])
+    said.declare(0, longest=1, a=[MAX_SEGMENTS // 2 * BLOCK], b=[MAX_SEGMENTS // 2 * BLOCK + 1])
     for error in said.heard[0]:
         assert isinstance(error, UsageError)
         assert "one call of init may have" in str(error)
@@ -258,7 +259,7 @@ def test_who_asks_for_too_many_segments_is_told_and_nothing_is_placed():
 
 def test_what_was_placed_call_by_call_may_be_too_much_for_one():
     said = Said()
-    half = MAX_SEGMENTS // 2 + 1
+    half = MAX_SEGMENTS // 2 * BLOCK + 1
     said.declare(0, longest=1, a=([half], "int8"))
     said.declare(0, longest=1, b=([half], "int8"))
     said.declare(1, a=([half], "int8"), b=([half], "int8"))
@@ -268,4 +269,4 @@ def test_what_was_placed_call_by_call_may_be_too_much_for_one():
         (error,) = said.heard[rank]
         assert isinstance(error, UsageError)
     said.declare(1, a=([half], "int8"))
-    assert len(said.heard[1][1][0]) == half
+    assert len(said.heard[1][1][0]) == MAX_SEGMENTS // 2 + 1

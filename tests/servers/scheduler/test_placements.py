@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.errors import AlreadyInitialized, UsageError
+from kvstore.placement import BLOCK
 from kvstore.spec import MAX_SEGMENTS, Spec
 from servers.scheduler.placements import Columns, Placements, first_other
 
@@ -16,9 +17,9 @@ def test_a_large_array_has_a_segment_on_each_server_and_ids_go_on() -> None:
     placements = Placements([0, 0])
     placements.add({"large": LARGE}, BOUND, LONGEST)
     placements.add({"small": SMALL}, BOUND, LONGEST)
-    assert placements.columns(["large"]) == Columns([2], [0, 1], [0, 1], [0, 1500], [1500, 3000])
+    assert placements.columns(["large"]) == Columns([2], [0, 1], [0, 1], [0, 1536], [1536, 3000])
     assert placements.columns(["small", "large"]) == Columns(
-        [1, 2], [2, 0, 1], [0, 0, 1], [0, 0, 1500], [10, 1500, 3000]
+        [1, 2], [2, 0, 1], [1, 0, 1], [0, 0, 1536], [10, 1536, 3000]
     )
     assert placements.columns([]) == Columns([], [], [], [], [])
 
@@ -58,11 +59,11 @@ def test_what_has_no_value_is_missing() -> None:
 
 
 def test_keys_that_were_placed_call_by_call_may_be_too_many_for_one_message() -> None:
-    half = Spec((MAX_SEGMENTS // 2 + 1,), "int8")
+    half = Spec((MAX_SEGMENTS // 2 * BLOCK + 1,), "int8")
     placements = Placements([0])
     for key in ("a", "b"):
         placements.add({key: half}, BOUND, longest=1)
-    assert len(placements.columns(["a"]).ids) == half.size
+    assert len(placements.columns(["a"]).ids) == MAX_SEGMENTS // 2 + 1
     with pytest.raises(UsageError, match="one call of init may have"):
         placements.columns(["a", "b"])
 

@@ -88,7 +88,7 @@ def test_keys_are_found_with_their_places() -> None:
     found = job.ask(FindKeys(READER, 1, ["v"]))
     assert isinstance(found, KeysFound)
     assert (found.shapes, found.dtypes, found.tables, found.kinds) == ([[2000]], ["float32"], [None], [0])
-    assert (found.counts, found.starts, found.stops, found.servers) == ([2], [0, 1000], [1000, 2000], [0, 1])
+    assert (found.counts, found.starts, found.stops, found.servers) == ([2], [0, 1024], [1024, 2000], [0, 1])
     assert job.ask(ListKeys(READER, 1, 0)) == KeysListed(1, ["w", "v"], False)
 
 
