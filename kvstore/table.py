@@ -75,7 +75,7 @@ class Unseen:
 class Capacity:
     """Eviction: a table has at most this many rows; those go that were touched longest ago, or least often.
 
-    The limit is of the whole table: each server keeps its part of it.
+    The limit is of the whole table: each server keeps its part of it, which is a row at least.
 
     Args:
         rows: at least 1.

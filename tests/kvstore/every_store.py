@@ -12,7 +12,7 @@ import torch
 
 import kvstore as kv
 
-BOUND = 60  # elements: arrays of so many are cut over the servers
+BOUND = 300  # elements: arrays of so many are cut over the servers
 
 
 @dataclass(frozen=True)

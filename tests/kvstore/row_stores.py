@@ -15,7 +15,7 @@ __all__ = ["Run", "each_of", "every", "in_rounds", "jobs", "run", "updating"]
 
 ROWS, WIDTH = 10, 3
 ONES = kv.Table(shape=(ROWS, WIDTH), init="constant")  # all rows are ones
-BOUND = 20  # elements: arrays of so many are cut over the servers
+BOUND = 300  # elements: arrays of so many are cut over the servers
 
 LOCAL, SYNC, ASYNC = Kind("local"), Kind("dist_sync", 3, 2), Kind("dist_async", 3, 2)
 ROUNDS = [LOCAL, SYNC]

@@ -8,7 +8,7 @@ import torch
 
 import kvstore as kv
 
-BOUND = 10  # elements: arrays of so many are cut over the servers
+BOUND = 300  # elements: arrays of so many are cut over the servers
 SOON = 0.05  # seconds: the deadline of what cannot come
 
 

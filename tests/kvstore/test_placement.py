@@ -47,9 +47,7 @@ def test_split_is_exact_and_even(size: int, parts: int) -> None:
 
 
 @given(specs, servers, st.integers(1, 2000), st.integers(1, 1 << 14) | st.just(WHOLE))
-def test_every_element_is_on_one_server(
-    specs: dict[int | str, Spec], servers: int, bound: int, longest: int
-) -> None:
+def test_every_element_is_on_one_server(specs: dict[int | str, Spec], servers: int, bound: int, longest: int) -> None:
     loads = [0] * servers
     placed = place(specs, loads, bound, longest)
     assert placed.keys() == specs.keys()

@@ -12,7 +12,7 @@ from threaded import ThreadedJob
 
 from kvstore.dist import DistStore
 
-SHAPES = {"cut": (40, 20), "odd": (211,), "mid": (9, 11), "tiny": (3,), "one": ()}
+SHAPES = {"cut": (40, 20), "odd": (611,), "mid": (9, 11), "tiny": (3,), "one": ()}
 ROUNDS = 24
 
 
@@ -105,13 +105,13 @@ def test_async_under_chaos_every_push_is_one_update(workers: int):
 
     def work(store: DistStore) -> tuple[float, set[float]]:
         store.set_optimizer("sgd", learning_rate=1.0)
-        store.init(["small", "cut"], [torch.zeros(1), torch.zeros(200)])
-        out, cut = torch.zeros(1), torch.zeros(200)
+        store.init(["small", "cut"], [torch.zeros(1), torch.zeros(600)])
+        out, cut = torch.zeros(1), torch.zeros(600)
         for turn in range(pushes):
             if turn % 4:
-                store.push(["small", "cut"], [torch.ones(1), torch.ones(200)])
+                store.push(["small", "cut"], [torch.ones(1), torch.ones(600)])
             else:
-                store.pushpull(["small", "cut"], [torch.ones(1), torch.ones(200)], [out, cut])
+                store.pushpull(["small", "cut"], [torch.ones(1), torch.ones(600)], [out, cut])
                 assert -pushes * workers <= out.item() <= -(turn // 4 + 1)
         store.barrier()  # of an async store: when all its pushes have been applied
         store.pull(["small", "cut"], [out, cut])

@@ -19,7 +19,7 @@ from kvstore.member.session import Session
 from kvstore.rule import Rule
 from workers import Trainer
 
-SHAPES = {"cut": (40, 20), "odd": (211,), "tiny": (3,)}
+SHAPES = {"cut": (40, 20), "odd": (611,), "tiny": (3,)}
 
 
 def test_sums_are_over_those_who_still_push():

@@ -106,3 +106,31 @@ def test_the_number_of_servers_changes_no_bit(aggregators: int) -> None:
     for servers in (2, 3, 5):
         several = hashes(servers, aggregators)
         assert {name for name in one if one[name] != several[name]} == set(), f"differ on {servers} servers"
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+def test_a_table_never_has_more_rows_than_its_capacity_on_any_number_of_servers(servers: int) -> None:
+    def work(store: DistStore) -> list[int]:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("t", kv.Table(dim=1, evict=kv.Capacity(7)))
+        counts = []
+        for step in range(6):
+            ids = torch.arange(12) + 12 * step
+            store.push("t", kv.RowSparse(ids, torch.ones(12, 1))).wait()
+            counts.append(int(store.table_statistics("t")["rows"]))
+        return counts
+
+    with ThreadedJob(1, servers) as job:
+        (counts,) = job.run(work)
+    assert max(counts) <= 7
+    assert counts[-1] == 7, "and it has as many, once each server has had more ids than rows"
+
+
+def test_a_capacity_of_less_than_a_row_for_each_server_is_refused() -> None:
+    def work(store: DistStore) -> None:
+        with pytest.raises(kv.UsageError, match=r"Capacity\(2\) is less than one row for each of 3 servers.* least 3"):
+            store.init("t", kv.Table(dim=1, evict=[kv.Unseen(9), kv.Capacity(2)]))
+        store.init("t", kv.Table(dim=1, evict=kv.Capacity(3)))
+
+    with ThreadedJob(1, 3) as job:
+        job.run(work)

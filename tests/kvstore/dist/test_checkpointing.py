@@ -20,7 +20,7 @@ from kvstore.job.valid_values import Interval
 from kvstore.rule import Rule
 
 KEYS = ["large", "small", "scalar"]  # the first is cut across servers
-SHAPES = [(60, 40), (7,), ()]
+SHAPES = [(61, 41), (7,), ()]  # of the large one no part is of whole vectors
 
 
 def gradients(rank: int, step: int) -> list[torch.Tensor]:
@@ -75,7 +75,13 @@ def run(directory: Path, program: Any, servers: int = 2, workers: int = 2, every
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "hyper"), [("sgd", {"learning_rate": 0.1, "momentum": 0.9}), ("adam", {"learning_rate": 0.01})]
+    ("optimizer", "hyper"),
+    [
+        ("sgd", {"learning_rate": 0.1, "momentum": 0.9}),
+        ("nag", {"learning_rate": 0.1, "momentum": 0.9}),
+        ("adam", {"learning_rate": 0.01}),
+        ("adamw", {"learning_rate": 0.01}),
+    ],
 )
 def test_a_job_resumed_with_other_servers_has_the_bits_of_one_that_went_on(
     tmp_path: Path, optimizer: str, hyper: dict[str, Any]
@@ -163,7 +169,7 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path, caplog: pytest.LogCaptur
         store.init(KEYS, [torch.zeros(3)] * 3)
 
     run(tmp_path, training(2, learning_rate=0.1), workers=1, every=1)
-    with pytest.raises(Mismatch, match=r"'large' is float32\[60, 40\] there, but float32\[3\] here"):
+    with pytest.raises(Mismatch, match=r"'large' is float32\[61, 41\] there, but float32\[3\] here"):
         run(tmp_path, mismatched, workers=1, checkpoint_resume=str(tmp_path))
     with pytest.raises(UsageError, match="states of sgd, but the optimizer is adam"):
         run(tmp_path, training(3, "adam"), workers=1, checkpoint_resume=str(tmp_path))

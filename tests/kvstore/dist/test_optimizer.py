@@ -242,17 +242,17 @@ def test_norms_are_of_whole_arrays(cluster: ThreadedJob, name: str) -> None:
 def test_an_optimizer_that_needs_whole_arrays_gets_them(cluster: ThreadedJob) -> None:
     def early(store: DistStore) -> None:
         store.set_optimizer("adafactor", learning_rate=0.1)
-        store.init("w", torch.ones(6, 7))
-        store.push("w", torch.full((6, 7), 0.5)).wait()
-        value = value_of(store, "w", 6, 7)
-        weight = torch.nn.Parameter(torch.ones(6, 7))
-        weight.grad = torch.ones(6, 7)
+        store.init("w", torch.ones(60, 7))
+        store.push("w", torch.full((60, 7), 0.5)).wait()
+        value = value_of(store, "w", 60, 7)
+        weight = torch.nn.Parameter(torch.ones(60, 7))
+        weight.grad = torch.ones(60, 7)
         torch.optim.Adafactor([weight], lr=0.1).step()
         torch.testing.assert_close(value, weight.detach())
-        assert sorted(store.statistics().server_bytes) == [0, 4 * 42]
+        assert sorted(store.statistics().server_bytes) == [0, 4 * 420]
 
     def late(store: DistStore) -> None:
-        store.init("w", torch.ones(6, 7))
+        store.init("w", torch.ones(60, 7))
         for name in ("adafactor", "lamb", "groupadagrad"):
             with pytest.raises(kv.UsageError, match=f"{name} needs whole tensors, but key 'w' is cut over 2 servers"):
                 store.set_optimizer(name)

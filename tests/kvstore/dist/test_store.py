@@ -317,9 +317,9 @@ def test_stores_that_differ_between_workers_are_refused(cluster: ThreadedJob) ->
 
 def test_big_arrays_are_cut_over_all_servers(three: ThreadedJob) -> None:
     def work(store: DistStore) -> kv.Statistics:
-        value = torch.arange(100.0).view(10, 10)
+        value = torch.arange(900.0).view(30, 30)
         store.init(["big", "small"], [value, torch.zeros(BOUND - 1)])
-        outs = [torch.zeros(10, 10).t(), torch.zeros(10, 20)[:, ::2], torch.zeros(10, 10)]
+        outs = [torch.zeros(30, 30).t(), torch.zeros(30, 60)[:, ::2], torch.zeros(30, 30)]
         store.pull("big", outs)
         assert all(torch.equal(out, value) for out in outs)
         store.pushpull("big", value.t(), outs[0])
@@ -328,7 +328,7 @@ def test_big_arrays_are_cut_over_all_servers(three: ThreadedJob) -> None:
 
     for statistics in three.run(work):
         held = sorted(statistics.server_bytes)
-        assert held == [4 * 33, 4 * 34, 4 * (33 + BOUND - 1)]
+        assert held == [4 * 256, 4 * (900 - 3 * 256 + BOUND - 1), 4 * 512]
 
 
 def test_what_is_outside_a_strided_out_stays(cluster: ThreadedJob) -> None:

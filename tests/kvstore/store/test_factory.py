@@ -89,7 +89,7 @@ def test_options_of_dist_stores() -> None:
     default = kv.create("dist_sync", timeout=None)
     assert isinstance(default, DistStore)
     assert default.limits == WaitLimits(LONG, LONG)
-    for options, elements, cut in [({}, 999, False), ({}, 1000, True), ({"bigarray_bound": 7}, 7, True)]:
+    for options, elements, cut in [({}, 999, False), ({}, 1000, True), ({"bigarray_bound": 300}, 300, True)]:
         store = kv.create("dist_sync", **options)
         store.init("w", np.zeros(elements))
         assert all(store.statistics().server_bytes) == cut, "over both servers, or whole on one"
