@@ -26,9 +26,9 @@ from kvstore.table import TableSpec
 
 WHOLE = 2**62  # as a bound or a length: never cut
 
-# Elements. torch's fused steps round the elements after an array's last whole vector otherwise than those in vectors (no
-# fused multiply-add there), so a cut elsewhere changes bits. No processor's vectors are longer than 64 elements; 256
-# have one scale where a server or an aggregator encodes its segment as int8.
+# Elements. torch's fused steps round the elements after an array's last whole vector otherwise than those in vectors,
+# so a cut within a vector changes bits. No processor's vectors are longer than 64 elements. 256 have one scale where a
+# server or an aggregator encodes its segment as int8.
 BLOCK = 256
 
 
@@ -76,14 +76,12 @@ def place(
     placed: dict[Key, tuple[ServerRange, ...]] = {}
     heap: list[tuple[int, int]] = []  # of the servers, by load
     for spec, keys in itertools.groupby(_ordered(specs), specs.__getitem__):
-        table = isinstance(spec, TableSpec)
-        if table or _across(spec, len(loads), bound):
+        if isinstance(spec, TableSpec) or _across(spec, len(loads), bound):
             across: dict[tuple[int, ...], tuple[ServerRange, ...]] = {}  # what an array is, by who has a block more
             for key in keys:
-                longer = () if table else _longer(spec.size, loads)
+                longer = () if isinstance(spec, TableSpec) else _longer(spec.size, loads)
                 if longer not in across:
-                    shares = _shares(spec.size, len(loads), longer)
-                    across[longer] = _stripes(spec, len(loads)) if table else _cut(spec, shares, longest)
+                    across[longer] = _over_servers(spec, len(loads), longer, longest)
                 placed[key] = across[longer]
                 for server, start, stop in placed[key]:
                     loads[server] += (stop - start) * spec.itemsize
@@ -115,6 +113,13 @@ def _stripes(spec: TableSpec, servers: int) -> tuple[ServerRange, ...]:
     counts = [spec.table.rows_of(server, servers) * spec.table.width for server in range(servers)]
     edges = itertools.pairwise(itertools.accumulate(counts, initial=0))
     return tuple(ServerRange(server, start, stop) for server, (start, stop) in enumerate(edges))
+
+
+def _over_servers(spec: Spec, servers: int, longer: Collection[int], longest: int) -> tuple[ServerRange, ...]:
+    """Return the segments of a table, or of an array of which the servers ``longer`` get a block more than others."""
+    if isinstance(spec, TableSpec):
+        return _stripes(spec, servers)
+    return _cut(spec, _shares(spec.size, servers, longer), longest)
 
 
 def _longer(size: int, loads: Sequence[int]) -> tuple[int, ...]:

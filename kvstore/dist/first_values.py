@@ -127,5 +127,6 @@ def _require_room(where: str, table: Table, servers: int) -> None:
     rows = min((rule.rows for rule in table.evict if isinstance(rule, Capacity)), default=servers)
     if rows < servers:
         raise UsageError(
-            f"{where}: Capacity({rows}) is less than one row for each of {servers} servers: give it at least {servers} rows"
+            f"{where}: Capacity({rows}) is less than one row for each of {servers} servers: "
+            f"give it at least {servers} rows"
         )

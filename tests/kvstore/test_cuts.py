@@ -21,7 +21,7 @@ from kvstore.placement import WHOLE, place
 from kvstore.spec import Key, Spec
 
 ROUNDS = 4
-# No length is a multiple of anything; those of one server, some of which are of whole vectors, are updated as one array.
+# Most lengths are no multiple of anything. Those of one server are updated as one array, where they are whole vectors.
 SHAPES: dict[Key, tuple[int, ...]] = {
     "long": (33_013,),  # so long that torch steps with several threads
     "cut": (1003,),
