@@ -11,7 +11,7 @@ from jobs import job
 ROUNDS = 12
 
 SCRIPT = """
-    import hashlib, os
+    import hashlib, os, time
     import torch
     import kvstore as kv
 
@@ -42,6 +42,10 @@ SCRIPT = """
                 ids = torch.randperm(60, generator=drawn)[:20]
                 store.push("table", kv.RowSparse(ids, torch.randn(20, 5, generator=drawn)))
         step.at += 1
+        while step.at == 10 and "TAKEOVER" in os.environ and not stores["sgd"].statistics().takeovers:
+            time.sleep(0.05)  # who kills the server hears of its rounds with the heartbeats
+        while step.at == 10 and "TAKEOVER" in os.environ and not stores["sgd"].statistics().takeovers:
+            time.sleep(0.05)  # the one that kills hears of rounds with the heartbeats
     for name, store in stores.items():
         outs = [torch.empty(shape) for shape in SHAPES.values()]
         store.pull(list(SHAPES), out=outs)
@@ -53,7 +57,9 @@ SCRIPT = """
 """
 
 
-def bits(tmp_path: Path, servers: int, rounds: int = ROUNDS, options: Sequence[str] = ()) -> tuple[list[str], str]:
+def bits(
+    tmp_path: Path, servers: int, rounds: int = ROUNDS, options: Sequence[str] = (), **env: str
+) -> tuple[list[str], str]:
     """Run a job; return what its workers have said of their bits, each line once, and all that the job has said."""
     with job(
         tmp_path,
@@ -64,6 +70,7 @@ def bits(tmp_path: Path, servers: int, rounds: int = ROUNDS, options: Sequence[s
         ROUNDS=str(rounds),
         KVSTORE_BIGARRAY_BOUND="500",
         KVSTORE_PIECE_BYTES="4096",
+        **env,
     ) as running:
         assert running.wait() == 0, running.output
         lines = {line[line.index("BITS") :] for line in running.output.splitlines() if "BITS" in line}
@@ -76,7 +83,7 @@ def test_the_number_of_servers_changes_no_bit_over_a_checkpoint_and_a_takeover(t
     never, _ = bits(tmp_path, 1)
     assert len(never) == 4, never
     bits(tmp_path, 2, ROUNDS // 2, ["--checkpoint-dir", saved])
-    killed = ["--replicas", "1", "--inject", f"kill:server:0@round:{ROUNDS // 2 + 3}"]
-    resumed, said = bits(tmp_path, 3, options=["--resume", saved, *killed])
+    killed = ["--replicas", "1", "--inject", f"kill:server:0@round:{ROUNDS // 2 + 2}"]
+    resumed, said = bits(tmp_path, 3, options=["--resume", saved, *killed], TAKEOVER="1")
     assert resumed == never
     assert "its standby took over" in said
