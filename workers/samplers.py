@@ -1,7 +1,7 @@
 """Torch samplers that split an epoch over workers: which samples are this worker's, and in which order.
 
 An epoch's order depends only on the seed and the epoch. So all workers agree on it without communication, and (epoch,
-number of samples taken) is enough to resume a run to the bit.
+number of samples used) is enough to resume a run to the bit.
 
     sampler = SplitSampler(len(dataset), store.num_workers, store.rank)
     loader = DataLoader(dataset, batch_size, sampler=sampler)
@@ -12,14 +12,17 @@ number of samples taken) is enough to resume a run to the bit.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from kvstore import Mismatch, UnknownName, UsageError
 from workers.common.checks import at_least
+from workers.common.read_ahead import waiting
+from workers.common.torch_internals import has_ended, held_batches, index_sampler, keeps_order, loader_on_stack
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -48,29 +51,35 @@ class _Split(Sampler[T_co]):
             raise UsageError(
                 f"{length} samples cannot be split evenly into {num_parts} parts: there must be one for each"
             )
-        self._epoch = self._taken = 0
-        self._fresh = True  # whether the next iteration begins at this position
+        self._epoch = self._start = 0  # where an iteration begins
+        self._reading: _Reading[T_co] | None = None  # the iteration of this epoch that was read from last
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts."""
+        return self._parts
 
     @property
     def epoch(self) -> int:
-        """The current epoch, or the next one if the current one has ended; the first is 0."""
-        return self._epoch if self._fresh or self._taken < self._count(self._epoch) else self._epoch + 1
+        """The current epoch, or the next one if the current one has been used to its end; the first is 0.
+
+        A look at the last batch, with ``next(iter(loader))``, counts as use: ``set_epoch`` goes back.
+        """
+        return self._epoch + (self._reading is not None and self._reading.is_over)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of ``epoch``. If it is already under way, nothing changes, so a resumed loop continues.
 
-        Without this call, an epoch that was iterated to its end is followed by the next one, and one that was broken
-        off begins again.
+        Without this call, an epoch that was used to its end is followed by the next one. One that was broken off begins
+        again: at its first item, or where ``load_state_dict`` went to.
         """
         at_least("epoch", epoch, 0)
         if epoch != self.epoch:
-            self._epoch, self._taken, self._fresh = epoch, 0, True
+            looked = epoch == self._epoch and self._reading is not None and self._reading.is_one_batch
+            self._go_to(epoch, self._start if looked else 0)
 
     def __iter__(self) -> Iterator[T_co]:
-        if not self._fresh:
-            self._epoch, self._taken = self.epoch, 0
-        self._fresh = False
-        return self._iterate(self._epoch, self._taken)
+        return _Reading(self)
 
     def __len__(self) -> int:
         """The number of items in the whole epoch that is under way, or is next."""
@@ -80,19 +89,30 @@ class _Split(Sampler[T_co]):
         """Return the position, and the settings that it depends on, as JSON values.
 
         Args:
-            taken: how many items of this epoch have been used; None for as many as were yielded. A ``DataLoader`` with
-                ``num_workers`` takes more items than it has handed out, so pass the number there.
+            taken: how many items of this epoch have been used. None counts them: those of all batches that torch's
+                ``DataLoader``, or ``lookahead`` around it, has given to the program. Batches that only wait in the
+                loader, with ``num_workers``, do not count. A program that reads batches ahead by itself passes the
+                number.
 
         Raises:
-            UsageError: ``taken`` is more than the epoch has.
+            UsageError: ``taken`` is more than the epoch has; or it is None, and the items cannot be counted: because
+                the loader reads ahead out of order, or through a batch sampler of the program's own.
         """
-        epoch = self._epoch
+        epoch, reading = self._epoch, self._reading
         total = self._count(epoch)
-        if taken is None:
-            taken = self._taken
-        elif at_least("taken", taken, 0) > total:
-            raise UsageError(f"taken={taken} must be at most {total}, the length of epoch {epoch}")
-        if taken == total and not self._fresh:
+        over = reading is not None
+        if taken is not None:
+            if at_least("taken", taken, 0) > total:
+                raise UsageError(f"taken={taken} must be at most {total}, the length of epoch {epoch}")
+        elif reading is None:
+            taken = self._start
+        elif (loader := loader_on_stack()) is not None:
+            # torchdata's StatefulDataLoader asks when it has taken the items of a batch, and keeps the answer with that
+            # batch. A last batch leaves the rest of the epoch, which is empty, until the loader has found its end.
+            taken, over = reading.taken, has_ended(loader)
+        else:
+            taken = reading.used()
+        if taken == total and over:
             epoch, taken = epoch + 1, 0
         return {**self._setting(), "epoch": epoch, "taken": taken}
 
@@ -112,12 +132,10 @@ class _Split(Sampler[T_co]):
             )
             raise Mismatch(f"this state is of another sampler: {words}; make the sampler as in the run that saved it")
         epoch, taken = at_least("epoch", state.get("epoch"), 0), at_least("taken", state.get("taken"), 0)
-        self._epoch, self._taken, self._fresh = epoch, min(taken, self._count(epoch)), True
+        self._go_to(epoch, min(taken, self._count(epoch)))
 
-    def _iterate(self, epoch: int, start: int) -> Iterator[T_co]:
-        for number, item in enumerate(self._yielded(epoch, start), start + 1):
-            self._taken = number  # before the yield: a loop that stops after the last item has used them all
-            yield item
+    def _go_to(self, epoch: int, start: int = 0) -> None:
+        self._epoch, self._start, self._reading = epoch, start, None
 
     @property
     def _size(self) -> int:
@@ -152,6 +170,90 @@ class _Split(Sampler[T_co]):
     def _yielded(self, epoch: int, start: int) -> Iterator[T_co]:
         """Return the items of ``epoch`` from ``start`` on."""
         raise NotImplementedError
+
+
+class _Reading(Iterator[T_co], Generic[T_co]):
+    """An iteration over an epoch of a sampler; it counts what was taken from it, and what of that has been used.
+
+    ``iter()`` changes nothing, and the epoch is found out with the first item: torch's loaders with processes make two
+    iterators of a sampler for an epoch, and drop the first.
+    """
+
+    def __init__(self, sampler: _Split[T_co]) -> None:
+        self._sampler = sampler
+        self._items: Iterator[T_co] | None = None
+        self._loader: weakref.ref[Any] | None = None  # the iterator of the loader that reads
+
+    def __next__(self) -> T_co:
+        if self._items is None:
+            self._items = self._begin()
+        self._sampler._reading = self
+        item = next(self._items)
+        self.taken += 1
+        return item
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all items have been used."""
+        return self.taken == self._total and not any(map(len, self._waiting))
+
+    @property
+    def is_one_batch(self) -> bool:
+        """Whether a loader has given one batch of it: after that, a program may have looked at it, or used it."""
+        return self._loader is not None and self._batch is not None and self.taken - self._start <= self._batch[0]
+
+    def used(self) -> int:
+        """Return how many items of the epoch are in batches that the program has been given.
+
+        Raises:
+            UsageError: it is unknown.
+        """
+        dropped = self._loader is not None and self._loader() is None and not self.is_over
+        if dropped and self._other is not None and self._other() is not None:
+            raise UsageError(
+                "two iterations over this sampler are under way, so how much has been used is unknown; pass it: "
+                "state_dict(taken=...)"
+            )
+        behind = sum(map(len, self._waiting))
+        if not behind and self._known:
+            return self.taken
+        if self._batch is None or not self._known:
+            raise UsageError(
+                "the loader has read ahead, and not in batches of this sampler's items in their order, so how many "
+                "items have been used is unknown; pass it: state_dict(taken=...)"
+            )
+        size, drop_last = self._batch
+        taken = self.taken - self._start
+        batches = taken // size if drop_last else -(-taken // size)  # only the last is smaller, or dropped
+        return self._start + (batches - behind) * size
+
+    def _begin(self) -> Iterator[T_co]:
+        sampler = self._sampler
+        if sampler.epoch != sampler._epoch:
+            sampler._go_to(sampler.epoch)
+        self._start = self.taken = sampler._start
+        self._total = sampler._count(sampler._epoch)
+        loader, before = loader_on_stack(), sampler._reading
+        self._other: weakref.ref[Any] | None = None if before is None else before._loader
+        self._loader = None if loader is None else weakref.ref(loader)
+        in_loader = held_batches(loader)
+        self._waiting: list[Sized] = [*waiting(), *([] if in_loader is None else [in_loader])]
+        self._known = in_loader is not None
+        self._batch = _batch_of(loader, sampler)
+        return sampler._yielded(sampler._epoch, self._start)
+
+
+def _batch_of(loader: Any, sampler: Sampler[Any]) -> tuple[int, bool] | None:
+    """Return the size of the loader's batches, and whether an incomplete one is dropped; None if unknown."""
+    if loader is None:
+        return 1, False
+    if not keeps_order(loader):
+        return None
+    batches = index_sampler(loader)
+    if batches is sampler:
+        return 1, False
+    ours = type(batches) is BatchSampler or type(batches).__module__ == "torchdata.stateful_dataloader.sampler"
+    return (batches.batch_size, batches.drop_last) if ours and batches.sampler is sampler else None
 
 
 class SplitSampler(_Split[int]):

@@ -11,6 +11,7 @@ values           an optimizer's parameters and a model's buffers, by name
 bundle           nested plain values with tensors, as msgpack
 tensors          what users hand in, as tensors
 checks           checks of arguments
+read_ahead       batches that a generator has read, and not yet given to the program
 run_log          the log lines of a training, seen without a set-up of logging
 torch_internals  the internals of torch that are used here
 """

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+import sys
+from collections.abc import Callable, MutableMapping, Sequence, Sized
+from copy import copy
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from kvstore import Unsupported
 
@@ -92,3 +97,58 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
     A version of torch that looks elsewhere warns without need; nothing else depends on it.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def loader_on_stack() -> Any:
+    """Return the iterator of a ``DataLoader`` that is calling; None if the program itself is.
+
+    Nothing else tells a sampler for whom it is read, and a loader that reads ahead looks like a program that uses much.
+    A version of torch whose loaders cannot be seen here counts what they take as used.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if "self" in frame.f_code.co_varnames and isinstance(found := frame.f_locals.get("self"), _BaseDataLoaderIter):
+            return found
+        frame = frame.f_back
+    return None
+
+
+def held_batches(iterator: Any) -> Sized | None:
+    """Return the container of the batches that a loader's iterator has read and not given to the program.
+
+    The loader removes each batch that it gives, and makes a new container for a new epoch. The iterator itself counts,
+    too, but whoever holds it keeps its processes alive, and with ``persistent_workers`` its number is reset.
+
+    Returns:
+        The container; None if this version of torch has none.
+    """
+    if not getattr(iterator, "_num_workers", 0):
+        return ()
+    found = getattr(iterator, "_task_info", None)
+    return found if isinstance(found, Sized) else None
+
+
+def index_sampler(loader: Any) -> Any:
+    """Return what gives a loader, or its iterator, the items that it asks a data set for, batch by batch."""
+    return loader._index_sampler
+
+
+def keeps_order(iterator: Any) -> bool:
+    """Whether a loader's iterator gives batches in the order of its sampler."""
+    return bool(getattr(iterator, "_in_order", True))
+
+
+def has_ended(iterator: Any) -> bool:
+    """Whether the program has been told that the epoch is over; only torchdata's loaders know."""
+    return bool(getattr(iterator, "_finished", False))
+
+
+def with_samplers(loader: DataLoader[Any], **samplers: Any) -> Any:
+    """Return a loader like ``loader`` with another ``sampler`` or ``batch_sampler``.
+
+    It is a copy, and not a new loader of the same arguments: it has what this version of torch knows, and what the
+    program has set since. Torch refuses to set the samplers of a loader that has been made.
+    """
+    made = copy(loader)
+    vars(made).update(samplers, _iterator=None)
+    return made

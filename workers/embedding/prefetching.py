@@ -12,6 +12,7 @@ import torch
 
 from kvstore import UsageError
 from workers.common.checks import at_least
+from workers.common.read_ahead import reading_into
 from workers.embedding.exchange import RowExchange
 from workers.embedding.fetches import Fetch
 from workers.embedding.lookups import Lookup
@@ -56,16 +57,25 @@ def lookahead(loader: Iterable[Any], ids_of_batch: Mapping[Any, Callable[[Any], 
 
 
 class Lookahead:
-    """The batches of a loader, with their rows; see ``lookahead``."""
+    """The batches of a loader, with their rows; see ``lookahead``.
+
+    Attributes:
+        loader: the loader.
+    """
 
     def __init__(self, loader: Iterable[Any], ids_of_batch: Mapping[TableModule, IdsOfBatch], stale: int) -> None:
-        self._loader = loader
+        self.loader = loader
         self._ids_of_batch = dict(ids_of_batch)
         self._stale = stale
 
+    def over(self, loader: Iterable[Any]) -> Lookahead:
+        """Return the same over another loader."""
+        return Lookahead(loader, self._ids_of_batch, self._stale)
+
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches."""
-        batches = iter(self._loader)
+        waiting: deque[Any] = deque()  # what samplers do not count as used
+        batches = _noted(iter(self.loader), waiting)
         modules: dict[RowExchange, list[TableModule]] = {}
         for module in self._ids_of_batch:
             modules.setdefault(module.exchange, []).append(module)
@@ -82,6 +92,7 @@ class Lookahead:
                     ahead.begin(ready, wanted)
                     if not _trains(modules[exchange]):  # no push will ask for them
                         ahead.asked = exchange.pull(wanted)
+                waiting.popleft()
                 yield batch
                 if later is not _END:
                     for exchange, ahead in zip(modules, aheads, strict=True):
@@ -95,12 +106,22 @@ class Lookahead:
 
     def __len__(self) -> int:
         """The number of batches."""
-        return len(self._loader)  # type: ignore[arg-type]
+        return len(self.loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._loader, name)
+        return getattr(self.loader, name)
+
+
+def _noted(batches: Iterator[Any], waiting: deque[Any]) -> Iterator[Any]:
+    while True:
+        with reading_into(waiting):
+            batch = next(batches, _END)
+        if batch is _END:
+            return
+        waiting.append(batch)
+        yield batch
 
 
 def _trains(modules: list[TableModule]) -> bool:

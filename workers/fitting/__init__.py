@@ -8,6 +8,7 @@ job_checkpoints what is added to checkpoints of the job
 run_callbacks   which callbacks are called when
 diloco_trainer  what trains where workers synchronize weights by DiLoCo
 copies          the model on one or several devices, each with a part of the batch
+division        each worker's part of data that all were given whole
 position        where the run is in its data
 randomness      the state of the random number generators
 """

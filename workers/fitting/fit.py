@@ -26,10 +26,11 @@ from kvstore import KVStore, UnknownName, UsageError
 from kvstore.errors import choices
 from workers import metrics
 from workers.averaging import DiLoCo
-from workers.common.checks import at_least
+from workers.common.checks import at_least, on_off_auto
 from workers.fitting.checkpoint import Checkpoint
 from workers.fitting.copies import Copies
 from workers.fitting.diloco_trainer import DiLoCoTrainer
+from workers.fitting.division import Divided, divide
 from workers.fitting.run import TrainingRun
 from workers.fitting.run_callbacks import RunCallbacks
 from workers.reducer import Reducer
@@ -60,9 +61,10 @@ def fit(
     reducer: Reducer | None = None,
     check_finite: bool = True,
     diloco: Mapping[str, Any] | None = None,
+    split: bool | str = "auto",
     **trainer_options: Any,
 ) -> list[dict[str, float]]:
-    """Train ``model`` on every worker's own share of the data, in step with the other workers.
+    """Train ``model`` on every worker's own part of the data, in step with the other workers.
 
     Names and order of the arguments are those of MXNet's ``Module.fit``. An epoch consists of a step of a ``Trainer``
     for each batch, the metric over all workers, an average of the model's buffers (batch statistics) over the workers,
@@ -107,6 +109,12 @@ def fit(
         diloco: arguments of ``DiLoCo`` by name, such as ``{"inner_steps": 50}``: each worker trains alone with
             ``optimizer``, and the weights are synchronized every so many steps, and at the end of each epoch. The store
             must be synchronous. There are no ``devices`` and no ``trainer_options`` then.
+        split: ``"auto"`` compares what the workers were given. A ``DataLoader`` that is the same everywhere is divided:
+            each sample comes once an epoch, on one worker. A worker's batches keep their size, so n workers make an
+            n-th of the steps, with n times as many samples in each. Data that differs, because the program divides it,
+            and data of other kinds is left as it is. A line on rank 0 says which it was, and how many samples each
+            worker has. The same goes for ``eval_data``, whose metrics are sums over all workers. True divides, or
+            raises an error; False leaves all data as it is. With one worker nothing is divided.
         trainer_options: further arguments of ``Trainer``, such as ``compression_params`` and ``update_on_kvstore``.
 
     Returns:
@@ -114,12 +122,14 @@ def fit(
 
     Raises:
         UnknownName: neither ``fit`` nor ``Trainer`` has such an argument. The message lists those there are.
-        UsageError: arguments or data are invalid.
+        UsageError: arguments or data are invalid; with ``split=True`` the data cannot be divided, or differs; or every
+            worker was given the same one of several parts.
         CheckpointError: ``resume`` is missing or damaged.
         Mismatch: ``resume`` is of another run.
         KVStoreError: an error of the store.
     """
     at_least("num_epoch", num_epoch, 0)
+    dividing = on_off_auto("split", split)
     _require_known(trainer_options)
     if diloco is not None:
         _require_diloco(diloco, trainer_options, devices)
@@ -160,7 +170,11 @@ def fit(
         metric = metrics.create(eval_metric)
         second = metric if validation_metric is None else metrics.create(validation_metric)
         measured = loss or cross_entropy
-        run = TrainingRun(copies, trainer, store, reducer, train_data, eval_data, measured, metric, second, callbacks)
+        # Workers that update themselves must make as many steps: see ``TrainingRun._join``.
+        place = reducer, *((0, 1) if store is None else (store.rank, store.num_workers))
+        train = divide(train_data, "training", dividing, *place, even_size=not trainer.update_on_kvstore)
+        held_out = Divided(None, None) if eval_data is None else divide(eval_data, "validation", dividing, *place)
+        run = TrainingRun(copies, trainer, store, reducer, train, held_out, measured, metric, second, callbacks)
         stack.callback(run.end)
         run.begin(first, resume)
         while run.epoch < num_epoch and not run.stopped:

@@ -18,6 +18,7 @@ from workers.fitting.archive import Archive
 from workers.fitting.checkpoint import Checkpoint
 from workers.fitting.copies import BatchResult, Copies, LossFunction, leaves
 from workers.fitting.diloco_trainer import DiLoCoTrainer
+from workers.fitting.division import Divided, require_same_order
 from workers.fitting.job_checkpoints import JobCheckpoints
 from workers.fitting.position import Position
 from workers.fitting.run_callbacks import RunCallbacks
@@ -51,8 +52,8 @@ class TrainingRun:
         trainer: Trainer | DiLoCoTrainer,
         store: KVStore | None,
         reducer: Reducer,
-        train_data: Iterable[Any],
-        eval_data: Iterable[Any] | None,
+        train: Divided,
+        held_out: Divided,
         loss: LossFunction,
         metric: EvalMetric,
         validation_metric: EvalMetric,
@@ -65,10 +66,11 @@ class TrainingRun:
         self.history: list[dict[str, float]] = []
         self.stopped = False
         self._report_at = 0.0
-        self._copies, self._train_data, self._eval_data, self._loss = copies, train_data, eval_data, loss
+        self._copies, self._loss = copies, loss
+        (self._train_data, self._part), (self._eval_data, self._eval_part) = train, held_out
         if store is not None:
             copies.traced = store.traced
-        self._position, self._callbacks = Position(train_data), callbacks
+        self._position, self._callbacks = Position(self._train_data), callbacks
         self._in_job: JobCheckpoints | None = None
         self._archive = Archive(copies, trainer, self._position, callbacks, self.rank, self.num_workers)
 
@@ -110,6 +112,8 @@ class TrainingRun:
         tic = time.perf_counter()
         if self.batches == 0:
             self.metric.reset()
+        if self._part is not None:
+            require_same_order(self._part, self.epoch, self.reducer, self.num_workers)
         self._copies.train()
         for batch in self._left():
             parts = self._step(*position.pair(batch))
@@ -222,6 +226,9 @@ class TrainingRun:
         metric, number = self.validation_metric, 0
         metric.reset()
         self._copies.train(False)
+        if self._eval_part is not None:
+            require_same_order(self._eval_part, self.epoch, self.reducer, self.num_workers)
+            self._eval_part.set_epoch(self.epoch)
         for number, batch in enumerate(data, 1):
             part = self._copies.forward(*position.pair(batch), self._loss)
             _update(metric, [part])

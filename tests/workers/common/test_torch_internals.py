@@ -13,6 +13,7 @@ import kvstore as kv
 from workers.common.torch_internals import (
     after_backward,
     current_backward,
+    held_batches,
     is_compiled,
     multiply,
     note_step,
@@ -96,3 +97,11 @@ def test_a_scheduler_does_not_warn_after_a_step_that_was_noted() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scheduler.step()
+
+
+def test_a_torch_that_does_not_show_what_its_loaders_hold_is_no_loader_that_holds_nothing() -> None:
+    class Iterator:
+        _num_workers = 2
+
+    assert held_batches(Iterator()) is None
+    assert held_batches(None) == ()

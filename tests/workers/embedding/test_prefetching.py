@@ -175,3 +175,14 @@ def test_what_is_refused() -> None:
         workers.lookahead([], {nn.Linear(1, 1): lambda batch: batch})
     with pytest.raises(kv.UsageError, match="stale"):
         ahead(bag(Recorded()), stale=-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"stale": 2}])
+def test_a_batch_that_is_read_ahead_is_not_used_for_a_sampler(options: dict[str, Any]) -> None:
+    sampler = workers.SplitBatchSampler(12, 3)
+    loader = torch.utils.data.DataLoader(torch.arange(12), batch_sampler=sampler)
+    module = bag(Recorded("adam"))
+    for used, batch in enumerate(workers.lookahead(loader, {module: lambda batch: batch}, **options), 1):
+        assert sampler.state_dict()["epoch"] * 4 + sampler.state_dict()["taken"] == used
+        module(batch).square().sum().backward()
+    assert sampler.epoch == 1
