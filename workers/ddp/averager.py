@@ -28,6 +28,7 @@ from workers.common.sparse_gradients import is_sparse
 from workers.common.torch_internals import after_backward, write_count
 from workers.ddp.summed_rows import RowSums, SummedRows
 
+_HALVES = (torch.float16, torch.bfloat16)
 REMEDY = "pass overlap=False to DistributedOptimizer, so that nothing is sent before backward has ended"
 
 
@@ -223,7 +224,17 @@ class GradientAverager:
                 if grad is None or is_sparse(tensor):
                     values[position] = torch.zeros_like(tensor, device="cpu")
                 else:
-                    values[position] = self._scaled(grad)
+                    values[position] = grad.detach()
+        halves = {position: value for position, value in values.items() if self._divided_there(value)}
+        self._exchange(bucket, {position: value for position, value in values.items() if position not in halves})
+        if halves:
+            self._store.set_hyperparameters(rescale_grad=1 / self._store.num_workers)
+            try:
+                self._exchange(bucket, halves)
+            finally:
+                self._store.set_hyperparameters(rescale_grad=1.0)
+
+    def _exchange(self, bucket: range, values: dict[int, torch.Tensor]) -> None:
         if not values:
             return
         sums = {
@@ -241,15 +252,15 @@ class GradientAverager:
             tensor.grad = tensor.grad.to_dense()
         return tensor.grad
 
-    def _scaled(self, grad: torch.Tensor) -> torch.Tensor:
-        """What is sent. float16 is divided first: a sum may exceed its range, 65504, where the mean does not."""
-        return grad / self._store.num_workers if self._average and grad.dtype == torch.float16 else grad.detach()
+    def _divided_there(self, tensor: torch.Tensor) -> bool:
+        """Whether the store makes the mean: a sum of half precision may be out of its range where the mean is not."""
+        return self._average and tensor.dtype in _HALVES and self._store.num_workers > 1
 
     def _write(self, tensor: torch.Tensor, total: torch.Tensor) -> None:
         if tensor.grad is None:
             tensor.grad = torch.empty_like(tensor)
         grad = tensor.grad.detach()
-        if not self._average or grad.dtype == torch.float16:
+        if not self._average or self._divided_there(grad):
             grad.copy_(total)
         elif grad.is_cpu:
             torch.div(total, self._store.num_workers, out=grad)
