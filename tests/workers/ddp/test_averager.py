@@ -211,7 +211,14 @@ def test_a_backward_inside_of_a_backward(cluster: ThreadedJob) -> None:
     same(pair(cluster, checkpointed)[0], alone(checkpointed))
 
 
-def test_a_hook_that_changes_a_gradient_that_has_gone_is_an_error(cluster: ThreadedJob) -> None:
+def halve_data(param: torch.Tensor) -> None:
+    param.grad.data.mul_(0.5)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("halve", [halve, halve_data])
+def test_a_hook_that_changes_a_gradient_that_has_gone_is_an_error(
+    cluster: ThreadedJob, halve: Callable[[torch.Tensor], None]
+) -> None:
     def halved(overlap: bool) -> Callable[[DistStore], torch.Tensor | None]:
         def work(store: DistStore) -> torch.Tensor | None:
             param = nn.Parameter(torch.ones(100))
