@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairs import Pair, copied, state
 
-from kvstore.values import from_buffer
+from kvstore.codecs import Compressor, parse
+from kvstore.codecs.description import travelling
+from kvstore.values import from_buffer, to_buffer
 from kvstore.wire import ClosedRounds, Push
 
 BIG = 40_000.0  # twice as much is more than float16 has
@@ -129,6 +131,31 @@ def test_late_contributions_are_kept_in_float32():
     for worker in desk.workers[:2]:
         desk.ask(worker, worker.push({1: halves(BIG)}, 2))
     assert desk.value(clock=2).item() == pytest.approx(-0.24, rel=1e-3)
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_new_standby_gets_late_sums_in_float32(encoded: bool):
+    hosts = [(0, 1), (2, 3)]
+    desk = Desk(4, values={1: halves(0, 0)}, aggregated=hosts, quorum=2, late="keep")
+    optimized(desk, "sgd", lr=2.0**-20, momentum=0.5)
+    for host, ranks in zip(desk.aggregators, hosts, strict=True):
+        message = host.push({1: floats(80_001, 0.1)}, 1, ranks=ranks)
+        if encoded:
+            payload = to_buffer(Compressor(parse({"type": "int8"})).encode(1, floats(80_001, 0.1)).payload(0, 2))
+            codec, lengths = travelling(parse({"type": "int8"})), [payload.nbytes]
+            desk.ask(host, dataclasses.replace(message, codec=codec, lengths=lengths, buffers=[payload]))
+        else:
+            desk.ask(host, in_float32(message))
+    values: list[torch.Tensor] = []
+    standby = copied(desk.shard, 4, aggregated=hosts)
+    assert state(standby) == state(desk.shard)
+    for shard in (desk.shard, standby):
+        desk.shard = shard
+        host = desk.aggregators[0]
+        desk.ask(host, in_float32(host.push({1: floats(80_000, 0)}, 2, ranks=[0, 1])))
+        values.append(desk.value(clock=2))
+    assert torch.equal(*values)
+    assert 0 < -values[0][0].item() < 1
 
 
 def test_check_finite_looks_at_what_is_used():
