@@ -2,8 +2,8 @@
 
 torch counts the writes to a tensor, but not those through ``.data`` or numpy. So the bits of gradients are noted, too:
 of small ones as a copy, of large ones as sums over chunks. A norm would not do: the opposite gradient has the same, and
-rounding hides small changes. A checksum such as CRC-32 takes ten times as long as sums, which are as fast as memory. Not
-found is what cancels out within one chunk of a large gradient, such as two of its lanes that change places.
+rounding hides small changes. A checksum such as CRC-32 takes ten times as long as sums, which are as fast as memory.
+Only what cancels out within a chunk of a large gradient is not found, such as two of its lanes that change places.
 """
 
 from __future__ import annotations
