@@ -130,7 +130,7 @@ class Bucket(Target[Contribution]):
         if check is not None or self._read:
             self._move()
         wide = summed_in(self.value.dtype)
-        total = self.value if self.value.dtype == wide else torch.empty(self.size, dtype=wide)
+        total = self.value if self.value.dtype == wide else torch.empty(self.size, dtype=wide, device="cpu")
         sum_ranges(payloads, total)
         if scale != 1 and total.is_floating_point():
             total.mul_(scale)
