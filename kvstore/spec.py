@@ -28,6 +28,7 @@ ITEMSIZE = {
     "int64": 8,
 }
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+HALVES = frozenset({"float16", "bfloat16"})
 MAX_DIMS = 32
 MAX_ELEMENTS = 2**48
 MAX_KEY_CHARS = 1024
@@ -67,6 +68,14 @@ class Spec:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+def sum_dtype(dtype: str) -> str:
+    """Return the dtype in which values of ``dtype`` are summed, and in which their sum stays until it is used.
+
+    Two float16 gradients of 40,000 have a sum that float16 lacks, though the update, or the mean, is well in range.
+    """
+    return "float32" if dtype in HALVES else dtype
 
 
 def as_shape(given: Any) -> tuple[int, ...]:

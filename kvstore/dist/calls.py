@@ -15,7 +15,7 @@ from kvstore.dist.rows.pending import RowCall
 from kvstore.rows.row_sparse import require_dense
 from kvstore.spec import Key, require_same
 from kvstore.store.arguments import RowRequest, RowRequests, array_outs, group, one_kind
-from kvstore.values import Arrays, as_output, as_tensors, reduce_to, spec_of, tensors_of
+from kvstore.values import Arrays, as_output, as_tensors, reduce_to, spec_of, summed_in, tensors_of
 from kvstore.values.addresses import Column
 
 ABSENT: Any = object()  # for an argument that a call does not have
@@ -193,7 +193,7 @@ class Arguments:
     def _values(self, known: Plan | None, key: Any, value: Any) -> tuple[Plan, Arrays | Sequence[torch.Tensor]]:
         """Return the plan of ``key``, and the sum over devices of each key's values, contiguous.
 
-        A sum is on the first value's device or on the CPU.
+        A sum is on the first value's device or on the CPU. That of half precision is float32: the servers round it.
         """
         arrays = None if known is None else known.values(value if isinstance(key, list | tuple) else [value])
         if known is not None and arrays is not None:
@@ -203,7 +203,11 @@ class Arguments:
         require_dense(grouped, self._plans.entries)
         by_key = [self._checked(key, as_tensors(values)) for key, values in grouped.items()]
         return plan, [
-            reduce_to(tensors, tensors[0].device if self._on_device or len(tensors) == 1 else CPU).contiguous()
+            tensors[0].contiguous()
+            if len(tensors) == 1
+            else reduce_to(
+                tensors, tensors[0].device if self._on_device else CPU, summed_in(tensors[0].dtype)
+            ).contiguous()
             for tensors in by_key
         ]
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from kvstore.devices import MOST_LOANS, CannotLend, DeviceMemory, Filling, device_memory
-from kvstore.dist.outgoing import Contents
+from kvstore.dist.outgoing import Contents, is_sum
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan, views_of
 from kvstore.dist.requests import Requests
 from kvstore.member.client import Client
 from kvstore.member.outstanding import Question
+from kvstore.spec import sum_dtype
 from kvstore.ticket import Operation
 from kvstore.transport import Peer
 from kvstore.values import Arrays, as_dtype, tensors_of, without_grad
@@ -34,11 +35,11 @@ class LentLoad:
     """What one push carries in lent memory; see ``Load``. The memory is in use for as long as this is."""
 
     def __init__(self) -> None:
-        self._parcels: dict[Parcel, tuple[_Block, Filling]] = {}
+        self._parcels: dict[Parcel, tuple[_Block, Filling, bool]] = {}
 
-    def add(self, parcel: Parcel, block: _Block, filling: Filling) -> None:
-        """Note where the values of a message are copied to."""
-        self._parcels[parcel] = block, filling
+    def add(self, parcel: Parcel, block: _Block, filling: Filling, in_float32: bool) -> None:
+        """Note where the values of a message are copied to; ``in_float32``: see ``Push``."""
+        self._parcels[parcel] = block, filling, in_float32
 
     def loan(self, parcel: Parcel) -> int:
         """Return the number of the memory that has the values of a message."""
@@ -46,8 +47,9 @@ class LentLoad:
 
     def pack(self, parcel: Parcel, _gather: bool) -> Contents:
         """Wait until the values of a message are in their memory; the message itself carries nothing of them."""
-        self._parcels[parcel][1].wait()
-        return Contents([])
+        _, filling, in_float32 = self._parcels[parcel]
+        filling.wait()
+        return Contents([], in_float32=in_float32)
 
 
 class _Block:
@@ -120,7 +122,8 @@ class Lending:
             return None
         blocks: dict[_Block, Parcel] = {}
         for parcel in plan.parcels:
-            block = self._block(memory, device, parcel.nbytes, blocks)
+            wide = is_sum(parcel, tensors)
+            block = self._block(memory, device, parcel.sum_bytes if wide else parcel.nbytes, blocks)
             if block is not None:
                 blocks[block] = parcel
         if len(blocks) < len(plan.parcels) or not all(block.taken for block in blocks):
@@ -128,9 +131,10 @@ class Lending:
         load = LentLoad()
         for block, parcel in blocks.items():
             block.user = weakref.ref(load)
-            out = block.memory.view(as_dtype(parcel.dtype))
-            load.add(parcel, block, without_grad(memory.fill, out, views_of(parcel, tensors)))
-            self.nbytes += parcel.nbytes
+            wide = is_sum(parcel, tensors)
+            out = block.memory.view(as_dtype(sum_dtype(parcel.dtype) if wide else parcel.dtype))
+            load.add(parcel, block, without_grad(memory.fill, out, views_of(parcel, tensors)), wide)
+            self.nbytes += out.nbytes
         self.refusal = ""
         return load
 

@@ -11,6 +11,7 @@ import torch
 
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import views_of
+from kvstore.spec import HALVES, sum_dtype
 from kvstore.transport.memory import SMALL, Memory, ScatteredFrame
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
 from kvstore.wire import Buffer, CodecDescription
@@ -27,6 +28,7 @@ class Contents(NamedTuple):
     lengths: Sequence[int] = ()
     segment_counts: Sequence[int] = ()
     encode: CodecDescription = None
+    in_float32: bool = False
 
 
 class Load(Protocol):
@@ -70,6 +72,11 @@ class Packer:
         if not parcel.nbytes:
             return []
         arrays = values.arrived(parcel.positions)
+        if is_sum(parcel, arrays.tensors):
+            buffer = self._memory.allocate(parcel.sum_bytes)
+            parts = views_of(parcel, arrays.tensors)
+            without_grad(torch.cat, parts, out=from_buffer(buffer, sum_dtype(parcel.dtype)))
+            return [buffer]
         if parcel.many and (addresses := arrays.at(parcel.positions)) is not None:
             buffer = self._buffer(parcel)
             collect(addresses + parcel.offsets, parcel.lengths, buffer)
@@ -109,6 +116,16 @@ class Packer:
         return [self._made[base][start:stop].data for base, start, stop in ranges]
 
 
+def is_sum(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether some of a parcel's arrays are sums over devices, which are not rounded to its half precision yet.
+
+    They go as they are: the servers round what they make of them.
+    """
+    return parcel.dtype in HALVES and any(
+        tensors[position].dtype == torch.float32 for position in parcel.positions.tolist()
+    )
+
+
 class Plain:
     """Values that go as they are; see ``Load``. They are read when a message goes."""
 
@@ -117,4 +134,5 @@ class Plain:
 
     def pack(self, parcel: Parcel, gather: bool) -> Contents:
         """See ``Load``."""
-        return Contents(self._packer.pack(parcel, self._values, gather))
+        wide = is_sum(parcel, self._values.tensors)
+        return Contents(self._packer.pack(parcel, self._values, gather), in_float32=wide)

@@ -164,10 +164,11 @@ class PushOfArrays(_ArrayRequest):
         if tracer is not None and not self._is_noted(tracer):
             tracer = None
         began = 0.0 if tracer is None else tracer.clock()
-        buffers, codec, lengths, segment_counts, encode = load.pack(self.parcel, gather)
+        buffers, codec, lengths, segment_counts, encode, in_float32 = load.pack(self.parcel, gather)
         if tracer is not None:
             tracer.span("pack" if codec is None else "encode", began, self.operation.keys, self.parcel.nbytes)
-        self.sent = self.parcel.nbytes if codec is None else sum(lengths)
+        plain = self.parcel.sum_bytes if in_float32 else self.parcel.nbytes
+        self.sent = plain if codec is None else sum(lengths)
         return Push(
             sender,
             store=self.asker.store,
@@ -183,6 +184,7 @@ class PushOfArrays(_ArrayRequest):
             changes=hyper.changes,
             priority=order,
             encode=encode,
+            in_float32=in_float32,
             buffers=buffers,
         )
 

@@ -27,7 +27,7 @@ from kvstore.store.registry import flag, require_options
 from kvstore.store.statistics import Statistics
 from kvstore.store.wanted_rows import wanted_rows
 from kvstore.ticket import Ticket
-from kvstore.values import all_finite, as_output, as_tensors, reduce_to, spec_of
+from kvstore.values import all_finite, as_output, as_tensors, reduce_to, spec_of, summed_in
 
 CPU = torch.device("cpu")
 
@@ -43,6 +43,7 @@ class LocalStore(KVStore):
         self._specs: dict[Key, Spec] = {}
         self._updater: Updater | None = None
         self._function: Callable[[Key, Any, Any], None] | None = None
+        self._factor = 1.0  # of sums that become values
         self._tables = LocalTables(check_finite)
         self._pushes = self._pulls = 0
         self._closed = False
@@ -229,6 +230,10 @@ class LocalStore(KVStore):
         **others: Any,
     ) -> None:
         """See ``KVStore``."""
+        if self._updater is None and self._function is None and learning_rate is None and not groups and not others:
+            self._check()
+            self._factor = 1.0 if rescale_grad is None else finite("rescale_grad", rescale_grad)
+            return
         updater = self._require_updater()
         changes = {**updater.changes, **updater.optimizer.changes(others, groups)}
         lr = updater.lr if learning_rate is None else finite("learning_rate", learning_rate)
@@ -281,7 +286,12 @@ class LocalStore(KVStore):
         home = self._home(key, tensors)
         if self._stored[key].device != home:
             self._stored[key] = self._stored[key].to(home)
-        return reduce_to(tensors, home)
+        wide = summed_in(tensors[0].dtype)
+        if self._updater is not None:  # it takes the sum in this dtype; all else takes it rounded
+            return reduce_to(tensors, home, wide if len(tensors) > 1 else None)
+        if self._function is not None or self._factor == 1 or not wide.is_floating_point:
+            return reduce_to(tensors, home)
+        return (reduce_to(tensors, home, wide) * self._factor).to(tensors[0].dtype)
 
     def _require_finite(self, sums: Mapping[Key, torch.Tensor]) -> None:
         for key, total in sums.items():

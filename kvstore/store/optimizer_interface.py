@@ -80,7 +80,9 @@ class OptimizerInterface(Named):
 
         Args:
             learning_rate: the new rate; None leaves it as it is.
-            rescale_grad: the new factor of gradients; None leaves it as it is.
+            rescale_grad: the new factor of gradients; None leaves it as it is. Without an optimizer it is that of the
+                sums of floating point that become the values of arrays: 1 / ``num_workers`` gives means. Half precision
+                is rounded after it.
             groups: what changes for each of ``set_optimizer``'s groups, in their order; ``lr`` too.
             others: other hyper-parameters, of all keys whose group has none of its own.
 

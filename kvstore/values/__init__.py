@@ -29,7 +29,7 @@ from kvstore.values.grads import one_thread, without_grad
 from kvstore.values.lists import Arrays, Layout, kinds_of, many_small, outputs_of, tensors_of, values_of
 from kvstore.values.overlap import crossed
 from kvstore.values.ranges import PayloadRange, TensorRange, cut, ranges_of, sum_ranges
-from kvstore.values.reduce import reduce_to, sum_in_order
+from kvstore.values.reduce import reduce_to, sum_in_order, summed_in
 from kvstore.values.staging import Leaving, from_host
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "spread",
     "sum_in_order",
     "sum_ranges",
+    "summed_in",
     "tensors_of",
     "to_buffer",
     "values_of",

@@ -39,6 +39,11 @@ class Leaving:
                 self._events[position] = stream.record_event()
         return on_host
 
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """All arrays, of which some may not be complete."""
+        return self._arrays.tensors
+
     def arrived(self, positions: Column) -> Arrays:
         """Return all arrays, of which those at ``positions`` are complete."""
         if self._events:

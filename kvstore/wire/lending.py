@@ -13,7 +13,8 @@ from kvstore.wire.parameters import Changes, Priority, Push
 
 Loan = Annotated[int, f.integer(1)]
 MAX_LENT = 1 << 40  # bytes
-_OF_VALUES = ("store", "ids", "clocks", "want", "lr", "rescale", "changes", "priority")  # fields of either push
+# Fields of either push.
+_OF_VALUES = ("store", "ids", "clocks", "want", "lr", "rescale", "changes", "priority", "in_float32")
 
 
 @message(170)
@@ -59,6 +60,7 @@ class PushLent(Request):
     rescale: Number
     changes: Changes = field(default_factory=list)
     priority: Priority = None
+    in_float32: Annotated[bool, f.flag] = False
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)

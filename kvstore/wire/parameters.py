@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from kvstore.errors import WireError
 from kvstore.job.settings import MAX_NODES
 from kvstore.rule import AGGREGATE, LATE, MAX_STALENESS, MODES
+from kvstore.spec import HALVES, sum_dtype
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
@@ -98,7 +100,7 @@ class Init(Request):
 
 
 _VALUES = ("store", "ids", "want", "lr", "rescale", "codec", "lengths", "segment_counts")
-_ALIKE = (*_VALUES, "back", "changes", "priority", "encode")
+_ALIKE = (*_VALUES, "back", "changes", "priority", "encode", "in_float32")
 
 
 @message(42, shared=_ALIKE, sent={"clocks": "sent_clocks"})
@@ -120,6 +122,8 @@ class Push(Request):
         rank_clocks: the clock of each of ``ranks`` for all segments, where they differ; else empty. ``clocks`` then has
             the highest of them for each segment.
         encode: to an aggregator: how to compress the sum that these plain values are a part of.
+        in_float32: whether plain values are float32, for segments of half precision: they are sums, which are rounded
+            when they have been used.
     """
 
     store: Store
@@ -137,6 +141,7 @@ class Push(Request):
     ranks: Ranks = field(default_factory=list)
     rank_clocks: Clocks = field(default_factory=list)
     encode: CodecDescription = None
+    in_float32: Annotated[bool, f.flag] = False
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -149,6 +154,18 @@ class Push(Request):
             same_length(self.segment_counts or self.ids, self.lengths)
         if self.rank_clocks:
             same_length(self.ranks, self.rank_clocks)
+
+    def dtype(self, stored: str) -> str:
+        """Return the dtype of plain values for segments of dtype ``stored``.
+
+        Raises:
+            WireError: such segments have no sums in float32.
+        """
+        if not self.in_float32:
+            return stored
+        if stored not in HALVES:
+            raise WireError(f"values in float32 for segments of {stored}: only half precision has such sums")
+        return sum_dtype(stored)
 
     @property
     def shared(self) -> SharedFields | None:

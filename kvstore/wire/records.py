@@ -77,7 +77,7 @@ class ClosedRounds(Message):
         assigned: whether the buffers are new values; else they are sums to update with.
         kept: whether the receiver may keep the rounds, since ``Updated`` will say what they have made. If the sender is
             lost before that, it makes the updates itself.
-        buffers: of each bucket that did not fail, all elements.
+        buffers: of each bucket that did not fail, all elements; sums of half precision are in float32.
     """
 
     store: Store

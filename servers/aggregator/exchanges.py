@@ -145,6 +145,7 @@ def push(
         "segment_counts": first.segment_counts,
         "back": first.back,
         "changes": first.changes,
+        "in_float32": first.in_float32,
         "priority": None if None in priorities else max(number for number in priorities if number is not None),
         "ranks": [asker.request.node.rank for asker in askers],
         "rank_clocks": list(rank_clocks),

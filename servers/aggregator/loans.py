@@ -10,6 +10,7 @@ import torch
 
 from kvstore.devices import MOST_LOANS, CannotLend, DeviceMemory, Handle
 from kvstore.errors import ServerError, UsageError, WireError
+from kvstore.spec import ITEMSIZE
 from kvstore.values import as_dtype
 from kvstore.wire import Borrowed, Lend, PushLent
 from servers.aggregator.segments import SegmentList
@@ -53,9 +54,11 @@ class Loans:
         memory = self._open.get((push.store, push.node.rank), {}).get(push.loan)
         if memory is None:
             raise UsageError(f"{push.node} names loan {push.loan}, which is not open here")
-        if memory.numel() < listed.nbytes:
-            raise WireError(f"{listed.nbytes} bytes of values are not in lent memory of {memory.numel()} bytes")
-        return memory[: listed.nbytes].view(as_dtype(listed.dtype))
+        dtype = push.plain().dtype(listed.dtype)
+        nbytes = listed.size * ITEMSIZE[dtype]
+        if memory.numel() < nbytes:
+            raise WireError(f"{nbytes} bytes of values are not in lent memory of {memory.numel()} bytes")
+        return memory[:nbytes].view(as_dtype(dtype))
 
     def forget(self, store: int, rank: int) -> None:
         """Close what a worker has lent in a store: it reads its memory as its own again."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.errors import KeyNotInitialized, Mismatch, UsageError
-from kvstore.spec import ITEMSIZE, Key
+from kvstore.spec import ITEMSIZE, Key, sum_dtype
 from kvstore.values.addresses import Column
 from kvstore.wire import Describe
 
@@ -36,6 +36,7 @@ class SegmentList:
         ids, places, segments: see above.
         server, dtype: of all segments.
         sizes, size, nbytes: elements of each, elements and bytes of all.
+        sum_dtype, sum_bytes: of the sum of several pushes.
         others: other lists that have some of the segments, too.
 
     Raises:
@@ -52,6 +53,8 @@ class SegmentList:
         self.sizes = [segment.size for segment in segments]
         self.size = sum(self.sizes)
         self.nbytes = self.size * ITEMSIZE[self.dtype]
+        self.sum_dtype = sum_dtype(self.dtype)
+        self.sum_bytes = self.size * ITEMSIZE[self.sum_dtype]
         self.others: set[SegmentList] = set()
 
     @property

@@ -114,7 +114,9 @@ class HostStore:
             return [Answer(peer, message, Ack(message.seq))]
         listed = self._segments.listed(message.ids)
         if message.codec is None and lent is None:
-            ranges_of(message.buffers, listed.dtype, listed.size)  # it must be whole before it waits for others
+            ranges_of(
+                message.buffers, message.dtype(listed.dtype), listed.size
+            )  # it must be whole before it waits for others
         asker = Pushed(peer, message, lent)
         if self.rule.mode == "sync":
             groups = self._gathering.add(listed, message.node.rank, asker, now)

@@ -3,6 +3,9 @@
 They become one if they agree on all but their values. Pushes that workers have compressed, or that name different
 hyper-parameters, are sent on as they are: the server says what is wrong, and names the worker. So are those whose sum
 is not finite, where the store checks that. Values in memory of devices that all workers have lent are summed there.
+
+A sum of half precision goes on in float32. Rounded, it could be infinite, where the sum of all hosts or the update is
+not; and the server would round it once more. So a host of two sends as many bytes as it is given.
 """
 
 from __future__ import annotations
@@ -64,8 +67,8 @@ class HostSums:
             return self._alone(listed, askers[0])
         if not alike and self._rule.staleness is not None and any(asker.request.want for asker in askers):
             return None  # each waits until others are where it needs them
-        buffer = self._memory.allocate(listed.nbytes)
-        total = from_buffer(buffer, listed.dtype)
+        buffer = self._memory.allocate(listed.sum_bytes)
+        total = from_buffer(buffer, listed.sum_dtype)
         if not self._add_up(listed, askers, total):
             return None
         rank_clocks = [] if alike else [clock for clock in clocks if isinstance(clock, int)]
@@ -85,7 +88,7 @@ class HostSums:
             sum_ranges([_payload(listed, asker) for asker in askers], out)
             return self._takes(out)
         with reading():
-            total = sum_in_order(lent)  # on the device: the sum alone crosses to the host
+            total = sum_in_order(lent, dtype=out.dtype)  # on the device: the sum alone crosses to the host
             if not self._takes(total):
                 return False
             out.copy_(total)
@@ -97,14 +100,14 @@ class HostSums:
     def _alone(self, listed: SegmentList, asker: Pushed) -> Exchange:
         request = asker.request
         if asker.lent is not None:
-            buffer = self._memory.allocate(listed.nbytes)
+            buffer = self._memory.allocate(asker.lent.nbytes)
             with reading():
-                from_buffer(buffer, listed.dtype).copy_(asker.lent)
+                from_buffer(buffer, request.dtype(listed.dtype)).copy_(asker.lent)
             return self._sent(listed, [asker], [buffer], None, [])
         total = None
         if request.encode is not None and listed.dtype in FLOATS:
-            total = from_buffer(self._memory.allocate(listed.nbytes), listed.dtype)
-            sum_ranges([ranges_of(request.buffers, listed.dtype, listed.size)], total)
+            total = from_buffer(self._memory.allocate(listed.sum_bytes), listed.sum_dtype)
+            sum_ranges([_payload(listed, asker)], total)
         return self._sent(listed, [asker], request.buffers, total, [])
 
     def _sent(
@@ -116,9 +119,11 @@ class HostSums:
         rank_clocks: Sequence[int],
     ) -> Exchange:
         first = askers[0].request
-        changed: dict[str, Any] = {}
+        wide = first.in_float32 if len(askers) == 1 else listed.sum_dtype != listed.dtype
+        changed: dict[str, Any] = {"in_float32": wide}
         if total is not None and first.encode is not None and listed.dtype in FLOATS:
             changed = self._encoding.encode(first.encode, listed.ids, listed.sizes, total, len(askers))._asdict()
+            changed["in_float32"] = False  # a payload says itself what it decodes to
             buffers = changed.pop("buffers")
         return push(listed, askers, buffers, not self.merges, rank_clocks, **changed)
 
@@ -126,7 +131,7 @@ class HostSums:
 def _payload(listed: SegmentList, asker: Pushed) -> list[TensorRange]:
     """Return the values of a push, on the host."""
     if asker.lent is None:
-        return ranges_of(asker.request.buffers, listed.dtype, listed.size)
+        return ranges_of(asker.request.buffers, asker.request.dtype(listed.dtype), listed.size)
     with reading():
         return [TensorRange(0, asker.lent.cpu())]
 

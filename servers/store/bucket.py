@@ -14,9 +14,9 @@ from weakref import ref
 
 import torch
 
-from kvstore.spec import ITEMSIZE
+from kvstore.spec import ITEMSIZE, sum_dtype
 from kvstore.transport.memory import Memory
-from kvstore.values import PayloadRange, copy_each, from_buffer, ranges_of, sum_ranges
+from kvstore.values import PayloadRange, copy_each, from_buffer, ranges_of, sum_ranges, summed_in
 from kvstore.wire import Buffer
 from servers.names import workers
 from servers.store.clocks import WorkerClocks
@@ -92,6 +92,11 @@ class Bucket(Target[Contribution]):
         """The shapes of the segments."""
         return [spec.shape for spec in self.segments.specs]
 
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the sum of a round."""
+        return self.size * ITEMSIZE[sum_dtype(self.dtype)]
+
     def load(self, ranges: Sequence[PayloadRange]) -> None:
         """Take the first values."""
         sum_ranges([ranges], self.value)
@@ -114,7 +119,7 @@ class Bucket(Target[Contribution]):
         scale: float = 1.0,
         check: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        """Make the sum of ``payloads`` the value.
+        """Make the sum of ``payloads`` the value. In half precision it is rounded once, when it has been scaled.
 
         Args:
             payloads: all elements, once for each contribution.
@@ -124,9 +129,13 @@ class Bucket(Target[Contribution]):
         before = self._buffer, self.value, self._own
         if check is not None or self._read:
             self._move()
-        sum_ranges(payloads, self.value)
-        if scale != 1 and self.value.is_floating_point():
-            self.value.mul_(scale)
+        wide = summed_in(self.value.dtype)
+        total = self.value if self.value.dtype == wide else torch.empty(self.size, dtype=wide, device="cpu")
+        sum_ranges(payloads, total)
+        if scale != 1 and total.is_floating_point():
+            total.mul_(scale)
+        if total is not self.value:
+            self.value.copy_(total)
         if check is not None:
             try:
                 check(self.value)

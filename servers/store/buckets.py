@@ -49,7 +49,7 @@ class Buckets:
         # What is pushed together, by ids: its buckets, which are whole, and where in them the elements are.
         self._lists: dict[tuple[int, ...], list[Bucket]] = {}
         self._elements: dict[tuple[int, ...], list[tuple[Bucket, int, int]]] = {}
-        self._size: tuple[object, int] = (None, 0)  # see ``nbytes``, with the grouping that it is of
+        self._size: tuple[object, int] = (None, 0)  # see ``sum_bytes``, with the grouping that it is of
 
     @property
     def ids(self) -> Collection[int]:
@@ -71,11 +71,11 @@ class Buckets:
         return list(self._tables.values() if ids is None else map(self._table, ids))
 
     @property
-    def nbytes(self) -> int:
-        """Of all values of arrays."""
+    def sum_bytes(self) -> int:
+        """Bytes of the sums of a round of all arrays."""
         grouping, nbytes = self._size
         if grouping is not self.grouping:
-            nbytes = sum(bucket.value.nbytes for bucket in self.all())
+            nbytes = sum(bucket.sum_bytes for bucket in self.all())
             self._size = self.grouping, nbytes
         return nbytes
 

@@ -13,7 +13,7 @@ from kvstore.codecs import CLOSE, CheckedPayload, Compression, Compressor, Encod
 from kvstore.codecs.description import travelling
 from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError
-from kvstore.spec import FLOATS, Key
+from kvstore.spec import FLOATS, Key, sum_dtype
 from kvstore.values import PayloadRange, TensorRange, one_thread, to_buffer
 from kvstore.wire import Buffer, Push, pack_arrays
 from servers.store.bucket import Bucket
@@ -64,7 +64,7 @@ def contribution(message: Push, compression: Compression, buckets: Sequence[Buck
         for start, (size, payload) in zip(starts, payloads, strict=False)
         if size
     ]
-    if dtype == "float32":
+    if sum_dtype(dtype) == "float32":  # of half precision, too: what is decoded is rounded with the sum
         return parts
     return [TensorRange(part.start, part.values.to(getattr(torch, dtype))) for part in parts]
 

@@ -90,4 +90,4 @@ def payload_of(message: Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRang
     compression = described(message.codec)
     if compression is not None:
         return contribution(message, compression, buckets)
-    return ranges_of(message.buffers, buckets[0].dtype, sum(bucket.size for bucket in buckets))
+    return ranges_of(message.buffers, message.dtype(buckets[0].dtype), sum(bucket.size for bucket in buckets))

@@ -31,7 +31,7 @@ def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.T
                 )
     keys = ", ".join(repr(key) for key in dict.fromkeys(bucket.segments.keys[:3]))
     raise NotFinite(
-        f"push {items[0].clock} of {keys}: each worker's values are finite, their sum is not in {bucket.dtype}; "
+        f"push {items[0].clock} of {keys}: each worker's values are finite, their sum is not in {_dtype(total)}; "
         "its segment has not been updated"
     )
 
@@ -50,6 +50,10 @@ def not_finite_rows(key: Key, items: Sequence[RowContribution]) -> NotFinite:
         f"push {items[0].clock} of {key!r}: each worker's rows are finite, their sum is not in {items[0].rows.dtype}; "
         "no row of this update has been changed"
     )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _key_of(bucket: Bucket, part: PayloadRange) -> int | str | None:

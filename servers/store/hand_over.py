@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from servers.store.bucket import Bucket
 
 ROUNDS = 4  # whose sums are kept at most: with more the copy of the states costs hardly less
-LEAST_BYTES = 64 << 10  # of the arrays of a round: less is updated in no time, and may not go by reference
+LEAST_BYTES = 64 << 10  # of the sums of a round: less is updated in no time, and may not go by reference
 MOST_BYTES = 256 << 20  # of all sums of a store that are kept
 
 
@@ -23,8 +23,8 @@ def interval(random: bool, shares: bool, round_bytes: int, store_bytes: int) -> 
     Args:
         random: whether nobody else could make the same updates.
         shares: whether the standby reads this server's memory.
-        round_bytes: of the arrays.
-        store_bytes: of all arrays of their store.
+        round_bytes: of the sums of the arrays.
+        store_bytes: of the sums of all arrays of their store.
     """
     if random:
         return 1

@@ -101,7 +101,7 @@ class Recording:
 
         Args:
             buckets: those that are updated.
-            sums: the sum for each, of the bucket's dtype. It must not change while the record exists.
+            sums: the sum for each, in the dtype of its sums. It must not change while the record exists.
             scales: the factor of each sum.
             hyper: what to update with.
             failures: the buckets whose round has failed, and why.

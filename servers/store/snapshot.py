@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from kvstore.codecs.description import described, travelling
 from kvstore.errors import rebuild
 from kvstore.optim.state_messages import unpack_states
-from kvstore.spec import Spec
+from kvstore.spec import HALVES, Spec
 from kvstore.values import from_buffer, ranges_of, spec_of, to_buffer
 from kvstore.wire import BucketState, EncoderState, Message, Node, Push, Sender, StatesState, pack_arrays, unpack_arrays
 from servers.requests.replies import described_error
@@ -100,6 +102,7 @@ def _bucket(store: int, bucket: Bucket) -> BucketState:
 
 def _late(store: int, bucket: Bucket, item: Contribution) -> Push:
     ranks = list(item.ranks)
+    values = [part.values.contiguous() for part in item.ranges]
     return Push(
         Sender(Node("worker", ranks[0], 1), 0, 0),
         store,
@@ -110,7 +113,9 @@ def _late(store: int, bucket: Bucket, item: Contribution) -> Push:
         rescale=item.hyper.rescale,
         changes=item.hyper.listed(),
         ranks=ranks,
-        buffers=[to_buffer(part.values.contiguous()) for part in item.ranges],
+        # Sums of hosts are in float32, and so is what was compressed.
+        in_float32=bucket.dtype in HALVES and any(value.dtype == torch.float32 for value in values),
+        buffers=list(map(to_buffer, values)),
     )
 
 

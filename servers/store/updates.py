@@ -16,9 +16,9 @@ from kvstore.optim.optimizer import Optimizer, log_replaced
 from kvstore.optim.state_messages import unpack_parts
 from kvstore.optim.updater import Updater
 from kvstore.rule import Rule
-from kvstore.spec import Key, require_floats, shorten
+from kvstore.spec import ITEMSIZE, Key, require_floats, shorten, sum_dtype
 from kvstore.transport.memory import Memory
-from kvstore.values import from_buffer, ranges_of, sum_ranges
+from kvstore.values import as_dtype, from_buffer, ranges_of, sum_ranges
 from kvstore.wire import ClosedRounds, Updated
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
@@ -169,7 +169,8 @@ class Updates:
             if place in failures:
                 bucket.fail(version, failures[place])
                 continue
-            ranges = ranges_of([next(buffers)], bucket.dtype, bucket.size)
+            dtype = bucket.dtype if message.assigned else sum_dtype(bucket.dtype)
+            ranges = ranges_of([next(buffers)], dtype, bucket.size)
             part = Contribution((), version, ranges, hyper)
             updates.append(Update(bucket, [part], hyper, message.scales[place] if message.scales else 1.0))
         if message.assigned:
@@ -201,9 +202,10 @@ class Updates:
 
     def _assign(self, updates: Sequence[Update], recording: Recording | None) -> dict[Bucket, Exception]:
         errors: dict[Bucket, Exception] = {}
-        for bucket, items, _, scale in updates:
+        for bucket, items, hyper, scale in updates:
+            factor = scale if hyper.rescale is None else scale * hyper.rescale
             try:
-                bucket.assign([item.ranges for item in items], scale, self._check(bucket, items))
+                bucket.assign([item.ranges for item in items], factor, self._check(bucket, items))
             except Exception as exc:
                 errors[bucket] = exc
         if recording is not None and updates:
@@ -226,7 +228,7 @@ class Updates:
                     group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
                 group.point(bucket.value)
                 summed = self._total(updater, update)
-                total = self._corrected(updater, update, summed.to(group.params[0].dtype))
+                total = self._corrected(updater, update, summed)
                 if (check := self._check(bucket, update.items)) is not None:
                     check(total)
             except Exception as exc:
@@ -266,8 +268,8 @@ class Updates:
         """Return after how many rounds the standby is handed ``buckets``; see ``interval``."""
         if self._rule.quorum is not None:  # who has contributed to a round is known from its record
             return 0
-        round_bytes = sum(bucket.value.nbytes for bucket in buckets)
-        return interval(updater.optimizer.random, self._recording.shares, round_bytes, self._buckets.nbytes)
+        round_bytes = sum(bucket.sum_bytes for bucket in buckets)
+        return interval(updater.optimizer.random, self._recording.shares, round_bytes, self._buckets.sum_bytes)
 
     def _check(self, bucket: Bucket, items: Sequence[Contribution]) -> Callable[[torch.Tensor], None] | None:
         """Return a function that raises ``NotFinite`` if a sum of ``items`` is not finite; None if nobody checks."""
@@ -288,12 +290,17 @@ class Updates:
         return total + self._rule.compensation * updater.rescale_grad * total * total * drift
 
     def _total(self, updater: Updater, update: Update) -> torch.Tensor:
-        """Return the sum of contributions, in memory to be overwritten; or a single one's own memory, if only read."""
-        bucket, items = update.bucket, update.items
+        """Return the sum of contributions, in memory to be overwritten; or a single one's own memory, if only read.
+
+        Its dtype is that of sums, in which weights of half precision are updated, too, and records are kept.
+        """
+        bucket, items, dtype = update.bucket, update.items, sum_dtype(update.bucket.dtype)
         if len(items) == 1 and len(items[0].ranges) == 1 and updater.reads_only():
-            return items[0].ranges[0].values
+            values = items[0].ranges[0].values
+            if values.dtype == as_dtype(dtype):
+                return values
         # From the store's memory, which reuses blocks: fresh pages would cost more than the sum.
-        total = from_buffer(self._memory.allocate(bucket.size * bucket.value.itemsize), bucket.dtype)
+        total = from_buffer(self._memory.allocate(bucket.size * ITEMSIZE[dtype]), dtype)
         sum_ranges([item.ranges for item in items], total)
         return total
 

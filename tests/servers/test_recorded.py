@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,8 +77,9 @@ def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> Message:
             return worker.pull(ids, list(every.values()), back=draw(st.sampled_from(BACK)))
         for number in ids:
             asked.clocks[rank, number] = every[number] + 1
-        values = {number: numbers(draw, number, dtype) for number in ids}
-        return worker.push(
+        wide = dtype == torch.bfloat16 and draw(st.booleans())
+        values = {number: numbers(draw, number, torch.float32 if wide else dtype) for number in ids}
+        message = worker.push(
             values,
             [clock + 1 for clock in every.values()],
             want=draw(st.booleans()),
@@ -85,6 +87,7 @@ def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> Message:
             rescale=draw(st.sampled_from([None, 0.5, 0.5])),
             back=draw(st.sampled_from(BACK)),
         )
+        return dataclasses.replace(message, in_float32=wide)
     if kind == "pause":
         return worker.pause({number: asked.clocks.get((rank, number), 0) for number in sorted(asked.known)})
     if kind == "optimizer":

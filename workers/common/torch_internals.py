@@ -41,6 +41,14 @@ def multiply(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
         tensor.mul_(factor)
 
 
+def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a flat copy of tensors of one dtype and device, back to back; in one call where torch can."""
+    at_once = getattr(torch._C._nn, "flatten_dense_tensors", None)
+    flat: torch.Tensor = torch.cat([tensor.reshape(-1) for tensor in tensors]) if at_once is None else at_once(tensors)
+    # Of a single tensor torch returns a view.
+    return flat.clone() if len(tensors) == 1 and at_once is not None else flat
+
+
 def after_backward(act: Callable[[], None]) -> None:
     """Call ``act`` when the backward pass that runs now has ended; DistributedDataParallel and FSDP do the same.
 

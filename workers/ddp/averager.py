@@ -24,10 +24,12 @@ from kvstore import KVStore, UsageError
 from kvstore.ticket import Ticket
 from workers.common.buckets import Progress, divide
 from workers.common.hooks import Hooks
+from workers.common.pushed import PushedGradients
 from workers.common.sparse_gradients import is_sparse
-from workers.common.torch_internals import after_backward, write_count
+from workers.common.torch_internals import after_backward
 from workers.ddp.summed_rows import RowSums, SummedRows
 
+_HALVES = (torch.float16, torch.bfloat16)
 REMEDY = "pass overlap=False to DistributedOptimizer, so that nothing is sent before backward has ended"
 
 
@@ -36,7 +38,8 @@ class Sent:
     """The messages of one backward so far.
 
     Attributes:
-        grads: by position, the gradient that was sent and its write count; None for zeros.
+        grads: by position, whether a gradient was sent; else zeros were.
+        pushed: the gradients that were sent.
         sums: by position, the values that come back.
         rows: the rows of sparse gradients that come back.
         counts: by position the number of workers with a gradient, then that of workers with a sparse one; None while
@@ -45,7 +48,8 @@ class Sent:
         streams: the CUDA streams on which gradients were computed.
     """
 
-    grads: dict[int, tuple[torch.Tensor, int] | None] = field(default_factory=dict)
+    grads: dict[int, bool] = field(default_factory=dict)
+    pushed: list[PushedGradients] = field(default_factory=list)
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
     rows: list[RowSums] = field(default_factory=list)
     counts: torch.Tensor | None = None
@@ -176,7 +180,7 @@ class GradientAverager:
                 self._push(bucket)
         if self._rows.positions:
             self._sent.rows.append(self._rows.push(self._rows.positions))
-        flags = [self._sent.grads[position] is not None for position in range(len(self._tensors))]
+        flags = [self._sent.grads[position] for position in range(len(self._tensors))]
         self._sent.counts = torch.tensor([*flags, *map(is_sparse, self._tensors)], dtype=torch.int32, device="cpu")
         self._sent.tickets.append(self._store.pushpull(self._used, self._sent.counts, wait=False))
 
@@ -188,13 +192,12 @@ class GradientAverager:
         if sent.counts is None:
             return
         self._pass = 0
+        written = [bucket.written() for bucket in sent.pushed]  # while others send
         for ticket in sent.tickets:
             ticket.wait()
-        for position, record in sent.grads.items():
-            if record is None:
-                continue
-            grad, count = record
-            if grad is not self._tensors[position].grad or write_count(grad) != count:
+        now = {position: self._tensors[position].grad for position in sent.grads}
+        for position in (*written, *(bucket.replaced(now) for bucket in sent.pushed)):
+            if position is not None:
                 raise UsageError(f"the gradient of {self._names[position]!r} changed after it was sent; {REMEDY}")
         counts = sent.counts.tolist()
         if new := self._rows.add([position for position, count in enumerate(counts[len(self._tensors) :]) if count]):
@@ -216,14 +219,28 @@ class GradientAverager:
         for stream in self._sent.streams:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
         values: dict[int, torch.Tensor] = {}
+        grads: dict[int, torch.Tensor] = {}
         for position in bucket:
             tensor, grad = self._tensors[position], self._gradient(position)
-            self._sent.grads[position] = None if grad is None else (grad, write_count(grad))
+            self._sent.grads[position] = grad is not None
+            if grad is not None:
+                grads[position] = grad
             if position not in self._rows.positions:  # a first sparse gradient is seen when all workers know of it
                 if grad is None or is_sparse(tensor):
                     values[position] = torch.zeros_like(tensor, device="cpu")
                 else:
-                    values[position] = self._scaled(grad)
+                    values[position] = grad.detach()
+        self._sent.pushed.append(PushedGradients(grads, noted=self._running))
+        halves = {position: value for position, value in values.items() if self._divided_there(value)}
+        self._exchange(bucket, {position: value for position, value in values.items() if position not in halves})
+        if halves:
+            self._store.set_hyperparameters(rescale_grad=1 / self._store.num_workers)
+            try:
+                self._exchange(bucket, halves)
+            finally:
+                self._store.set_hyperparameters(rescale_grad=1.0)
+
+    def _exchange(self, bucket: range, values: dict[int, torch.Tensor]) -> None:
         if not values:
             return
         sums = {
@@ -241,15 +258,15 @@ class GradientAverager:
             tensor.grad = tensor.grad.to_dense()
         return tensor.grad
 
-    def _scaled(self, grad: torch.Tensor) -> torch.Tensor:
-        """What is sent. float16 is divided first: a sum may exceed its range, 65504, where the mean does not."""
-        return grad / self._store.num_workers if self._average and grad.dtype == torch.float16 else grad.detach()
+    def _divided_there(self, tensor: torch.Tensor) -> bool:
+        """Whether the store makes the mean: a sum of half precision may be out of its range where the mean is not."""
+        return self._average and tensor.dtype in _HALVES and self._store.num_workers > 1
 
     def _write(self, tensor: torch.Tensor, total: torch.Tensor) -> None:
         if tensor.grad is None:
             tensor.grad = torch.empty_like(tensor)
         grad = tensor.grad.detach()
-        if not self._average or grad.dtype == torch.float16:
+        if not self._average or self._divided_there(grad):
             grad.copy_(total)
         elif grad.is_cpu:
             torch.div(total, self._store.num_workers, out=grad)

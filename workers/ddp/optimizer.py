@@ -50,10 +50,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         compression: how to compress what is sent: the type, or options for ``KVStore.set_gradient_compression``. It has
             no effect in a group of one.
         backward_passes_per_step: how many backward passes add up before gradients are averaged. A step may come sooner.
-        op: ``average`` (``workers.Average``) or ``sum`` (``workers.Sum``) over the workers.
+        op: ``average`` (``workers.Average``) or ``sum`` (``workers.Sum``) over the workers. Of half precision, both are
+            made in float32 and rounded once.
         sparse_as_dense: make sparse gradients dense. Otherwise the rows that they have are averaged, and the optimizer
             gets sparse gradients, with the rows of all workers: it must take such, as ``SparseAdam`` and ``SGD`` do.
-        overlap: send while backward runs. Pass False if hooks change gradients after they have been accumulated.
+        overlap: send while backward runs. Pass False if hooks change gradients after they have been accumulated: a
+            gradient that is not what was sent when backward ends raises ``UsageError``.
         kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto`` makes one
             in the group of ``init``.
 

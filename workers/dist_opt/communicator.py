@@ -56,7 +56,7 @@ class Communicator:
         """``all_reduce`` of floats that are sent as float16.
 
         Args:
-            tensor: as for ``all_reduce``. Values beyond float16's range, 65504, become infinite.
+            tensor: as for ``all_reduce``. Values and sums beyond float16's range, 65504, become infinite.
         """
         self.fused_all_reduce_half([tensor])
 

@@ -176,6 +176,7 @@ class DistOpt(Communicator):
             raise UsageError(f"spars={spars!r} must be the magnitude from which elements are sent, from 1e-37 to 1e37")
         self._gradients.compute(loss)
         grads, present = self._gradients.read()
+        grads = _wide(grads)
         groups = self._gradients.groups(threshold)
         flats = [joined([grads[i] for i in group]) for group in groups]
         channel = self._channel("topk" if topK else "threshold")
@@ -233,14 +234,17 @@ class DistOpt(Communicator):
     def _average_and_update(
         self, channel: Channel, threshold: int, grads: Mapping[int, torch.Tensor], present: torch.Tensor
     ) -> None:
-        messages = [{str(i): grads[i] for i in group} for group in self._gradients.groups(threshold)]
+        sums = _wide(grads)  # under keys of their own, where the plain ones are of weights in float16
+        keys = {i: str(i) if sums[i].dtype == grads[i].dtype else f"sum/{i}" for i in grads}
+        messages = [{keys[i]: sums[i] for i in group} for group in self._gradients.groups(threshold)]
         messages[-1][PRESENT] = present
         channel.sum(messages)
-        self._update(grads, present)
+        self._update(sums, present)
 
     def _update(self, sums: Mapping[int, torch.Tensor], present: torch.Tensor) -> None:
         self._meet()
-        self._gradients.put({i: total.div_(self.world_size) for i, total in sums.items()}, present)
+        dtypes = {i: self._gradients.params[i].dtype for i in sums}
+        self._gradients.put({i: total.div_(self.world_size).to(dtypes[i]) for i, total in sums.items()}, present)
         self.opt.step()
 
     def _meet(self) -> None:
@@ -267,3 +271,8 @@ class DistOpt(Communicator):
             for name, value in sorted(self.opt.state.get(self._gradients.params[i], {}).items())
             if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point()
         }
+
+
+def _wide(grads: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return gradients as they are sent: a sum of float16 may be out of its range where the mean is not."""
+    return {i: grad.to(wire_dtype(grad.dtype)) for i, grad in grads.items()}

@@ -4,7 +4,7 @@ A push cannot be taken back. So everything it depends on must be final when back
 itself, the factor it is scaled by, the learning rate. The first ten steps are therefore only watched. If something
 changes between backward and the end of one of them, pushing early would be wrong for this program, and never begins.
 Either outcome is logged once. If a later step differs from the watched ones, it raises an error; it never makes a
-different update in silence.
+different update in silence. Writes that torch does not count are found, too (``workers/common/pushed.py``).
 
 New values are held back until the step, or until the forward passes after it, because backward and the program may
 still read the old weights.
@@ -25,7 +25,7 @@ from kvstore import DeadlineExceeded, KVStore, KVStoreError, UsageError
 from kvstore.ticket import Ticket, claim
 from workers.common.buckets import Progress
 from workers.common.hooks import Hooks
-from workers.common.torch_internals import write_count
+from workers.common.pushed import PushedGradients
 from workers.trainer.arrivals import Arrivals, write
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import Snapshot, TrainerRates, changed
@@ -36,27 +36,12 @@ WATCHED_STEPS = 10  # GANs alternate every few steps, and some steps run backwar
 INSTEAD = "run that backward() under `with trainer.no_sync():`, or pass overlap=False to Trainer"
 
 
-@dataclass(frozen=True)
-class GradientRecord:
-    """A gradient at the moment of its push; while watching, at the moment when it would have been pushed."""
-
-    grad: torch.Tensor
-    version: int  # torch counts the writes to a tensor
-    norm: torch.Tensor | None  # also finds writes that torch does not count, through .data or numpy
-
-    def still(self, grad: torch.Tensor | None) -> bool:
-        """Whether ``grad`` is this gradient, unchanged."""
-        if grad is None or grad is not self.grad or write_count(grad) != self.version:
-            return False
-        return self.norm is None or torch.equal(_norm(grad), self.norm)
-
-
 @dataclass
 class Step:
     """What has happened since the last step.
 
     Attributes:
-        seen: by position, the gradients of the buckets that have been pushed.
+        seen: the gradients of the buckets that have been pushed; while watching, of those that would have been.
         pushed: a ticket for each push, with the values that it brings, by position; no values where the store writes
             them into the parameters itself.
         streams: the CUDA streams on which gradients were computed.
@@ -65,7 +50,7 @@ class Step:
         objection: why pushing early would have been wrong in this watched step.
     """
 
-    seen: dict[int, GradientRecord] = field(default_factory=dict)
+    seen: list[PushedGradients] = field(default_factory=list)
     pushed: list[tuple[Ticket, dict[int, torch.Tensor]]] = field(default_factory=list)
     streams: set[torch.cuda.Stream] = field(default_factory=set)
     rates: Snapshot | None = None
@@ -210,8 +195,8 @@ class Overlap:
                 self._object(f"the gradient of {self._params[position].key!r} was dropped between two backward()")
                 return
             grads.append(grad)
-        for position, grad in zip(positions, grads, strict=True):
-            self._step.seen[position] = GradientRecord(grad, write_count(grad), _norm(grad) if self._watching else None)
+        if positions:
+            self._step.seen.append(PushedGradients(dict(zip(positions, grads, strict=True))))
         if self._rates is not None and self._step.rates is None:
             self._step.rates = self._rates.apply()
         if self._watching or self._step.refused is not None or not positions:
@@ -232,9 +217,18 @@ class Overlap:
             self._object("step() was given a batch size, and the next may be another")
         elif self._step.seen and not self._watching and rescale != self._rescale:
             self._object("this step() was given another batch size than the first ones")
-        for position, seen in self._step.seen.items():
-            if not seen.still(grads.get(position)):
+        for bucket in self._step.seen:
+            if (position := bucket.replaced(grads)) is not None:
                 self._object(f"the gradient of {self._params[position].key!r} changed between backward() and step()")
+
+    def _require_unwritten(self) -> None:
+        """Object to writes to gradients since they were pushed that torch has not counted."""
+        for bucket in self._step.seen:
+            if (position := bucket.written()) is not None:
+                self._object(
+                    f"the gradient of {self._params[position].key!r} changed between its push and step(), through "
+                    ".data or numpy, or by a hook that was registered after Trainer's"
+                )
 
     @property
     def _watching(self) -> bool:
@@ -258,6 +252,7 @@ class Overlap:
         elif missing:
             lists = [grads[position] for position in missing], [outs[position] for position in missing]
             self._pushpull(missing, *lists, {}, rescale, copy=not self._share)
+        self._require_unwritten()  # while servers work
         if later is not None:
             for ticket, held in self._step.pushed:
                 later.expect(ticket, held)
@@ -308,11 +303,6 @@ class Overlap:
         keys = [self._params[position].key for position in positions]
         ticket = self._store.pushpull(keys, grads, outs, -min(positions), wait=False, copy=copy)
         self._step.pushed.append((ticket, held))
-
-
-@torch.no_grad()
-def _norm(grad: torch.Tensor) -> torch.Tensor:
-    return grad.norm() if grad.layout == torch.strided else torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 def _settle(tickets: Sequence[Ticket]) -> None:

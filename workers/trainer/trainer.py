@@ -29,7 +29,8 @@ class Trainer(TrainedParameters):
     if these have shown that gradients are final then: one backward a step, nobody changes its gradients (clipping), and
     ``step`` is given no batch size, which could vary. Either outcome is logged once, at INFO, and ``overlaps`` tells
     it. The weights are the same to the bit as without. A later step that differs raises ``UsageError``; it needs
-    ``no_sync``, or ``overlap=False``. What had been pushed when a step raised stays pushed.
+    ``no_sync``, or ``overlap=False``. So does one after which a gradient is not what was pushed, whoever wrote to it:
+    ``.grad.data``, numpy, a hook that was registered later. What had been pushed when a step raised stays pushed.
 
     Of a parameter with a sparse gradient, as ``nn.Embedding(sparse=True)`` has, only the rows that some worker has
     touched are sent and updated. That needs rounds of all workers, and an optimizer with a rule for rows: ``sgd``,
@@ -50,9 +51,9 @@ class Trainer(TrainedParameters):
         kvstore: a store, or the type of one to make. ``auto``: ``dist_sync`` in a job, ``device`` outside of one.
             None: update alone.
         update_on_kvstore: True: update where the store is (on the servers, for a dist store) and pull weights. False:
-            pull summed gradients and update here. ``auto``, or Gluon's None, decides as Gluon does: on the store, if
-            ``MXNET_UPDATE_ON_KVSTORE`` is not 0 and the store can; always for ``dist_async`` and ``dist_ssp``; here,
-            if there is one device and no other worker.
+            pull summed gradients, in their own dtype, and update here. ``auto``, or Gluon's None, decides as Gluon
+            does: on the store, if ``MXNET_UPDATE_ON_KVSTORE`` is not 0 and the store can; always for ``dist_async`` and
+            ``dist_ssp``; here, if there is one device and no other worker.
         compression_params: how to compress what is sent; see ``KVStore.set_gradient_compression``.
         overlap: push during backward. ``auto`` decides by the first ten steps, for dist stores and models of more than
             one bucket of 8 MiB. True does it from the second step on, whatever the first was

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstore.cached import cached
 from kvstore.dist.plans.entries import DTYPES, Entries, Entry, Segment
-from kvstore.spec import ITEMSIZE, Key
+from kvstore.spec import ITEMSIZE, Key, sum_dtype
 from kvstore.values import many_small
 from kvstore.values.addresses import Column
 
@@ -106,6 +106,11 @@ class Parcel:
         self.ends = stops[np.append(firsts[1:], len(numbers)) - 1]
         self._table = table
         self._numbers = numbers
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of sums of its arrays."""
+        return self.size * ITEMSIZE[sum_dtype(self.dtype)]
 
     @cached
     def many(self) -> bool:

@@ -143,6 +143,23 @@ def test_other_floats(dtype: torch.dtype) -> None:
             assert torch.equal(out, torch.full((2500,), 2.0, dtype=dtype))
 
 
+@pytest.mark.parametrize("aggregators", [0, 1])
+def test_what_decodes_to_more_than_half_precision_has_is_summed(aggregators: int) -> None:
+    def work(store: Any) -> torch.Tensor:
+        store.set_optimizer("sgd", learning_rate=2.0**-20, rescale_grad=0.25)
+        store.set_gradient_compression({"type": "2bit", "threshold": 40_000.0})
+        store.init("w", torch.zeros(2500, dtype=torch.float16))
+        out = torch.empty(2500, dtype=torch.float16)
+        big = torch.full((2500,), 40_000.0, dtype=torch.float16)
+        store.pushpull("w", [big, big], out=out)  # from two devices each
+        return out
+
+    with ThreadedJob(2, 2, aggregators=aggregators) as job:
+        # 80,000 of each worker are 40,000 and a residual; an aggregator's sum of 160,000 is twice that threshold.
+        for out in job.run(work):
+            assert out.unique().tolist() == torch.tensor([-20_000 * 2.0**-20]).half().tolist()
+
+
 def test_integers_go_as_they_are() -> None:
     def work(store: Any) -> tuple[list[int], float]:
         store.set_gradient_compression({"type": "2bit", "pull": "fp16"})

@@ -166,3 +166,21 @@ def test_one_worker_that_cannot_lend_is_summed_with_the_others(cluster: Threaded
     found = cluster.run(counted, on_device=True)
     assert [bool(statistics.bytes_lent) for _, statistics in found] == [True, False, True]
     assert all(same(values, usual[rank]) for rank, (values, _) in enumerate(found))
+
+
+def test_sums_over_devices_of_half_precision_are_lent_in_float32(cluster: ThreadedJob):
+    def work(store: DistStore) -> tuple[list[float], int]:
+        store.set_optimizer("sgd", learning_rate=2.0**-17, rescale_grad=1 / 3)
+        store.init(["h", "i"], [torch.zeros(1500, dtype=torch.float16), torch.zeros(9, dtype=torch.float16)])
+        for _ in range(4):  # the first ones have no lent memory yet
+            values = [[torch.full((size,), 40_000.0).half()] * 2 for size in (1500, 9)]
+            outs = [torch.empty(size, dtype=torch.float16) for size in (1500, 9)]
+            store.pushpull(["h", "i"], values, outs)
+        lent = store.statistics().bytes_lent
+        return [*outs[0].unique().tolist(), *outs[1].unique().tolist()], lent
+
+    expected = torch.tensor(-4 * 80_000 * 2.0**-17).half().item()
+    for values, lent in cluster.run(work, on_device=True):
+        assert values == [expected, expected]
+        assert lent
+        assert lent % (4 * 1509) == 0

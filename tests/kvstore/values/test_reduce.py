@@ -62,6 +62,19 @@ def test_a_sum_goes_where_it_is_wanted_and_changes_nothing_else(count: int, dtyp
     assert all(part.tolist() == [1] * 3 for part in parts)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("wide", [(), (0,), (1,), (0, 1, 2)])
+def test_a_sum_of_half_precision_can_stay_in_float32(dtype: torch.dtype, wide: tuple[int, ...]) -> None:
+    parts = [torch.full((2,), number, dtype=dtype) for number in (40_000.0, 40_000.0, 2.0**-7)]
+    parts = [part.float() if place in wide else part for place, part in enumerate(parts)]
+    expected = 2 * parts[0].float() + 2.0**-7
+    for total in (sum_in_order(parts, dtype=torch.float32), sum_in_order(parts, out=torch.empty(2))):
+        assert total.dtype == torch.float32
+        assert torch.equal(total, expected)
+    assert torch.equal(sum_in_order(parts, out=torch.empty(2, dtype=dtype)), expected.to(dtype))
+    assert [part[0].item() for part in parts] == [parts[0][0].item()] * 2 + [2.0**-7]
+
+
 def test_a_single_value_is_returned_as_it_is() -> None:
     one = torch.ones(3)
     assert sum_in_order([one]) is one

@@ -6,6 +6,7 @@ import pytest
 from asking import floats
 from hosting import Host, floats_in, total, values
 
+from kvstore.values import to_buffer
 from kvstore.wire import Ack, Close, Failure, Push, Values
 from servers.aggregator.store import HOLD_S
 from servers.requests.reasons import Reason
@@ -68,11 +69,44 @@ def test_what_is_not_finite_is_sent_on_one_by_one_so_that_its_worker_is_known():
     assert [exchange.fields["ranks"] for exchange in host.sent] == [[2], [3]]
 
 
-def test_half_precision_is_summed_in_float32_and_rounded_once():
-    host = Host((1, 2, 3), dtype="float16")
-    for rank, number in ((1, 2048.0), (2, 1.0), (3, 1.0)):
-        host.push(rank, {1: [number, 0]})
-    assert total(host.take(), "float16") == [2050.0, 0.0]
+@pytest.mark.parametrize("finite", [False, True])
+def test_half_precision_is_summed_in_float32_and_goes_on_so(finite):
+    host = Host((1, 2, 3), dtype="float16", finite=finite)
+    for rank, numbers in ((1, [2048, 40_000]), (2, [0.5, 40_000]), (3, [0.25, -1])):
+        host.push(rank, {1: numbers})
+    exchange = host.take()
+    assert exchange.fields["in_float32"]
+    assert total(exchange) == [2048.75, 79_999]
+
+
+def test_a_sum_over_devices_is_added_to_other_workers_values():
+    host = Host((1, 2), dtype="float16")
+    host.push(1, {1: [1, 40_000]})
+    wide = to_buffer(floats(0.1, 80_000))
+    host.push(2, {1: [0, 0]}, in_float32=True, buffers=[wide])
+    exchange = host.take()
+    assert exchange.fields["in_float32"]
+    assert total(exchange) == [floats(1.1).item(), 120_000]
+
+
+@pytest.mark.parametrize("fields", [{}, {"encode": ["fp16", []]}])
+def test_what_goes_on_by_itself_stays_as_it_came(fields):
+    host = Host((1, 2), dtype="float16")
+    host.push(1, {1: [1, 2]}, lr=0.5, **fields)
+    wide = to_buffer(floats(0.1, 80_000))
+    host.push(2, {1: [0, 0]}, in_float32=True, buffers=[wide], **fields)
+    half, summed = host.sent
+    assert (half.fields["in_float32"], summed.fields["in_float32"]) == (False, not fields)
+    if not fields:
+        assert total(half, "float16") == [1, 2]
+        assert total(summed) == [floats(0.1).item(), 80_000]
+
+
+def test_a_sum_of_float32_is_no_sum_of_half_precision():
+    host = Host()
+    host.push(2, {1: [1, 2]})
+    host.push(3, {1: [1, 2]})
+    assert not host.take().fields["in_float32"]
 
 
 def test_a_payload_of_the_wrong_size_is_refused_before_it_waits():

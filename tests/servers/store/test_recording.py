@@ -37,13 +37,13 @@ def test_a_round_is_one_record_whose_rescaled_sum_both_steps_leave_alone():
     assert state(pair.standby) == state(pair.shard)
 
 
-def test_a_sum_of_half_precision_is_rescaled_as_float32_by_each_server():
+def test_a_sum_of_half_precision_is_rescaled_as_float32_before_it_is_recorded():
     pair = Pair(2, values={1: floats(1).half()})
     optimized(pair, "sgd", lr=0.5, momentum=0.9)
     for worker in pair.workers:
         pair.ask(worker, worker.push({1: floats(1).half()}, 1, rescale=0.3))
     (record,) = [record for record in pair.records if isinstance(record, ClosedRounds)]
-    assert record.rescale == 0.3
+    assert (record.rescale, *memoryview(record.buffers[0]).cast("f")) == (1, float(floats(2).mul(0.3)))
     pair.catch_up()
     assert state(pair.standby) == state(pair.shard)
 

@@ -149,6 +149,42 @@ def test_a_mean_of_float16_may_come_from_a_sum_that_float16_cannot_hold(cluster:
         assert torch.equal(grad, torch.full((2,), 60000.0, dtype=torch.float16))
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_means_of_half_precision_are_rounded_once(cluster: ThreadedJob, dtype: torch.dtype, overlap: bool) -> None:
+    # float16 is halved without an error only where it is not as small as this; bfloat16 has 8 bits.
+    numbers = [[2.0**-24, 0.0], [3 * 2.0**-24, 40_000.0], [1.0, 60_000.0], [256.0, 0.5]]
+
+    def work(store: DistStore) -> tuple[torch.Tensor, torch.Tensor]:
+        half, plain = nn.Parameter(torch.zeros(4, dtype=dtype)), nn.Parameter(torch.zeros(4))
+        optimizer = DistributedOptimizer(torch.optim.SGD([half, plain], lr=0.0), kvstore=store, overlap=overlap)
+        mine = torch.tensor([both[store.rank] for both in numbers])
+        for _ in range(2):
+            optimizer.zero_grad()
+            ((half * mine.to(dtype)).float().sum() + (plain * mine).sum()).backward()
+            optimizer.step()
+        assert half.grad is not None
+        assert plain.grad is not None
+        return half.grad, plain.grad
+
+    both = torch.tensor(numbers)
+    for half, plain in cluster.run(work):
+        assert torch.equal(half, both.to(dtype).float().mean(dim=1).to(dtype))
+        assert torch.equal(plain, both.mean(dim=1))
+
+
+def test_sums_of_half_precision_stay_sums(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> torch.Tensor | None:
+        param = nn.Parameter(torch.zeros(2, dtype=torch.float16))
+        optimizer = DistributedOptimizer(torch.optim.SGD([param], lr=0.0), kvstore=store, op=workers.Sum)
+        (param * 3.0).sum().backward()
+        optimizer.step()
+        return param.grad
+
+    for grad in cluster.run(work):
+        assert torch.equal(grad, torch.full((2,), 6.0, dtype=torch.float16))
+
+
 def test_dtypes_and_layouts_mixed(cluster: ThreadedJob) -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -175,7 +211,14 @@ def test_a_backward_inside_of_a_backward(cluster: ThreadedJob) -> None:
     same(pair(cluster, checkpointed)[0], alone(checkpointed))
 
 
-def test_a_hook_that_changes_a_gradient_that_has_gone_is_an_error(cluster: ThreadedJob) -> None:
+def halve_data(param: torch.Tensor) -> None:
+    param.grad.data.mul_(0.5)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("halve", [halve, halve_data])
+def test_a_hook_that_changes_a_gradient_that_has_gone_is_an_error(
+    cluster: ThreadedJob, halve: Callable[[torch.Tensor], None]
+) -> None:
     def halved(overlap: bool) -> Callable[[DistStore], torch.Tensor | None]:
         def work(store: DistStore) -> torch.Tensor | None:
             param = nn.Parameter(torch.ones(100))

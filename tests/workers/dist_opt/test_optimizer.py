@@ -54,6 +54,29 @@ def test_any_optimizer_will_do(run: Any) -> None:
     same(run(work), by_hand([plain] * STEPS, torch.optim.Adam))
 
 
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda sgd, loss: sgd.backward_and_update(loss),
+        lambda sgd, loss: sgd.backward_and_sparse_update(loss, spars=1e-3),
+        lambda sgd, loss: sgd.backward_and_sparse_update(loss, spars=1.0, topK=True),
+    ],
+    ids=["plain", "sparse", "topk"],
+)
+def test_means_of_float16_parameters_come_from_sums_that_float16_cannot_hold(
+    run: Any, send: Callable[[DistOpt, Tensor], None]
+) -> None:
+    def work(rank: int) -> Tensor | None:
+        param = nn.Parameter(torch.zeros(2, dtype=torch.float16))
+        sgd = DistOpt(torch.optim.SGD([param], lr=2.0**-12), "dist_sync")
+        send(sgd, (param * torch.tensor([40_000.0, 0.5], dtype=torch.float16)).sum())
+        assert param.detach().tolist() == [-40_000 / 4096, -0.5 / 4096]
+        return param.grad
+
+    for grad in run(work):
+        assert torch.equal(grad, torch.tensor([40_000.0, 0.5], dtype=torch.float16))
+
+
 def test_half(run: Any) -> None:
     half = Half()
     results = run(with_dist_opt(lambda sgd, loss, step: sgd.backward_and_update_half(loss, threshold=8)))

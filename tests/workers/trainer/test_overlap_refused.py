@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from layers import SGD, backward, equal, loss_of, network, weights
-from overlapping import FIRST, SECOND, THIRD, Recorder, Rig
+from overlapping import FIRST, LAYERS, SECOND, THIRD, Recorder, Rig
 from threaded import ThreadedJob
 from torch import nn
 
@@ -82,6 +82,65 @@ def test_a_gradient_that_was_changed_after_its_push(rig: Rig, change: Callable[[
     with raises(r"the gradient of '2\.weight' changed between backward\(\) and step\(\)"):
         rig.trainer.step()
     recovers(rig)
+
+
+def write_numpy(grad: torch.Tensor) -> None:
+    grad.numpy()[-1] = 7
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda grad: grad.data.mul_(0.5),
+        lambda grad: grad.data.neg_(),
+        lambda grad: grad.data.view(-1)[-1:].mul_(1.0000002),
+        write_numpy,
+    ],
+    ids=["half", "opposite", "a bit", "numpy"],
+)
+def test_writes_to_a_gradient_after_its_push_that_torch_does_not_count(
+    write: Callable[[torch.Tensor], Any], share: bool
+) -> None:
+    for on_store in (True, False):
+        rig, plain = (Rig(w, share_gradients=share, update_on_kvstore=on_store) for w in (True, False))
+        for one in (rig, plain):
+            with one.trainer.no_sync():
+                backward(one.model, 1)
+            write(one.params[2].grad)
+            one.trainer.step()
+        assert equal(weights(rig.model), weights(plain.model)), "what the error says to do"
+        backward(rig.model, 2)
+        write(rig.params[2].grad)
+        with raises(r"the gradient of '2\.weight' changed between its push and step\(\), through \.data or numpy"):
+            rig.trainer.step()
+        recovers(rig)
+
+
+def halve(param: torch.Tensor) -> None:
+    param.grad.mul_(0.5)  # type: ignore[union-attr]
+
+
+def halve_data(param: torch.Tensor) -> None:
+    param.grad.data.mul_(0.5)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("hook", [halve, halve_data])
+def test_a_hook_that_was_registered_later_acts_or_is_an_error(hook: Callable[[torch.Tensor], None]) -> None:
+    errors: list[str] = []
+    for place in range(2 * LAYERS):
+        rig, plain = Rig(True), Rig(False)
+        for one in (rig, plain):
+            one.params[place].register_post_accumulate_grad_hook(hook)
+        plain.step(1)
+        try:
+            rig.step(1)
+        except kv.UsageError as exc:
+            errors.append(str(exc))
+        else:
+            assert equal(weights(rig.model), weights(plain.model))
+    assert 0 < len(errors) < 2 * LAYERS, "the last hook of a bucket comes too late"
+    assert all("no_sync" in text for text in errors)
 
 
 def test_clipping_under_no_sync(rig: Rig) -> None:

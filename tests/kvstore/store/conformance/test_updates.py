@@ -110,6 +110,21 @@ def test_half_precision_weights_do_not_lose_small_steps(run: Run) -> None:
 
 
 @every
+def test_a_sum_that_half_precision_lacks_is_used_in_float32(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1e-6, rescale_grad=0.25 / store.num_workers)
+        store.init(["w", "h"], [torch.zeros(2), torch.zeros(2, dtype=torch.float16)])
+        big = torch.full((2,), 40_000.0)
+        settled(store, store.push(["w", "h"], [[big] * 4, [big.half()] * 4]))
+        expected = pulled(store, "w", (2,)).astype(np.float16)
+        assert pulled(store, "h", torch.empty(2, dtype=torch.float16)).tolist() == expected.tolist()
+        assert expected[0].item() == pytest.approx(-0.04, rel=0.01)
+        store.barrier()
+
+    run(work)
+
+
+@every
 def test_an_unknown_optimizer_or_hyper_parameter(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         with pytest.raises(kv.UnknownName, match=r"no optimizer 'sdg'; choose from .*sgd"):

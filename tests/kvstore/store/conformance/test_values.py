@@ -300,3 +300,19 @@ def test_calls_may_be_made_in_inference_mode_and_outside_of_it(run: Run, inside:
             assert all((out == store.num_workers * (call + 1)).all() for out in outs)
 
     run(work)
+
+
+@assigning
+def test_a_factor_of_sums_gives_means_that_half_precision_has(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init(
+            ["w", "h", "n"], [torch.zeros(2), torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.int32)]
+        )
+        store.set_hyperparameters(rescale_grad=1 / (2 * store.num_workers))
+        big = torch.full((2,), 40_000.0)
+        store.push(["w", "h", "n"], [[big, big], [big.half(), big.half()], [torch.ones(2, dtype=torch.int32)] * 2])
+        for key, dtype in (("w", torch.float32), ("h", torch.float16)):
+            assert pulled(store, key, torch.empty(2, dtype=dtype)).tolist() == [40_000] * 2
+        assert pulled(store, "n", torch.empty(2, dtype=torch.int32)).tolist() == [2 * store.num_workers] * 2
+
+    run(work)

@@ -1,0 +1,101 @@
+"""Gradients that have been pushed, and whether they are still what was pushed.
+
+torch counts the writes to a tensor, but not those through ``.data`` or numpy. So the bits of gradients are noted, too:
+of small ones as a copy, of large ones as sums over chunks. A norm would not do: the opposite gradient has the same, and
+rounding hides small changes. A checksum such as CRC-32 takes ten times as long as sums, which are as fast as memory.
+Only what cancels out within a chunk of a large gradient is not found, such as two of its lanes that change places.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from workers.common.torch_internals import flatten, write_count
+
+# Lanes of eight bytes in a chunk. It is odd, so that the opposite of a chunk has another sum: the sign bit at the top
+# of each lane adds 2^63, and an even number of these vanishes. Hardly an array has rows of so many elements, so rows
+# that change places come into other chunks.
+CHUNK = 1021
+SMALL = 32 << 10  # bytes; to copy so few takes no longer than to sum them
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
+
+
+class _Noted(NamedTuple):
+    """The bits of the gradients at ``places``: copies back to back, or the sums of a single one."""
+
+    places: list[int]
+    bits: torch.Tensor
+
+
+class PushedGradients:
+    """The gradients of one bucket at the moment of their push.
+
+    Args:
+        grads: by position.
+        noted: whether ``written`` is to find writes that torch does not count.
+    """
+
+    def __init__(self, grads: Mapping[int, torch.Tensor], noted: bool = True) -> None:
+        self._positions = list(grads)
+        self._grads = list(grads.values())
+        self._counts = list(map(write_count, self._grads))
+        self._noted = _noted(self._grads) if noted else []
+
+    def replaced(self, now: Mapping[int, torch.Tensor | None]) -> int | None:
+        """Return the position of a gradient that is another tensor ``now``, or to which torch has counted a write."""
+        for position, grad, count in zip(self._positions, self._grads, self._counts, strict=True):
+            if now.get(position) is not grad or write_count(grad) != count:
+                return position
+        return None
+
+    def written(self) -> int | None:
+        """Return the position of a gradient whose elements are not those that were pushed, whoever wrote to it."""
+        for before, now in zip(self._noted, _noted(self._grads) if self._noted else [], strict=True):
+            if torch.equal(before.bits, now.bits):
+                continue
+            sizes = [self._grads[place].numel() for place in before.places]
+            for place, start, size in zip(before.places, itertools.accumulate(sizes, initial=0), sizes, strict=False):
+                part = slice(start, start + size)
+                if len(sizes) == 1 or not torch.equal(before.bits[part], now.bits[part]):
+                    return self._positions[place]
+        return None
+
+
+@torch.no_grad()
+def _noted(grads: Sequence[torch.Tensor]) -> list[_Noted]:
+    """Return the bits of all strided ones among ``grads``: rows of a sparse gradient are pushed in the step."""
+    noted: list[_Noted] = []
+    small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for place, grad in enumerate(grads):
+        if grad.layout != torch.strided:
+            continue
+        if grad.nbytes <= SMALL:
+            small.setdefault((grad.dtype, grad.device), []).append(place)
+        else:
+            noted.append(_Noted([place], _sums(grad.detach())))
+    for places in small.values():
+        flat = flatten([grads[place] for place in places])
+        noted.append(_Noted(places, flat.view(_BITS[flat.itemsize])))
+    return noted
+
+
+def _sums(grad: torch.Tensor) -> torch.Tensor:
+    """Return the sum of each chunk of the elements, in the order of memory where that is dense; and what is left."""
+    raw = _flat(grad).view(torch.uint8)
+    first = -raw.storage_offset() % 8  # lanes are aligned
+    lanes = (raw.numel() - first) // 8
+    stop = first + lanes // CHUNK * CHUNK * 8
+    sums = raw[first:stop].view(torch.int64).view(-1, CHUNK).sum(dim=1)
+    return torch.cat((sums.view(torch.uint8), raw[:first], raw[stop:]))
+
+
+def _flat(grad: torch.Tensor) -> torch.Tensor:
+    for order in ((0, 2, 3, 1), (0, 2, 3, 4, 1)):  # channels_last
+        if grad.dim() == len(order) and not grad.is_contiguous() and grad.permute(order).is_contiguous():
+            return grad.permute(order).reshape(-1)
+    return grad.contiguous().view(-1)
