@@ -43,7 +43,7 @@ class PeriodicAveraging(Replicas):
         sync_every: the number of steps in a period.
         warmup_steps: the number of first steps that each end with an average, because weights change fastest then.
             Periods begin after them. This is post-local SGD (Lin et al., arXiv:1808.07217).
-        buffers: also average floating-point buffers, such as batch-norm statistics.
+        buffers: also average buffers, such as batch-norm statistics; see ``Reducer.average_buffers``.
         momentum: what an average does to the optimizer's states. ``keep``: each worker keeps its own, at no cost.
             ``average``: float tensors except step counts are averaged too, as in Yu et al. (arXiv:1905.03817); this
             sends the weights' size once more for SGD with momentum, twice for Adam, and needs gradients for the same

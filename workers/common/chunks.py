@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from workers.common.tensors import overwrite
+
 
 class ChunkRange(NamedTuple):
     """Elements ``start`` to ``stop`` of the value ``name``, in index order; ``whole`` if these are all elements."""
@@ -68,4 +70,4 @@ def write(value: torch.Tensor, part: ChunkRange, elements: torch.Tensor) -> None
     flat = value.detach().reshape(-1)
     flat[part.start : part.stop].copy_(elements)
     if not value.is_contiguous():  # then flat was a copy
-        value.detach().copy_(flat.view(value.shape))
+        overwrite(value, flat.view(value.shape))

@@ -8,7 +8,7 @@ plain values that says how they belong together.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,11 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_meta or tensor.is_nested)
 
 
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several elements of a dense ``tensor`` lie in the same place, as ``expand`` makes them."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def has_parts(tensor: torch.Tensor) -> bool:
     """Whether ``take_apart`` takes ``tensor``: it is dense, sparse or quantized."""
     if tensor.is_meta or tensor.is_nested:
@@ -56,7 +61,21 @@ def has_parts(tensor: torch.Tensor) -> bool:
 
 def is_averaged(tensor: torch.Tensor) -> bool:
     """Whether a mean of such tensors makes sense: it is dense, and its elements are real or complex numbers."""
-    return is_dense(tensor) and tensor.dtype in AVERAGED
+    return is_dense(tensor) and tensor.dtype in AVERAGED and not (tensor.is_conj() or tensor.is_neg())
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex ``tensor`` as real numbers, over the same memory; any other as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def headroom(workers: int) -> float:
+    """Return the power of two by which so many workers multiply values, so that their sum cannot overflow.
+
+    A sum of the scaled values, divided by ``workers`` first and by this then, is never beyond the largest of them:
+    each step rounds to at most what its type can hold. The scaling itself rounds nothing but subnormal numbers.
+    """
+    return 2.0 ** -(workers - 1).bit_length()
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -120,16 +139,48 @@ def take_apart(tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Te
     return {"kind": "bytes", "dtype": dtype, "shape": shape}, {"bytes": flat_bytes(tensor)}
 
 
+def pack(
+    tensors: Mapping[str, torch.Tensor], held: Collection[torch.dtype]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return ``tensors`` as tensors that a file can hold, and the forms of those that it could not, by name.
+
+    Args:
+        tensors: dense, sparse or quantized tensors by name.
+        held: dtypes that the file can hold.
+    """
+    packed: dict[str, torch.Tensor] = {}
+    forms: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        form, parts = ({}, {"": tensor}) if is_dense(tensor) and tensor.dtype in held else take_apart(tensor)
+        if form:
+            forms[name] = form
+        packed |= {f"{name}/{part}" if form else name: value for part, value in parts.items()}
+    return packed, forms
+
+
+def unpack(packed: Mapping[str, torch.Tensor], forms: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors that ``pack`` was given.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    tensors = dict(packed)
+    for name, form in forms.items():
+        parts = {part: tensors.pop(part) for part in packed if part.startswith(f"{name}/")}
+        tensors[name] = put_together(form, {part.removeprefix(f"{name}/"): value for part, value in parts.items()})
+    return tensors
+
+
 def put_together(form: Mapping[str, Any], parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return the tensor, on the CPU, whose form and parts ``take_apart`` has returned.
 
     Raises:
-        UsageError: they do not belong together.
+        ValueError: they do not belong together.
     """
     try:
         return _put_together(form, parts)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as exc:
-        raise UsageError(f"the parts of a tensor are damaged: {type(exc).__name__}: {exc}") from None
+        raise ValueError(f"the parts of a tensor are damaged: {type(exc).__name__}: {exc}") from None
 
 
 def _put_together(form: Mapping[str, Any], parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
