@@ -20,7 +20,7 @@ from workers.broadcast import broadcast_parameters
 from workers.common.gather import Gather, digest
 from workers.common.stores import store_type
 from workers.common.tensors import as_real, fingerprint, headroom, is_averaged, is_dense, overwrite
-from workers.common.values import buffers_of, describe, other_buffers_of
+from workers.common.values import buffers_of, describe, everything_of, other_buffers_of
 
 COUNTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -86,13 +86,17 @@ class Reducer:
         self._average(self._differing({name: buffer.tensor for name, buffer in buffers.items()}))
 
     def broadcast(self, params: Any) -> None:
-        """Overwrite every worker's values with those of rank 0; see ``broadcast_parameters``.
+        """Overwrite every worker's values with those of rank 0; as ``broadcast_parameters``, but send what differs.
 
         Args:
             params: a module, for all its parameters and buffers, or tensors by name.
+
+        Raises:
+            Mismatch: workers pass other names, shapes or dtypes.
         """
-        if self._store.num_workers > 1:
-            broadcast_parameters(params, kvstore=self._store)
+        differing = self._differing(everything_of(params))
+        if differing:
+            broadcast_parameters(differing, kvstore=self._store)
 
     def close(self) -> None:
         """Close the store."""
@@ -142,7 +146,7 @@ class Reducer:
             overwrite(differing[name], sums[f"count/{name}"].div_(number, rounding_mode="floor"))
         rest = {name: tensor for name, tensor in differing.items() if name not in counts and not is_averaged(tensor)}
         if rest:
-            self.broadcast(rest)
+            broadcast_parameters(rest, kvstore=self._store)
 
     def _allreduce(self, tensors: Mapping[str, torch.Tensor]) -> None:
         if not tensors:

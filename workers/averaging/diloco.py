@@ -57,8 +57,9 @@ class DiLoCo(Stepper):
     The store's deadline must cover a whole period: a worker may wait for ``inner_steps`` steps of the slowest.
 
     Args:
-        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count if the optimizer
-            has them. A parameter with several names counts once.
+        model: a module, or its ``named_parameters()``, which has no buffers. Every worker gets rank 0's parameters,
+            frozen ones too, and buffers. Of the frozen parameters of the optimizer nothing is sent before they require
+            a gradient. A parameter with several names counts once.
         optimizer: the inner optimizer, an instance of ``torch.optim.Optimizer`` with parameters of ``model``. Its
             states stay the worker's own.
         kvstore: a synchronous store, for this alone, or the type of one to make. ``auto``: ``dist_sync`` in a job,
@@ -130,9 +131,9 @@ class DiLoCo(Stepper):
         kept = {name: params[name] for names in self._fragments for name in names}
         self._reducer = Reducer.over(self._sums)
         rest = {name: value for name, value in everything_of(model).items() if name not in kept}
-        if rest and self._store.num_workers > 1:
-            self._reducer.broadcast(rest)
-        self._global = GlobalWeights(self._store, kept, outer_optimizer, outer_params)
+        self._reducer.broadcast(rest)
+        frozen = [name for name, param in kept.items() if not param.requires_grad]
+        self._global = GlobalWeights(self._store, kept, outer_optimizer, outer_params, frozen)
         self._position = 0  # in the schedule, which begins anew after ``finish``
         self._unsent = [0] * self._schedule.fragments  # the steps since a fragment was sent
         self._in_flight: dict[int, Ticket | None] = {}  # by fragment; None for one that has arrived
@@ -145,9 +146,11 @@ class DiLoCo(Stepper):
         """
         self._steps += 1
         self._position += 1
+        self._global.thaw()
         self._unsent = [steps + 1 for steps in self._unsent]
         for number in self._schedule.leaving(self._position):
-            self._in_flight[number] = self._global.push(self._fragments[number])
+            names = self._global.trained(self._fragments[number])
+            self._in_flight[number] = self._global.push(names) if names else None
             self._unsent[number] = 0
             self._rounds += 1
         for number in self._schedule.arriving(self._position):
@@ -174,7 +177,8 @@ class DiLoCo(Stepper):
             self._take(number)
         changed = [number for number, steps in enumerate(self._unsent) if steps]
         if changed:
-            self._global.push([name for number in changed for name in self._fragments[number]])
+            names = [name for number in changed for name in self._fragments[number]]
+            self._global.push(self._global.trained(names))
             self._rounds += 1
         self._unsent = [0] * len(self._unsent)
         self._position = 0

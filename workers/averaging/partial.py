@@ -35,8 +35,9 @@ class PartialSync(Replicas):
     optimizer's states are never averaged.
 
     Args:
-        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count if the optimizer
-            has them. A parameter with several names counts once.
+        model: a module, or its ``named_parameters()``, which has no buffers. Every worker gets rank 0's parameters,
+            frozen ones too, and buffers. Frozen parameters count if the optimizer has them. A parameter with several
+            names counts once.
         optimizer: an instance of ``torch.optim.Optimizer`` with parameters of ``model``. Gradients are those of this
             worker's batch. A loss that is a mean over it needs the learning rate of synchronous training.
         kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto``:

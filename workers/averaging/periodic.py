@@ -35,8 +35,9 @@ class PeriodicAveraging(Replicas):
     The store's deadline must cover a whole period: a worker may wait for ``sync_every`` steps of the slowest.
 
     Args:
-        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count if the optimizer
-            has them. A parameter with several names counts once.
+        model: a module, or its ``named_parameters()``, which has no buffers. Every worker gets rank 0's parameters,
+            frozen ones too, and buffers. Frozen parameters count if the optimizer has them. A parameter with several
+            names counts once.
         optimizer: an instance of ``torch.optim.Optimizer`` with parameters of ``model``; see ``PartialSync``.
         kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto``:
             ``dist_sync`` in a job, ``device`` outside of one.

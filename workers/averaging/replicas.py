@@ -28,6 +28,7 @@ from workers.common.values import (
     other_buffers_of,
     parameters_of,
 )
+from workers.reducer import Reducer
 
 STEPPING, FINISHING = 1, 2
 
@@ -186,8 +187,7 @@ class Replicas(Stepper):
         for part, elements in zip(self._all, theirs, strict=True):
             write(values[part.name], part, elements)
         rest = {name: value for name, value in everything.items() if name not in values}
-        if rest and self._store.num_workers > 1:
-            broadcast_parameters(rest, kvstore=self._store)
+        Reducer.over(self._store).broadcast(rest)
 
     def _average(self, parts: Sequence[ChunkRange]) -> None:
         """Replace the values of ``parts`` by their means over workers; the states too if ``parts`` is everything.
