@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import swap_tensors
 
 from kvstore import UsageError
 from kvstore.values import readable
@@ -98,8 +99,13 @@ def fingerprint(tensor: torch.Tensor) -> int:
 def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Write ``value``, of the same shape and kind, into ``tensor``, whatever its dtype, device and strides are."""
     # ``detach`` copies what a sparse or a quantized tensor is beside its elements: only dense ones are detached.
-    if tensor.layout != torch.strided:
-        tensor.resize_as_sparse_(value)  # ``copy_`` alone keeps the old positions, or refuses
+    if tensor.layout in _COMPRESSED:
+        # ``copy_`` needs as many elements, and ``resize_as_sparse_`` leaves a torn tensor where memory is shared.
+        if tensor.values().shape != value.values().shape:
+            swap_tensors(tensor, value.clone())
+            return
+    elif tensor.layout == torch.sparse_coo:
+        tensor.resize_as_sparse_(value)  # ``copy_`` alone keeps the old positions
     elif not tensor.is_quantized:
         tensor = tensor.detach()
         for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
