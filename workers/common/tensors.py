@@ -102,7 +102,7 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if tensor.layout in _COMPRESSED:
         # ``copy_`` needs as many elements, and ``resize_as_sparse_`` leaves a torn tensor where memory is shared.
         if tensor.values().shape != value.values().shape:
-            swap_tensors(tensor, value.clone())
+            swap_tensors(tensor, value.clone())  # type: ignore[no-untyped-call]
             return
     elif tensor.layout == torch.sparse_coo:
         tensor.resize_as_sparse_(value)  # ``copy_`` alone keeps the old positions

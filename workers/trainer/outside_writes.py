@@ -97,6 +97,7 @@ class OutsideWrites:
         self._params, self._frozen, self._advice = params, frozen, advice
         self._steps = self._choices = 0
         self._watched: dict[int, list[Watched]] = {}  # by position, one for each device
+        self._kept: list[tuple[list[Watched], torch.Tensor]] = []  # those of one dtype, and their samples end to end
 
     @torch.no_grad()
     def note(self) -> None:
@@ -107,9 +108,11 @@ class OutsideWrites:
             self._choose()
         for each in self._each():
             each.note()
+        self._kept = []
         for same in _alike(self._each()):
-            pieces = torch.split(torch.cat([each.sample for each in same]), [len(each.sample) for each in same])
-            for each, piece in zip(same, pieces, strict=True):
+            kept = torch.cat([each.sample for each in same])
+            self._kept.append((same, kept))
+            for each, piece in zip(same, torch.split(kept, [len(each.sample) for each in same]), strict=True):
                 each.kept = piece
 
     @torch.no_grad()
@@ -118,15 +121,17 @@ class OutsideWrites:
         for each in self._watched.get(position, ()):
             each.note()
             each.kept = each.sample.clone()
+            self._kept = []
 
     @torch.no_grad()
     def require_none(self) -> None:
         """Raise ``UsageError`` if something else has been written into a parameter."""
         suspects = [each for each in self._each() if each.suspect]
-        for same in _alike([each for each in self._each() if each.tensor.data_ptr() == each.memory]):
-            now, kept = torch.cat([each.sample for each in same]), torch.cat([each.kept for each in same])
-            if not torch.equal(now, kept):
+        for same, kept in self._kept:
+            if not torch.equal(torch.cat([each.sample for each in same]), kept):
                 suspects += same
+        if not self._kept:  # some have been noted one by one
+            suspects = self._each()
         for each in suspects:
             if each.differs():
                 self._refuse(each)
