@@ -24,7 +24,7 @@ def odd_tensors(seed: int) -> dict[str, torch.Tensor]:
             "channels last": torch.randn(1, 3, 2, 2, generator=generator).to(memory_format=torch.channels_last),
             "coo": few.to_sparse(),
             "coo, not coalesced": torch.sparse_coo_tensor(
-                torch.tensor([[0, 0, seed]]), torch.ones(3), (2,), is_coalesced=False
+                torch.tensor([[0, 0, seed]]), torch.ones(3), (9,), is_coalesced=False
             ),
             "coo of complex": few.to(torch.complex64).to_sparse(),
             "csr": few.to_sparse_csr(),

@@ -11,7 +11,16 @@ import torch
 from torch import nn
 
 from kvstore import KVStore, UsageError
-from workers.common.tensors import as_real, fingerprint, has_parts, headroom, is_averaged, overwrite, to_tensor
+from workers.common.tensors import (
+    as_real,
+    fingerprint,
+    has_parts,
+    headroom,
+    is_averaged,
+    is_dense,
+    overwrite,
+    to_tensor,
+)
 from workers.embedding.modules import TableModule
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -67,7 +76,7 @@ class Copies:
                 "worker for each"
             )
         self.models = [model if devices is None else model.to(self.devices[0])]
-        self.models += [deepcopy(model).to(device) for device in self.devices[1:]]
+        self.models += [_copied(model).to(device) for device in self.devices[1:]]
 
     def named_parameters(self) -> Any:
         """Return pairs of name and parameter for a ``Trainer``; with several devices, a list of these for each."""
@@ -161,6 +170,12 @@ class Copies:
             for name, buffer in model.named_buffers()
             if has_parts(buffer)
         }
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model``; ``deepcopy`` of a CSR tensor fails in torch, and that of a quantized one warns."""
+    memo: dict[int, Any] = {id(buffer): buffer.clone() for buffer in model.buffers() if not is_dense(buffer)}
+    return deepcopy(model, memo)
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
