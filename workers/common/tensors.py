@@ -207,7 +207,13 @@ def _put_together(form: Mapping[str, Any], parts: Mapping[str, torch.Tensor]) ->
     if form["kind"] == "sparse_coo":
         coalesced = bool(form["coalesced"])
         return torch.sparse_coo_tensor(
-            parts["indices"], values, shape, is_coalesced=coalesced, check_invariants=True, device="cpu"
+            parts["indices"],
+            values,
+            shape,
+            is_coalesced=coalesced,
+            check_invariants=True,
+            dtype=values.dtype,
+            device="cpu",
         )
     return torch.sparse_compressed_tensor(
         parts["outer"],
@@ -216,6 +222,7 @@ def _put_together(form: Mapping[str, Any], parts: Mapping[str, torch.Tensor]) ->
         shape,
         layout=_LAYOUTS[form["kind"]],
         check_invariants=True,
+        dtype=values.dtype,
         device="cpu",
     )
 
