@@ -1,16 +1,28 @@
-"""Sums and averages over all workers of what is not trained: metrics, batch-norm statistics."""
+"""Sums and averages over all workers of what is not trained: metrics, batch-norm statistics; rank 0's values for all.
+
+What all workers have equal is never averaged. A mean of equal numbers is not always the number, infinities and the most
+negative number among them: two times ``finfo.min`` is -inf, and a third of three times a number may differ in its last
+bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 import kvstore as kv
-from kvstore import KVStore
+from kvstore import KVStore, Mismatch
 from kvstore.errors import warn_renamed
+from workers.broadcast import broadcast_parameters
+from workers.common.gather import Gather, digest
 from workers.common.stores import store_type
+from workers.common.tensors import as_real, fingerprint, headroom, is_averaged, is_dense, overwrite
+from workers.common.values import buffers_of, describe, everything_of, other_buffers_of
+
+COUNTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Reducer:
@@ -50,16 +62,41 @@ class Reducer:
     def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace each of ``tensors``, by name, by its mean over the workers.
 
-        Means of integers (batch counts) are rounded down.
+        A tensor that is the same on all workers, to the bit, stays as it is: constants, masks with infinities. Means
+        are computed in float64, where sums do not overflow, and rounded once. Means of integers (batch counts) are
+        rounded down. What has no mean becomes rank 0's: bool, float8, sparse and quantized tensors.
+
+        Raises:
+            Mismatch: workers pass tensors of other names, shapes or dtypes.
         """
-        floats = {f"tensor/{name}": t for name, t in tensors.items() if t.is_floating_point()}
-        self._allreduce(floats)
-        for tensor in floats.values():
-            tensor.div_(self._store.num_workers)
-        counts = {f"tensor/{name}": t for name, t in tensors.items() if not t.is_floating_point()}
-        self._allreduce(counts)
-        for tensor in counts.values():
-            tensor.div_(self._store.num_workers, rounding_mode="floor")
+        differing = self._differing(tensors)
+        counts = {name for name, tensor in differing.items() if is_dense(tensor) and tensor.dtype in COUNTS}
+        self._average(differing, counts)
+
+    def average_buffers(self, model: nn.Module) -> None:
+        """Average the buffers of ``model`` that are floating-point or complex; the others become rank 0's.
+
+        For loops of one's own with batch normalization, before an evaluation or a checkpoint: ``fit`` does the same
+        after each epoch. As in ``average``, a buffer that is the same on all workers stays as it is.
+
+        Raises:
+            Mismatch: workers have other models.
+        """
+        buffers = buffers_of(model) | other_buffers_of(model)
+        self._average(self._differing({name: buffer.tensor for name, buffer in buffers.items()}))
+
+    def broadcast(self, params: Any) -> None:
+        """Overwrite every worker's values with those of rank 0; as ``broadcast_parameters``, but send what differs.
+
+        Args:
+            params: a module, for all its parameters and buffers, or tensors by name.
+
+        Raises:
+            Mismatch: workers pass other names, shapes or dtypes.
+        """
+        differing = self._differing(everything_of(params))
+        if differing:
+            broadcast_parameters(differing, kvstore=self._store)
 
     def close(self) -> None:
         """Close the store."""
@@ -71,6 +108,45 @@ class Reducer:
     def __exit__(self, *exc: Any) -> None:
         if exc[0] is None:
             self.close()
+
+    def _differing(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return those of ``tensors`` that are not the same on all workers. They tell each other fingerprints."""
+        if self._store.num_workers == 1 or not tensors:
+            return {}
+        ordered = dict(sorted(tensors.items()))
+        prints = [fingerprint(tensor) for tensor in ordered.values()]
+        about = digest(describe(ordered)) + 1  # a row must not begin with 0
+        rows = Gather(self._store, f"/fingerprints/{len(prints)}", len(prints) + 1).exchange([about, *prints])
+        for rank, (theirs, *_) in enumerate(rows):
+            if theirs != about:
+                raise Mismatch(
+                    f"worker {rank} averages other tensors than this one: names, shapes and dtypes must be the same on "
+                    "all workers"
+                )
+        columns = zip(*(theirs for _, *theirs in rows), strict=True)
+        return {name: ordered[name] for name, column in zip(ordered, columns, strict=True) if len(set(column)) > 1}
+
+    def _average(self, differing: Mapping[str, torch.Tensor], counts: Collection[str] = ()) -> None:
+        """Replace tensors that differ by means; those in ``counts`` are rounded down. The rest becomes rank 0's."""
+        if not differing:
+            return
+        number = self._store.num_workers
+        down = headroom(number)
+        means = [name for name, tensor in differing.items() if is_averaged(tensor)]
+        sums = {
+            f"tensor/{name}": as_real(differing[name].detach()).to("cpu", torch.float64, copy=True).mul_(down)
+            for name in means
+        }
+        sums |= {f"count/{name}": differing[name].to("cpu", torch.int64, copy=True) for name in counts}
+        self._allreduce(sums)
+        for name in means:
+            tensor, mean = differing[name], sums[f"tensor/{name}"].div_(number).div_(down)
+            overwrite(tensor, torch.view_as_complex(mean) if tensor.is_complex() else mean)
+        for name in counts:
+            overwrite(differing[name], sums[f"count/{name}"].div_(number, rounding_mode="floor"))
+        rest = {name: tensor for name, tensor in differing.items() if name not in counts and not is_averaged(tensor)}
+        if rest:
+            broadcast_parameters(rest, kvstore=self._store)
 
     def _allreduce(self, tensors: Mapping[str, torch.Tensor]) -> None:
         if not tensors:

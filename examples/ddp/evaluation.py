@@ -23,7 +23,7 @@ def evaluate(
 
     Batch-norm statistics, which each worker has collected from its own images, are averaged first.
     """
-    reducer.average({name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()})
+    reducer.average_buffers(model)
     share = Subset(pictures, range(rank, len(pictures), size))  # type: ignore[arg-type]
     device = next(model.parameters()).device
     model.eval()

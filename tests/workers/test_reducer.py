@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from odd_tensors import odd_tensors
 from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
 from kvstore.dist import DistStore
 from workers import Reducer
+from workers.common.tensors import fingerprint
 
 RunAll = Callable[[Callable[[Reducer, int], Any]], list[Any]]
 
@@ -148,3 +150,95 @@ def test_outside_a_job_a_dist_reducer_says_what_to_run() -> None:
 def test_an_exception_passes_through_the_block() -> None:
     with pytest.raises(ZeroDivisionError), Reducer("local"):
         _ = 1 / 0
+
+
+LOW = torch.finfo(torch.float32).min
+
+
+def test_what_every_worker_has_equal_keeps_its_bits(run: RunAll) -> None:
+    def constants() -> dict[str, torch.Tensor]:
+        wide = torch.linspace(1, 2, 97) ** -0.7
+        return {
+            "mask": torch.tensor([0.0, LOW, float("-inf"), float("nan"), -0.0]),
+            "frequencies": wide,
+            "double": wide.double() / 3,
+            "half": wide.half(),
+            "complex": torch.polar(wide, wide),
+            "count": torch.tensor(7),
+        } | odd_tensors(3)
+
+    def work(reducer: Reducer, rank: int) -> None:
+        mine = constants()
+        reducer.average(mine)
+        assert [name for name, tensor in constants().items() if fingerprint(tensor) != fingerprint(mine[name])] == []
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64], ids=str
+)
+def test_a_mean_of_the_largest_numbers_there_are_is_no_infinity(run: RunAll, dtype: torch.dtype) -> None:
+    def work(reducer: Reducer, rank: int) -> None:
+        most = torch.finfo(dtype).max
+        value = torch.tensor([most, -most, most, 3.0 * rank], dtype=dtype)
+        value[2] = most if rank else -most
+        reducer.average({"a": value})
+        third = torch.tensor(most / 3, dtype=dtype)
+        torch.testing.assert_close(value, torch.tensor([most, -most, third, 3.0], dtype=dtype), rtol=1e-2, atol=0)
+        assert value[0] == most
+
+    run(work)
+
+
+def test_integers_of_few_bits_do_not_wrap_around(run: RunAll) -> None:
+    def work(reducer: Reducer, rank: int) -> None:
+        value = torch.tensor([100 + rank, -100], dtype=torch.int8)
+        reducer.average({"a": value})
+        assert value.tolist() == [101, -100]
+
+    run(work)
+
+
+def test_buffers_without_a_mean_become_rank_zeros(run: RunAll) -> None:
+    def work(reducer: Reducer, rank: int) -> None:
+        model = nn.BatchNorm1d(2)
+        model.register_buffer("low", torch.full((2,), LOW), persistent=False)
+        for name, tensor in odd_tensors(rank).items():
+            model.register_buffer(name.replace(" ", "_"), tensor)
+        model.running_mean.fill_(float(rank))  # type: ignore[union-attr]
+        model.num_batches_tracked.fill_(5 - rank)  # type: ignore[union-attr]
+        reducer.average_buffers(model)
+        assert model.running_mean.tolist() == [1, 1]  # type: ignore[union-attr]
+        assert model.num_batches_tracked == 5
+        assert model.low.tolist() == [LOW, LOW]  # type: ignore[union-attr]
+        found = dict(model.named_buffers())
+        for name, tensor in odd_tensors(0).items():
+            if name not in ("expanded", "expanded scalar", "channels last"):  # these have a mean
+                assert fingerprint(found[name.replace(" ", "_")]) == fingerprint(tensor), name
+        assert found["expanded_scalar"].tolist() == [[2.5, 2.5], [2.5, 2.5]]
+        assert found["expanded"].stride() == (0, 1)
+
+    run(work)
+
+
+def test_a_broadcast_of_what_differs(run: RunAll) -> None:
+    def work(reducer: Reducer, rank: int) -> None:
+        model = nn.Linear(2, 2)
+        with torch.no_grad():
+            model.weight.fill_(rank)
+            model.bias.fill_(3)
+        model.weight.requires_grad_(False)
+        reducer.broadcast(model)
+        assert model.weight.tolist() == [[0, 0], [0, 0]]
+        assert model.bias.tolist() == [3, 3]
+
+    run(work)
+
+
+def test_workers_that_average_other_tensors_are_told(run: RunAll) -> None:
+    def work(reducer: Reducer, rank: int) -> None:
+        with pytest.raises(kv.Mismatch, match=r"worker \d averages other tensors"):
+            reducer.average({"a": torch.zeros(2 if rank else 3)})
+
+    run(work)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from kvstore import KVStore, UsageError
 from kvstore.dist.compression import describe as described
@@ -25,7 +26,7 @@ from workers.averaging.stepper import Stepper
 from workers.common.checks import at_least
 from workers.common.gather import Gather
 from workers.common.stores import open_store
-from workers.common.values import Buffer, buffers_of, parameters_of
+from workers.common.values import everything_of, module_or_dict, parameters_of
 from workers.reducer import Reducer
 
 OUTER_PARAMS = {"learning_rate": 0.7, "momentum": 0.9}  # the paper's, for Nesterov momentum
@@ -56,8 +57,9 @@ class DiLoCo(Stepper):
     The store's deadline must cover a whole period: a worker may wait for ``inner_steps`` steps of the slowest.
 
     Args:
-        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count if the optimizer
-            has them. A parameter with several names counts once.
+        model: a module, or its ``named_parameters()``, which has no buffers. Every worker gets rank 0's parameters,
+            frozen ones too, and buffers. Of the frozen parameters of the optimizer nothing is sent before they require
+            a gradient. A parameter with several names counts once.
         optimizer: the inner optimizer, an instance of ``torch.optim.Optimizer`` with parameters of ``model``. Its
             states stay the worker's own.
         kvstore: a synchronous store, for this alone, or the type of one to make. ``auto``: ``dist_sync`` in a job,
@@ -73,7 +75,7 @@ class DiLoCo(Stepper):
             1; the paper's alpha.
         compression_params: how to compress outer gradients, and with ``pull`` the weights that come back; see
             ``KVStore.set_gradient_compression``.
-        buffers: let ``finish`` average floating-point buffers, such as batch-norm statistics.
+        buffers: let ``finish`` average the buffers, such as batch-norm statistics; see ``Reducer.average_buffers``.
 
     Raises:
         UsageError: an argument is invalid; or the store is asynchronous, or serves another model.
@@ -108,9 +110,10 @@ class DiLoCo(Stepper):
         self._mixing = float(mixing) if overlap else 0.0
         if outer_params is None:
             outer_params = OUTER_PARAMS if outer_optimizer == "nag" else {}
+        model = module_or_dict(model)
         params = parameters_of(model, optimizer)
         self._fragments = split(params, self._schedule.fragments)
-        self._buffers: dict[str, Buffer] = buffers_of(model) if buffers else {}
+        self._averaged = model if buffers and isinstance(model, nn.Module) else None
         self._store = open_store(kvstore)
         require_synchronous(self._store)
         self._sums = self._store.companion()
@@ -121,13 +124,16 @@ class DiLoCo(Stepper):
             "mixing": str(self._mixing),
             "compression_params": str(described(compression_params)),
         }
-        values = params | {name: buffer.tensor for name, buffer in self._buffers.items()}
+        values = params if self._averaged is None else everything_of(model)
         require_alike(Gather(self._sums, "/settings"), type(self).__name__, settings, values)
         if compression_params is not None:
             self._store.set_gradient_compression(compression_params)
         kept = {name: params[name] for names in self._fragments for name in names}
         self._reducer = Reducer.over(self._sums)
-        self._global = GlobalWeights(self._store, kept, outer_optimizer, outer_params)
+        rest = {name: value for name, value in everything_of(model).items() if name not in kept}
+        self._reducer.broadcast(rest)
+        frozen = [name for name, param in kept.items() if not param.requires_grad]
+        self._global = GlobalWeights(self._store, kept, outer_optimizer, outer_params, frozen)
         self._position = 0  # in the schedule, which begins anew after ``finish``
         self._unsent = [0] * self._schedule.fragments  # the steps since a fragment was sent
         self._in_flight: dict[int, Ticket | None] = {}  # by fragment; None for one that has arrived
@@ -140,9 +146,11 @@ class DiLoCo(Stepper):
         """
         self._steps += 1
         self._position += 1
+        self._global.thaw()
         self._unsent = [steps + 1 for steps in self._unsent]
         for number in self._schedule.leaving(self._position):
-            self._in_flight[number] = self._global.push(self._fragments[number])
+            names = self._global.trained(self._fragments[number])
+            self._in_flight[number] = self._global.push(names) if names else None
             self._unsent[number] = 0
             self._rounds += 1
         for number in self._schedule.arriving(self._position):
@@ -169,13 +177,15 @@ class DiLoCo(Stepper):
             self._take(number)
         changed = [number for number, steps in enumerate(self._unsent) if steps]
         if changed:
-            self._global.push([name for number in changed for name in self._fragments[number]])
+            names = [name for number in changed for name in self._fragments[number]]
+            self._global.push(self._global.trained(names))
             self._rounds += 1
         self._unsent = [0] * len(self._unsent)
         self._position = 0
         self._store.join(timeout)
         self._global.pull()
-        self._reducer.average({name: buffer.tensor for name, buffer in self._buffers.items()})
+        if self._averaged is not None:
+            self._reducer.average_buffers(self._averaged)
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:

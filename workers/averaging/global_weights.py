@@ -6,7 +6,7 @@ workers for the gradient of a step of the outer optimizer, and returns the new g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,8 @@ class GlobalWeights:
         params: this worker's own weights by name. They are read and written in place.
         optimizer: the outer optimizer; see ``KVStore.set_optimizer``.
         hyperparameters: those of the outer optimizer.
+        frozen: names of weights that are not trained before they require a gradient. Until then nothing of them is
+            sent, and what the program writes into them stays.
 
     Raises:
         UsageError: the store is already in use.
@@ -47,11 +49,17 @@ class GlobalWeights:
     """
 
     def __init__(
-        self, store: KVStore, params: Mapping[str, torch.Tensor], optimizer: Any, hyperparameters: Mapping[str, Any]
+        self,
+        store: KVStore,
+        params: Mapping[str, torch.Tensor],
+        optimizer: Any,
+        hyperparameters: Mapping[str, Any],
+        frozen: Iterable[str] = (),
     ) -> None:
         if "rescale_grad" in hyperparameters:
             raise UsageError("outer_params must not have rescale_grad: outer gradients are means over workers")
         self._store, self._params = store, dict(params)
+        self._frozen = set(frozen)
         self._copies = {name: _wide(param).clone() for name, param in params.items()}
         store.set_optimizer(optimizer, rescale_grad=1 / store.num_workers, **hyperparameters)
         try:
@@ -60,7 +68,12 @@ class GlobalWeights:
             raise UsageError(
                 "this store already has another model's weights; make a second one with kvstore.create"
             ) from None
-        self.take(list(params))
+        self._write(list(params))
+
+    def thaw(self) -> None:
+        """Train those parameters from now on that require a gradient now. Every worker calls this after each step."""
+        if self._frozen:
+            self._frozen = {name for name in self._frozen if not self._params[name].requires_grad}
 
     @torch.no_grad()
     def push(self, names: Sequence[str]) -> Ticket:
@@ -74,9 +87,12 @@ class GlobalWeights:
             gradients.append(gradient)
         return self._store.pushpull(list(names), gradients, [self._copies[name] for name in names], wait=False)
 
-    @torch.no_grad()
     def take(self, names: Sequence[str], mixing: float = 0.0) -> None:
         """Replace a worker's own weights by ``mixing`` times these, plus 1 - ``mixing`` times the copies."""
+        self._write(self.trained(names), mixing)
+
+    @torch.no_grad()
+    def _write(self, names: Sequence[str], mixing: float = 0.0) -> None:
         for name in names:
             param, copy = self._params[name], self._copies[name]
             if mixing:
@@ -92,7 +108,7 @@ class GlobalWeights:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Have the copies in place of the worker's own weights, within the block."""
-        own = {name: param.detach().clone() for name, param in self._params.items()}
+        own = {name: self._params[name].detach().clone() for name in self.trained(self._params)}
         self.take(list(own))
         try:
             yield
@@ -102,9 +118,10 @@ class GlobalWeights:
                     self._params[name].copy_(value)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the worker's own weights and the copies."""
-        return {f"local/{name}": param.detach() for name, param in self._params.items()} | {
-            f"global/{name}": copy for name, copy in self._copies.items()
+        """Return the worker's own weights and the copies, of what is trained."""
+        names = self.trained(self._params)
+        return {f"local/{name}": self._params[name].detach() for name in names} | {
+            f"global/{name}": self._copies[name] for name in names
         }
 
     @torch.no_grad()
@@ -114,12 +131,17 @@ class GlobalWeights:
         Raises:
             UsageError: it belongs to another model.
         """
+        self._frozen = {name for name in self._frozen if f"local/{name}" not in tensors}
         mine = self.state()
         for name, value in mine.items():
             if name not in tensors or tensors[name].shape != value.shape:
                 raise UsageError(f"this state of DiLoCo belongs to another model: it has no {name!r} of this shape")
         for name, value in mine.items():
             value.copy_(tensors[name])
+
+    def trained(self, names: Iterable[str]) -> list[str]:
+        """Return those of ``names`` that are trained so far."""
+        return [name for name in names if name not in self._frozen]
 
 
 def _wide(param: torch.Tensor) -> torch.Tensor:

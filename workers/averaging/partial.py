@@ -35,15 +35,17 @@ class PartialSync(Replicas):
     optimizer's states are never averaged.
 
     Args:
-        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count if the optimizer
-            has them. A parameter with several names counts once.
+        model: a module, or its ``named_parameters()``, which has no buffers. Every worker gets rank 0's parameters,
+            frozen ones too, and buffers. Frozen parameters count if the optimizer has them. A parameter with several
+            names counts once.
         optimizer: an instance of ``torch.optim.Optimizer`` with parameters of ``model``. Gradients are those of this
             worker's batch. A loss that is a mean over it needs the learning rate of synchronous training.
         kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto``:
             ``dist_sync`` in a job, ``device`` outside of one.
-        chunk_bytes: how much a step sends and receives at most, in bytes; at least 8. For each worker, 64 bytes are
-            added. float16 is sent as float32.
-        buffers: also average floating-point buffers, such as batch-norm statistics, in their turn.
+        chunk_bytes: how much a step sends and receives at most, in bytes; at least 8. For each worker, 32 bytes are
+            added, and 8 for each parameter and buffer, by which workers see what is equal. float16 is sent as float32.
+        buffers: also average buffers, such as batch-norm statistics, in their turn; see ``Reducer.average_buffers``.
+            Those that have no mean become rank 0's in the turn of the last chunk.
 
     Raises:
         UsageError: an argument is invalid; or the store updates, or serves another model.

@@ -35,15 +35,16 @@ class PeriodicAveraging(Replicas):
     The store's deadline must cover a whole period: a worker may wait for ``sync_every`` steps of the slowest.
 
     Args:
-        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count if the optimizer
-            has them. A parameter with several names counts once.
+        model: a module, or its ``named_parameters()``, which has no buffers. Every worker gets rank 0's parameters,
+            frozen ones too, and buffers. Frozen parameters count if the optimizer has them. A parameter with several
+            names counts once.
         optimizer: an instance of ``torch.optim.Optimizer`` with parameters of ``model``; see ``PartialSync``.
         kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto``:
             ``dist_sync`` in a job, ``device`` outside of one.
         sync_every: the number of steps in a period.
         warmup_steps: the number of first steps that each end with an average, because weights change fastest then.
             Periods begin after them. This is post-local SGD (Lin et al., arXiv:1808.07217).
-        buffers: also average floating-point buffers, such as batch-norm statistics.
+        buffers: also average buffers, such as batch-norm statistics; see ``Reducer.average_buffers``.
         momentum: what an average does to the optimizer's states. ``keep``: each worker keeps its own, at no cost.
             ``average``: float tensors except step counts are averaged too, as in Yu et al. (arXiv:1905.03817); this
             sends the weights' size once more for SGD with momentum, twice for Adam, and needs gradients for the same

@@ -15,10 +15,20 @@ import torch
 from kvstore import KVStore, Mismatch, UsageError
 from workers.averaging.agreement import require_alike
 from workers.averaging.stepper import Stepper
+from workers.broadcast import broadcast_parameters
 from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
 from workers.common.stores import open_store
-from workers.common.values import buffers_of, describe, parameters_of
+from workers.common.tensors import as_real, fingerprint, headroom
+from workers.common.values import (
+    buffers_of,
+    describe,
+    everything_of,
+    module_or_dict,
+    other_buffers_of,
+    parameters_of,
+)
+from workers.reducer import Reducer
 
 STEPPING, FINISHING = 1, 2
 
@@ -48,7 +58,7 @@ class Replicas(Stepper):
         model: see ``values.parameters_of``.
         optimizer: this worker's optimizer.
         kvstore: see the subclasses.
-        buffers: average the floating-point buffers of ``model`` too.
+        buffers: average the buffers of ``model`` too.
         chunk_bytes: see ``chunks.divide``; None for all values in one chunk.
         settings: settings that must be the same on all workers, by name.
 
@@ -67,17 +77,21 @@ class Replicas(Stepper):
         settings: Mapping[str, int | str],
     ) -> None:
         super().__init__(optimizer)
+        model = module_or_dict(model)
         self._params = parameters_of(model, optimizer)
         self._buffers = buffers_of(model) if buffers else {}
+        self._others = other_buffers_of(model) if buffers else {}
         self._trained = self._in_optimizer()
         self._store = open_store(kvstore)
         self._chunks = divide(self._values(), chunk_bytes)
         self._all = [part for chunk in self._chunks for part in chunk]
-        self._marks = Gather(self._store, "/marks", shared=False)
-        require_alike(self._marks, type(self).__name__, settings, self._values())
+        alike = self._values() | {name: buffer.tensor for name, buffer in self._others.items()}
+        require_alike(Gather(self._store, "/alike", shared=False), type(self).__name__, settings, alike)
+        self._marks = Gather(self._store, "/marks", len(Mark._fields) + len(alike))  # whose number is the same for all
         self._known: set[str] = set()  # the keys of states
         self._stale = False
-        self._broadcast()
+        self._equal: set[str] = set()  # what all workers have had equal, to the bit, when they met
+        self._broadcast(everything_of(model))
 
     def after_step(self) -> None:
         """Count a step that the program has made itself, for example with a ``GradScaler``, and average what is due.
@@ -93,7 +107,7 @@ class Replicas(Stepper):
         self._stale = True
         due = self._due(self._steps)
         if due:
-            self._meet(STEPPING)
+            self._meet(STEPPING, due)
             self._average(due)
 
     def finish(self) -> None:
@@ -102,10 +116,10 @@ class Replicas(Stepper):
         Every worker calls this. A worker that has made fewer steps takes part in the others' averages, with the same
         weight, until they call it too. Training may go on afterwards.
         """
-        marks = self._meet(FINISHING)
+        marks = self._meet(FINISHING, self._all)
         while going := [mark for mark in marks if mark.phase == STEPPING]:
             self._average(self._due(going[0].steps))
-            marks = self._meet(FINISHING)
+            marks = self._meet(FINISHING, self._all)
         if any(mark.stale for mark in marks):
             self._average(self._all)
         self._steps = max(mark.steps for mark in marks)
@@ -132,15 +146,26 @@ class Replicas(Stepper):
 
     # ---- helpers
 
-    def _meet(self, phase: int) -> list[Mark]:
-        """Wait for all workers; return their marks by rank."""
+    def _meet(self, phase: int, due: Sequence[ChunkRange]) -> list[Mark]:
+        """Wait for all workers; return their marks by rank. Finds out which of the values that are ``due`` are equal.
+
+        Buffers may be constants, and parameters may be frozen: a mean could change what all workers have equal.
+        """
         if self._in_optimizer() != self._trained:
             raise UsageError(
                 f"the optimizer's parameters have changed: make a new {type(self).__name__}, with its own store"
             )
         states = describe(self._states())
         mine = Mark(phase, self._steps, self._stale, digest(states) if states else 0)
-        marks = [Mark(*row[: len(mine)]) for row in self._marks.exchange(mine)]
+        maybe = {name: param for name, param in self._params.items() if not param.requires_grad}
+        maybe |= {name: buffer.tensor for name, buffer in (self._buffers | self._others).items()}
+        names = {part.name for part in due} | (self._others.keys() if self._all[-1] in due else set())
+        columns = [*self._params, *self._buffers, *self._others]
+        prints = [fingerprint(maybe[name]) if name in maybe and name in names else 0 for name in columns]
+        rows = self._marks.exchange([*mine, *prints])
+        marks = [Mark(*row[: len(mine)]) for row in rows]
+        theirs = zip(*(row[len(mine) :] for row in rows), strict=True)
+        self._equal = {name for name, column in zip(columns, theirs, strict=True) if column[0] and len({*column}) == 1}
         for rank, mark in enumerate(marks):
             if mark.states != mine.states:
                 raise Mismatch(
@@ -152,8 +177,8 @@ class Replicas(Stepper):
                 raise Mismatch(f"worker {rank} is at step {mark.steps}, this one at step {mine.steps}")
         return marks
 
-    def _broadcast(self) -> None:
-        """Give all workers the values of rank 0."""
+    def _broadcast(self, everything: Mapping[str, torch.Tensor]) -> None:
+        """Give all workers the values of rank 0, also of what is not averaged."""
         values = self._values()
         keys, mine = [part.key for part in self._all], [read(values[part.name], part) for part in self._all]
         self._store.init(keys, mine)
@@ -161,10 +186,18 @@ class Replicas(Stepper):
         self._store.pull(keys, theirs, copy=False)
         for part, elements in zip(self._all, theirs, strict=True):
             write(values[part.name], part, elements)
+        rest = {name: value for name, value in everything.items() if name not in values}
+        Reducer.over(self._store).broadcast(rest)
 
     def _average(self, parts: Sequence[ChunkRange]) -> None:
-        """Replace the values of ``parts`` by their means over workers; the states too if ``parts`` is everything."""
+        """Replace the values of ``parts`` by their means over workers; the states too if ``parts`` is everything.
+
+        What all workers have had equal when they met is not sent. Buffers that have no mean become rank 0's, in the
+        last chunk's turn.
+        """
         everything = len(parts) == len(self._all)
+        others_due = self._all[-1] in parts
+        parts = [part for part in parts if part.name not in self._equal]
         values, states = self._values(), self._states() if everything else {}
         if states:
             (state_parts,) = divide(states, None)
@@ -173,16 +206,24 @@ class Replicas(Stepper):
                 self._store.init([part.key for part in new], [read(states[part.name], part) for part in new])
                 self._known.update(part.key for part in new)
             values, parts = values | states, [*parts, *state_parts]
+        number = self._store.num_workers
+        down = headroom(number)  # for buffers, which may hold the largest numbers there are
         mine = [read(values[part.name], part) for part in parts]
+        mine = [each * down if part.name in self._buffers else each for part, each in zip(parts, mine, strict=True)]
         sums = [torch.empty_like(elements) for elements in mine]
-        self._store.pushpull([part.key for part in parts], mine, sums, copy=False)
+        if parts:
+            self._store.pushpull([part.key for part in parts], mine, sums, copy=False)
         for part, total in zip(parts, sums, strict=True):
-            write(values[part.name], part, total / self._store.num_workers)
+            mean = total / number
+            write(values[part.name], part, mean / down if part.name in self._buffers else mean)
+        others = {name: other.tensor for name, other in self._others.items() if name not in self._equal}
+        if others_due and others and number > 1:
+            broadcast_parameters(others, kvstore=self._store)
         self._rounds += 1
         self._stale = self._stale and not everything
 
     def _values(self) -> dict[str, torch.Tensor]:
-        return self._params | {name: buffer.tensor for name, buffer in self._buffers.items()}
+        return self._params | {name: as_real(buffer.tensor) for name, buffer in self._buffers.items()}
 
     def _in_optimizer(self) -> list[int]:
         return [id(tensor) for group in self._optimizer.param_groups for tensor in group["params"]]

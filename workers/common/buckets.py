@@ -6,7 +6,7 @@ DistributedDataParallel. The division depends on sizes alone, so every worker pu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 FIRST_BYTES = 1 << 20  # small, so that the first bytes leave early
 BUCKET_BYTES = 8 << 20  # large, so that the cost of a message does not matter
@@ -36,10 +36,12 @@ class Progress:
 
     Args:
         buckets: the result of ``divide``.
+        skipped: positions that never have a gradient.
     """
 
-    def __init__(self, buckets: Sequence[range]) -> None:
+    def __init__(self, buckets: Sequence[range], skipped: Collection[int] = ()) -> None:
         self._buckets = list(buckets)
+        self._skipped = frozenset(skipped)
         self._bucket_of = {position: number for number, bucket in enumerate(buckets) for position in bucket}
         self.restart()
 
@@ -50,7 +52,7 @@ class Progress:
 
     def restart(self) -> None:
         """Begin a new step."""
-        self._missing = [set(bucket) for bucket in self._buckets]
+        self._missing = [set(bucket) - self._skipped for bucket in self._buckets]
         self._gone = 0
 
     def arrive(self, position: int) -> list[range]:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from workers.common.tensors import overwrite
+
 
 class ChunkRange(NamedTuple):
     """Elements ``start`` to ``stop`` of the value ``name``, in index order; ``whole`` if these are all elements."""
@@ -65,7 +67,7 @@ def read(value: torch.Tensor, part: ChunkRange) -> torch.Tensor:
 
 def write(value: torch.Tensor, part: ChunkRange, elements: torch.Tensor) -> None:
     """Write ``elements``, of any floating dtype and device, to the range ``part``. They are rounded once."""
-    flat = value.detach().reshape(-1)
+    flat = value.detach().contiguous().view(-1)
     flat[part.start : part.stop].copy_(elements)
-    if not value.is_contiguous():  # then flat was a copy
-        value.detach().copy_(flat.view(value.shape))
+    if not value.is_contiguous():  # then flat is a copy
+        overwrite(value, flat.view(value.shape))

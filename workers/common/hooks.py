@@ -23,7 +23,7 @@ class Hooks:
 
     Args:
         watcher: the watcher. It is called in the thread that runs the parameter's part of backward, one per device.
-        params: leaves, in the order of positions.
+        params: leaves, in the order of positions. Those that require no gradient now get no hook.
 
     Attributes:
         resting: whether the watcher should send nothing for now.
@@ -35,6 +35,7 @@ class Hooks:
         self._handles: list[RemovableHandle] = [
             param.register_post_accumulate_grad_hook(_hook(me, position))  # type: ignore[no-untyped-call]
             for position, param in enumerate(params)
+            if param.requires_grad
         ]
         weakref.finalize(watcher, _remove, self._handles)
 

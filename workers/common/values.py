@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from kvstore import UsageError
+from workers.common.tensors import has_parts, is_averaged
 
 
 class Buffer(NamedTuple):
@@ -50,18 +51,35 @@ def parameters_of(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, tor
 
 
 def buffers_of(model: Any) -> dict[str, Buffer]:
-    """Return the floating-point buffers of ``model`` by name; none if it is not a module. Counts are left out."""
-    buffers: dict[str, Buffer] = {}
-    for prefix, module in model.named_modules() if isinstance(model, nn.Module) else ():
-        for name, tensor in module.named_buffers(recurse=False):
-            if tensor.is_floating_point():
-                buffers[f"{prefix}.{name}" if prefix else name] = Buffer(module, name)
-    return buffers
+    """Return the buffers of ``model`` that can be averaged, by name; none if it is not a module."""
+    return {name: buffer for name, buffer in _buffers(model) if is_averaged(buffer.tensor)}
+
+
+def other_buffers_of(model: Any) -> dict[str, Buffer]:
+    """Return all other buffers of ``model``: counts, masks, codes, sparse matrices. They can only be one worker's."""
+    return {name: buffer for name, buffer in _buffers(model) if not is_averaged(buffer.tensor)}
+
+
+def module_or_dict(model: Any) -> nn.Module | dict[str, torch.Tensor]:
+    """Return ``model``, which may be an iterator, in a form that can be read twice; see ``parameters_of``."""
+    return model if isinstance(model, nn.Module) else dict(_named(model))
+
+
+def everything_of(model: nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return all parameters and buffers of ``model`` by name, also those that are not trained."""
+    return dict(_named(model)) | {name: buffer.tensor for name, buffer in _buffers(model)}
 
 
 def describe(values: Mapping[str, torch.Tensor]) -> str:
     """Return names, shapes and dtypes as a text, which is equal on workers whose values match."""
     return "\n".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in values.items())
+
+
+def _buffers(model: Any) -> Iterator[tuple[str, Buffer]]:
+    for prefix, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        for name, tensor in module.named_buffers(recurse=False):
+            if has_parts(tensor):  # else it has no values
+                yield f"{prefix}.{name}" if prefix else name, Buffer(module, name)
 
 
 def _named(model: Any) -> Sequence[tuple[str, torch.Tensor]]:

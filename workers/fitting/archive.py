@@ -12,6 +12,7 @@ import torch
 
 from kvstore import CheckpointError, Mismatch
 from workers.common.run_log import log_line
+from workers.common.tensors import PLAIN, overwrite, pack, unpack
 from workers.fitting import randomness
 from workers.fitting.checkpoint import Checkpoint, reading, require_fields
 from workers.fitting.copies import Copies
@@ -112,8 +113,10 @@ class Archive:
             "metric": metric.totals(),
             "callbacks": self._callbacks.state_dict(),
         }
-        tensors = {f"random/{name}": tensor for name, tensor in random.items()}
-        return tensors | {f"buffer/{name}": buffer for name, buffer in self._copies.buffers().items()}, own
+        buffers, forms = pack({f"buffer/{name}": buffer for name, buffer in self._copies.buffers().items()}, PLAIN)
+        if forms:
+            own["forms"] = forms
+        return {f"random/{name}": tensor for name, tensor in random.items()} | buffers, own
 
     def load(self, checkpoint: Checkpoint, metric: EvalMetric) -> int:
         """Load all but the weights, which the trainer already has, and the random numbers, which ``go_on`` loads.
@@ -179,14 +182,17 @@ class Archive:
         }
         with reading(path):
             randomness.require(random, own["random"], self._copies.devices)
-        with torch.no_grad():
-            for name, buffer in self._copies.buffers().items():
-                if (saved := tensors.get(f"buffer/{name}")) is not None:
-                    if saved.shape != buffer.shape:
-                        raise Mismatch(
-                            f"{path}: {name!r} has shape {list(saved.shape)}, but the model's has {list(buffer.shape)}"
-                        )
-                    buffer.copy_(saved)
+        if "forms" in own:
+            require_fields(path, own, {"forms": dict})
+            with reading(path):
+                tensors = unpack(tensors, own["forms"])
+        for name, buffer in self._copies.buffers().items():
+            if (saved := tensors.get(f"buffer/{name}")) is not None:
+                if saved.shape != buffer.shape:
+                    raise Mismatch(
+                        f"{path}: {name!r} has shape {list(saved.shape)}, but the model's has {list(buffer.shape)}"
+                    )
+                overwrite(buffer, saved.to(buffer.device))
         with reading(path):
             self._position.load(own["data"])
             if metric is not None:

@@ -30,10 +30,12 @@ from torch import nn
 from kvstore import CheckpointError, KVStoreError, Mismatch, UsageError
 from kvstore.job.files import replacing
 from kvstore.optim.states_file import read_residuals
+from workers.common.tensors import PLAIN, is_dense, is_expanded, overwrite, pack, unpack
 from workers.embedding.modules import TableModule
 from workers.embedding.whole import tables_left_out
 
 WEIGHTS, WORKER = "workers weights 1", "workers position 1"
+HELD = PLAIN | {torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64}  # by safetensors
 
 
 @contextmanager
@@ -131,10 +133,14 @@ class Checkpoint:
                     f"{self.weights}: another network's checkpoint: for {name!r} it has {said[0]}, and the model "
                     f"{said[1]}; make the model as in the run that saved it"
                 )
+        own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        odd = {name: own[name] for name in tensors if name in own and not _is_copied_to(own[name])}
         try:
-            model.load_state_dict(tensors)
+            model.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in odd}, strict=not odd)
         except RuntimeError as exc:  # a table's rows are others
             raise Mismatch(f"{self.weights}: another network's checkpoint: {exc}") from None
+        for name, tensor in odd.items():
+            overwrite(tensor, tensors[name].to(tensor.device))
         return about
 
     def read_about(self) -> dict[str, Any]:
@@ -199,7 +205,15 @@ class Checkpoint:
         return Path(f"{self.prefix}-{self.epoch:04d}{batch}.{suffix}")
 
 
+def _is_copied_to(tensor: torch.Tensor) -> bool:
+    """Whether ``load_state_dict``, which copies, can load a value into ``tensor``."""
+    return is_dense(tensor) and not is_expanded(tensor)
+
+
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+    tensors, forms = pack(tensors, HELD)
+    if forms:
+        about = {**about, "forms": forms}
     try:
         text = json.dumps(about)
     except (TypeError, ValueError) as exc:
@@ -222,4 +236,8 @@ def _read(
         raise CheckpointError(f"{path}: missing or damaged: {exc}") from exc
     if not isinstance(about, dict) or about.pop("format", None) != wanted:
         raise CheckpointError(f"{path}: not a file that Checkpoint wrote")
+    forms = about.pop("forms", {})
+    if names is None and isinstance(forms, dict):
+        with reading(path):
+            tensors = unpack(tensors, forms)
     return tensors, about

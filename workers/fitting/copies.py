@@ -11,17 +11,29 @@ import torch
 from torch import nn
 
 from kvstore import KVStore, UsageError
-from workers.common.tensors import to_tensor
+from workers.common.tensors import (
+    as_real,
+    fingerprint,
+    has_parts,
+    headroom,
+    is_averaged,
+    is_dense,
+    overwrite,
+    to_tensor,
+)
 from workers.embedding.modules import TableModule
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 class Averages(Protocol):
-    """What ``Copies`` needs of a ``Reducer``: averages over all workers."""
+    """What ``Copies`` needs of a ``Reducer``: averages over all workers, and rank 0's values for all."""
 
-    def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace each tensor by its mean over workers."""
+    def broadcast(self, params: Any) -> None:
+        """Overwrite every worker's values with those of rank 0."""
+
+    def average_buffers(self, model: nn.Module) -> None:
+        """Average the buffers of ``model`` over workers, as far as they have a mean."""
 
 
 class BatchResult(NamedTuple):
@@ -64,7 +76,7 @@ class Copies:
                 "worker for each"
             )
         self.models = [model if devices is None else model.to(self.devices[0])]
-        self.models += [deepcopy(model).to(device) for device in self.devices[1:]]
+        self.models += [_copied(model).to(device) for device in self.devices[1:]]
 
     def named_parameters(self) -> Any:
         """Return pairs of name and parameter for a ``Trainer``; with several devices, a list of these for each."""
@@ -121,24 +133,49 @@ class Copies:
 
     @torch.no_grad()
     def average_buffers(self, workers: Averages) -> None:
-        """Average floating-point buffers, such as batch-norm statistics, over devices and then over workers."""
-        copies = [
-            {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-            for model in self.models
-        ]
-        mean = {name: torch.stack([copy[name].cpu() for copy in copies]).mean(0) for name in copies[0]}
-        workers.average(mean)
-        for copy in copies:
-            for name, buffer in copy.items():
-                buffer.copy_(mean[name])
+        """Average buffers, such as batch-norm statistics, over devices and then over workers.
+
+        What all devices have equal stays as it is, and what has no mean becomes the first device's; see ``Reducer``.
+        """
+        first, *others = [dict(model.named_buffers()) for model in self.models]
+        for name, buffer in first.items() if others else ():
+            same_name = [buffer, *(other[name] for other in others)]
+            if is_averaged(buffer) and len({fingerprint(each) for each in same_name}) > 1:
+                wide = [as_real(each).to("cpu", torch.float64) * headroom(len(same_name)) for each in same_name]
+                mean = torch.stack(wide).sum(0) / len(wide) / headroom(len(wide))
+                overwrite(buffer, torch.view_as_complex(mean) if buffer.is_complex() else mean)
+        workers.average_buffers(self.models[0])
+        self._spread_buffers()
+
+    def begin(self, workers: Averages) -> None:
+        """Give all copies on all workers the buffers of rank 0's first."""
+        buffers = {name: buffer for name, buffer in self.models[0].named_buffers() if has_parts(buffer)}
+        if buffers:
+            workers.broadcast(buffers)
+            self._spread_buffers()
+
+    def _spread_buffers(self) -> None:
+        """Give all copies the buffers of the first."""
+        first = dict(self.models[0].named_buffers())
+        for model in self.models[1:]:
+            for name, buffer in model.named_buffers():
+                if has_parts(buffer):
+                    overwrite(buffer, first[name].to(buffer.device))
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Return all buffers of all copies, by number of the copy and name."""
+        """Return all buffers of all copies that have values, by number of the copy and name."""
         return {
             f"{number}.{name}": buffer
             for number, model in enumerate(self.models)
             for name, buffer in model.named_buffers()
+            if has_parts(buffer)
         }
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model``; ``deepcopy`` of a CSR tensor fails in torch, and that of a quantized one warns."""
+    memo: dict[int, Any] = {id(buffer): buffer.clone() for buffer in model.buffers() if not is_dense(buffer)}
+    return deepcopy(model, memo)
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

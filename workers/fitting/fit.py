@@ -67,8 +67,9 @@ def fit(
     """Train ``model`` on every worker's own part of the data, in step with the other workers.
 
     Names and order of the arguments are those of MXNet's ``Module.fit``. An epoch consists of a step of a ``Trainer``
-    for each batch, the metric over all workers, an average of the model's buffers (batch statistics) over the workers,
-    the evaluation, with the metric over all workers, and the callbacks of the epoch.
+    for each batch, the metric over all workers, an average of the model's buffers (batch statistics) over the workers
+    (``Reducer.average_buffers`` says of which), the evaluation, with the metric over all workers, and the callbacks of
+    the epoch.
 
     Rank 0 prints MXNet's lines to standard error. If the program has set up ``logging``, they are records of the root
     logger on every rank instead:
@@ -78,7 +79,7 @@ def fit(
         Epoch[0] Validation-accuracy=0.425977
 
     Args:
-        model: the model, trained in place. All workers start with rank 0's parameters.
+        model: the model, trained in place. All workers start with rank 0's parameters and buffers.
         train_data: an iterable of batches, such as a ``DataLoader``. A batch is a pair of inputs (a tensor, or several
             in a tuple, list or dict, which become arguments of the model) and labels. It is iterated once per epoch. If
             it or its sampler has ``set_epoch``, that is called first.
@@ -167,6 +168,7 @@ def fit(
         else:
             trainer = DiLoCoTrainer(model, optimizer, optimizer_params, store, diloco, check_finite)
         stack.callback(trainer.close)
+        copies.begin(reducer)
         metric = metrics.create(eval_metric)
         second = metric if validation_metric is None else metrics.create(validation_metric)
         measured = loss or cross_entropy

@@ -6,6 +6,7 @@ gradient_sync      how gradients get to the store, and weights or sums come back
 decision           where updates happen, and whether gradients are pushed during backward
 overlap            pushes gradients during backward, once the first steps have shown that this is right
 arrivals           makes forward passes wait for new values
+outside_writes     finds what the program has written into parameters that the store updates
 clipping           clips by the norm of all workers' gradients together
 rates              learning rates and other hyper-parameters, as torch's ``param_groups``
 updates            updates in the worker

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from kvstore import UsageError
 from kvstore.ticket import Ticket
 from workers.common.torch_internals import is_compiled
+from workers.trainer.outside_writes import OutsideWrites
 
 
 class Arrivals:
@@ -30,9 +31,13 @@ class Arrivals:
         model: the model whose forward passes wait.
         tensors: the parameters, by position.
         share: replace a parameter's ``data`` by the value, without a copy; see ``write``.
+        writes: is told of the values that are written.
     """
 
-    def __init__(self, model: nn.Module, tensors: Sequence[torch.Tensor], share: bool) -> None:
+    def __init__(
+        self, model: nn.Module, tensors: Sequence[torch.Tensor], share: bool, writes: OutsideWrites | None = None
+    ) -> None:
+        self._writes = writes
         self._model = model
         self._tensors = tensors
         self._share = share
@@ -80,6 +85,7 @@ class Arrivals:
 
         Raises:
             KVStoreError: the push or pull failed. The values are still expected.
+            UsageError: the program has written into a parameter that waits for a value.
         """
         if not self._pending:
             return
@@ -88,8 +94,12 @@ class Arrivals:
             if pending is not None:
                 ticket, value = pending
                 ticket.wait()
+                if self._writes is not None:
+                    self._writes.require_none_of(position)
                 del self._pending[position]
                 write(self._tensors[position], value, self._share)
+                if self._writes is not None:
+                    self._writes.note_one(position)
 
     def settle(self) -> None:
         """Return when all parameters have their values."""

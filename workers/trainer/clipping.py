@@ -72,15 +72,17 @@ def clip(
                 f"clip_grad_norm_() needs dense gradients, and that of {param.key!r} is sparse: make the layer with "
                 "sparse=False, or do not clip"
             )
-    grads = [[torch.zeros_like(t) if t.grad is None else t.grad.detach() for t in param.tensors] for param in params]
+    grads = {
+        param.key: [torch.zeros_like(t) if t.grad is None else t.grad.detach() for t in param.tensors]
+        for param in params
+    }
     held = summed.hold(params)
-    total = (
-        Peers(None).norm([per_device[:1] for per_device in grads], norm_type) if held else peers.norm(grads, norm_type)
-    )
+    firsts = {key: per_device[:1] for key, per_device in grads.items()}
+    total = Peers(None).norm(firsts, norm_type) if held else peers.norm(grads, norm_type)
     total = total * abs(scale)
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for per_device in grads:
+    for per_device in grads.values():
         for grad in per_device:
             by_device.setdefault(grad.device, []).append(grad)
     for device, on_device in by_device.items():

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 import kvstore as kv
-from kvstore import AlreadyInitialized, KVStore, UsageError
+from kvstore import AlreadyInitialized, KVStore, Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.store.registry import Builtin, find
 from workers.common.buckets import divide
 from workers.common.stores import store_type
+from workers.common.tensors import has_parts, overwrite
+from workers.reducer import Reducer
 from workers.trainer.arrivals import require_waiting
+from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.overlap import Overlap
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import TrainerRates
+
+log = logging.getLogger(__name__)
 
 _updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
 
@@ -91,6 +98,34 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
         _updating.add(store)
 
 
+def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Give every worker and device rank 0's values of what is not trained: frozen parameters, and buffers.
+
+    The trainer's store does not have them: its servers would hold, and its checkpoints save, what never changes.
+
+    Args:
+        store: the trainer's store.
+        replicas: for each device, tensors by name.
+    """
+    first, *others = replicas
+    named = {name: tensor for name, tensor in first.items() if has_parts(tensor)}
+    if not named:
+        return
+    if store.num_workers > 1:
+        try:
+            beside = store.companion()
+        except Unsupported:  # a class of somebody else's, which needs to have no more than pushes and pulls
+            log.warning(
+                "a %r store has no companion: frozen parameters and buffers stay those of each worker", store.type
+            )
+            return
+        with beside:
+            Reducer.over(beside).broadcast(named)
+    for other in others:
+        for name in named.keys() & other.keys():
+            overwrite(other[name], named[name].detach().to(other[name].device))
+
+
 def require_alone(overlap: bool | None, forward: nn.Module | None) -> None:
     """Raise ``UsageError`` if a trainer without a store is given what needs one.
 
@@ -112,6 +147,8 @@ def overlapping(
     share_weights: bool,
     share_gradients: bool,
     forward: nn.Module | None,
+    frozen: Collection[int] = (),
+    writes: OutsideWrites | None = None,
 ) -> Overlap | None:
     """Return the ``Overlap`` that pushes the gradients of ``params`` during backward, or None.
 
@@ -122,6 +159,8 @@ def overlapping(
         wanted: the argument ``overlap``; None decides by store and model.
         share_weights, share_gradients: see ``Trainer``.
         forward: the argument ``wait_in_forward``.
+        frozen: positions of parameters that are not trained.
+        writes: is told of values that are written into parameters between the steps.
 
     Raises:
         UsageError: the arguments contradict each other or the store.
@@ -136,9 +175,20 @@ def overlapping(
         if wanted is False or share_gradients:
             raise UsageError("wait_in_forward works neither with overlap=False nor with share_gradients=True")
     # Modules wait for whole buckets, so these are small with ``forward``.
-    buckets = divide([first.numel() * first.element_size() for first in firsts], small=forward is not None)
+    sizes = [0 if at in frozen else first.numel() * first.element_size() for at, first in enumerate(firsts)]
+    buckets = divide(sizes, small=forward is not None)
     if not one_device or (len(buckets) == 1 and forward is None):
         return None
     if not (dist and all(first.is_leaf for first in firsts) if wanted is None else wanted):
         return None
-    return Overlap(params, buckets, store, rates=rates, share=share_weights, asked=bool(wanted), forward=forward)
+    return Overlap(
+        params,
+        buckets,
+        store,
+        rates=rates,
+        share=share_weights,
+        asked=bool(wanted),
+        forward=forward,
+        frozen=frozen,
+        writes=writes,
+    )

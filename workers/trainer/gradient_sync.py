@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from kvstore import KVStore
 from workers.common.row_steps import row_steps
 from workers.trainer.decision import overlapping, take
+from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.parameter_lists import ParameterLists
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import TrainerRates
@@ -27,6 +29,8 @@ class GradientSync:
         share_weights, share_gradients: see ``Trainer``.
         overlap: the argument ``overlap``; None decides by store and model.
         forward: the argument ``wait_in_forward``.
+        frozen: positions of parameters that require no gradient so far. The store does not have them. ``thaw`` takes
+            positions out of this set.
 
     Raises:
         UsageError: the arguments contradict each other or the store, or the store has values under these keys.
@@ -42,20 +46,26 @@ class GradientSync:
         share_gradients: bool,
         overlap: bool | None,
         forward: nn.Module | None,
+        frozen: set[int],
     ) -> None:
         self._store = store
         self._rates = rates
         self._share = {"copy": False} if share_weights else {}
         self._params = params
+        self._frozen = frozen
+        self._closed = False
         self._lists = ParameterLists(params, store if share_gradients else None)
         self._sparse = SparseParameters(params, store, updates=rates is not None)
-        take(store, self._lists.keys(), self._lists.weights(), updates=rates is not None)
+        out = list(frozen)
+        take(store, self._lists.keys(out), self._lists.weights(out), updates=rates is not None)
         self._tables = row_steps(store)  # those that modules have in this store
         if rates is not None:  # they belong to the states that a resumed job's servers have
             self._attach(rates)
             self._tables.rates = rates.apply
+            self._take_up(rates.trained)
             self._sparse.refresh(self._sparse.make(rates.tables))
-        self._overlap = overlapping(
+        self._overlapping = partial(
+            overlapping,
             params,
             store,
             rates,
@@ -64,7 +74,13 @@ class GradientSync:
             share_gradients=share_gradients,
             forward=forward,
         )
+        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
+        self._overlapping = partial(self._overlapping, writes=self._writes)
+        self._renew = False
+        self._overlap = self._overlapping(frozen=frozen)
         self._note(self._sparse.positions)
+        if self._writes is not None:
+            self._writes.note()
         if share_gradients:
             self.zero_grad()
 
@@ -73,7 +89,7 @@ class GradientSync:
 
         The name that they have there does not depend on the order of the parameters, which a resumed job may change.
         """
-        keys: list[Any] = self._lists.keys()
+        keys: list[Any] = self._lists.keys(list(self._frozen))
         loaded = self._store.attach(f"trainer of {min(keys)}", rates, shared=True)
         if not loaded and min(keys) != keys[0]:
             self._store.attach(f"trainer of {keys[0]}", rates, shared=True)  # its name in older checkpoints
@@ -101,15 +117,17 @@ class GradientSync:
         """
         self._tables.step_over()
         skipped = self._find(left_out)
-        if self._sparse.positions or self._overlap is None:
-            self._apply(scale)
-        rows = self._sparse.push(left_out)
-        if self._overlap is not None:
-            self._overlap.finish(scale, lasting=lasting, left_out=skipped)
-        else:
-            self._pushpull(skipped, self._lists.weights(skipped), **self._share)
-        if rows is not None:
-            rows.write_weights()
+        with self._written():
+            if self._sparse.positions or self._overlap is None:
+                self._apply(scale)
+            rows = self._sparse.push(left_out)
+            if self._overlap is not None:
+                self._overlap.finish(scale, lasting=lasting, left_out=skipped)
+            else:
+                self._pushpull(skipped, self._lists.weights(skipped), **self._share)
+            if rows is not None:
+                rows.write_weights()
+            self._renew_overlap()
 
     def sum(self, left_out: Sequence[int]) -> None:
         """Replace every gradient by its sum over devices and workers.
@@ -129,6 +147,15 @@ class GradientSync:
             self._pushpull(skipped)
         if rows is not None:
             rows.write_gradients()
+        self._renew_overlap()
+
+    def thaw(self, positions: Sequence[int]) -> None:
+        """Train the frozen parameters at ``positions`` from now on. Every worker calls this at the same step.
+
+        Their gradients are pushed by the step this time, for they have no hooks. Pushes during backward begin anew.
+        """
+        if self._take_up(positions):
+            self._renew = True
 
     def make_tables(self, positions: Sequence[int]) -> None:
         """Make tables of the parameters at ``positions``, whose states are to be loaded."""
@@ -137,10 +164,12 @@ class GradientSync:
     def pull(self, positions: Collection[int] | None = None) -> None:
         """Pull the values of the parameters at ``positions``, of all by default."""
         wanted = range(len(self._params)) if positions is None else positions
-        skipped = [p for p in range(len(self._params)) if p not in wanted or p in self._sparse.positions]
-        if keys := self._lists.keys(skipped):
-            self._store.pull(keys, self._lists.weights(skipped), **self._share)
-        self._sparse.refresh([position for position in self._sparse.positions if position in wanted])
+        without = {*self._sparse.positions, *self._frozen}
+        skipped = [p for p in range(len(self._params)) if p not in wanted or p in without]
+        with self._written():
+            if keys := self._lists.keys(skipped):
+                self._store.pull(keys, self._lists.weights(skipped), **self._share)
+            self._sparse.refresh([position for position in self._sparse.positions if position in wanted])
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -165,14 +194,16 @@ class GradientSync:
 
     def close(self) -> None:
         """Remove the hooks: backward pushes nothing more."""
+        self._closed = True
         if self._overlap is not None:
             self._overlap.close()
 
     def _find(self, left_out: Sequence[int]) -> list[int]:
         """Return which positions are not pushed as arrays: tables' and those that are left out."""
+        out = {*left_out, *self._frozen}
         try:
             for position, param in enumerate(self._params):
-                if position not in left_out:
+                if position not in out:
                     param.gradients()  # raises, before anything is pushed
             new = self._sparse.find()
         except Exception:
@@ -180,7 +211,43 @@ class GradientSync:
                 self._overlap.restart()
             raise
         self._note(new)
-        return [*left_out, *self._sparse.positions]
+        return [*out, *self._sparse.positions]
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """The parameters are written to in this block, and by nobody else between two such blocks.
+
+        Raises:
+            UsageError: the program has written into a parameter.
+        """
+        if self._writes is None:
+            yield
+            return
+        self._writes.require_none()
+        try:
+            yield
+        finally:
+            self._writes.note()
+
+    def _take_up(self, positions: Sequence[int]) -> bool:
+        """Give the store the frozen parameters among those at ``positions``; return whether there are any."""
+        new = [position for position in positions if position in self._frozen]
+        if new:
+            out = [position for position in range(len(self._params)) if position not in new]
+            take(self._store, self._lists.keys(out), self._lists.weights(out), updates=self._rates is not None)
+            self._frozen.difference_update(new)
+        return bool(new)
+
+    def _renew_overlap(self) -> None:
+        """After a step that has begun to train more parameters, watch and push all of them, unless that was ended."""
+        if not self._renew:
+            return
+        self._renew = False
+        if self._overlap is not None:
+            self._overlap.close()
+        if not self._closed:
+            self._overlap = self._overlapping(frozen=self._frozen)
+            self._note(self._sparse.positions)
 
     def _note(self, new: Sequence[int]) -> None:
         """Note that the parameters at the positions ``new`` have tables now."""
@@ -197,3 +264,16 @@ class GradientSync:
     def _pushpull(self, skipped: Sequence[int], outs: list[Any] | None = None, **share: bool) -> None:
         if grads := self._lists.gradients(skipped):
             self._store.pushpull(self._lists.keys(skipped), grads, grads if outs is None else outs, **share)
+
+
+def _advice(store: KVStore) -> str:
+    """Return what a program can do in place of writing into weights that ``store`` holds."""
+    anew = (
+        "make a new Trainer with a new store after such a write, on all workers (its save_states and load_states carry "
+        "the optimizer's state over)"
+    )
+    if any(word in store.type for word in ("async", "ssp")):
+        return anew
+    return (
+        f"pass update_on_kvstore=False, which updates these very tensors, and write the same on all workers; or {anew}"
+    )

@@ -27,6 +27,7 @@ from workers.common.buckets import Progress
 from workers.common.hooks import Hooks
 from workers.common.pushed import PushedGradients
 from workers.trainer.arrivals import Arrivals, write
+from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import Snapshot, TrainerRates, changed
 
@@ -71,6 +72,8 @@ class Overlap:
         share: replace the parameters' ``data`` by new values where that saves a copy.
         asked: begin after the first step whatever it was like, so that a program that does not fit gets an error.
         forward: the model whose modules wait for new values instead of the steps; only for a store that updates.
+        frozen: positions of parameters that are not trained.
+        writes: is told of values that are written into parameters between the steps.
     """
 
     def __init__(
@@ -83,6 +86,8 @@ class Overlap:
         share: bool,
         asked: bool,
         forward: nn.Module | None = None,
+        frozen: Collection[int] = (),
+        writes: OutsideWrites | None = None,
     ) -> None:
         self._params = params
         self._tensors = [param.tensors[0] for param in params]
@@ -91,13 +96,13 @@ class Overlap:
         self._share = share and rates is not None
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
-        self._progress = Progress(buckets)
-        self._excluded: set[int] = set()
+        self._progress = Progress(buckets, frozen)
+        self._excluded: set[int] = set(frozen)
         self._rescale: float | None = None  # the factor of the watched steps
         self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
         self._step = Step()
         self._hooks = Hooks(self, self._tensors)
-        self._arrivals = None if forward is None else Arrivals(forward, self._tensors, self._share)
+        self._arrivals = None if forward is None else Arrivals(forward, self._tensors, self._share, writes)
 
     def exclude(self, positions: Collection[int]) -> None:
         """Leave the parameters at ``positions`` to others from now on: their gradients are sparse."""

@@ -32,7 +32,7 @@ class ParameterLists:
                 tensor: memory.empty(tuple(tensor.shape), tensor.dtype)
                 for param in params
                 for tensor in param.tensors
-                if tensor.is_cpu
+                if tensor.is_cpu and tensor.requires_grad
             }
 
     def keys(self, left_out: Sequence[int] = ()) -> list[Any]:

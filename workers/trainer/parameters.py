@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import GeneratorType
 from typing import Any, TypeAlias
 
 import torch
@@ -38,6 +40,11 @@ class Parameter:
     names: tuple[Key, ...] = ()
     named: bool = True
 
+    @property
+    def trains(self) -> bool:
+        """Whether it requires a gradient now."""
+        return self.tensors[0].requires_grad
+
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, one per device.
 
@@ -55,19 +62,28 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Collected:
-    """A trainer's parameters, and the hyper-parameters of their groups; None if no groups were given."""
+    """A model's parameters, and the hyper-parameters of their groups; None if no groups were given.
 
-    params: list[Parameter]
+    Attributes:
+        everything: all parameters, in the order of the model; also those that require no gradient, which may later.
+    """
+
+    everything: list[Parameter]
     groups: list[dict[str, Any]] | None = None
+
+    @property
+    def params(self) -> list[Parameter]:
+        """The parameters that require a gradient now."""
+        return [param for param in self.everything if param.trains]
 
     def by_key(self, factors: Mapping[Key, float]) -> dict[Key, float]:
         """Return ``factors`` by key; they may be given by any name of a parameter."""
-        keys = {name: param.key for param in self.params for name in param.names}
+        keys = {name: param.key for param in self.everything for name in param.names}
         return {keys.get(name, name): factor for name, factor in factors.items()}
 
 
 def collect(params: Any) -> Collected:
-    """Return the trainable parameters in ``params``, each once.
+    """Return the parameters in ``params``, each once.
 
     Args:
         params: the result of ``model.named_parameters()`` or ``model.parameters()``; a dict from name to tensor; a list
@@ -80,7 +96,7 @@ def collect(params: Any) -> Collected:
     """
     replicas = [_groups(replica) for replica in _replicas(params)]
     first = _listed(replicas[0])
-    if not first:
+    if not any(param.trains for param in first):
         raise UsageError(
             "no parameters that require a gradient: pass model.named_parameters() of a model that is trained"
         )
@@ -97,6 +113,35 @@ def collect(params: Any) -> Collected:
     return Collected(together, None if options == [None] else [dict(one or {}) for one in options])
 
 
+def buffers_beside(params: Any) -> list[dict[str, torch.Tensor]]:
+    """Return, for each device, the buffers of the modules whose ``parameters()`` or ``named_parameters()`` are given.
+
+    Gluon has running statistics and constants among the parameters, so its trainer sends them. Torch's iterators leave
+    buffers out; but they know their module, until they have been read. A list or a dict that was made of one does not.
+
+    Args:
+        params: as for ``collect``, and not read yet.
+    """
+    if isinstance(params, list | tuple) and params:
+        parts = list(params)
+        if not any(isinstance(part, torch.Tensor) or _is_named(part) or _is_group(part) for part in parts):
+            return [_buffers_beside(part) for part in parts]
+    return [_buffers_beside(params)]
+
+
+def _buffers_beside(replica: Any) -> dict[str, torch.Tensor]:
+    if isinstance(replica, GeneratorType):
+        known = inspect.getgeneratorlocals(replica)
+        module, recurse = known.get("self"), bool(known.get("recurse", True))
+        return dict(module.named_buffers(recurse=recurse)) if isinstance(module, nn.Module) else {}
+    if _is_group(replica):
+        return _buffers_beside(replica["params"])
+    if not isinstance(replica, list | tuple):
+        return {}
+    found = [_buffers_beside(part) for part in replica]
+    return {f"{number}.{name}": buffer for number, part in enumerate(found) for name, buffer in part.items()}
+
+
 def grouped(collected: Collected, optimizer: torch.optim.Optimizer) -> Collected:
     """Return ``collected`` with the parameter groups of ``optimizer``.
 
@@ -105,10 +150,11 @@ def grouped(collected: Collected, optimizer: torch.optim.Optimizer) -> Collected
     """
     position = {id(tensor): i for i, group in enumerate(optimizer.param_groups) for tensor in group["params"]}
     params: list[Parameter] = []
-    for param in collected.params:
-        if id(param.tensors[0]) not in position:
+    for param in collected.everything:
+        if param.trains and id(param.tensors[0]) not in position:
             raise UsageError(f"parameter {param.key!r} is in none of the optimizer's parameter groups")
-        params.append(replace(param, group=position[id(param.tensors[0])]))
+        group = position.get(id(param.tensors[0]), 0)  # a frozen one may be in none
+        params.append(replace(param, group=group))
     return Collected(params, [own_of(optimizer, group) for group in optimizer.param_groups])
 
 
@@ -218,14 +264,12 @@ def _groups(replica: Any) -> list[tuple[dict[str, Any] | None, Named]]:
 
 
 def _listed(groups: Sequence[tuple[object, Named]]) -> list[Parameter]:
-    """Return one device's parameters that require a gradient, each once."""
+    """Return one device's parameters, each once."""
     names: dict[torch.Tensor, list[Key]] = {}
     given: dict[torch.Tensor, bool] = {}
     group_of: dict[torch.Tensor, int] = {}
     for position, (_, named) in enumerate(groups):
         for key, tensor, is_given in named:
-            if not tensor.requires_grad:
-                continue
             if group_of.setdefault(tensor, position) != position:
                 raise UsageError(f"parameter {key!r} is in two parameter groups; leave it in one")
             names.setdefault(tensor, []).append(key)
@@ -241,7 +285,7 @@ def _listed(groups: Sequence[tuple[object, Named]]) -> list[Parameter]:
 
 def _signature(param: Parameter) -> tuple[Any, ...]:
     """What must be the same for the parameters of two devices that belong together."""
-    return param.key, param.tensors[0].shape, param.group, param.names
+    return param.key, param.tensors[0].shape, param.group, param.names, param.trains
 
 
 def _is_model(item: Any) -> bool:

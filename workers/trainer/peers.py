@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import torch
 
 from kvstore import DeadlineExceeded, KVStore
 from workers.common.sparse_gradients import is_sparse, no_rows
-from workers.trainer.parameters import Parameter, stale
+from workers.trainer.parameters import Key, Parameter, stale
 
 
 class Peers:
@@ -53,24 +53,25 @@ class Peers:
                     tensor.grad = no_rows(tensor) if rows_only else torch.zeros_like(tensor)
         return [position for position in range(len(params)) if not counts[position]]
 
-    def norm(self, grads: Sequence[Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
+    def norm(self, grads: Mapping[Key, Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
         """Return the norm of the sum of gradients over all devices and workers.
 
         Args:
-            grads: for each parameter its gradients, one per device. They do not change.
+            grads: by key, each parameter's gradients, one per device. They do not change.
             norm_type: see ``torch.nn.utils.clip_grad_norm_``.
 
         Returns:
             A tensor without dimensions, on the device of the first gradient.
         """
-        if self.alone and all(len(per_device) == 1 for per_device in grads):
-            sums = [per_device[0] for per_device in grads]
+        if self.alone and all(len(per_device) == 1 for per_device in grads.values()):
+            sums = [per_device[0] for per_device in grads.values()]
         elif self.alone:
-            sums = [torch.stack([grad.to(per_device[0].device) for grad in per_device]).sum(0) for per_device in grads]
+            sums = [
+                torch.stack([grad.to(per_device[0].device) for grad in per_device]).sum(0)
+                for per_device in grads.values()
+            ]
         else:
-            copies = {
-                f"grad/{number}": [grad.clone() for grad in per_device] for number, per_device in enumerate(grads)
-            }
+            copies = {f"grad/{key}": [grad.clone() for grad in per_device] for key, per_device in grads.items()}
             self._sum(copies)
             sums = [per_device[0] for per_device in copies.values()]
         norms: list[torch.Tensor] = [torch.linalg.vector_norm(total, norm_type).to(sums[0].device) for total in sums]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -28,13 +28,14 @@ class Loaded(NamedTuple):
     Attributes:
         num_update: the number of updates made.
         groups: the hyper-parameters of each group.
-        tables: see ``TrainerRates``.
+        tables, trained: see ``TrainerRates``.
         more: what ``save`` was given beside these.
     """
 
     num_update: int
     groups: Snapshot
     tables: list[int]
+    trained: list[int]
     more: Mapping[str, Any]
 
 
@@ -62,9 +63,11 @@ class TrainerRates:
         schedule: MXNet's ``lr_scheduler``: from the number of an update to its learning rate.
         num_update: the number of updates made before.
         keys: of the parameters, in their order.
+        frozen: the positions of parameters that are not trained; others may take positions out of this set.
 
     Attributes:
         tables: the positions of parameters whose gradients are sparse, so that the store has states of their rows.
+        trained: in a run that goes on, the positions of parameters that the former run trained in the end.
     """
 
     def __init__(
@@ -75,10 +78,14 @@ class TrainerRates:
         schedule: Schedule | None = None,
         num_update: int = 0,
         keys: Sequence[Key] = (),
+        frozen: Collection[int] = (),
     ) -> None:
         self.groups = groups
         self.num_update = num_update
         self.tables: list[int] = []
+        self.trained: list[int] = []
+        self._frozen, self._number = frozen, sum(len(group["params"]) for group in groups)
+        self._first = [position for position in range(self._number) if position not in frozen]
         self._optimizer = optimizer
         self._where = where
         self._schedule = schedule
@@ -158,7 +165,16 @@ class TrainerRates:
     def save(self, **more: Any) -> str:
         """Return a text for ``read``, with ``more`` in it."""
         tables = [self._keys[position] for position in self.tables]
-        return json.dumps({"num_update": self.num_update, "groups": self._now(), "table_keys": tables, **more})
+        trained = [key for position, key in enumerate(self._keys) if position not in self._frozen]
+        return json.dumps(
+            {
+                "num_update": self.num_update,
+                "groups": self._now(),
+                "table_keys": tables,
+                "trained_keys": trained,
+                **more,
+            }
+        )
 
     def read(self, text: str, path: str) -> Loaded:
         """Return the hyper-parameters in ``text``, as far as they are numbers; for ``take``.
@@ -173,17 +189,19 @@ class TrainerRates:
         try:
             saved = json.loads(text)
             num_update, groups = int(saved["num_update"]), [dict(group) for group in saved["groups"]]
-            tables = [int(position) for position in saved.get("tables", ())]  # all that older files have
+            tables = [self._first[int(position)] for position in saved.get("tables", ())]  # all that older files have
             if "table_keys" in saved:
                 listed = list(saved["table_keys"])
                 tables = [position for position, key in enumerate(self._keys) if key in listed]
+            wanted = list(saved.get("trained_keys", ()))
+            trained = [position for position, key in enumerate(self._keys) if key in wanted]
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as exc:
             raise UsageError(f"the hyper-parameters in {path} are damaged: {exc}") from None
         if not 0 <= num_update < 2**53:
             raise UsageError(f"the hyper-parameters in {path} are damaged: {num_update} updates")
-        number = sum(len(group["params"]) for group in self.groups)
-        if len(set(tables)) < len(tables) or not all(0 <= position < number for position in tables):
-            raise UsageError(f"the hyper-parameters in {path} are damaged: tables of parameters {tables}")
+        for positions in (tables, trained):
+            if len({*positions}) < len(positions) or not all(0 <= position < self._number for position in positions):
+                raise UsageError(f"the hyper-parameters in {path} are damaged: tables of parameters {positions}")
         if len(groups) != len(self.groups):
             raise UsageError(
                 f"{path} is from a run with {len(groups)} parameter groups, but this trainer has {len(self.groups)}"
@@ -192,7 +210,7 @@ class TrainerRates:
             {name: _renewed(name, mine[name], theirs.get(name)) for name in self._names}
             for mine, theirs in zip(self.groups, groups, strict=True)
         ]
-        return Loaded(num_update, fresh, tables, saved)
+        return Loaded(num_update, fresh, tables, trained, saved)
 
     def take(self, loaded: Loaded) -> None:
         """Continue with these hyper-parameters."""
@@ -201,6 +219,7 @@ class TrainerRates:
                 set_in_group(mine, name, value)
         self.num_update, self._scheduled = loaded.num_update, None
         self.tables += [position for position in loaded.tables if position not in self.tables]
+        self.trained = loaded.trained
 
     def state_dict(self) -> dict[str, str]:
         """Return the state, for checkpoints of the job."""
@@ -278,7 +297,7 @@ def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, 
         options["learning_rate"] = schedule(begun + 1)
     if collected.groups is not None:
         options["groups"] = [
-            {"keys": [param.key for param in collected.params if param.group == position], **group}
+            {"keys": [param.key for param in collected.everything if param.group == position], **group}
             for position, group in enumerate(collected.groups)
         ]
     return options, schedule, begun

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,17 @@ from kvstore.optim.optimizer import describe
 from kvstore.spec import shorten
 from workers.common.checks import on_off_auto
 from workers.common.sparse_gradients import table_key
-from workers.trainer.decision import decide, opened, require_alone, require_free
+from workers.trainer.decision import decide, give_first, opened, require_alone, require_free
 from workers.trainer.gradient_sync import GradientSync
-from workers.trainer.parameters import Key, Parameter, collect, grouped, order_of, require_order
+from workers.trainer.parameters import (
+    Key,
+    Parameter,
+    buffers_beside,
+    collect,
+    grouped,
+    order_of,
+    require_order,
+)
 from workers.trainer.rates import TrainerRates, param_groups, rates_given, settings
 from workers.trainer.updates import LocalUpdates
 
@@ -65,10 +74,14 @@ class TrainedParameters:
                 "kvstore.create(..., check_finite=True)"
             )
         check_finite = check_finite or (store is not None and store.check_finite)
+        buffers = buffers_beside(params)
+        if isinstance(wait_in_forward, nn.Module):
+            buffers[0] |= dict(wait_in_forward.named_buffers())
         collected = collect(params)
         if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) > 1:
             collected = grouped(collected, optimizer)
-        self._params: list[Parameter] = collected.params
+        self._params: list[Parameter] = collected.everything
+        self._frozen = {position for position, param in enumerate(self._params) if not param.trains}
         update_wanted = on_off_auto("update_on_kvstore", update_on_kvstore)
         self._store, on_store = decide(store, update_wanted, one_device=len(self._params[0].tensors) == 1)
         if compression_params is not None:
@@ -81,7 +94,8 @@ class TrainedParameters:
         self._local: LocalUpdates | None = None
         self._where: LocalUpdates | KVStore
         if self._store is None or not on_store:
-            self._where = self._local = LocalUpdates(self._params, described, check_finite and self._store is None)
+            check_finite = check_finite and self._store is None
+            self._where = self._local = LocalUpdates(self._params, described, check_finite, self._frozen)
         else:
             self._where = self._store
             require_free(self._store)
@@ -95,6 +109,7 @@ class TrainedParameters:
             schedule,
             begun,
             [param.key for param in self._params],
+            self._frozen,
         )
         overlap_wanted = on_off_auto("overlap", overlap)
         self._sync: GradientSync | None = None
@@ -109,7 +124,9 @@ class TrainedParameters:
                 share_gradients=share_gradients,
                 overlap=overlap_wanted,
                 forward=wait_in_forward,
+                frozen=self._frozen,
             )
+            give_first(self._store, self._not_trained(buffers))
 
     @property
     def num_update(self) -> int:
@@ -150,7 +167,7 @@ class TrainedParameters:
         One worker's call suffices. Not between backward and step.
         """
         self._between_steps("save_states()")
-        note = self._rates.save(trainer=self._token, unnamed=order_of(self._params))
+        note = self._rates.save(trainer=self._token, unnamed=order_of(self._trained()))
         self._where.save_optimizer_states(path, note=note)
 
     def load_states(self, path: str | os.PathLike[str]) -> None:
@@ -172,15 +189,24 @@ class TrainedParameters:
         note = states_file.read_note(path) if is_here else None
         rates = None if note is None else self._rates.read(note, str(path))
         if is_here and (self._local is not None or self._store is None or self._store.rank == 0):
-            self._compare(states_file.read_keys(path), {} if rates is None else rates.more, path)
+            known = self._trained(() if rates is None else rates.trained)
+            self._compare(known, states_file.read_keys(path), {} if rates is None else rates.more, path)
         if rates is not None and self._sync is not None:
+            self._sync.thaw(rates.trained)
             self._sync.make_tables(rates.tables)
         self._where.load_optimizer_states(path)
         if rates is not None:
             self._rates.take(rates)
 
-    def _compare(self, keys: list[Key], note: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-        """Compare the parameters with those of a file that has states of ``keys``.
+    def _trained(self, more: Collection[int] = ()) -> list[Parameter]:
+        """Return the parameters that are trained so far, and those at the positions ``more``."""
+        out = self._frozen.difference(more)
+        return [param for position, param in enumerate(self._params) if position not in out]
+
+    def _compare(
+        self, params: list[Parameter], keys: list[Key], note: Mapping[str, Any], path: str | os.PathLike[str]
+    ) -> None:
+        """Compare ``params`` with those of a file that has states of ``keys``.
 
         Raises:
             UsageError: see ``load_states``.
@@ -194,10 +220,10 @@ class TrainedParameters:
 
         if note.get("trainer") != self._token:  # of this trainer itself the order is known
             try:
-                require_order(note.get("unnamed", ()), self._params, alike, path)
+                require_order(note.get("unnamed", ()), params, alike, path)
             except (LookupError, TypeError, ValueError) as exc:
                 raise UsageError(f"{path} is damaged: what it says of parameters: {exc}") from None
-        new = [param.key for param in self._params if not {param.key, table_key(param.key)} & set(keys)]
+        new = [param.key for param in params if not {param.key, table_key(param.key)} & set(keys)]
         if new:
             log.warning(
                 "%s has no states of %s: what there is of them stays, nothing in a new Trainer", path, shorten(new)
@@ -216,6 +242,29 @@ class TrainedParameters:
         """Remove the hooks: backward pushes nothing more. ``step`` still works, and the store stays open."""
         if self._sync is not None:
             self._sync.close()
+
+    def _thaw(self) -> None:
+        """Train those parameters that were frozen, and require a gradient now."""
+        new = [position for position in sorted(self._frozen) if self._params[position].trains]
+        if not new:
+            return
+        if self._local is not None:
+            self._local.require_shapes(new)
+        if self._sync is None:
+            self._frozen.difference_update(new)
+        else:
+            self._sync.thaw(new)
+
+    def _not_trained(self, buffers: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        """Return, for each device, the frozen parameters and these ``buffers``, by name."""
+        found = [
+            {f"{self._params[position].key}": self._params[position].tensors[device] for position in self._frozen}
+            for device in range(len(self._params[0].tensors))
+        ]
+        return [
+            mine | {f"buffer {name}": buffer for name, buffer in theirs.items()}
+            for mine, theirs in zip_longest(found, buffers, fillvalue=dict[str, torch.Tensor]())
+        ]
 
     def _between_steps(self, what: str) -> None:
         if self._sync is not None:

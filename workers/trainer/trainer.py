@@ -22,8 +22,12 @@ from workers.trainer.trained_parameters import TrainedParameters
 class Trainer(TrainedParameters):
     """Sums gradients over devices and workers, and updates the parameters with the result.
 
-    On construction every worker and device gets rank 0's parameters. A store that updates holds the weights from then
-    on: a step overwrites whatever else is written into the parameters. So load a checkpoint before.
+    On construction every worker and device gets rank 0's parameters, also of those that require no gradient, and rank
+    0's buffers. A trainer knows the buffers of a module whose ``named_parameters()`` or ``parameters()`` it is given as
+    they are, not in a list or dict, and those of ``wait_in_forward``; ``Reducer.broadcast`` sends others. Buffers are
+    not trained: each worker has its own running statistics, until ``Reducer.average_buffers``.
+
+    A store that updates holds the weights from then on. So load a checkpoint before.
 
     With a dist store, gradients are pushed while backward still runs (overlap). That begins after ten steps, and only
     if these have shown that gradients are final then: one backward a step, nobody changes its gradients (clipping), and
@@ -42,8 +46,8 @@ class Trainer(TrainedParameters):
     Args:
         params: ``model.named_parameters()``, ``model.parameters()``, a dict from name to parameter, or torch's list of
             groups, ``[{"params": ..., "lr": 0.01}, ...]``, whose dicts may have ``lr_mult`` and ``wd_mult``; or a list
-            with one of these for each device of this process. Parameters that require no gradient are left out. Tied
-            weights are one parameter, under the first of their names.
+            with one of these for each device of this process. Parameters that require no gradient are trained from the
+            step on at which they do, on all workers. Tied weights are one parameter, under the first of their names.
         optimizer: an optimizer by name, class or unused instance; see ``KVStore.set_optimizer``.
         optimizer_params: hyper-parameters by torch's names or MXNet's; ``lr_mult`` and ``wd_mult``, dicts by the name
             of a parameter; ``lr_scheduler``, a function of the number of the update (``workers.schedules``); and
@@ -130,6 +134,8 @@ class Trainer(TrainedParameters):
             self._step(batch_size, ignore_stale_grad)
 
     def _step(self, batch_size: int | None, ignore_stale_grad: bool) -> None:
+        if self._frozen:
+            self._thaw()
         if self._local is not None or self._sync is None:
             self.allreduce_grads(ignore_stale_grad)
             self.update(batch_size, ignore_stale_grad)
@@ -154,6 +160,8 @@ class Trainer(TrainedParameters):
                 "allreduce_grads() is for update_on_kvstore=False; this store updates in step(), and "
                 "clip_grad_norm_() clips"
             )
+        if self._frozen:
+            self._thaw()
         left_out = self._left_out(ignore_stale_grad)
         if self._sync is not None:
             self._sync.sum(left_out)
@@ -201,7 +209,9 @@ class Trainer(TrainedParameters):
             Unsupported: a gradient is sparse.
         """
         self._between_steps("clip_grad_norm_()")
-        return clip(self._params, self._peers, self._summed, self._scale(batch_size), max_norm, norm_type)
+        if self._frozen:
+            self._thaw()
+        return clip(self._trained(), self._peers, self._summed, self._scale(batch_size), max_norm, norm_type)
 
     def overflows(self, overflowed: bool) -> bool:
         """Return whether the gradients of any worker have overflowed. All workers call this.

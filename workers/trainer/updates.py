@@ -26,16 +26,28 @@ class LocalUpdates:
         params: the parameters.
         optimizer: the description of the optimizer.
         check_finite: refuse gradients with NaN or infinite elements.
+        frozen: positions of parameters that are not trained; others may take positions out of this set.
     """
 
-    def __init__(self, params: Sequence[Parameter], optimizer: Optimizer, check_finite: bool = False) -> None:
-        self._params = params
+    def __init__(
+        self,
+        params: Sequence[Parameter],
+        optimizer: Optimizer,
+        check_finite: bool = False,
+        frozen: Collection[int] = (),
+    ) -> None:
+        self._params, self._optimizer, self._frozen = params, optimizer, frozen
         self._check_finite = check_finite
         self._made = 0  # updates
-        require_shapes(optimizer, [(param.key, spec_of(param.tensors[0])) for param in params])
+        self.require_shapes([position for position in range(len(params)) if position not in frozen])
         with refusals(optimizer):
             self._updaters = [Updater(optimizer) for _ in params[0].tensors]
             self._rows = [LocalRows(optimizer) for _ in params[0].tensors]
+
+    def require_shapes(self, positions: Collection[int]) -> None:
+        """Raise ``UsageError`` unless the optimizer can update the parameters at ``positions``."""
+        params = [self._params[position] for position in positions]
+        require_shapes(self._optimizer, [(param.key, spec_of(param.tensors[0])) for param in params])
 
     def set_hyperparameters(
         self,
@@ -65,7 +77,8 @@ class LocalUpdates:
             NotFinite: ``check_finite`` is set, and a gradient has NaN or infinite elements. Nothing has been updated.
         """
         self._made += 1
-        params = [param for position, param in enumerate(self._params) if position not in left_out]
+        out = {*left_out, *self._frozen}
+        params = [param for position, param in enumerate(self._params) if position not in out]
         grads = [param.gradients() for param in params]
         if self._check_finite:
             self._require_finite(params, grads)

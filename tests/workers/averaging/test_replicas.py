@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 from models import backward, constant, network, same, together
+from odd_tensors import odd_tensors
 from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.store.local import LocalStore
-from workers import PartialSync, PeriodicAveraging
+from workers import DiLoCo, PartialSync, PeriodicAveraging
+from workers.common.tensors import fingerprint
 
 SYNCHRONOUS = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}]
 
@@ -171,3 +173,90 @@ def test_workers_at_different_steps_are_told(pair: ThreadedJob) -> None:
             sync.step()
 
     pair.run(work)
+
+
+class Varied(nn.Module):
+    """A frozen layer, and buffers of many kinds; different ones on each worker, but for the constants."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
+        with torch.no_grad():
+            for param in self.parameters():
+                param.fill_(1.0 + rank)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("low", torch.tensor([0.0, torch.finfo(torch.float32).min, float("-inf"), float("nan")]))
+        self.register_buffer("third", torch.full((5,), 1 / 3))
+        self.register_buffer("mask", torch.arange(4) + rank, persistent=False)
+        for name, tensor in odd_tensors(rank).items():
+            self.register_buffer(name.replace(" ", "_"), tensor)
+
+
+def prints(model: nn.Module) -> dict[str, int]:
+    return {name: fingerprint(tensor) for name, tensor in model.state_dict().items()} | {
+        name: fingerprint(tensor) for name, tensor in model.named_buffers()
+    }
+
+
+MAKERS = {
+    "periodic": lambda model, store: PeriodicAveraging(model, torch.optim.SGD(model.parameters()), store, 2),
+    "partial": lambda model, store: PartialSync(model, torch.optim.SGD(model.parameters()), store, chunk_bytes=64),
+    "diloco": lambda model, store: DiLoCo(model, torch.optim.SGD(model.parameters()), store, inner_steps=2),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_all_that_a_model_has_is_rank_zeros_and_constants_stay(cluster: ThreadedJob, kind: str) -> None:
+    first = prints(Varied(0))
+
+    def work(store: DistStore) -> None:
+        model = Varied(store.rank)
+        sync: Any = MAKERS[kind](model, store)
+        assert prints(model) == first
+        for _ in range(8):
+            sync.step()  # no gradients: nothing changes
+        sync.finish()
+        assert prints(model) == first
+
+    cluster.run(work)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_buffers_that_become_different_are_averaged_or_rank_zeros(cluster: ThreadedJob, kind: str) -> None:
+    workers = cluster.workers
+
+    def work(store: DistStore) -> None:
+        model = Varied(0)
+        sync: Any = MAKERS[kind](model, store)
+        for _ in range(2):
+            model.third.fill_(float(store.rank))  # type: ignore[operator, union-attr]
+            model.mask.fill_(7 - store.rank)  # type: ignore[operator, union-attr]
+            model.float8 = odd_tensors(store.rank)["float8"]
+            sync.step()
+        sync.finish()
+        assert model.third.tolist() == [(workers - 1) / 2] * 5  # type: ignore[operator, union-attr]
+        assert model.mask.tolist() == [7] * 4  # type: ignore[operator, union-attr]
+        assert fingerprint(model.float8) == fingerprint(odd_tensors(0)["float8"])  # type: ignore[arg-type]
+
+    cluster.run(work)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_parameter_that_is_unfrozen_is_trained(cluster: ThreadedJob, kind: str) -> None:
+    def work(store: DistStore) -> list[float]:
+        frozen, trained = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
+        model = nn.ParameterDict({"a": frozen, "b": trained})
+        sync: Any = MAKERS[kind](model, store)
+        for step in range(6):
+            frozen.requires_grad_(step >= 3)
+            for param in (frozen, trained):
+                param.grad = torch.full_like(param, 1.0 + store.rank) if param.requires_grad else None
+            sync.step()
+            if step == 2:
+                assert frozen.tolist() == [1, 1]
+        sync.finish()
+        assert frozen[0] != 1
+        return [*frozen.tolist(), *trained.tolist()]
+
+    results = cluster.run(work)
+    assert len({tuple(result) for result in results}) == 1

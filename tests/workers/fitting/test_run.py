@@ -51,8 +51,7 @@ def test_uneven_shares_do_not_hang_and_all_end_with_the_same(cluster: ThreadedJo
         return state(model), history
 
     (first, history), (second, other) = run(cluster, work)
-    assert first.pop("1.num_batches_tracked") == 15  # what a worker has seen itself
-    assert second.pop("1.num_batches_tracked") == 6
+    assert first["1.num_batches_tracked"] == 15  # a count has no mean: it is rank 0's
     assert same_bits(first, second)
     assert history == other
     assert [epoch["train-batches per sample"] for epoch in history] == [7 / 28] * 3

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from odd_tensors import odd_tensors
 from threaded import ThreadedJob
 from torch import nn
 
@@ -15,6 +16,7 @@ import kvstore as kv
 import workers
 from kvstore.dist import DistStore
 from workers import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from workers.common.tensors import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,7 @@ def cluster() -> Iterator[ThreadedJob]:
 
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64, torch.uint8]
+DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def values(rank: int) -> dict[str, torch.Tensor]:
@@ -63,6 +66,28 @@ def test_a_module_gets_its_buffers_too(cluster: ThreadedJob) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.parametrize("name", odd_tensors(0))
+def test_a_tensor_of_any_kind_becomes_the_roots(cluster: ThreadedJob, name: str) -> None:
+    def work(store: DistStore) -> None:
+        mine = odd_tensors(store.rank)[name]
+        broadcast_parameters({"b": mine}, kvstore=store)
+        assert fingerprint(mine) == fingerprint(odd_tensors(0)[name])
+        assert mine.stride() == odd_tensors(1)[name].stride() if mine.layout == torch.strided else True
+
+    cluster.run(work)
+
+
+def test_buffers_that_share_memory_stay_views_of_each_other(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        base = torch.arange(6.0) + store.rank
+        view = base[2:4]
+        broadcast_parameters({"base": base, "view": view}, kvstore=store)
+        assert base.tolist() == [0, 1, 2, 3, 4, 5]
+        assert view.data_ptr() == base[2:].data_ptr()
+
+    cluster.run(work)
+
+
 def test_parameters_may_come_as_a_list_or_as_pairs(cluster: ThreadedJob) -> None:
     models = [nn.Linear(2, 2) for _ in range(2)]
 
@@ -97,7 +122,7 @@ def test_what_cannot_be_broadcast_is_refused() -> None:
         with pytest.raises(kv.UsageError, match="'a' cannot be broadcast: it is int"):
             broadcast_parameters({"a": 3})
         with pytest.raises(kv.UsageError, match="'0' cannot be broadcast"):
-            broadcast_parameters([torch.eye(2).to_sparse()])
+            broadcast_parameters([torch.zeros(2, device="meta")])
         with pytest.raises(kv.UsageError, match="root_rank=1 must be the rank of a worker, 0 to 0"):
             broadcast_parameters([torch.zeros(1)], 1)
         with pytest.raises(kv.UsageError, match="optimizer must be an instance of"):

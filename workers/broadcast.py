@@ -20,31 +20,40 @@ from workers.common import bundle
 from workers.common.chunks import ChunkRange, divide
 from workers.common.gather import Gather, digest
 from workers.common.stores import AUTO
+from workers.common.tensors import flat_bytes, has_parts, is_dense, overwrite, put_together, take_apart
 from workers.common.values import describe
 
 SMALL, LARGE = 1 << 14, 1 << 22  # bytes in a piece
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = "auto") -> None:
-    """Overwrite every worker's values with those of ``root_rank``. Every worker calls this.
+    """Overwrite every worker's values with those of ``root_rank``, to the bit. Every worker calls this.
 
     Args:
-        params: a module, for its parameters and buffers; a ``state_dict()``; or the result of ``parameters()`` or
-            ``named_parameters()``. Any dtype and device.
+        params: a module, for all its parameters and buffers, frozen and non-persistent ones too; a ``state_dict()``; or
+            the result of ``parameters()`` or ``named_parameters()``. Any dtype and device; dense, sparse or quantized.
         root_rank: the worker whose values are sent.
         kvstore: a synchronous store without optimizer; ``auto`` for that of ``init``.
 
     Raises:
-        UsageError: a value is not a dense tensor; there is no such rank; or before ``init``.
+        UsageError: a value is no tensor with values of its own; there is no such rank; or before ``init``.
         Mismatch: workers disagree on the root, or on names, shapes and dtypes. Nothing has changed.
     """
     named = _named(params)
     for name, tensor in named.items():
-        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-            raise UsageError(f"{name!r} cannot be broadcast: it is {type(tensor).__name__}, not a dense tensor")
+        if not isinstance(tensor, torch.Tensor) or not has_parts(tensor):
+            raise UsageError(
+                f"{name!r} cannot be broadcast: it is {type(tensor).__name__}, not a dense, sparse or quantized tensor"
+            )
     relay = _Relay(kvstore, root_rank)
     relay.agree(describe(named))
-    relay.send(list(named.values()))
+    relay.send([tensor for tensor in named.values() if is_dense(tensor)])
+    odd = [tensor for tensor in named.values() if not is_dense(tensor)]
+    if odd:  # how many elements each of them stores may differ from worker to worker
+        apart = bundle.pack([take_apart(tensor) for tensor in odd]) if relay.root else None
+        theirs = relay.send_packed(apart)
+        for tensor, (form, parts) in () if relay.root else zip(odd, theirs, strict=True):
+            overwrite(tensor, put_together(form, parts))
 
 
 def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = "auto") -> Any:
@@ -61,13 +70,10 @@ def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | str |
         Mismatch: workers disagree on the root.
     """
     relay = _Relay(kvstore, root_rank)
-    packed, tensors = bundle.pack(value) if relay.root else (b"", [])
+    packed = bundle.pack(value) if relay.root else None
     relay.agree("object")
-    packed = relay.send_bytes(packed)
-    if not relay.root:
-        tensors = [torch.zeros(form.shape, dtype=form.dtype, device="cpu") for form in bundle.forms(packed)]
-    relay.send(tensors)
-    return value if relay.root else bundle.unpack(packed, tensors)
+    theirs = relay.send_packed(packed)
+    return value if relay.root else theirs
 
 
 def broadcast_optimizer_state(
@@ -202,12 +208,21 @@ class _Relay:
         self.send([tensor])
         return tensor.numpy().tobytes()
 
+    def send_packed(self, bundled: tuple[bytes, list[torch.Tensor]] | None) -> Any:
+        """Return the value that the root has packed as ``bundled``; the others pass None."""
+        packed, tensors = bundled or (b"", [])
+        packed = self.send_bytes(packed)
+        if bundled is None:
+            tensors = [torch.zeros(form.shape, dtype=form.dtype, device="cpu") for form in bundle.forms(packed)]
+        self.send(tensors)
+        return bundle.unpack(packed, tensors)
+
     @torch.no_grad()
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Write the root's ``tensors`` into everybody's."""
+        """Write the root's dense ``tensors`` into everybody's."""
         if self._store.num_workers == 1:
             return
-        flat = {str(number): _bytes_of(tensor) for number, tensor in enumerate(tensors)}
+        flat = {str(number): flat_bytes(tensor) for number, tensor in enumerate(tensors)}
         total = sum(data.numel() for data in flat.values())
         size = SMALL if total <= SMALL else LARGE
         piece = self._store.empty(size, torch.uint8)
@@ -222,16 +237,11 @@ class _Relay:
             for number, tensor in enumerate(tensors):
                 value = flat[str(number)].view(tensor.dtype).view(tensor.shape)
                 if value.data_ptr() != tensor.data_ptr():
-                    tensor.detach().copy_(value)
+                    overwrite(tensor, value)
 
 
 def _key(size: int) -> str:
     return f"/broadcast/{size}"
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of ``tensor``, flat, on the CPU; over its own memory if possible."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _copy(flat: Mapping[str, torch.Tensor], chunk: Sequence[ChunkRange], piece: torch.Tensor, *, out: bool) -> None:
