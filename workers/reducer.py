@@ -10,6 +10,7 @@ import torch
 import kvstore as kv
 from kvstore import KVStore
 from kvstore.errors import warn_renamed
+from kvstore.store.maker import made_by
 from workers.common.stores import store_type
 
 
@@ -28,7 +29,8 @@ class Reducer:
         if kind is not None:
             warn_renamed("kind=", "kvstore=")
             kvstore = kind
-        self._store = kv.create("dist_sync" if store_type(kvstore).startswith("dist") else "local")
+        with made_by("Reducer"):
+            self._store = kv.create("dist_sync" if store_type(kvstore).startswith("dist") else "local")
         self._known: set[str] = set()
 
     @classmethod
