@@ -8,6 +8,8 @@ dist_opt   ``DistOpt``, after SINGA's: a backward pass, a way to send gradients,
 embedding  ``Embedding``, ``EmbeddingBag``, ``lookahead``: torch's modules, with their rows in a store
 averaging  ``DiLoCo``, ``PeriodicAveraging`` and ``PartialSync``: synchronize weights every few steps, not gradients
 group      the workers of a job as one process sees them: ``init``, ``rank``, ``size``
+broadcast  one worker's parameters, optimizer state or object for all
+alike      what replicas that update by themselves must have alike
 reducer    ``Reducer``: sums and averages of what is not trained
 joining    ``join``: the end of the data for several trainers and stores at once
 metrics    how good predictions are, as sums over batches and workers
@@ -29,15 +31,8 @@ if not hasattr(kvstore, "create"):  # a module of the user's has the name
 
 from workers import callbacks, metrics, schedules
 from workers.averaging import DiLoCo, PartialSync, PeriodicAveraging
-from workers.ddp import (
-    Average,
-    DistributedOptimizer,
-    Sum,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    partition_dataset,
-)
+from workers.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from workers.ddp import Average, DistributedOptimizer, Sum, partition_dataset
 from workers.dist_opt import DistOpt
 from workers.embedding import Embedding, EmbeddingBag, lookahead
 from workers.fitting import Checkpoint, CheckpointError

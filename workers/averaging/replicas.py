@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
-from kvstore import KVStore, Mismatch, UsageError
+from kvstore import DeadlineExceeded, KVStore, Mismatch, UsageError
 from workers.averaging.agreement import require_alike
 from workers.averaging.stepper import Stepper
+from workers.broadcast import share_optimizer
 from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
 from workers.common.stores import open_store
@@ -70,13 +72,19 @@ class Replicas(Stepper):
         self._params = parameters_of(model, optimizer)
         self._buffers = buffers_of(model) if buffers else {}
         self._trained = self._in_optimizer()
-        self._store = open_store(kvstore)
+        self._store = open_store(kvstore, type(self).__name__)
         self._chunks = divide(self._values(), chunk_bytes)
         self._all = [part for chunk in self._chunks for part in chunk]
         self._marks = Gather(self._store, "/marks", shared=False)
         require_alike(self._marks, type(self).__name__, settings, self._values())
         self._known: set[str] = set()  # the keys of states
         self._stale = False
+        self._finished: list[Mark] | None = None  # where workers were when all had finished, until that is dealt with
+        name = type(self).__name__
+        self._store.reserve_join(
+            f"this store is that of a {name}: store.join() would leave its workers with different weights. Call its "
+            "own join() or finish(), or workers.join() with it and with other stores"
+        )
         self._broadcast()
 
     def after_step(self) -> None:
@@ -89,6 +97,8 @@ class Replicas(Stepper):
             Mismatch: another worker is at another step.
             KVStoreError: an error of the store. Values are written only when the whole average has arrived.
         """
+        if self._marks.waiting or self._finished is not None:
+            raise UsageError("this worker has finished, and others have not: call join() or finish() again")
         self._steps += 1
         self._stale = True
         due = self._due(self._steps)
@@ -96,19 +106,62 @@ class Replicas(Stepper):
             self._meet(STEPPING)
             self._average(due)
 
-    def finish(self) -> None:
+    def finish(self, timeout: float | None = None) -> None:
         """Average everything that has changed: before an evaluation or a checkpoint, and at the end of training.
 
         Every worker calls this. A worker that has made fewer steps takes part in the others' averages, with the same
         weight, until they call it too. Training may go on afterwards.
+
+        Args:
+            timeout: how long to wait at once for the others' next average, in seconds; None for the store's deadline.
+
+        Raises:
+            DeadlineExceeded: others have more steps to make. Call again to wait on.
         """
-        marks = self._meet(FINISHING)
-        while going := [mark for mark in marks if mark.phase == STEPPING]:
-            self._average(self._due(going[0].steps))
-            marks = self._meet(FINISHING)
+        self._finish(timeout)
+
+    def join(self, timeout: float | None = None) -> int:
+        """``finish``, and give all workers the optimizer's states and hyper-parameters of the one with most steps.
+
+        So workers are equal afterwards, whatever numbers of batches they have had.
+
+        Args:
+            timeout: as for ``finish``.
+
+        Returns:
+            The rank that has made most steps, of several the highest.
+
+        Raises:
+            DeadlineExceeded: as for ``finish``.
+        """
+        steps = [mark.steps for mark in self._finish(timeout)]
+        last = max(range(len(steps)), key=lambda rank: (steps[rank], rank))
+        if self._store.num_workers > 1:
+            share_optimizer(self._optimizer, last, self._store)
+        return last
+
+    def begin_join(self) -> None:
+        """Say that this worker has no more batches, take part in averages that others wait for, and return at once."""
+        with suppress(DeadlineExceeded):
+            self._serve(0)
+
+    def _finish(self, timeout: float | None) -> list[Mark]:
+        marks = self._serve(timeout)
         if any(mark.stale for mark in marks):
             self._average(self._all)
-        self._steps = max(mark.steps for mark in marks)
+        self._steps, self._finished = max(mark.steps for mark in marks), None
+        return marks
+
+    def _serve(self, timeout: float | None) -> list[Mark]:
+        """Take part in the others' averages until all have finished; return where they are then."""
+        while self._finished is None:
+            marks = self._meet(FINISHING, timeout)
+            going = [mark for mark in marks if mark.phase == STEPPING]
+            if going:
+                self._average(self._due(going[0].steps))
+            else:
+                self._finished = marks
+        return self._finished
 
     @property
     def steps(self) -> int:
@@ -132,7 +185,7 @@ class Replicas(Stepper):
 
     # ---- helpers
 
-    def _meet(self, phase: int) -> list[Mark]:
+    def _meet(self, phase: int, timeout: float | None = None) -> list[Mark]:
         """Wait for all workers; return their marks by rank."""
         if self._in_optimizer() != self._trained:
             raise UsageError(
@@ -140,7 +193,7 @@ class Replicas(Stepper):
             )
         states = describe(self._states())
         mine = Mark(phase, self._steps, self._stale, digest(states) if states else 0)
-        marks = [Mark(*row[: len(mine)]) for row in self._marks.exchange(mine)]
+        marks = [Mark(*row[: len(mine)]) for row in self._marks.exchange(mine, timeout)]
         for rank, mark in enumerate(marks):
             if mark.states != mine.states:
                 raise Mismatch(

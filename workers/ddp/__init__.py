@@ -3,13 +3,11 @@
 optimizer    ``DistributedOptimizer``
 averager     averages gradients during backward
 summed_rows  sums of sparse gradients
-broadcast    one worker's parameters, optimizer state or object for all
 partition    ``partition_dataset``: a worker's part of a data set
 
-``init``, ``rank`` and ``size`` are in ``workers/group.py``.
+``init``, ``rank`` and ``size`` are in ``workers/group.py``, and broadcasts in ``workers/broadcast.py``.
 """
 
-from workers.ddp.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from workers.ddp.optimizer import Average, DistributedOptimizer, Sum
 from workers.ddp.partition import partition_dataset
 
@@ -17,8 +15,5 @@ __all__ = [
     "Average",
     "DistributedOptimizer",
     "Sum",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
     "partition_dataset",
 ]
