@@ -9,6 +9,7 @@ embedding  ``Embedding``, ``EmbeddingBag``, ``lookahead``: torch's modules, with
 averaging  ``DiLoCo``, ``PeriodicAveraging`` and ``PartialSync``: synchronize weights every few steps, not gradients
 group      the workers of a job as one process sees them: ``init``, ``rank``, ``size``
 broadcast  one worker's parameters, buffers, optimizer state or object for all
+alike      what replicas that update by themselves must have alike
 reducer    ``Reducer``: sums and averages of what is not trained
 joining    ``join``: the end of the data for several trainers and stores at once
 metrics    how good predictions are, as sums over batches and workers

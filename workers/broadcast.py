@@ -45,7 +45,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | 
             raise UsageError(
                 f"{name!r} cannot be broadcast: it is {type(tensor).__name__}, not a dense, sparse or quantized tensor"
             )
-    relay = _Relay(kvstore, root_rank)
+    relay = Relay(kvstore, root_rank)
     relay.agree(describe(named))
     relay.send([tensor for tensor in named.values() if is_dense(tensor)])
     odd = [tensor for tensor in named.values() if not is_dense(tensor)]
@@ -69,7 +69,7 @@ def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | str |
         UsageError: the root's value is not plain; there is no such rank; or before ``init``.
         Mismatch: workers disagree on the root.
     """
-    relay = _Relay(kvstore, root_rank)
+    relay = Relay(kvstore, root_rank)
     packed = bundle.pack(value) if relay.root else None
     relay.agree("object")
     theirs = relay.send_packed(packed)
@@ -95,9 +95,20 @@ def broadcast_optimizer_state(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
-    relay = _Relay(kvstore, root_rank)
+    _broadcast_state(optimizer, root_rank, kvstore, plain_only=False)
+
+
+def share_optimizer(optimizer: torch.optim.Optimizer, root_rank: int, kvstore: KVStore) -> None:
+    """``broadcast_optimizer_state``, where each worker keeps its own of what cannot be sent of the groups."""
+    _broadcast_state(optimizer, root_rank, kvstore, plain_only=True)
+
+
+def _broadcast_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, kvstore: KVStore | str | None, *, plain_only: bool
+) -> None:
+    relay = Relay(kvstore, root_rank)
     params = [param for param_group in optimizer.param_groups for param in param_group["params"]]
-    packed, tensors = _state(optimizer, params) if relay.root else (b"", [])
+    packed, tensors = _state(optimizer, params, plain_only) if relay.root else (b"", [])
     numbers = [len(param_group["params"]) for param_group in optimizer.param_groups]
     relay.agree(
         f"{type(optimizer).__name__} {numbers} {describe({str(number): param for number, param in enumerate(params)})}"
@@ -117,10 +128,16 @@ def broadcast_optimizer_state(
 # ---- an optimizer's state as pairs of owner and bundle; the owner is None for the groups, a number for a parameter
 
 
-def _state(optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
+def _state(
+    optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor], plain_only: bool
+) -> tuple[bytes, list[torch.Tensor]]:
     number_of = {id(param): number for number, param in enumerate(params)}
     groups = [
-        {name: value for name, value in param_group.items() if name != "params"}
+        {
+            name: value
+            for name, value in param_group.items()
+            if name != "params" and not (plain_only and not bundle.is_plain(value))
+        }
         for param_group in optimizer.param_groups
     ]
     owned = [(None, groups), *((number_of.get(id(owner), owner), value) for owner, value in optimizer.state.items())]
@@ -133,6 +150,7 @@ def _state(optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor]) -> 
     return bundle.pack(parts)[0], tensors
 
 
+@torch.no_grad()
 def _load(
     optimizer: torch.optim.Optimizer,
     params: Sequence[torch.Tensor],
@@ -155,13 +173,18 @@ def _load(
     optimizer.state.clear()
     optimizer.state.update(state)
     for mine, theirs in zip(optimizer.param_groups, groups, strict=True):
-        mine.update(theirs)
+        for name, value in theirs.items():
+            own = mine.get(name)
+            if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) and own.shape == value.shape:
+                own.copy_(value)  # schedulers, and the program, fill a rate that is a tensor in place
+            else:
+                mine[name] = value
 
 
 # ---- how it travels
 
 
-class _Relay:
+class Relay:
     """Sends one worker's bytes to all.
 
     Args:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-import kvstore as kv
 from kvstore import KVStore, UsageError
 from kvstore.job.config import Config
+from kvstore.store.maker import BY_THE_PROGRAM
 from workers.common.gather import require_sums
 from workers.common.stores import AUTO, open_store, store_type
 
@@ -61,7 +61,7 @@ def init(kvstore: KVStore | str = "auto") -> RankAndDevice:
         wanted = _possible(wanted)
     with _lock:
         if not _stores:
-            _stores.append(kv.create(wanted) if isinstance(kvstore, str) else kvstore)
+            _stores.append(open_store(wanted if isinstance(kvstore, str) else kvstore, "workers.init()"))
             _type = wanted
         elif kvstore != AUTO and (wanted != _type or not (isinstance(kvstore, str) or kvstore is _stores[0])):
             raise UsageError(f"this process was initialized with {_type!r}; call shutdown() before another init()")
@@ -97,28 +97,31 @@ def store() -> KVStore:
     return _stores[0]
 
 
-def new_store() -> KVStore:
+def new_store(owner: str = BY_THE_PROGRAM) -> KVStore:
     """Return another store of the group's type, with its own keys and compression; ``shutdown`` closes it.
 
     Every worker makes its stores in the same order.
+
+    Args:
+        owner: what it is for; the same on all workers.
 
     Raises:
         UsageError: before ``init``.
     """
     store()
-    made = kv.create(_type)
+    made = open_store(_type, owner)
     with _lock:
         _stores.append(made)
     return made
 
 
-def store_for(kvstore: KVStore | str | None) -> KVStore:
-    """Return a store for one user: ``kvstore`` itself or a new store of that type; for ``auto``, ``new_store()``.
+def store_for(kvstore: KVStore | str | None, owner: str = BY_THE_PROGRAM) -> KVStore:
+    """Return a store for ``owner``: ``kvstore`` itself or a new store of that type; for ``auto``, ``new_store()``.
 
     Raises:
         UsageError: ``auto`` before ``init``.
     """
-    return new_store() if kvstore is None or kvstore == AUTO else open_store(kvstore)
+    return new_store(owner) if kvstore is None or kvstore == AUTO else open_store(kvstore, owner)
 
 
 def rank() -> int:

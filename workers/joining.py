@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from kvstore import DeadlineExceeded
+from kvstore import DeadlineExceeded, UsageError
 
 
 class Joinable(Protocol):
@@ -13,6 +13,17 @@ class Joinable(Protocol):
 
     def join(self, timeout: float | None = None) -> int | None:
         """See ``KVStore.join``."""
+
+
+@runtime_checkable
+class Serving(Protocol):
+    """What takes part in averages of workers that go on, while it waits for them in ``join``."""
+
+    def finish(self, timeout: float | None = None) -> None:
+        """See ``PeriodicAveraging.finish``."""
+
+    def after_step(self) -> None:
+        """See ``PeriodicAveraging.after_step``."""
 
 
 def join(*things: Joinable, timeout: float | None = None) -> int:
@@ -27,7 +38,8 @@ def join(*things: Joinable, timeout: float | None = None) -> int:
     same things, in the same order. See ``KVStore.join`` and ``Trainer.join``, which are for one.
 
     Args:
-        things: trainers and stores, each store once.
+        things: trainers, optimizers, averagings and stores, each store once; of ``PeriodicAveraging``, ``PartialSync``
+            and ``DiLoCo`` one at most.
         timeout: for each of them, in seconds; by default its deadline, which others' remaining batches may need longer
             than.
 
@@ -37,12 +49,21 @@ def join(*things: Joinable, timeout: float | None = None) -> int:
     Raises:
         DeadlineExceeded: others have more to do; the message names them. Calls of each thing's own ``join`` wait on.
         NodeLost: a worker has died, or left without joining.
+        UsageError: two of them average weights.
     """
+    serving = [position for position, thing in enumerate(things) if isinstance(thing, Serving)]
+    if len(serving) > 1:
+        raise UsageError("workers.join() takes one of PeriodicAveraging, PartialSync and DiLoCo, not several")
     last: dict[int, int | None] = {}
     for position, thing in enumerate(things):
+        begin = getattr(thing, "begin_join", None)
+        if begin is not None:  # not ``join(0)``, which might go on to what all workers do together, in another order
+            begin()
+            continue
         with suppress(DeadlineExceeded):  # the announcement has been made all the same
             last[position] = thing.join(0)
-    for position, thing in enumerate(things):
+    others = [position for position in range(len(things)) if position not in serving]
+    for position in (*serving, *others):  # others go on only while this one serves them
         if position not in last:
-            last[position] = thing.join(timeout)
+            last[position] = things[position].join(timeout)
     return last.get(len(things) - 1) or 0

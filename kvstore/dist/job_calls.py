@@ -10,8 +10,9 @@ from kvstore.dist.checkpointing import Checkpointing
 from kvstore.dist.join import Joining
 from kvstore.dist.plans.entries import Entries
 from kvstore.dist.store_calls import StoreCalls
+from kvstore.errors import UsageError
 from kvstore.rule import Rule
-from kvstore.store.job_interface import JobInterface
+from kvstore.store.job_interface import JobInterface, ReservedJoin
 
 
 class JobCalls(StoreCalls, JobInterface):
@@ -22,6 +23,7 @@ class JobCalls(StoreCalls, JobInterface):
     _checkpoints: Checkpointing | None
     _entries: Entries
     _joining: Joining
+    _join_advice = ""  # what to call instead of ``join``; empty if nobody has reserved it
 
     @property
     def barriers(self) -> int:
@@ -37,7 +39,25 @@ class JobCalls(StoreCalls, JobInterface):
 
     def join(self, timeout: float | None = None) -> int:
         """See ``KVStore``."""
-        self.begin_join(timeout)
+        self._require_join()
+        return self._join(timeout)
+
+    def begin_join(self, timeout: float | None = None) -> None:
+        """See ``KVStore``.
+
+        Args:
+            timeout: how long to wait for pushes to take effect, in a store whose every push is an update.
+        """
+        self._require_join()
+        self._begin_join(timeout)
+
+    def reserve_join(self, advice: str) -> ReservedJoin:
+        """See ``KVStore``."""
+        self._join_advice = advice
+        return ReservedJoin(self._begin_join, self._join)
+
+    def _join(self, timeout: float | None) -> int:
+        self._begin_join(timeout)
         self._joining.wait(timeout)  # should others be late, this worker has joined: another call waits on
         last = self._session.client.alone(self._joining.end, self._entries)
         self._pushes.flush()
@@ -45,8 +65,7 @@ class JobCalls(StoreCalls, JobInterface):
             self._checkpoints.end_join()
         return last
 
-    def begin_join(self, timeout: float | None = None) -> None:
-        """Begin a ``join``, if none is under way; ``join`` waits for its end."""
+    def _begin_join(self, timeout: float | None = None) -> None:
         self._check()
         if self._joining.under_way:
             return
@@ -55,6 +74,10 @@ class JobCalls(StoreCalls, JobInterface):
         if self._checkpoints is not None:
             self._checkpoints.begin_join()
         self._joining.begin(self._entries)
+
+    def _require_join(self) -> None:
+        if self._join_advice:
+            raise UsageError(self._join_advice)
 
     def num_dead_nodes(self) -> int:
         """See ``KVStore``."""

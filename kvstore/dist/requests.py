@@ -55,17 +55,22 @@ class Requests:
         ordinal: which of this worker's stores it is: the n-th store of one worker is the n-th of the others.
         rule: how updates and reads go together; all servers are told.
         limits: of every wait.
+        made: what the store is, and what makes it.
+        place: where in the program; empty if workers may make it at different places.
 
     Attributes:
         store: its number on the wire.
     """
 
-    def __init__(self, session: Session, ordinal: int, rule: Rule, limits: WaitLimits) -> None:
+    def __init__(
+        self, session: Session, ordinal: int, rule: Rule, limits: WaitLimits, made: str = "", place: str = ""
+    ) -> None:
         self._session = session
         self._client = session.client
         self.limits = limits
         self.packer = Packer(session.client)
-        opened: StoreOpened = self.one(session.scheduler, "opening the store", (), OpenStore, ordinal=ordinal)
+        fields = {"ordinal": ordinal, "made": made, "place": place}
+        opened: StoreOpened = self.one(session.scheduler, "opening the store", (), OpenStore, **fields)
         self.store = opened.store
         self._all("opening the store", Open, store=self.store, **rule.described)
 

@@ -46,6 +46,8 @@ from kvstore.rule import Rule
 from kvstore.spec import as_shape
 from kvstore.store.arguments import requests_of
 from kvstore.store.base import KVStore
+from kvstore.store.maker import made_by, maker, place
+from kvstore.store.registry import canonical
 from kvstore.store.statistics import Statistics
 from kvstore.ticket import Ticket, WaitLimits
 from kvstore.values import Leaving, as_dtype, tensors_of
@@ -93,11 +95,11 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, JobCalls, KVStore):
         self._arguments = Arguments(self._plans, tables, on_device)
         self._clocks = PushClocks()
         self._closed = False
-        self._checkpoints = (
-            checkpointing(session, partial(type(self), session, checkpoints=False)) if checkpoints else None
-        )
+        self._checkpoints = checkpointing(session, partial(self._beside, "checkpoints")) if checkpoints else None
         ordinal = session.stores + 1
-        self._requests = Requests(session, ordinal, self.rule, limits)
+        made = f"a {canonical(name)!r} store of {maker()}"
+        at = place() if checkpoints else ""  # a store beside another is made when it is first needed, wherever that is
+        self._requests = Requests(session, ordinal, self.rule, limits, made, at)
         self._saves = OpenSaves()
         self._stored = StoredTables(session, self._requests, self._entries.tables)
         self._barriers = WorkerBarriers(self._requests)
@@ -242,7 +244,8 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, JobCalls, KVStore):
         """See ``KVStore``."""
         self._check()
         name = "dist_device_sync" if self._on_device else "dist_sync"
-        return type(self)(self._session, name, None, self._on_device, self._timeout, self._bound, checkpoints=False)
+        given = {"name": name, "on_device": self._on_device, "timeout": self._timeout, "bound": self._bound}
+        return self._beside("companion()", **given)
 
     @property
     def limits(self) -> WaitLimits:
@@ -293,6 +296,11 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, JobCalls, KVStore):
             self._session.activity.stores.remove(self._pushes.activity)
 
     # ---- helpers
+
+    def _beside(self, what: str, **given: Any) -> DistStore:
+        """Return a new store that no checkpoint has, of ``what``; see ``DistStore``."""
+        with made_by(what):
+            return type(self)(self._session, checkpoints=False, **given)
 
     def _stored_bytes(self) -> int:
         return sum(self._entries.bytes_by_server(len(self._session.servers)))

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 from kvstore.store.named import Named
+
+
+class ReservedJoin(NamedTuple):
+    """The calls of a store whose ``join`` is reserved.
+
+    Attributes:
+        begin: see ``KVStore.begin_join``.
+        join: see ``KVStore.join``.
+    """
+
+    begin: Callable[[], None]
+    join: Callable[[float | None], int]
 
 
 class JobInterface(Named):
@@ -55,10 +68,25 @@ class JobInterface(Named):
         Raises:
             DeadlineExceeded: others have more to do; the message names them. Another call waits on.
             NodeLost: a worker has died, or left without joining.
+            UsageError: the join is reserved; the message says what to call instead.
         """
         if self.num_workers > 1:
             raise self._unsupported("join")
         return self.rank
+
+    def begin_join(self) -> None:
+        """Say that this worker has run out of batches, and return at once; ``join`` waits for the others.
+
+        A store that cannot do so does nothing, and says it in ``join``.
+        """
+
+    def reserve_join(self, advice: str) -> ReservedJoin:
+        """Let calls of ``join`` raise ``UsageError`` with ``advice`` from now on; return what joins all the same.
+
+        For what keeps values in the workers, which ``join`` alone would let part: rounds that a worker is not in change
+        the others' values, and no ``pull`` brings them.
+        """
+        return ReservedJoin(self.begin_join, self.join)
 
     def report(self, values: Mapping[str, float] | None = None, *, input_s: float = 0.0) -> None:
         """Say how this worker's training goes, for whoever looks at the job; a store without a job ignores it.

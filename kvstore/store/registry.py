@@ -54,6 +54,12 @@ def find(name: str) -> Builtin | Callable[..., Any]:
     return _BUILTIN[lowered]
 
 
+def canonical(name: str) -> str:
+    """Return the name that ``name`` is an alias of; itself, if it is of no built-in store."""
+    builtin = _BUILTIN.get(name.lower())
+    return name if builtin is None else builtin.canonical
+
+
 def store_names() -> list[str]:
     """The names that ``create`` knows."""
     return [*_BUILTIN, *sorted(REGISTERED)]

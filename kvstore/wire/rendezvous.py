@@ -246,9 +246,16 @@ class Counted(Reply):
 @message(21)
 @dataclass(frozen=True)
 class OpenStore(Request):
-    """I make my ``ordinal``-th store: what is its number? The n-th stores of all workers are the same store."""
+    """I make my ``ordinal``-th store: what is its number? The n-th stores of all workers are the same store.
+
+    Attributes:
+        made: what it is, and what makes it, which must be the same on all workers; empty if it does not matter.
+        place: where in my program, for messages.
+    """
 
     ordinal: Annotated[int, f.integer(1)]
+    made: Annotated[str, f.text()] = ""
+    place: Annotated[str, f.text()] = ""
 
 
 @message(22)

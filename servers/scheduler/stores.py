@@ -27,6 +27,7 @@ from servers.names import MOST, wait, workers
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
 from servers.scheduler.departures import Departures
+from servers.scheduler.makers import Makers
 from servers.scheduler.store import Store
 
 
@@ -44,6 +45,7 @@ class Stores:
         self._departures = departures
         self._loads = [0] * num_servers  # bytes by server
         self._numbers: dict[int, int] = {}  # by ordinal
+        self._makers = Makers()
         self._closed: dict[int, set[int]] = {}  # by number: who has closed it
         self._stores: dict[int, Store] = {}  # by number
 
@@ -65,6 +67,17 @@ class Stores:
             self._closed[number] = set()
         return number
 
+    def make(self, request: OpenStore) -> int:
+        """Return the number of the store that a worker makes.
+
+        Raises:
+            Mismatch: another worker has made another store there.
+            UsageError: no number is left.
+        """
+        number = self.open(request.ordinal)
+        self._makers.note(request)
+        return number
+
     def close(self, rank: int, number: int) -> None:
         """Note that ``rank`` has closed store ``number``; when all have, forget it."""
         closed = self._closed.get(number)
@@ -74,7 +87,9 @@ class Stores:
         if len(closed) < len(self._workers):
             return
         del self._closed[number]
-        self._numbers = {ordinal: other for ordinal, other in self._numbers.items() if other != number}
+        for ordinal in [ordinal for ordinal, other in self._numbers.items() if other == number]:
+            del self._numbers[ordinal]
+            self._makers.forget(ordinal)
         store = self._stores.pop(number, None)
         if store is not None:
             store.forget()
@@ -107,7 +122,7 @@ class Stores:
         if node.role != "worker":
             return None
         if isinstance(request, OpenStore):
-            return [Answer(peer, request, StoreOpened(request.seq, self.open(request.ordinal)))], None
+            return [Answer(peer, request, StoreOpened(request.seq, self.make(request)))], None
         if isinstance(request, CloseStore):
             self.close(node.rank, request.store)
             return done, None
@@ -134,8 +149,13 @@ class Stores:
                 return Reason(f"waits at the barrier for {self._with_reasons(missing)}", missing)
             text = store.keys.explain(rank, seq)
             if text:
-                return Reason(text, [0])
+                return Reason(text + self._makers.unmade(self._ordinal(store), [0]), [0])
         return Reason()
+
+    def _ordinal(self, store: Store) -> int:
+        """Return which of each worker's stores ``store`` is; 0 if that is not known."""
+        number = next(number for number, other in self._stores.items() if other is store)
+        return next((ordinal for ordinal, other in self._numbers.items() if other == number), 0)
 
     def waits(self, now: float) -> Reason:
         """Say what workers wait for in all stores; nothing if nobody does."""

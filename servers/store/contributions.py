@@ -13,7 +13,7 @@ from kvstore.wire import Push
 from servers.names import workers
 from servers.store.bucket import Bucket, Contribution
 from servers.store.compression import contribution
-from servers.store.hyperparameters import asked
+from servers.store.hyperparameters import asked, compressions
 from servers.store.target import PushRequest
 from servers.store.updates import Update, is_late
 
@@ -44,6 +44,9 @@ def updates_of(message: Push, buckets: Sequence[Bucket], rule: Rule, optimizer: 
     ranks = message.workers
     ranges: Sequence[PayloadRange] = payload_of(message, buckets)
     hyper = asked(message, optimizer)
+    if rule.mode == "sync" and rule.quorum is None:  # else a late push may be of a round before a change
+        pushed, back = compressions(message)
+        hyper = hyper._replace(pushed=pushed, back=back)
     updates: list[Update] = []
     place = start = 0
     whole = len(buckets) == 1

@@ -17,11 +17,15 @@ class UpdateHyperparameters(NamedTuple):
     Attributes:
         lr, rescale: None takes the optimizer's own.
         changes: others that differ from the optimizer's: ((group, name), value), in order. Group 0 is of all keys.
+        pushed, back: the compression of the contribution and of the answer, on which a round's workers must agree, too:
+            else their replicas get other values. None is not compared.
     """
 
     lr: float | None = None
     rescale: float | None = None
     changes: tuple[tuple[tuple[int, str], Any], ...] = ()
+    pushed: str | None = None
+    back: str | None = None
 
     def listed(self) -> list[list[Any]]:
         """Return the changes as messages carry them; see ``Push``."""
@@ -31,6 +35,23 @@ class UpdateHyperparameters(NamedTuple):
 def changed(changes: Sequence[Sequence[Any]]) -> dict[tuple[int, str], Any]:
     """Return the changes that a message lists."""
     return {(number, name): tuple(value) if isinstance(value, list) else value for number, name, value in changes}
+
+
+PLAIN = "none"
+
+
+def compressions(message: Push) -> tuple[str, str | None]:
+    """Return ``pushed`` and ``back`` of a push.
+
+    Of ``pushed`` the type alone: an aggregator encodes sums with other numbers, by how many workers they are of.
+    """
+    pushed = PLAIN if message.codec is None else str(message.codec[0])
+    if not message.want:
+        return pushed, None
+    if message.back is None:
+        return pushed, PLAIN
+    kind, numbers = message.back
+    return pushed, ", ".join([str(kind), *(f"{name}={number}" for name, number in numbers)])
 
 
 def asked(message: Push | PushRows, optimizer: Optimizer | None) -> UpdateHyperparameters:
@@ -63,7 +84,7 @@ def agreed_by(items: Sequence[Contributed], keys: Iterable[Key]) -> UpdateHyperp
     """Return the hyper-parameters of the round of ``items``; see ``agreed``."""
     hypers = [item.hyper for item in items]
     if hypers.count(hypers[0]) == len(hypers):
-        return hypers[0]
+        return hypers[0]  # with its compression, for updates of one wave are made together if they have one
     return agreed({item.who: item.hyper for item in items}, dict.fromkeys(keys))
 
 
@@ -85,6 +106,8 @@ def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None])
             raise Mismatch(f"workers disagree on the {name} for the same round of {shorten(keys)}: {words}")
         return next(iter(given.values()), None)
 
+    common("compression", {who: hyper.pushed for who, hyper in given.items()})
+    common("compression of what comes back", {who: hyper.back for who, hyper in given.items()})
     changes_by_who = {who: dict(hyper.changes) for who, hyper in given.items()}
     return UpdateHyperparameters(
         common("learning rate", {who: hyper.lr for who, hyper in given.items()}),

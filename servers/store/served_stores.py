@@ -42,6 +42,7 @@ from kvstore.wire import (
     TableRest,
     Updated,
 )
+from servers.names import have, name
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
 from servers.store.lateness import ArrivalTimes
@@ -253,15 +254,23 @@ class ServedStores:
 
     def explain(self, message: Explain) -> Reason:
         """Say what a request waits for; nothing if it does not wait."""
-        for served in self.open.values():
+        for store, served in self.open.items():
             text, missing = served.explain(message.node, message.about)
             if text:
-                return Reason(text + self._inside(), missing)
+                return Reason(text + self._unmade(store, missing) + self._inside(), missing)
         for agreement in self._agreements.values():
             reason = agreement.explain(message.node, message.about)
             if reason.text:
                 return reason
         return Reason()
+
+    def _unmade(self, store: int, missing: Collection[int]) -> str:
+        """Say which of the workers that are ``missing`` have not made the store: they may never do so."""
+        absent = set(missing) - self._opened_by[store]
+        if not absent:
+            return ""
+        who = f"{name('worker', absent)} {have(absent)} not made this store"
+        return f"; {who}: all workers must make the same stores, in the same order"
 
     def _inside(self) -> str:
         """Say who is inside ``join`` of any store: waiting for such a worker may be in vain."""

@@ -17,7 +17,7 @@ from servers.requests.replies import Answer
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.contributions import payload_of
-from servers.store.hyperparameters import UpdateHyperparameters
+from servers.store.hyperparameters import UpdateHyperparameters, compressions
 from servers.store.store_progress import StoreProgress
 from servers.store.waiting import Waiting
 
@@ -56,7 +56,8 @@ class Shortcuts:
         if len(self._known) >= MOST:
             self._known.clear()
         self._look()
-        self._known[message.shared] = _Known((buckets[0],), UpdateHyperparameters(message.lr, message.rescale))
+        hyper = UpdateHyperparameters(message.lr, message.rescale, (), *compressions(message))
+        self._known[message.shared] = _Known((buckets[0],), hyper)
 
     def take(self, peer: bytes, message: Push) -> list[Answer] | None:
         """Take a push as ``ServedStore.push`` does; return None, and change nothing, if it is not like one before.

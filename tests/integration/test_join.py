@@ -67,3 +67,47 @@ def test_a_worker_that_dies_while_another_has_joined(tmp_path: Path) -> None:
         assert not running.members()
     assert "joins" in running.output
     assert "NodeLost: worker 0" in running.output
+
+
+def test_replicas_are_equal_after_uneven_batches_and_other_rates_or_stores_are_named(tmp_path: Path) -> None:
+    script = """
+        import os
+        import torch
+        from torch import nn
+        import kvstore as kv
+        import workers
+
+        rank, _ = workers.init()
+        model = nn.Linear(4, 1)                                          # with a seed of its own on each worker
+        optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        for epoch in range(2):
+            for batch in range(5 if rank == epoch else 2):
+                optimizer.zero_grad()
+                scaler.scale(model(torch.ones(2, 4) * (rank + 1)).mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                scheduler.step()
+            last = workers.join(optimizer)
+            scheduler.load_state_dict(workers.broadcast_object(scheduler.state_dict(), last))
+            scaler.load_state_dict(workers.broadcast_object(scaler.state_dict(), last))
+        print("replica", model.weight.tolist(), model.bias.tolist(), optimizer.param_groups[0]["lr"], flush=True)
+        if rank == 1:
+            optimizer.param_groups[0]["lr"] = 0.75
+        try:
+            model(torch.ones(2, 4)).mean().backward()
+        except kv.Mismatch as error:
+            print("named:", error, flush=True)
+        if rank == 1:
+            alone = kv.create("dist_sync")
+        store = kv.create("dist_sync")
+        store.init("w", torch.zeros(3))
+        store.pushpull("w", torch.ones(3))
+        """
+    with job(tmp_path, script) as running:
+        assert running.wait() == 1, running.output
+    replicas = {line.partition("replica")[2] for line in running.output.splitlines() if "replica [[" in line}
+    assert len(replicas) == 1, running.output
+    assert running.output.count("named: workers disagree on the learning rate") == 2, running.output
+    assert "store of worker 0 is a 'dist_sync' store" in running.output, running.output

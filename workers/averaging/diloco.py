@@ -114,8 +114,12 @@ class DiLoCo(Stepper):
         params = parameters_of(model, optimizer)
         self._fragments = split(params, self._schedule.fragments)
         self._averaged = model if buffers and isinstance(model, nn.Module) else None
-        self._store = open_store(kvstore)
+        self._store = open_store(kvstore, "DiLoCo")
         require_synchronous(self._store)
+        self._joining = self._store.reserve_join(
+            "this store is that of a DiLoCo: store.join() would leave its workers with different weights. Call "
+            "DiLoCo's own finish() or join(), or workers.join() with it and with other stores"
+        )
         self._sums = self._store.companion()
         settings: dict[str, int | str] = {
             "inner_steps": inner_steps,
@@ -173,6 +177,23 @@ class DiLoCo(Stepper):
         Raises:
             DeadlineExceeded: others have more steps to make; the message names them. Call again to wait on.
         """
+        self.join(timeout)
+
+    def join(self, timeout: float | None = None) -> int:
+        """``finish``, and return the rank that has sent most, of several the highest.
+
+        Args:
+            timeout: as for ``finish``.
+        """
+        self.begin_join()
+        last = self._joining.join(timeout)
+        self._global.pull()
+        if self._averaged is not None:
+            self._reducer.average_buffers(self._averaged)
+        return last
+
+    def begin_join(self) -> None:
+        """Send what has changed, say that this worker has no more batches, and return at once; see ``finish``."""
         for number in list(self._in_flight):
             self._take(number)
         changed = [number for number, steps in enumerate(self._unsent) if steps]
@@ -182,10 +203,7 @@ class DiLoCo(Stepper):
             self._rounds += 1
         self._unsent = [0] * len(self._unsent)
         self._position = 0
-        self._store.join(timeout)
-        self._global.pull()
-        if self._averaged is not None:
-            self._reducer.average_buffers(self._averaged)
+        self._joining.begin()
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:

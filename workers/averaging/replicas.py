@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
-from kvstore import KVStore, Mismatch, UsageError
+from kvstore import DeadlineExceeded, KVStore, Mismatch, UsageError
 from workers.averaging.agreement import require_alike
 from workers.averaging.stepper import Stepper
-from workers.broadcast import broadcast_parameters
+from workers.broadcast import broadcast_parameters, share_optimizer
 from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
 from workers.common.stores import open_store
@@ -82,7 +83,7 @@ class Replicas(Stepper):
         self._buffers = buffers_of(model) if buffers else {}
         self._others = other_buffers_of(model) if buffers else {}
         self._trained = self._in_optimizer()
-        self._store = open_store(kvstore)
+        self._store = open_store(kvstore, type(self).__name__)
         self._chunks = divide(self._values(), chunk_bytes)
         self._all = [part for chunk in self._chunks for part in chunk]
         alike = self._values() | {name: buffer.tensor for name, buffer in self._others.items()}
@@ -91,6 +92,12 @@ class Replicas(Stepper):
         self._known: set[str] = set()  # the keys of states
         self._stale = False
         self._equal: set[str] = set()  # what all workers have had equal, to the bit, when they met
+        self._finished: list[Mark] | None = None  # where workers were when all had finished, until that is dealt with
+        name = type(self).__name__
+        self._store.reserve_join(
+            f"this store is that of a {name}: store.join() would leave its workers with different weights. Call its "
+            "own join() or finish(), or workers.join() with it and with other stores"
+        )
         self._broadcast(everything_of(model))
 
     def after_step(self) -> None:
@@ -103,6 +110,8 @@ class Replicas(Stepper):
             Mismatch: another worker is at another step.
             KVStoreError: an error of the store. Values are written only when the whole average has arrived.
         """
+        if self._marks.waiting or self._finished is not None:
+            raise UsageError("this worker has finished, and others have not: call join() or finish() again")
         self._steps += 1
         self._stale = True
         due = self._due(self._steps)
@@ -110,19 +119,62 @@ class Replicas(Stepper):
             self._meet(STEPPING, due)
             self._average(due)
 
-    def finish(self) -> None:
+    def finish(self, timeout: float | None = None) -> None:
         """Average everything that has changed: before an evaluation or a checkpoint, and at the end of training.
 
         Every worker calls this. A worker that has made fewer steps takes part in the others' averages, with the same
         weight, until they call it too. Training may go on afterwards.
+
+        Args:
+            timeout: how long to wait at once for the others' next average, in seconds; None for the store's deadline.
+
+        Raises:
+            DeadlineExceeded: others have more steps to make. Call again to wait on.
         """
-        marks = self._meet(FINISHING, self._all)
-        while going := [mark for mark in marks if mark.phase == STEPPING]:
-            self._average(self._due(going[0].steps))
-            marks = self._meet(FINISHING, self._all)
+        self._finish(timeout)
+
+    def join(self, timeout: float | None = None) -> int:
+        """``finish``, and give all workers the optimizer's states and hyper-parameters of the one with most steps.
+
+        So workers are equal afterwards, whatever numbers of batches they have had.
+
+        Args:
+            timeout: as for ``finish``.
+
+        Returns:
+            The rank that has made most steps, of several the highest.
+
+        Raises:
+            DeadlineExceeded: as for ``finish``.
+        """
+        steps = [mark.steps for mark in self._finish(timeout)]
+        last = max(range(len(steps)), key=lambda rank: (steps[rank], rank))
+        if self._store.num_workers > 1:
+            share_optimizer(self._optimizer, last, self._store)
+        return last
+
+    def begin_join(self) -> None:
+        """Say that this worker has no more batches, take part in averages that others wait for, and return at once."""
+        with suppress(DeadlineExceeded):
+            self._serve(0)
+
+    def _finish(self, timeout: float | None) -> list[Mark]:
+        marks = self._serve(timeout)
         if any(mark.stale for mark in marks):
             self._average(self._all)
-        self._steps = max(mark.steps for mark in marks)
+        self._steps, self._finished = max(mark.steps for mark in marks), None
+        return marks
+
+    def _serve(self, timeout: float | None) -> list[Mark]:
+        """Take part in the others' averages until all have finished; return where they are then."""
+        while self._finished is None:
+            marks = self._meet(FINISHING, self._all, timeout)
+            going = [mark for mark in marks if mark.phase == STEPPING]
+            if going:
+                self._average(self._due(going[0].steps))
+            else:
+                self._finished = marks
+        return self._finished
 
     @property
     def steps(self) -> int:
@@ -146,7 +198,7 @@ class Replicas(Stepper):
 
     # ---- helpers
 
-    def _meet(self, phase: int, due: Sequence[ChunkRange]) -> list[Mark]:
+    def _meet(self, phase: int, due: Sequence[ChunkRange], timeout: float | None = None) -> list[Mark]:
         """Wait for all workers; return their marks by rank. Finds out which of the values that are ``due`` are equal.
 
         Buffers may be constants, and parameters may be frozen: a mean could change what all workers have equal.
@@ -162,7 +214,7 @@ class Replicas(Stepper):
         names = {part.name for part in due} | (self._others.keys() if self._all[-1] in due else set())
         columns = [*self._params, *self._buffers, *self._others]
         prints = [fingerprint(maybe[name]) if name in maybe and name in names else 0 for name in columns]
-        rows = self._marks.exchange([*mine, *prints])
+        rows = self._marks.exchange([*mine, *prints], timeout)
         marks = [Mark(*row[: len(mine)]) for row in rows]
         theirs = zip(*(row[len(mine) :] for row in rows), strict=True)
         self._equal = {name for name, column in zip(columns, theirs, strict=True) if column[0] and len({*column}) == 1}

@@ -76,6 +76,15 @@ def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     return packed, tensors
 
 
+def is_plain(value: Any) -> bool:
+    """Whether ``pack`` takes ``value``."""
+    try:
+        pack(value)
+    except UsageError:
+        return False
+    return True
+
+
 def forms(packed: bytes) -> list[Form]:
     """Return the form of each tensor in a bundle, in order.
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kvstore import AlreadyInitialized, KVStore, Mismatch, UsageError
+from kvstore import AlreadyInitialized, DeadlineExceeded, KVStore, KVStoreError, Mismatch, UsageError
+from kvstore.ticket import Ticket
 
 NO_SUM = (
     "this store does not sum what is pushed: it has an optimizer or updater. The optimizer must stay in the worker: "
@@ -35,6 +36,7 @@ class Gather:
     def __init__(self, store: KVStore, key: str, width: int = 8, *, shared: bool = True) -> None:
         require_sums(store.type)
         self._store, self._key, self._width = store, key, width
+        self._sent: tuple[list[int], torch.Tensor, Ticket] | None = None  # a row that waits for those of others
         try:
             store.init(key, self._table() - 1)  # not 0: an updater that adds would go unnoticed
         except AlreadyInitialized:
@@ -45,21 +47,43 @@ class Gather:
         except Mismatch as exc:  # an optimizer takes no integers
             raise UsageError(NO_SUM) from exc
 
-    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the rows of all workers, by rank. Every worker calls this.
+    @property
+    def waiting(self) -> bool:
+        """Whether an ``exchange`` has timed out, and its row waits for the others."""
+        return self._sent is not None
+
+    def exchange(self, numbers: Sequence[int], timeout: float | None = None) -> list[list[int]]:
+        """Return the rows of all workers, by rank; zeros of one that is inside ``join``. Every worker calls this.
 
         Args:
             numbers: this worker's row: at most ``width`` numbers, the first not 0. Zeros fill the rest.
+            timeout: how long to wait, in seconds; None for the store's deadline. 0 only looks.
 
         Raises:
             UsageError: the store does something else than sum.
+            DeadlineExceeded: others have not called this yet. Another call with these numbers waits on.
         """
-        table, mine = self._table(), [*numbers] + [0] * (self._width - len(numbers))
-        table[self._store.rank] = torch.tensor(mine, dtype=torch.int64, device="cpu")
+        mine = [*numbers] + [0] * (self._width - len(numbers))
+        if self._sent is None or self._sent[0] != mine:
+            table = self._table()
+            table[self._store.rank] = torch.tensor(mine, dtype=torch.int64, device="cpu")
+            try:
+                self._sent = mine, table, self._store.pushpull(self._key, table, wait=False)
+            except Mismatch as exc:
+                raise UsageError(NO_SUM) from exc
+        _, table, ticket = self._sent
+        if timeout == 0 and not ticket.done():
+            raise DeadlineExceeded(f"{ticket} is not done: other workers have not come yet")
         try:
-            self._store.pushpull(self._key, table)
-        except Mismatch as exc:
-            raise UsageError(NO_SUM) from exc
+            ticket.wait(timeout)
+        except DeadlineExceeded:
+            raise
+        except KVStoreError as exc:
+            self._sent = None
+            if isinstance(exc, Mismatch):
+                raise UsageError(NO_SUM) from exc
+            raise
+        self._sent = None
         rows: list[list[int]] = table.tolist()
         if rows[self._store.rank] != mine:
             raise UsageError(NO_SUM)

@@ -5,7 +5,7 @@ averager     averages gradients during backward
 summed_rows  sums of sparse gradients
 partition    ``partition_dataset``: a worker's part of a data set
 
-``init``, ``rank`` and ``size`` are in ``workers/group.py``, broadcasts in ``workers/broadcast.py``.
+``init``, ``rank`` and ``size`` are in ``workers/group.py``, and broadcasts in ``workers/broadcast.py``.
 """
 
 from workers.ddp.optimizer import Average, DistributedOptimizer, Sum

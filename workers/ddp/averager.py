@@ -7,14 +7,15 @@ second backward that adds to them. So all workers decide alike.
 Buckets are sent in a fixed order, each when all of its gradients are there. Gradients that are missing when backward
 ends are sent as zeros. A last small message counts the workers that have each gradient: a parameter that got no
 gradient anywhere keeps none. It also counts those whose gradient is sparse: from then on only the rows of such a
-parameter are sent (``summed_rows.py``).
+parameter are sent (``summed_rows.py``). And it has each worker's mark, so that none steps where others would do
+something else (``workers/alike.py``).
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ import torch
 
 from kvstore import KVStore, UsageError
 from kvstore.ticket import Ticket
+from workers.alike import BACKWARD, WIDTH, Alike, in_one_phase
 from workers.common.buckets import Progress, divide
 from workers.common.hooks import Hooks
 from workers.common.pushed import PushedGradients
@@ -42,9 +44,10 @@ class Sent:
         pushed: the gradients that were sent.
         sums: by position, the values that come back.
         rows: the rows of sparse gradients that come back.
-        counts: by position the number of workers with a gradient, then that of workers with a sparse one; None while
-            backward runs.
-        tickets: the tickets of the pushes.
+        counts: by position the number of workers with a gradient, then that of workers with a sparse one, then the
+            sums of marks; None while backward runs.
+        counted: the ticket of ``counts``.
+        tickets: the tickets of the other pushes.
         streams: the CUDA streams on which gradients were computed.
     """
 
@@ -53,6 +56,7 @@ class Sent:
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
     rows: list[RowSums] = field(default_factory=list)
     counts: torch.Tensor | None = None
+    counted: Ticket | None = None
     tickets: list[Ticket] = field(default_factory=list)
     streams: set[torch.cuda.Stream] = field(default_factory=set)
 
@@ -62,10 +66,15 @@ class GradientAverager:
 
     The parameters do not keep this object alive; its hooks go with it.
 
+    Attributes:
+        rounds: in how many sums this worker has taken part.
+
     Args:
         params: leaves by name, of any floating dtype and device; in the same order on all workers.
         store: a synchronous store without optimizer, for this alone. The names are already keys in it.
-        used: the key of two 32-bit integers per parameter.
+        used: the key of ``counts_of`` so many parameters.
+        alike: compares what workers are to step with.
+        known: the keys of the store; those of tables are added.
         average: whether to average; otherwise gradients are summed.
         passes: how many backward passes add up before the last one sends the sum.
         sparse_as_dense: make sparse gradients dense; otherwise their rows are summed.
@@ -77,6 +86,8 @@ class GradientAverager:
         params: dict[str, torch.Tensor],
         store: KVStore,
         used: str,
+        alike: Alike,
+        known: set[str],
         *,
         average: bool,
         passes: int,
@@ -84,7 +95,8 @@ class GradientAverager:
         overlap: bool,
     ) -> None:
         self._names, self._tensors = list(params), list(params.values())
-        self._store, self._used = store, used
+        self._store, self._used, self._alike = store, used, alike
+        self.rounds = 0
         self._average = average
         self._passes = passes
         self._sparse_as_dense = sparse_as_dense
@@ -92,7 +104,7 @@ class GradientAverager:
         self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in self._tensors])
         self._progress = Progress(self._buckets)
         self._sent = Sent()
-        self._rows = SummedRows(self._names, self._tensors, store)
+        self._rows = SummedRows(self._names, self._tensors, store, known)
         self._last: dict[int, torch.Tensor] = {}  # gradients that have been summed since the last step
         self._pass = 0  # backward passes since gradients were last sent
         self._running = self._final = False
@@ -108,6 +120,10 @@ class GradientAverager:
         """Begin a new step: the gradients have been used, or dropped."""
         self._final, self._pass = False, 0
         self._last.clear()
+
+    def note_final(self) -> None:
+        """Note that all gradients are averages: others have been sent apart."""
+        self._final = True
 
     def paused(self) -> AbstractContextManager[None]:
         """Send nothing during backward passes in this block."""
@@ -181,26 +197,56 @@ class GradientAverager:
         if self._rows.positions:
             self._sent.rows.append(self._rows.push(self._rows.positions))
         flags = [self._sent.grads[position] for position in range(len(self._tensors))]
-        self._sent.counts = torch.tensor([*flags, *map(is_sparse, self._tensors)], dtype=torch.int32, device="cpu")
-        self._sent.tickets.append(self._store.pushpull(self._used, self._sent.counts, wait=False))
+        mark = self._alike.mark(BACKWARD)
+        self._sent.counts = torch.tensor(
+            [*flags, *map(is_sparse, self._tensors), *mark], dtype=torch.int64, device="cpu"
+        )
+        self._sent.counted = self._store.pushpull(self._used, self._sent.counts, wait=False)
+        self.rounds += 1
+
+    def meet(self, phase: int, unfrozen: Sequence[str] = ()) -> None:
+        """Compare marks with the other workers, outside of backward; see ``Alike.mark``.
+
+        Raises:
+            Mismatch: they have another mark, or are in their next backward.
+        """
+        flags = [0] * (2 * len(self._tensors))
+        counts = torch.tensor([*flags, *self._alike.mark(phase, unfrozen)], dtype=torch.int64, device="cpu")
+        self._store.pushpull(self._used, counts)
+        self.rounds += 1
+        sums = counts[-WIDTH:].tolist()
+        if in_one_phase(sums):
+            self._alike.require(sums)
+            return
+        # The others have sent gradients, and their store waits for these until it is closed.
+        for bucket in self._buckets:
+            self._push(bucket, absent=True)
+        if self._rows.positions:
+            self._rows.push(self._rows.positions, absent=True)
+        self._sent = Sent()
+        self._alike.require(sums)
 
     @torch.no_grad()
     def _receive(self) -> None:
         """Wait for the sums and write them, if any are on their way."""
         sent, self._sent = self._sent, Sent()
         self._progress.restart()
-        if sent.counts is None:
+        if sent.counts is None or sent.counted is None:
             return
         self._pass = 0
         written = [bucket.written() for bucket in sent.pushed]  # while others send
+        # Before the gradients: a worker that meets here, and not in backward, sends none.
+        sent.counted.wait()
+        counts = sent.counts.tolist()
+        self._alike.require(counts[-WIDTH:])
         for ticket in sent.tickets:
             ticket.wait()
         now = {position: self._tensors[position].grad for position in sent.grads}
         for position in (*written, *(bucket.replaced(now) for bucket in sent.pushed)):
             if position is not None:
                 raise UsageError(f"the gradient of {self._names[position]!r} changed after it was sent; {REMEDY}")
-        counts = sent.counts.tolist()
-        if new := self._rows.add([position for position, count in enumerate(counts[len(self._tensors) :]) if count]):
+        number = len(self._tensors)
+        if new := self._rows.add([place for place, count in enumerate(counts[number : 2 * number]) if count]):
             sent.rows.append(self._rows.push(new))
         for position, total in sent.sums.items():
             if counts[position] and position not in self._rows.positions:
@@ -215,13 +261,14 @@ class GradientAverager:
     def _due(self) -> bool:
         return not self._hooks.resting and self._pass + 1 >= self._passes
 
-    def _push(self, bucket: range) -> None:
+    def _push(self, bucket: range, absent: bool = False) -> None:
+        """Send the gradients of ``bucket``, or zeros if this worker is ``absent`` from the round."""
         for stream in self._sent.streams:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
         values: dict[int, torch.Tensor] = {}
         grads: dict[int, torch.Tensor] = {}
         for position in bucket:
-            tensor, grad = self._tensors[position], self._gradient(position)
+            tensor, grad = self._tensors[position], None if absent else self._gradient(position)
             self._sent.grads[position] = grad is not None
             if grad is not None:
                 grads[position] = grad
@@ -273,6 +320,11 @@ class GradientAverager:
         else:
             grad.copy_(total)
             grad.div_(self._store.num_workers)
+
+
+def counts_of(params: int) -> torch.Tensor:
+    """Return the zeros of which an averager of so many parameters makes its counts."""
+    return torch.zeros(2 * params + WIDTH, dtype=torch.int64, device="cpu")
 
 
 def _at_end(gradients: GradientAverager, what: Callable[[GradientAverager], None]) -> None:

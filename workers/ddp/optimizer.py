@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from kvstore import AlreadyInitialized, KVStore, Mismatch, UnknownName, UsageError
 from workers import group
+from workers.alike import BETWEEN, STEP, Alike
 from workers.common.checks import at_least
 from workers.common.gather import Gather, digest
 from workers.common.values import describe
-from workers.ddp.averager import GradientAverager
+from workers.ddp.averager import GradientAverager, counts_of
 
 Average = "average"
 """``DistributedOptimizer(op=workers.Average)``: gradients are averaged over the workers. The default."""
@@ -30,8 +32,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Takes the place of a torch optimizer; the training loop stays as it is.
 
         workers.init()
-        workers.broadcast_parameters(model)
-        optimizer = workers.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+        optimizer = workers.DistributedOptimizer(torch.optim.Adam(model.parameters()), model)
         for images, labels in my_part_of_the_data:
             optimizer.zero_grad()
             loss_function(model(images), labels).backward()
@@ -42,11 +43,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     on may differ: a parameter with a gradient on some workers counts as zeros on the others, and a parameter without a
     gradient anywhere keeps none. Without a backward pass, ``step`` averages whatever gradients there are.
 
+    On construction every worker gets rank 0's parameters, and the states and hyper-parameters of its optimizer. Workers
+    whose hyper-parameters differ in a step get ``Mismatch``, before they make it. Those with fewer batches ``join``. A
+    parameter that is unfrozen, or added, on all workers at the same point is averaged from its first gradient on.
+
     Parameter groups, state, and all attributes that this class lacks are those of ``optimizer``.
 
     Args:
         optimizer: any instance of ``torch.optim.Optimizer``.
-        named_parameters: ``model.named_parameters()``, for names in messages. If given, it has all of the optimizer's.
+        named_parameters: the model, or its ``named_parameters()``, for names in messages, and because parameters that
+            the optimizer does not have, as frozen ones, become rank 0's, too; with a model, buffers likewise. If given,
+            it has all of the optimizer's.
         compression: how to compress what is sent: the type, or options for ``KVStore.set_gradient_compression``. It has
             no effect in a group of one.
         backward_passes_per_step: how many backward passes add up before gradients are averaged. A step may come sooner.
@@ -62,7 +69,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Raises:
         UsageError: an argument is invalid, or there are no parameters; or before ``init``.
         UnknownName: there is no such ``op`` or ``compression``.
-        Mismatch: another worker has different parameters or arguments.
+        Mismatch: another worker has different parameters, arguments or compression.
     """
 
     _step_supports_amp_scaling = False  # GradScaler would pass its scale to this object, not to the inner optimizer
@@ -84,7 +91,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if op not in (Average, Sum):
             raise UnknownName(f"unknown op={op!r}; choose from {Average}, {Sum}")
         self.optimizer = optimizer
-        self._names = _names(optimizer, named_parameters)
+        values = _values(optimizer, named_parameters)
+        self._names = {tensor: name for name, tensor in values.items()}
         self._how: dict[str, Any] = {
             "average": op == Average,
             "passes": at_least("backward_passes_per_step", backward_passes_per_step, 1),
@@ -92,16 +100,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "overlap": overlap,
         }
         self._skip = False
-        self._store = group.store_for(kvstore)
+        self._store = group.store_for(kvstore, "DistributedOptimizer")
         self._known: set[str] = set()
+        self._watched: set[int] = set()
         self._gradients: GradientAverager | None = None
         if self._store.num_workers > 1:
-            if compression is not None:
-                wanted = {"type": compression} if isinstance(compression, str) else compression
+            wanted = {"type": compression} if isinstance(compression, str) else compression
+            if wanted is not None:
                 self._store.set_gradient_compression(wanted)
-            self._agreement = Gather(self._store, "/agreement", 4)
+            self._agreement = Gather(self._store, "/agreement", 5)
             self._losses = Gather(self._store, "/loss", 2)
+            self._how["compression"] = str(wanted)
+            self._alike = Alike(optimizer, self._store, "DistributedOptimizer")
             self._gradients = self._watch()
+            self._alike.give(values)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of the optimizer with averaged gradients; return the result of the optimizer's ``step``.
@@ -111,12 +123,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 so that a search along the loss (LBFGS) takes the same way on all of them.
 
         Raises:
-            UsageError: a parameter that did not require a gradient before has one now; see also ``synchronize``.
+            Mismatch: workers disagree on hyper-parameters. The weights have not changed.
             KVStoreError: an error of the store. The weights have not changed.
         """
         if closure is None:
             if not self._skip:
                 self.synchronize()
+            if self._gradients is not None and self._alike.changed:
+                self._gradients.meet(STEP)  # since they were compared, in backward
             result = self.optimizer.step()
         else:
             result = self.optimizer.step(lambda: self._evaluate(closure))
@@ -131,13 +145,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._gradients is None:
             return
-        for tensor in self._all():
-            if tensor.grad is not None and tensor.numel() and id(tensor) not in self._watched:
-                raise UsageError(
-                    f"{self._name(tensor)!r} has a gradient, but required none when this DistributedOptimizer was "
-                    "made: "
-                    "after unfreezing parameters, make a new one on all workers"
-                )
+        if new := self._unwatched():
+            averaged = self._gradients.final
+            self._rewatch(new)
+            if averaged:  # all but theirs
+                late = self._averager({self._name(tensor): tensor for tensor in new})
+                late.exchange()
+                late.close()
+                self._gradients.note_final()
         if not self._gradients.final:
             self._gradients.exchange()
 
@@ -164,15 +179,59 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
         if self._gradients is not None:
             self._gradients.step_over()
+            if new := self._unwatched():
+                self._rewatch(new)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add ``param_group``, as torch's optimizers take it. Every worker calls this, between two steps."""
         if self._gradients is not None:
             self._gradients.require_between("add_param_group()")
         self.optimizer.add_param_group(param_group)
+        self._rewatch(self.optimizer.param_groups[-1]["params"])
+
+    def join(self, timeout: float | None = None) -> int:
+        """Say that this worker has run out of batches; return when all have, with weights and states of the last.
+
+            for epoch in range(epochs):
+                for images, labels in my_batches:  # as many as this worker has
+                    ...
+                    optimizer.step()
+                last = optimizer.join()
+
+        The others go on without this worker: its gradients count as zeros, and averages are over all workers as before,
+        so every sample weighs the same. See ``KVStore.join``. Afterwards all workers have the parameters, states and
+        hyper-parameters of the worker that has made most steps. What the program has beside the optimizer, and steps by
+        batch, it brings along by itself, as a scheduler or a ``GradScaler``:
+
+            scheduler.load_state_dict(workers.broadcast_object(scheduler.state_dict(), last))
+
+        Args:
+            timeout: how long to wait, in seconds; None for the store's deadline, which the others' remaining batches
+                may exceed.
+
+        Returns:
+            The rank that joined last; 0 in a group of one.
+
+        Raises:
+            UsageError: called during ``backward``.
+            DeadlineExceeded: other workers still have batches; the message names them. Call again to wait on.
+            NodeLost: a worker has died, or left without joining.
+        """
+        if self._gradients is None:
+            return 0
+        self.begin_join()
+        last, uneven = self._alike.join(timeout, self._gradients.rounds)
+        self._gradients.step_over()
+        self._gradients.rounds = 0
+        if uneven:
+            self._alike.give({self._name(tensor): tensor for tensor in self._all()}, last)
+        return last
+
+    def begin_join(self) -> None:
+        """Say that this worker has run out of batches, and return at once; ``join`` waits for the others."""
         if self._gradients is not None:
-            self._gradients.close()
-            self._gradients = self._watch()
+            self._gradients.require_between("join()")
+            self._alike.begin_join()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, the same on all workers; the bare optimizer can load it."""
@@ -206,6 +265,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- helpers
 
+    def _unwatched(self) -> list[torch.Tensor]:
+        """Return the parameters that require a gradient, and whose gradients are not averaged yet."""
+        return [t for t in self._all() if t.requires_grad and id(t) not in self._watched and t.numel()]
+
+    def _rewatch(self, new: list[torch.Tensor]) -> None:
+        """Watch also the ``new`` parameters, which were unfrozen or added, if they were on all workers."""
+        before = self._gradients
+        if before is None:
+            return
+        before.meet(BETWEEN, sorted(self._name(tensor) for tensor in new))
+        before.close()
+        self._gradients = self._watch()
+        self._gradients.rounds = before.rounds
+        self._alike.give({self._name(tensor): tensor for tensor in new})
+
     def _watch(self) -> GradientAverager:
         """Agree with the other workers on the parameters, and begin to watch them."""
         params = {self._name(tensor): tensor for tensor in self._all() if tensor.requires_grad and tensor.numel()}
@@ -214,25 +288,37 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "no parameter of the optimizer requires a gradient; make DistributedOptimizer of one that is trained"
             )
         self._watched = {id(tensor) for tensor in params.values()}
-        mine = [digest("DistributedOptimizer"), digest(describe(params)), self._how["passes"], self._how["average"] + 1]
-        for rank, (_, theirs, passes, average) in enumerate(self._agreement.exchange(mine)):
+        how = self._how
+        mine = [digest("DistributedOptimizer"), digest(describe(params)), how["passes"], how["average"] + 1]
+        mine.append(digest(how["compression"]))
+        for rank, (_, theirs, passes, average, compression) in enumerate(self._agreement.exchange(mine)):
             if theirs != mine[1]:
                 raise Mismatch(
                     f"worker {rank}'s optimizer has different parameters: names, shapes, dtypes, their order and which "
                     "of them require a gradient must be the same on all workers"
                 )
-            if [passes, average] != mine[2:]:
+            if [passes, average] != mine[2:4]:
                 raise Mismatch(f"worker {rank} has a different op, or backward_passes_per_step={passes}")
+            if compression != mine[4]:
+                raise Mismatch(
+                    f"worker {rank} has another compression than this one's, {how['compression']}: all workers must "
+                    "pass the same"
+                )
+        return self._averager(params)
+
+    def _averager(self, params: dict[str, torch.Tensor]) -> GradientAverager:
         used = f"/used/{len(params)}"
         values = {name: tensor.detach() for name, tensor in params.items()}
-        values[used] = torch.zeros(2 * len(params), dtype=torch.int32, device="cpu")
+        values[used] = counts_of(len(params))
         new = {key: value for key, value in values.items() if key not in self._known}
         try:
-            self._store.init(list(new), list(new.values()))
+            if new:
+                self._store.init(list(new), list(new.values()))
         except AlreadyInitialized:
             raise UsageError("this store has another model's keys; make a second one with kvstore.create") from None
         self._known.update(new)
-        return GradientAverager(params, self._store, used, **self._how)
+        how = {name: value for name, value in self._how.items() if name != "compression"}
+        return GradientAverager(params, self._store, used, self._alike, self._known, **how)
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call ``closure``; return its loss averaged over workers, when the gradients are averages too."""
@@ -253,18 +339,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._names.setdefault(tensor, f"parameter {len(self._names)}")
 
 
-def _names(optimizer: torch.optim.Optimizer, named: Any) -> dict[torch.Tensor, str]:
-    """Return the names of an optimizer's parameters; numbers if no names are given."""
+def _values(optimizer: torch.optim.Optimizer, named: Any) -> dict[str, torch.Tensor]:
+    """Return what all workers are to begin with, by name: the optimizer's parameters, and what is named beside them."""
     tensors = [tensor for param_group in optimizer.param_groups for tensor in param_group["params"]]
     if named is None:
-        return {tensor: f"parameter {number}" for number, tensor in enumerate(tensors)}
+        return {f"parameter {number}": tensor for number, tensor in enumerate(tensors)}
+    buffers = list(named.named_buffers()) if isinstance(named, nn.Module) else []
+    if isinstance(named, nn.Module):
+        named = named.named_parameters()
     pairs = list(named.items() if isinstance(named, Mapping) else named)
     if not all(isinstance(item, tuple) and len(item) == 2 for item in pairs):
         raise UsageError("named_parameters must be pairs of a name and a parameter, as model.named_parameters() gives")
-    names = {tensor: str(name) for name, tensor in pairs}
     if len({name for name, _ in pairs}) < len(pairs):
         raise UsageError("named_parameters has a name twice; every parameter needs a name of its own")
+    names = {tensor: str(name) for name, tensor in pairs}
     missing = sum(tensor not in names for tensor in tensors)
     if missing:
         raise UsageError(f"named_parameters lacks {missing} of the optimizer's {len(tensors)} parameters")
-    return names
+    return {name: tensor for tensor, name in names.items()} | {str(name): buffer for name, buffer in buffers}

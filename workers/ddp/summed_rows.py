@@ -26,31 +26,44 @@ class SummedRows:
         names: of all parameters, which are keys of the store.
         tensors: the parameters.
         store: a synchronous store without optimizer.
+        known: its keys, to which those of tables are added.
 
     Attributes:
         positions: those of the parameters with sparse gradients.
     """
 
-    def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor], store: KVStore) -> None:
+    def __init__(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], store: KVStore, known: set[str] | None = None
+    ) -> None:
         self.positions: list[int] = []
         self._names, self._tensors = names, tensors
         self._store = store
+        self._known = set[str]() if known is None else known
 
     def add(self, positions: Collection[int]) -> list[int]:
         """Note that the gradients of the parameters at ``positions`` are sparse; return which are new. Collective."""
         new = [position for position in positions if position not in self.positions]
-        if new:
-            tensors = [self._tensors[position] for position in new]
+        made = {
+            str(key): position for key, position in zip(self._keys(new), new, strict=True) if key not in self._known
+        }
+        if made:
+            tensors = [self._tensors[position] for position in made.values()]
             tables = [Table(shape=tuple(tensor.shape), dtype=tensor.dtype) for tensor in tensors]
-            self._store.init(self._keys(new), tables)
-            self.positions += new
+            self._store.init(list(made), tables)
+            self._known.update(made)
+        self.positions += new
         return new
 
-    def push(self, positions: Sequence[int]) -> RowSums:
-        """Push the gradients of these parameters, of those without one no rows; return at once."""
+    def push(self, positions: Sequence[int], absent: bool = False) -> RowSums:
+        """Push the gradients of these parameters, of those without one no rows; return at once.
+
+        Args:
+            positions: of the parameters.
+            absent: whether to push no rows of any.
+        """
         tensors = [self._tensors[position] for position in positions]
         values = [
-            RowSparse.zeros(tensor.shape, tensor.dtype) if tensor.grad is None else as_rows(tensor.grad)
+            RowSparse.zeros(tensor.shape, tensor.dtype) if absent or tensor.grad is None else as_rows(tensor.grad)
             for tensor in tensors
         ]
         outs = [RowSparse.zeros(tensor.shape, tensor.dtype) for tensor in tensors]

@@ -53,10 +53,7 @@ class Channel:
             messages: values by key, one dict for each message.
         """
         for values in messages:
-            new = [key for key in values if key not in self._known]
-            if new:
-                self.store.init(new, [torch.zeros_like(values[key]) for key in new])
-                self._known.update(new)
+            self.prepare(values)
         for values in messages:
             for key, value in values.items():
                 if value.is_floating_point():
@@ -64,6 +61,13 @@ class Channel:
         tickets = [self.store.pushpull(list(values), list(values.values()), wait=False) for values in messages]
         for ticket in tickets:
             ticket.wait()
+
+    def prepare(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Make the keys of ``values`` that are new. All workers call this."""
+        new = [key for key in values if key not in self._known]
+        if new:
+            self.store.init(new, [torch.zeros_like(values[key]) for key in new])
+            self._known.update(new)
 
     def broadcast(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replace values by those of rank 0; their keys must be new."""

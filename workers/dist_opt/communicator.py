@@ -12,6 +12,7 @@ from kvstore import KVStore, UsageError
 from kvstore.job.config import Config
 from kvstore.values import as_output
 from workers import group
+from workers.common.gather import Gather
 from workers.common.stores import AUTO
 from workers.dist_opt.channel import Channel
 
@@ -115,11 +116,17 @@ class Communicator:
     def _channel(self, name: str) -> Channel:
         """Return the compressed channel ``name``, which has its own store."""
         if name not in self._compressed:
+            # Through the store that all have: a new one would wait in vain for a worker that has joined before.
+            Gather(self._store, f"/{name}", 1).exchange([1])
             self._compressed[name] = Channel(self._new_store())
+            self._opened(self._compressed[name].store)
         return self._compressed[name]
 
+    def _opened(self, store: KVStore) -> None:
+        """Note that there is another ``store``."""
+
     def _new_store(self) -> KVStore:
-        self._made.append(group.store_for(self._type))
+        self._made.append(group.store_for(self._type, "DistOpt"))
         return self._made[-1]
 
 

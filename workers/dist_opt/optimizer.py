@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kvstore import KVStore, Mismatch, UsageError
+from workers.alike import STEP, WIDTH, Alike
 from workers.common.chunks import wire_dtype
 from workers.common.gather import Gather, digest
 from workers.dist_opt.channel import NOT_ZERO, Channel
@@ -30,8 +31,10 @@ class DistOpt(Communicator):
     over workers and divided by their number, so a loss that is a mean needs no other learning rate. Each
     ``backward_and_*`` computes new gradients, whatever ``grad`` held, so there is no need to set them to zero.
 
-    On construction every worker gets rank 0's parameters. A parameter that no worker's loss depends on is not updated.
-    If only some workers' losses depend on it, its gradient is zeros on the others.
+    On construction every worker gets rank 0's parameters, and the states and hyper-parameters of its optimizer. Workers
+    whose hyper-parameters differ in an update get ``Mismatch``, before it is made. Those with fewer batches ``join``. A
+    parameter that no worker's loss depends on is not updated. If only some workers' losses depend on it, its gradient
+    is zeros on the others.
 
     Ways to send can be mixed. Each compressed way has its own store, made at first use, so that its residuals are kept
     while another way is used. In one process nothing is sent, but gradients lose what compression would take from them.
@@ -66,9 +69,16 @@ class DistOpt(Communicator):
         self._gradients = OptimizerGradients(opt)
         super().__init__(kvstore)
         self._turn = 0  # counts partial updates
+        self._turns_known = False
+        self._updates = 0  # since the last join
         self._apart = False
         self._agree()
-        self._plain.broadcast(self._weights(range(len(self._gradients.params))))
+        self._alike: Alike | None = None
+        if self.world_size > 1:
+            self._alike = Alike(opt, self._store, "DistOpt")
+            self._plain.prepare({PRESENT: self._with_mark(self._gradients.read()[1])})  # also if it joins without one
+            self._alike.give(self._weights(range(len(self._gradients.params))))
+        self._plain.prepare(self._weights(self._gradients.trained))
 
     def backward_and_update(self, loss: torch.Tensor, threshold: int = 2097152) -> None:
         """Compute gradients, average them over workers, and update.
@@ -143,8 +153,12 @@ class DistOpt(Communicator):
             KVStoreError: an error of the store. The local update has been made.
         """
         partitions = self._gradients.groups(threshold)
+        if not self._turns_known:  # those of all turns, since a worker may join in the middle of them
+            self._plain.prepare(_mean_keys(self._weights(self._gradients.trained)))
+            self._turns_known = True
         self._gradients.compute(loss)
         self._apart = self._apart or len(partitions) > 1
+        self._updates += 1
         self.opt.step()
         self._average(self._weights(partitions[self._turn % len(partitions)]))
         self._turn = (self._turn + 1) % len(partitions)
@@ -183,6 +197,7 @@ class DistOpt(Communicator):
         which = {"type": "topk", "ratio": spars} if topK else {"type": "threshold", "threshold": spars}
         channel.compress({**which, "pull": NOT_ZERO}, keep=corr)
         keys = [f"{group[0]}-{group[-1]}/{digest(str(group))}" for group in groups]
+        present = self._with_mark(present)
         channel.sum([{**dict(zip(keys, flats, strict=True)), PRESENT: present}])
         for group, flat in zip(groups, flats, strict=True):
             split_into(flat, [grads[i] for i in group])
@@ -220,6 +235,53 @@ class DistOpt(Communicator):
         for other, kept_grad in zip(params, kept, strict=True):
             other.grad = kept_grad
 
+    def join(self, timeout: float | None = None) -> int:
+        """Say that this worker has run out of batches; return when all have, with weights and states of the last.
+
+            for epoch in range(epochs):
+                for x, y in my_batches:  # as many as this worker has
+                    sgd(loss_function(model(x), y))
+                last = sgd.join()
+
+        The others go on without this worker: its gradients count as zeros, and sums are divided as before, so every
+        sample weighs the same; means of weights are over those that go on. See ``KVStore.join``. Afterwards all workers
+        have the parameters, states and hyper-parameters of the worker that has made most updates; after partial
+        updates, the mean of all workers' parameters. A way to send that is used first after a worker has joined raises
+        ``UsageError``.
+
+        Args:
+            timeout: how long to wait for each store, in seconds; None for the store's deadline, which the others'
+                remaining batches may exceed.
+
+        Returns:
+            The rank that joined last; 0 if there is one worker.
+
+        Raises:
+            DeadlineExceeded: other workers still have batches; the message names them. Call again to wait on.
+            NodeLost: a worker has died, or left without joining.
+        """
+        if self._alike is None:
+            return 0
+        last, uneven = self._alike.join(timeout, self._updates)
+        every = self._weights(range(len(self._gradients.params)))
+        apart = torch.tensor(int(self._apart), dtype=torch.int64, device="cpu")
+        self._plain.sum([{"apart": apart}])
+        if apart:
+            self._average(self._weights(self._gradients.trained))
+        if apart or uneven:
+            self._alike.give(every, last)
+        self._updates, self._apart, self._turn = 0, False, 0
+        return last
+
+    def begin_join(self) -> None:
+        """Say that this worker has run out of batches, and return at once; ``join`` waits for the others."""
+        if self._alike is not None:
+            self._alike.begin_join()
+
+    def _opened(self, store: KVStore) -> None:
+        if self._alike is not None:
+            self._alike.reserve(store)
+
     def _agree(self) -> None:
         """Require that the store sums, and that all workers have the same parameters."""
         mine = digest(self._gradients.describe())
@@ -237,11 +299,20 @@ class DistOpt(Communicator):
         sums = _wide(grads)  # under keys of their own, where the plain ones are of weights in float16
         keys = {i: str(i) if sums[i].dtype == grads[i].dtype else f"sum/{i}" for i in grads}
         messages = [{keys[i]: sums[i] for i in group} for group in self._gradients.groups(threshold)]
-        messages[-1][PRESENT] = present
+        messages[-1][PRESENT] = present = self._with_mark(present)
         channel.sum(messages)
         self._update(sums, present)
 
+    def _with_mark(self, present: torch.Tensor) -> torch.Tensor:
+        """Return ``present`` with this worker's mark behind it."""
+        mark = [0] * WIDTH if self._alike is None else self._alike.mark(STEP)
+        return torch.cat([present.to(torch.int64), torch.tensor(mark, dtype=torch.int64, device="cpu")])
+
     def _update(self, sums: Mapping[int, torch.Tensor], present: torch.Tensor) -> None:
+        """Update with sums of gradients; ``present`` has the sum of marks behind it."""
+        if self._alike is not None:
+            self._alike.require(present[-WIDTH:].tolist())
+        self._updates += 1
         self._meet()
         dtypes = {i: self._gradients.params[i].dtype for i in sums}
         self._gradients.put({i: total.div_(self.world_size).to(dtypes[i]) for i, total in sums.items()}, present)
@@ -255,10 +326,11 @@ class DistOpt(Communicator):
 
     def _average(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replace values by their means over workers."""
-        sums = {f"mean/{key}": value.to(wire_dtype(value.dtype), copy=True) for key, value in values.items()}
-        self._plain.sum([sums])
+        sums = _mean_keys(values)
+        count = torch.ones((), dtype=torch.int64, device="cpu")  # workers that have joined give nothing
+        self._plain.sum([{**sums, "mean of": count}])
         for value, total in zip(values.values(), sums.values(), strict=True):
-            value.copy_(total / self.world_size)
+            value.copy_(total / int(count))
 
     def _weights(self, due: Sequence[int]) -> dict[str, torch.Tensor]:
         return {str(i): self._gradients.params[i].detach() for i in due}
@@ -276,3 +348,8 @@ class DistOpt(Communicator):
 def _wide(grads: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return gradients as they are sent: a sum of float16 may be out of its range where the mean is not."""
     return {i: grad.to(wire_dtype(grad.dtype)) for i, grad in grads.items()}
+
+
+def _mean_keys(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies of ``values`` as they are summed for a mean, by key."""
+    return {f"mean/{key}": value.to(wire_dtype(value.dtype), copy=True) for key, value in values.items()}

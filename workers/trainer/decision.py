@@ -13,6 +13,7 @@ from torch import nn
 import kvstore as kv
 from kvstore import AlreadyInitialized, KVStore, Unsupported, UsageError
 from kvstore.job.config import Config
+from kvstore.store.maker import made_by
 from kvstore.store.registry import Builtin, find
 from workers.common.buckets import divide
 from workers.common.stores import store_type
@@ -35,7 +36,8 @@ def opened(store: KVStore | str | None, check_finite: bool) -> KVStore | None:
         return store
     name = store_type(store)
     checks = {"check_finite": True} if check_finite and isinstance(find(name), Builtin) else {}
-    return kv.create(name, **checks)
+    with made_by("Trainer"):
+        return kv.create(name, **checks)
 
 
 def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:

@@ -283,14 +283,20 @@ class Trainer(TrainedParameters):
             raise Unsupported(
                 "join() needs update_on_kvstore=True: updates in this worker would miss the others' last batches"
             )
-        self._between_steps("join()")
-        self._peers.announce_join()
+        self.begin_join()
         last = self._store.join(timeout)
         self._peers.join(timeout)
         self._rates.num_update = self._peers.most(self._rates.num_update)
         if self._local is None:
             self._sync.pull()
         return last
+
+    def begin_join(self) -> None:
+        """Say that this worker has run out of batches, and return at once; ``join`` waits for the others."""
+        if self._store is not None and self._sync is not None and self._local is None:
+            self._between_steps("join()")
+            self._peers.announce_join()
+            self._store.begin_join()
 
     @property
     def optimizer(self) -> TrainerOptimizer:

@@ -355,3 +355,22 @@ def test_what_cannot_be_encoded_stops_the_whole_push_before_it_begins() -> None:
     with ThreadedJob(workers=1, servers=1) as job:
         # Had the first push encoded 'a', its residual and this one together would reach the threshold.
         assert job.run(work) == [[0.0, 0.0]]
+
+
+def test_compression_that_one_worker_alone_has_set_is_found_out_in_the_first_round() -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", torch.zeros(50))
+        out = torch.zeros(50)
+        store.pushpull("w", torch.ones(50), out)
+        if store.rank == 1:
+            store.set_gradient_compression({"type": "fp16", "pull": "fp16"})
+        with pytest.raises(
+            kv.Mismatch, match="compression for the same round of 'w': none on worker 0, fp16 on worker 1"
+        ):
+            store.pushpull("w", torch.ones(50), out)
+        store.set_gradient_compression({"type": "fp16", "pull": "fp16"})
+        store.pushpull("w", torch.ones(50), out)
+        assert out.eq(2).all()
+
+    with ThreadedJob(workers=2, servers=1) as job:
+        job.run(work)

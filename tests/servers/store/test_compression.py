@@ -39,9 +39,13 @@ def arrived(value: torch.Tensor) -> torch.Tensor:
     return decode(compression, Compressor(compression).encode(0, value).payload(0, value.numel()), value.numel())
 
 
+# Workers of one round compress alike where all must be in it; with a quorum each may do as it likes.
+MIXED = {"quorum": 2}
+
+
 @pytest.fixture
 def desk() -> Desk:
-    return Desk(2, values={number: torch.zeros(size) for number, size in SIZES.items()})
+    return Desk(2, values={number: torch.zeros(size) for number, size in SIZES.items()}, **MIXED)
 
 
 def sums(number: int) -> torch.Tensor:
@@ -88,7 +92,7 @@ def test_a_worker_may_turn_it_on_and_off_from_round_to_round(desk: Desk) -> None
 
 
 def test_each_way_back_is_encoded_once_whoever_asks_in_between() -> None:
-    desk = Desk(3, values={1: floats(0, 0)})
+    desk = Desk(3, values={1: floats(0, 0)}, quorum=3)
     for clock in range(1, 4):
         replies = {}
         for worker, kind in zip(desk.workers, ("fp16", "int8", "fp16"), strict=True):
@@ -168,7 +172,7 @@ def test_sums_that_are_not_finite_are_refused_by_the_key_that_is_at_fault(number
 
 
 def test_an_answer_that_cannot_be_encoded_fails_alone() -> None:
-    desk = Desk(2, values={1: torch.zeros(2)})
+    desk = Desk(2, values={1: torch.zeros(2)}, **MIXED)
     a, b = desk.workers
     waiting = replace(a.push({1: floats(0, float("nan"))}, want=True), back=["fp16", []])
     assert desk.reply(a, waiting) is None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from asking import Desk, floats, optimized, text_of
 
+from kvstore.errors import Mismatch
 from kvstore.wire import Ack
+from servers.store.hyperparameters import UpdateHyperparameters, agreed
 
 
 def test_a_learning_rate_holds_for_its_round_whoever_gave_it():
@@ -53,3 +56,31 @@ def test_async_a_learning_rate_stays_until_another_comes():
     desk.ask(a, a.push({1: floats(1)}, lr=0.25))
     desk.ask(b, b.push({1: floats(1)}))
     assert desk.value().tolist() == [-0.5]
+
+
+def test_workers_that_compress_differently_are_named_where_that_is_known():
+    def given(one, two):
+        return agreed({"worker 0": UpdateHyperparameters(**one), "worker 1": UpdateHyperparameters(**two)}, {"k": None})
+
+    with pytest.raises(
+        Mismatch, match="on the compression for the same round of 'k': fp16 on worker 0, none on worker"
+    ):
+        given({"pushed": "fp16"}, {"pushed": "none"})
+    with pytest.raises(Mismatch, match=r"on the compression of what comes back .*: none on worker 0, fp16 on worker 1"):
+        given({"pushed": "none", "back": "none"}, {"pushed": "none", "back": "fp16"})
+    # A push that wants nothing back, and one that another server has recorded, do not say.
+    assert given({"lr": 0.5, "pushed": "none", "back": "none"}, {"pushed": "none"}).lr == 0.5
+    given({"pushed": "fp16"}, {})
+
+
+def test_a_worker_that_asks_for_another_compression_of_what_comes_back_is_found_out_in_its_round():
+    desk = Desk(2, values={1: floats(0)})
+    a, b = desk.workers
+    for clock, theirs in ((1, None), (2, ["fp16", []])):
+        push = a.push({1: floats(1)}, clock, want=True)
+        desk.ask(a, push)
+        replies = desk.ask(b, b.push({1: floats(1)}, clock, want=True, back=theirs))
+        assert len(replies) == 2
+        for reply in replies.values():
+            if theirs is not None:
+                assert "none on worker 0, fp16 on worker 1" in text_of(reply, "Mismatch")

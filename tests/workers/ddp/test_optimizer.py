@@ -132,21 +132,6 @@ def test_parameters_may_be_added(cluster: ThreadedJob) -> None:
     same(pair(cluster, growing, first)[0], alone(growing, first))
 
 
-def test_parameters_that_are_unfrozen_are_an_error(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        model = network()
-        model[0].requires_grad_(False)
-        optimizer = DistributedOptimizer(sgd(model.parameters()), list(model.named_parameters()), kvstore=store)
-        plain_step(model, optimizer, 0, store.rank)
-        model[0].requires_grad_(True)
-        optimizer.zero_grad()
-        loss_of(model, 1, store.rank).backward()
-        with pytest.raises(kv.UsageError, match=r"'0.weight' has a gradient, but required none .* make a new one"):
-            optimizer.step()
-
-    cluster.run(work)
-
-
 def test_everything_else_is_the_optimizers(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         model, inner = network(), None

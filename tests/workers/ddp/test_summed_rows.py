@@ -10,7 +10,8 @@ from averaged import alone, batch, pair, same
 from threaded import ThreadedJob
 from torch import nn
 
-from workers.ddp.averager import GradientAverager
+from workers.alike import Alike
+from workers.ddp.averager import GradientAverager, counts_of
 
 
 def embedding() -> nn.Module:
@@ -60,8 +61,10 @@ def test_a_gradient_that_only_one_worker_has(cluster: ThreadedJob) -> None:
         params = dict(model.named_parameters())
         used = "/used"
         values = {name: param.detach() for name, param in params.items()}
-        store.init([*values, used], [*values.values(), torch.zeros(2 * len(params), dtype=torch.int32)])
-        averager = GradientAverager(params, store, used, average=False, passes=1, sparse_as_dense=False, overlap=True)
+        store.init([*values, used], [*values.values(), counts_of(len(params))])
+        alike = Alike(torch.optim.SGD(params.values(), lr=1), store, "test")
+        how: Any = {"average": False, "passes": 1, "sparse_as_dense": False, "overlap": True}
+        averager = GradientAverager(params, store, used, alike, {*values, used}, **how)
         seen: list[Any] = []
         for reached in (store.rank == 1, True, False):
             model.zero_grad()

@@ -50,7 +50,7 @@ def test_in_one_process_gradients_become_what_they_would_on_their_way(monkeypatc
         monkeypatch.setattr(group, "is_initialized", lambda: True)
 
         def in_job(session: Session) -> Tensor:
-            monkeypatch.setattr(group, "new_store", lambda: DistStore(session))
+            monkeypatch.setattr(group, "new_store", lambda *_: DistStore(session))
             return train()
 
         (sent,) = cluster.run_sessions(in_job)
