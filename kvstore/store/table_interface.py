@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.spec import Key, shorten
 from kvstore.store.arguments import RowRequests, requests_of
@@ -14,6 +14,20 @@ from kvstore.ticket import Ticket, claim
 
 if TYPE_CHECKING:
     from kvstore.rows.row_sparse import RowSparse
+
+
+class TableChanges(NamedTuple):
+    """What one worker knows of the changes of a table. Rows that were pulled before it differs may be old.
+
+    Attributes:
+        changes: how often this worker has pushed to the table or changed it otherwise, and how many barriers it has
+            passed, for another worker may have changed the table before one.
+        loads: how often ``load_table`` has been called: what was computed from rows before it belongs to rows that are
+            no longer there.
+    """
+
+    changes: int
+    loads: int
 
 
 class TableInterface(Named):
@@ -105,6 +119,14 @@ class TableInterface(Named):
             the table has had.
         """
         raise self._unsupported("table_statistics")
+
+    def table_changes(self, key: Any) -> TableChanges:
+        """Return a mark of what this worker has done to a table so far; asks nobody.
+
+        Args:
+            key: of one table.
+        """
+        raise self._unsupported("table_changes")
 
     def save_table(
         self,

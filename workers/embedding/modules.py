@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,7 +21,10 @@ from workers.embedding.exchange import RowExchange
 from workers.embedding.lookups import Lookup, TableIds
 from workers.embedding.whole import load_table, table_state
 
+log = logging.getLogger(__name__)
+
 MODES = ("sum", "mean", "max")
+FROZEN = "frozen"  # in the metadata of a ``state_dict``
 
 
 class TableModule(nn.Module):
@@ -59,8 +63,16 @@ class TableModule(nn.Module):
         self.table = Table(
             shape, None if shape else dim, dtype, init, scale, seed, admit=admit, evict=evict, codec=codec
         )
+        # The table as parameters() shows it: it has no rows, but says whether they are trained.
+        self.weight = nn.Parameter(torch.empty((0, dim), dtype=torch.float32, device="cpu"))
         self.exchange = RowExchange.of(store)
         self.exchange.add(key, self.table, rescale_grad)
+        self.exchange.use(key, self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a copy of a module, which has the same table."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.exchange.use(self.key, self)
 
     @property
     def store(self) -> KVStore:
@@ -97,12 +109,17 @@ class TableModule(nn.Module):
         lookup, rows = self.exchange.rows(self.table_ids(given))
         return lookup, rows.to(given.device)
 
-    def _trains(self) -> bool:
-        """Whether gradients are pushed."""
-        return self.training and torch.is_grad_enabled()
+    @property
+    def trains(self) -> bool:
+        """Whether a forward pass now would have its gradients pushed."""
+        return self.training and torch.is_grad_enabled() and self.weight.requires_grad
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[prefix + "weight"]
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None and not self.weight.requires_grad:
+            metadata[FROZEN] = True
         for name, tensor in table_state(self.store, self.key, self.table, self.padding_idx).items():
             destination[prefix + name] = tensor
 
@@ -127,6 +144,13 @@ class TableModule(nn.Module):
             error_msgs.append(f"table {self.key!r} at {prefix.rstrip('.') or 'the top'}: {exc}")
             return
         self.exchange.forget()
+        if local_metadata.get(FROZEN) and self.weight.requires_grad:
+            self.weight.requires_grad_(False)
+            log.warning(
+                "table %r was frozen when this state was saved, and is frozen from now on; requires_grad_() of the "
+                "module trains it",
+                self.key,
+            )
         if strict:
             missing_keys += [prefix + name for name in missing]
             unexpected_keys += [prefix + name for name in unexpected]
@@ -183,8 +207,8 @@ class Embedding(TableModule):
             KVStoreError: the rows did not come.
         """
         lookup, rows = self._rows(to_tensor(input))
-        if self._trains():
-            rows = self.exchange.watch(self.key, lookup, rows)
+        if self.trains:
+            rows = self.exchange.watch(self.key, lookup, rows, self.weight)
         padding = len(lookup.ids) if lookup.padded else None
         return functional.embedding(lookup.inverse, rows, padding, sparse=True)
 
@@ -240,11 +264,11 @@ class EmbeddingBag(TableModule):
             KVStoreError: the rows did not come.
         """
         lookup, rows = self._rows(to_tensor(input))
-        if self._trains():
+        if self.trains:
             bags = lookup.inverse.dim() == 2 and offsets is None and per_sample_weights is None and not lookup.padded
             if bags and self.mode == "sum" and rows.is_cpu:
-                return self.exchange.bag_sums(self.key, lookup, rows)
-            rows = self.exchange.watch(self.key, lookup, rows)
+                return self.exchange.bag_sums(self.key, lookup, rows, self.weight)
+            rows = self.exchange.watch(self.key, lookup, rows, self.weight)
         return functional.embedding_bag(
             lookup.inverse,
             rows,

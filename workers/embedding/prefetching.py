@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any, TypeAlias
 
-import torch
-
 from kvstore import UsageError
 from workers.common.checks import at_least
 from workers.embedding.exchange import RowExchange
@@ -104,4 +102,4 @@ class Lookahead:
 
 
 def _trains(modules: list[TableModule]) -> bool:
-    return torch.is_grad_enabled() and any(module.training for module in modules)
+    return any(module.trains for module in modules)

@@ -172,6 +172,9 @@ class Trainer(TrainedParameters):
             raise UsageError("update() is for update_on_kvstore=False; this store updates in step()")
         scale = self._scale(batch_size)
         self._rates.apply()
+        if self._tables is not None:
+            self._tables.scale = 1.0 / (self._parts if batch_size is None else batch_size)
+            self._tables.step_over()
         self._local.update(scale, stale(self._params) if ignore_stale_grad else ())
         self._summed.clear()
         self._updated()
@@ -216,6 +219,8 @@ class Trainer(TrainedParameters):
 
     def zero_grad(self) -> None:
         """Drop all gradients; set those that are in the store's memory to zero."""
+        if self._tables is not None:
+            self._tables.drop()
         if self._sync is not None:
             self._sync.zero_grad()
             return
@@ -301,6 +306,11 @@ class Trainer(TrainedParameters):
     def _left_out(self, ignore_stale_grad: bool) -> list[int]:
         return self._peers.left_out(self._params) if ignore_stale_grad else []
 
-    def _scale(self, batch_size: int | None) -> float:
+    @property
+    def _parts(self) -> int:
+        """How many gradients are summed."""
         workers = 1 if self._store is None else self._store.num_workers
-        return self._rates.rescale(batch_size, workers * len(self._params[0].tensors))
+        return workers * len(self._params[0].tensors)
+
+    def _scale(self, batch_size: int | None) -> float:
+        return self._rates.rescale(batch_size, self._parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -230,6 +231,97 @@ def test_the_factor_of_gradients() -> None:
         workers.Embedding(5, 2, store=store, key="b")
     module([1]).sum().backward()
     torch.testing.assert_close(module([1]).detach(), torch.full((1, 2), -0.05))
+
+
+def test_the_factor_of_the_optimizer_and_of_its_changes() -> None:
+    store = Recorded(learning_rate=1.0, rescale_grad=0.5)
+    module = workers.Embedding(5, 1, store=store, key="a", init="zeros")
+    store.init("dense", torch.zeros(1))
+    moved = 0.0
+    for factor in (0.5, 0.125):
+        store.set_hyperparameters(rescale_grad=factor)
+        module([1]).sum().backward()
+        store.push("dense", torch.ones(1))
+        moved -= factor
+        dense = torch.empty(1)
+        store.pull("dense", dense)
+        assert (module([1]).item(), dense.item()) == (moved, moved)
+
+
+FREEZE: dict[str, Callable[[nn.Module], object]] = {
+    "the module": lambda model: model[0].requires_grad_(False),
+    "its weight": lambda model: model[0].weight.requires_grad_(False),
+    "a model": lambda model: model.requires_grad_(False),
+    "parameters": lambda model: [setattr(param, "requires_grad", False) for param in model.parameters()],
+    "by name": lambda model: [
+        param.requires_grad_(False) for name, param in model.named_parameters() if name == "0.weight"
+    ],
+}
+
+
+@pytest.mark.parametrize("way", FREEZE)
+@pytest.mark.parametrize("bags", [False, True])
+def test_a_frozen_table_is_read_and_not_pushed(way: str, bags: bool) -> None:
+    store = Recorded(learning_rate=1.0)
+    kind: Any = partial(workers.EmbeddingBag, mode="sum") if bags else workers.Embedding
+    model = nn.Sequential(kind(5, 2, store=store, key="t", init="zeros"), nn.Linear(2, 1))
+    FREEZE[way](model)
+    model.train()
+    ids, factor = torch.tensor([[1]]), torch.ones(1, requires_grad=True)
+    assert not model[0](ids).requires_grad
+    (model(ids) * factor).sum().backward()
+    assert store.names() == ["pull", "pull"]
+    assert set(model.state_dict()) == {"0.weight", "1.weight", "1.bias"}
+    assert model.state_dict()["0.weight"].shape == (5, 2)
+    model.requires_grad_(True)
+    model(ids).sum().backward()
+    assert store.names()[-1] == "push"
+    assert model.state_dict()["0.weight"][1].any()
+
+
+def test_a_frozen_table_beside_one_that_is_trained() -> None:
+    store = Recorded(learning_rate=1.0)
+    first, second = (workers.Embedding(5, 2, store=store, key=key, init="zeros") for key in "ab")
+    output = first([1]).sum() + second([2]).sum()
+    first.requires_grad_(False)  # also what comes of passes before it
+    output.backward()
+    assert store.calls[-1] == ("push", {"b": 1}, {})
+    with first.no_sync():
+        (first([1]).sum() + second([2]).sum()).backward()
+    second.requires_grad_(False)
+    store.calls.clear()
+    first.flush()
+    assert not store.calls
+    first.requires_grad_(True)
+    second.requires_grad_(True)
+    (first([1]).sum() + second([2]).sum()).backward()
+    assert store.calls[-1] == ("push", {"a": 1, "b": 1}, {})
+    assert first([1]).tolist() == [[-1, -1]]
+    assert second([2]).tolist() == [[-2, -2]]
+
+
+def test_a_frozen_copy_freezes_nothing() -> None:
+    module = workers.Embedding(5, 2, store=Recorded(learning_rate=1.0), key="t", init="zeros")
+    average = copy.deepcopy(module).requires_grad_(False)
+    (module([1]).sum() + average([2]).sum()).backward()
+    assert module([1, 2])[:, 0].tolist() == [-1, 0]
+
+
+def test_that_a_table_is_frozen_is_saved(caplog: pytest.LogCaptureFixture) -> None:
+    frozen, other = (nn.Sequential(workers.Embedding(5, 2, store=Recorded(), key="t")) for _ in range(2))
+    frozen.requires_grad_(False)
+    other.load_state_dict(frozen.state_dict())
+    assert not other[0].weight.requires_grad
+    assert "table 't' was frozen when this state was saved" in caplog.text
+    frozen.load_state_dict(other.requires_grad_(True).state_dict())
+    assert not frozen[0].weight.requires_grad
+
+
+def test_the_weight_of_a_module_has_nothing_to_train() -> None:
+    model = nn.Sequential(workers.Embedding(5, 2, store=Recorded(), key="t"), nn.Linear(2, 1))
+    assert [tuple(param.shape) for param in model.parameters()] == [(0, 2), (1, 2), (1,)]
+    trainer = workers.Trainer(model.named_parameters(), kvstore=None)
+    assert [len(group["params"]) for group in trainer.optimizer.param_groups] == [2]
 
 
 def test_a_store_without_optimizer() -> None:
