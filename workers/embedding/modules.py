@@ -121,6 +121,11 @@ class TableModule(nn.Module):
         if metadata is not None and not self.weight.requires_grad:
             metadata[FROZEN] = True
         for name, tensor in table_state(self.store, self.key, self.table, self.padding_idx).items():
+            if prefix + name in destination:
+                raise UsageError(
+                    f"state_dict: {prefix + name!r} would be a buffer or parameter of this module, and the {name} of "
+                    f"its table {self.key!r}; give the buffer or parameter another name"
+                )
             destination[prefix + name] = tensor
 
     def _load_from_state_dict(

@@ -50,6 +50,43 @@ def test_bags_as_torch_with_sparse_adam_to_the_bit(mode: str, each: int) -> None
     assert torch.equal(bag.state_dict()["weight"], reference.weight)
 
 
+def test_sgd_sums_what_an_id_has_before_it_updates_as_torch_does_with_coalesced_gradients() -> None:
+    store = Recorded("sgd", learning_rate=0.1)
+    module = workers.Embedding(40, 4, store=store, key="t")
+    references = [twin(module) for _ in range(2)]
+    for step, once in ((0, True), (1, False)):
+        ids = torch.randperm(40)[:20] if once else ids_of(step, 200)
+        (module(ids).sin() * torch.arange(4)).sum().backward()
+        for reference, coalesces in zip(references, (True, False), strict=True):
+            reference.zero_grad()
+            (reference(ids).sin() * torch.arange(4)).sum().backward()
+            if coalesces:
+                reference.weight.grad = reference.weight.grad.coalesce()
+            torch.optim.SGD(reference.parameters(), lr=0.1).step()
+        weight = module.state_dict()["weight"]
+        assert torch.equal(weight, references[0].weight)
+        assert torch.equal(weight, references[1].weight) == once
+    torch.testing.assert_close(weight, references[1].weight.detach(), rtol=0, atol=1e-5)
+
+
+def test_adam_counts_each_round_of_a_table_as_torch_does_with_gradients_of_no_rows() -> None:
+    store = Recorded("adam", learning_rate=0.1)
+    first, second = (workers.Embedding(40, 4, store=store, key=key) for key in "ab")
+    references = [twin(second) for _ in range(2)]
+    optimizers = [torch.optim.SparseAdam(reference.parameters(), lr=0.1) for reference in references]
+    for step in range(10):
+        ids = ids_of(step, 5 if step % 3 else 0)
+        (first(torch.tensor([1])).sum() + (second(ids).square().sum() if len(ids) else 0)).backward()
+        for reference, optimizer, leaves_out in zip(references, optimizers, (False, True), strict=True):
+            optimizer.zero_grad()
+            if len(ids) or not leaves_out:
+                reference(ids).square().sum().backward()
+            optimizer.step()
+    weight = second.state_dict()["weight"]
+    assert torch.equal(weight, references[0].weight)
+    assert not torch.equal(weight, references[1].weight)
+
+
 def test_an_embedding_as_torch_with_padding() -> None:
     store = Recorded("adam", learning_rate=0.01)
     module = workers.Embedding(40, 4, store=store, key="t", padding_idx=-37)
@@ -322,6 +359,13 @@ def test_the_weight_of_a_module_has_nothing_to_train() -> None:
     assert [tuple(param.shape) for param in model.parameters()] == [(0, 2), (1, 2), (1,)]
     trainer = workers.Trainer(model.named_parameters(), kvstore=None)
     assert [len(group["params"]) for group in trainer.optimizer.param_groups] == [2]
+
+
+def test_a_buffer_named_as_what_the_table_has() -> None:
+    module = workers.Embedding(None, 2, store=Recorded(), key="t")
+    module.register_buffer("ids", torch.zeros(1))
+    with pytest.raises(kv.UsageError, match="'ids' would be a buffer or parameter of this module, and the ids of its"):
+        module.state_dict()
 
 
 def test_a_store_without_optimizer() -> None:
