@@ -140,8 +140,8 @@ class TableInterface(Named):
         """Write a table as it is now into a directory, while training goes on; one worker's call suffices.
 
         ``load_table`` reads it, with any number of servers, and ``open_table`` without any. A directory takes any
-        number of saves of one table, each in a folder of its own, which counts from the moment when its manifest is
-        there.
+        number of saves of one table, and of no other, each in a folder of its own, which counts from the moment when
+        its manifest is there.
 
         Args:
             key: of one table.
@@ -165,7 +165,8 @@ class TableInterface(Named):
         """Take the rows of a table from a directory, and their states, if it has states of the store's optimizer.
 
         Every worker may call it; rank 0's directory is the one that counts. Rows that were not saved stay as they are.
-        What an admission rule has counted of ids without rows is not saved.
+        What an admission rule has counted of ids without rows is not saved. Gradients of ``workers.Embedding`` that
+        came of rows before this call, on a worker that makes it, are dropped with a warning.
         The files are compared with their sha256.
 
         Args:

@@ -171,17 +171,26 @@ class Embedding(TableModule):
         loss = loss_function(model(items(item_ids), users(user_ids)), labels)
         loss.backward()  # pushes the gradients of the rows
 
-    The store's optimizer updates the rows, with the gradients' sum over workers times ``rescale_grad``. Each backward
-    pass that reaches a module pushes once, for all modules of the store together, perhaps no rows: so all workers make
-    as many backward passes. Under ``no_sync`` gradients add up instead. (``torch.utils.checkpoint`` makes several
-    backward passes of one, unless ``use_reentrant=False``.) A ``Trainer`` with the same store sets learning rates for
-    the tables, too; its ``no_sync``, ``join`` and ``step`` are then for both. With two stores, ``workers.join`` ends an
-    epoch in which some workers have more batches. In evaluation mode, and under ``torch.no_grad``, rows are only
-    pulled, and none is made. Backward pushes gradients as they are, before a program could clip them or a
-    ``GradScaler`` unscale them.
+    The store's optimizer updates the rows, with the gradients' sum over workers times a factor; see ``rescale_grad``.
+    Each backward pass that reaches a module pushes once, for all modules of the store together, perhaps no rows: so all
+    workers make as many backward passes. Under ``no_sync`` gradients add up instead. (``torch.utils.checkpoint`` makes
+    several backward passes of one, unless ``use_reentrant=False``.)
 
-    ``state_dict`` has the whole table: ``weight``, or of a table that grows ``ids`` and ``rows``. All workers call
-    ``load_state_dict``, and rank 0's rows count.
+    Where a ``Trainer`` has the same store, its ``step`` pushes instead, once for all backward passes of the step, with
+    the rates and the batch size of the step; its ``zero_grad``, ``no_sync`` and ``join`` are for the tables, too. Make
+    one store for both, or none of the trainer's settings reaches the rows. With two stores, ``workers.join`` ends an
+    epoch in which some workers have more batches. Gradients of rows are neither clipped by norm nor unscaled by a
+    ``GradScaler``.
+
+    In evaluation mode, and under ``torch.no_grad``, rows are only pulled, and none is made. So are those of a module
+    that is frozen, in any of torch's ways: ``requires_grad_(False)`` of the module or of a model with it, or of
+    ``weight``, the parameter that stands for the table and has no elements. A frozen table is not pushed to. All
+    workers freeze the same tables; others get a ``Mismatch``. Copies of a module share its table, which is trained as
+    long as one of them is not frozen.
+
+    ``state_dict`` has the whole table: ``weight``, or of a table that grows ``ids`` and ``rows``. Its metadata say
+    whether the module is frozen, and a module that loads this is, too; files of safetensors have no such metadata. All
+    workers call ``load_state_dict``, and rank 0's rows count.
 
     Args:
         num_embeddings: the number of rows; None for a table that grows.
@@ -196,8 +205,10 @@ class Embedding(TableModule):
         admit: which ids get rows, in a table that grows.
         evict: which rows go, and when, in a table that grows.
         codec: how rows and gradients travel.
-        rescale_grad: the factor of gradients; the same for all modules of the store. None divides by the number of
-            workers, for a loss that is a mean over this worker's batch.
+        rescale_grad: the factor of gradients, whatever the optimizer's or a trainer's step is; the same for all modules
+            of the store. None takes the factor of the trainer's step, which has the batch size if ``step`` is given
+            one; without a trainer it takes the store's ``rescale_grad`` divided by the number of workers, for a loss
+            that is a mean over this worker's batch.
 
     Raises:
         UsageError: an argument is invalid, or contradicts another module of the store.
