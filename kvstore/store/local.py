@@ -197,7 +197,8 @@ class LocalStore(KVStore):
 
     def table_changes(self, key: Any) -> TableChanges:
         """See ``KVStore``."""
-        return self._tables.changes[self._table(key)]
+        found = self._tables.changes.get(key)
+        return self._tables.changes[self._table(key)] if found is None else found
 
     def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
         """See ``KVStore``."""

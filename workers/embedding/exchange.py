@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import nn
 
 from kvstore import KVStore, RowSparse, Unsupported, UsageError
 from kvstore.table import Table
@@ -41,9 +40,11 @@ FROZEN = 0.0  # the factor that a push asks for which says that its tables are f
 
 
 class TableUser(Protocol):
-    """A module that has a table; ``weight`` says whether it is trained."""
+    """A module that has a table."""
 
-    weight: nn.Parameter
+    @property
+    def frozen(self) -> bool:
+        """Whether it does not train the table."""
 
 
 class Ahead:
@@ -75,7 +76,7 @@ class RowExchange:
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self._tables: dict[Any, Table] = {}
-        self._users: dict[Any, weakref.WeakSet[TableUser]] = {}
+        self._users: dict[Any, list[weakref.ref[TableUser]]] = {}
         self._frozen: set[Any] = set()
         self._said_frozen: set[Any] = set()  # of the frozen tables, those that a push has told of
         self._rescale: float | None = None
@@ -115,19 +116,23 @@ class RowExchange:
         self.store.init(key, table)
         self._rescale, self._fixed = rescale, self._fixed or rescale_grad is not None
         self._tables[key] = table
-        self._users[key] = weakref.WeakSet()
+        self._users[key] = []
         self._pushed_to[key] = 0
 
     def use(self, key: Any, user: TableUser) -> None:
         """Note a module that has the table ``key``: the first one, or a copy of it."""
-        self._users[key].add(user)
+        self._users[key] = [known for known in self._users[key] if known() is not None] + [weakref.ref(user)]
 
     def _trained(self) -> list[Any]:
         """Return the keys of the tables that are not frozen: those that some module trains."""
         for key, users in self._users.items():
-            if users:  # a table whose modules have gone stays as they left it
-                frozen = not any(user.weight.requires_grad for user in users)
-                (self._frozen.add if frozen else self._frozen.discard)(key)
+            there = [user for user in [known() for known in users] if user is not None]
+            if not there:  # a table whose modules have gone stays as they left it
+                continue
+            if all(user.frozen for user in there):
+                self._frozen.add(key)
+            elif self._frozen:
+                self._frozen.discard(key)
         return [key for key in self._tables if key not in self._frozen] if self._frozen else list(self._tables)
 
     # ---- rows

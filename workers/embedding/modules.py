@@ -110,15 +110,21 @@ class TableModule(nn.Module):
         return lookup, rows.to(given.device)
 
     @property
+    def frozen(self) -> bool:
+        """Whether this module does not train its table."""
+        weight = self._parameters["weight"]  # an attribute takes ten times as long, and each step asks for it often
+        return weight is None or not weight.requires_grad
+
+    @property
     def trains(self) -> bool:
         """Whether a forward pass now would have its gradients pushed."""
-        return self.training and torch.is_grad_enabled() and self.weight.requires_grad
+        return self.training and torch.is_grad_enabled() and not self.frozen
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[prefix + "weight"]
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
-        if metadata is not None and not self.weight.requires_grad:
+        if metadata is not None and self.frozen:
             metadata[FROZEN] = True
         for name, tensor in table_state(self.store, self.key, self.table, self.padding_idx).items():
             if prefix + name in destination:
@@ -149,7 +155,7 @@ class TableModule(nn.Module):
             error_msgs.append(f"table {self.key!r} at {prefix.rstrip('.') or 'the top'}: {exc}")
             return
         self.exchange.forget()
-        if local_metadata.get(FROZEN) and self.weight.requires_grad:
+        if local_metadata.get(FROZEN) and not self.frozen:
             self.weight.requires_grad_(False)
             log.warning(
                 "table %r was frozen when this state was saved, and is frozen from now on; requires_grad_() of the "
