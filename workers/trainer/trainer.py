@@ -117,8 +117,9 @@ class Trainer(TrainedParameters):
 
         Args:
             batch_size: the divisor of the gradients, of ``workers.Embedding`` in the same store, too. As in Gluon it
-                counts the samples of all workers and devices, and belongs to a loss that is a sum. None, for a loss that is a mean, divides by the number of workers and
-                devices, so that n workers with batches of b do the same as one with n·b.
+                counts the samples of all workers and devices, and belongs to a loss that is a sum. None, for a loss
+                that is a mean, divides by the number of workers and devices, so that n workers with batches of b do the
+                same as one with n·b.
             ignore_stale_grad: leave out parameters that have no gradient on any worker; the same on all workers. Where
                 some workers have a gradient, the others count as zeros. Workers ask each other at every such step.
 
