@@ -7,11 +7,13 @@ from pathlib import Path
 
 from kvstore.checkpoint.exported_table import ExportedTable
 from kvstore.checkpoint.reader import CheckpointReader
-from kvstore.checkpoint.tensors import FileRecord, TensorHeader, write_tensors
+from kvstore.checkpoint.tensors import FileRecord, TensorHeader, require_names, write_tensors
 from kvstore.checkpoint.verify import verify
 from kvstore.errors import CheckpointError
 from kvstore.table import TableSpec
 from kvstore.values import to_buffer
+
+_RENAME = "give one of the keys another name"
 
 
 def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> FileRecord:
@@ -28,7 +30,8 @@ def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> Fi
         states: also write the optimizer's states, as ``<name of the array>.<name of the state>``.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or has no such store.
+        CheckpointError: the checkpoint is damaged, or has no such store; or two of its tensors would have the same name
+            in the file, which is then not written.
         OSError: ``path`` cannot be written.
     """
     manifest = verify(folder)
@@ -46,6 +49,10 @@ def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> Fi
             for key, spec in specs.items()
             if isinstance(spec, TableSpec)
         ]
+        known = [(str(key), f"array {key!r}") for key in arrays]
+        known += [(f"{key}.{name}", f"state {name!r} of array {key!r}") for key, name in named]
+        known += [part for table in tables for part in table.names()]
+        require_names(path, known, "leave out the states, or give one of the keys another name" if states else _RENAME)
         headers += [header for table in tables for header in table.headers()]
 
         def contents() -> Iterator[memoryview]:

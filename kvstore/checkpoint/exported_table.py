@@ -9,10 +9,12 @@ import numpy as np
 
 from kvstore.checkpoint.reader import CheckpointReader
 from kvstore.checkpoint.tensors import TensorHeader
-from kvstore.rows.beginnings import write_beginnings
+from kvstore.rows.open_table import whole_pages
 from kvstore.rows.stripe import STATE
 from kvstore.spec import Key
 from kvstore.table import Table
+
+PAGE_ROWS = 1 << 16  # rows that nobody has pushed are made so many at a time
 
 
 class ExportedTable:
@@ -46,6 +48,15 @@ class ExportedTable:
             )
         return headers
 
+    def names(self) -> list[tuple[str, str]]:
+        """The names of the tensors, and what each is."""
+        rows, *others = [header.name for header in self.headers()]
+        whose = f"table {self._key!r}"
+        named = [(name, name.removeprefix(f"{rows}.")) for name in others]
+        return [(rows, whose)] + [
+            (name, f"the ids of {whose}" if what == "ids" else f"state {what!r} of {whose}") for name, what in named
+        ]
+
     def contents(self) -> Iterator[memoryview]:
         """The bytes of each."""
         yield self._bytes(self._rows() if self._whole else self._sorted([page.rows for page in self._pages]))
@@ -64,8 +75,7 @@ class ExportedTable:
     def _rows(self) -> Any:
         table, count = self._table, self._table.rows or 0
         rows = np.empty((count, table.width), table.dtype)
-        write_beginnings(table, np.arange(count), rows)
-        for page in self._pages:
+        for page in whole_pages(table, self._pages, PAGE_ROWS):
             rows[page.ids] = page.rows
         return rows
 

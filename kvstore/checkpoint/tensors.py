@@ -24,6 +24,7 @@ from kvstore.spec import ITEMSIZE
 from kvstore.values import spec_of
 
 PIECE = 4 << 20  # bytes that are hashed and written at a time
+METADATA = "__metadata__"  # what a header has beside tensors
 DTYPES = {
     "float16": "F16",
     "bfloat16": "BF16",
@@ -79,8 +80,10 @@ def write_tensors(
         metadata: texts for the file's header.
 
     Raises:
+        CheckpointError: a tensor's name is another's too, or one that the format keeps for itself; nothing is written.
         OSError: the file cannot be written to the disk.
     """
+    require_names(path, [(header.name, "a tensor") for header in headers])
     digest, written = hashlib.sha256(), 0
     with replacing(path) as draft, draft.open("wb", buffering=0) as file:
         for buffer in (_header(headers, metadata), *contents):
@@ -93,8 +96,33 @@ def write_tensors(
     return FileRecord(path.name, written, digest.hexdigest())
 
 
+def require_names(path: Path, named: Iterable[tuple[str, str]], advice: str = "give one of them another name") -> None:
+    """Check the names of the tensors of a file: a name that occurs twice leaves a file that is wrong or unreadable.
+
+    Args:
+        path: the file, for the message.
+        named: of each tensor its name, and what it is, for the message.
+        advice: what to do if two have the same name.
+
+    Raises:
+        CheckpointError: two tensors have the same name, or one has a name that the format keeps for itself.
+    """
+    known: dict[str, str] = {}
+    for name, what in named:
+        if name == METADATA:
+            raise CheckpointError(
+                f"{path} is not written: {what} is named {METADATA!r}, which safetensors keeps for itself; give it "
+                "another name"
+            )
+        if name in known:
+            raise CheckpointError(
+                f"{path} is not written: {known[name]} and {what} would both have the name {name!r} there; {advice}"
+            )
+        known[name] = what
+
+
 def _header(headers: Sequence[TensorHeader], metadata: Mapping[str, str]) -> bytes:
-    described: dict[str, Any] = {"__metadata__": dict(metadata)}
+    described: dict[str, Any] = {METADATA: dict(metadata)}
     start = 0
     for header in headers:
         stop = start + header.nbytes

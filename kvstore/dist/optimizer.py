@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -117,6 +118,23 @@ class Optimizing:
         if rescale_grad is not None:
             rescale = float(finite("rescale_grad", rescale_grad))
         self._set = self._set._replace(lr=lr, rescale=rescale, changes={**self._set.changes, **changes})
+
+    @property
+    def rescale_grad(self) -> float:
+        """The factor of gradients that pushes ask for; 1 if this worker has set neither it nor an optimizer."""
+        if self._set.rescale is not None:
+            return self._set.rescale
+        return 1.0 if self.optimizer is None else self.optimizer.rescale_grad
+
+    @contextmanager
+    def rescaled(self, factor: float) -> Iterator[None]:
+        """Let pushes in this block ask for ``factor``; see ``KVStore.rescaled``."""
+        before = self._set.rescale
+        self._set = self._set._replace(rescale=float(finite("rescale_grad", factor)))
+        try:
+            yield
+        finally:
+            self._set = self._set._replace(rescale=before)
 
     def hyper(self) -> PushHyperparameters:
         """Return the numbers of the next push."""

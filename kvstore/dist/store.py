@@ -43,12 +43,13 @@ from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.rows.saving import OpenSaves
 from kvstore.rule import Rule
-from kvstore.spec import as_shape
+from kvstore.spec import Key, as_shape
 from kvstore.store.arguments import requests_of
 from kvstore.store.base import KVStore
 from kvstore.store.maker import made_by, maker, place
 from kvstore.store.registry import canonical
 from kvstore.store.statistics import Statistics
+from kvstore.store.table_interface import TableChanges
 from kvstore.ticket import Ticket, WaitLimits
 from kvstore.values import Leaving, as_dtype, tensors_of
 
@@ -101,6 +102,7 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, JobCalls, KVStore):
         at = place() if checkpoints else ""  # a store beside another is made when it is first needed, wherever that is
         self._requests = Requests(session, ordinal, self.rule, limits, made, at)
         self._saves = OpenSaves()
+        self._table_changes: dict[Key, TableChanges] = {}
         self._stored = StoredTables(session, self._requests, self._entries.tables)
         self._barriers = WorkerBarriers(self._requests)
         states = StoredStates(self._stored, self._entries, self._row_plans, self._clocks, self._row_array)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kvstore.dist.barriers import WorkerBarriers
 from kvstore.dist.calls import Arguments
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.optimizer import Optimizing
@@ -23,21 +24,25 @@ from kvstore.rows.sums import Rows
 from kvstore.rows.table_files import FrozenState
 from kvstore.spec import Key, check_key
 from kvstore.store.arguments import requests_of
-from kvstore.store.table_interface import TableInterface
+from kvstore.store.table_interface import TableChanges, TableInterface
 from kvstore.store.wanted_rows import described
 from kvstore.ticket import Ticket
+
+_UNCHANGED = TableChanges(0, 0)
 
 
 class TableCalls(StoreCalls, TableInterface):
     """Has these calls; what they need is a ``DistStore``'s."""
 
     _arguments: Arguments
+    _barriers: WorkerBarriers
     _clocks: PushClocks
     _entries: Entries
     _optimizing: Optimizing
     _row_plans: RowPlans
     _saves: OpenSaves
     _stored: StoredTables
+    _table_changes: dict[Key, TableChanges]  # by calls other than pushes
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, *, wait: bool = True
@@ -59,6 +64,7 @@ class TableCalls(StoreCalls, TableInterface):
             value,
         )
         self._pushes.flush()
+        self._note_change(key)
         if self.rank == 0:
             self._stored.put("put_rows", self._row_plans.of([key]), key, StoredRows(ids, rows))
 
@@ -100,6 +106,7 @@ class TableCalls(StoreCalls, TableInterface):
         key = self._arguments.resolved(key)
         self._table(key)
         self._pushes.flush()
+        self._note_change(key, loads=1)
         if self.rank == 0:
             plan = self._row_plans.of([key])
 
@@ -111,8 +118,11 @@ class TableCalls(StoreCalls, TableInterface):
     def evict(self, key: Any) -> None:
         """See ``KVStore``."""
         key = self._arguments.resolved(key)
-        entries = [self._table(each) for each in (key if isinstance(key, list | tuple) else [key])]
+        keys = key if isinstance(key, list | tuple) else [key]
+        entries = [self._table(each) for each in keys]
         self._pushes.flush()
+        for each in keys:
+            self._note_change(each)
         for entry in entries if self.rank == 0 else ():
             self._stored.evict(entry.segments, self._clock(entry))
 
@@ -121,7 +131,20 @@ class TableCalls(StoreCalls, TableInterface):
         key = self._arguments.resolved(key)
         return self._stored.statistics(self._table(key).segments)
 
+    def table_changes(self, key: Any) -> TableChanges:
+        """See ``KVStore``."""
+        if key not in self._entries.tables:
+            key = self._arguments.resolved(key)
+            self._table(key)
+        changes, loads = self._table_changes.get(key, _UNCHANGED)
+        pushed = self._clocks.pushed[self._entries.places[key]]
+        return TableChanges(int(pushed) + changes + self._barriers.passed, loads)
+
     # ---- helpers
+
+    def _note_change(self, key: Key, loads: int = 0) -> None:
+        before = self._table_changes.get(key, _UNCHANGED)
+        self._table_changes[key] = TableChanges(before.changes + 1, before.loads + loads)
 
     def _table(self, key: Any) -> Entry:
         """Return what is known of the table of ``key``; raise what has gone wrong since the last call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from kvstore.dist.checkpointing import Checkpointing
@@ -61,6 +62,16 @@ class UpdateCalls(StoreCalls, OptimizerInterface):
         """See ``KVStore``."""
         self._check()
         self._optimizing.change(learning_rate, rescale_grad, groups, others)
+
+    @property
+    def rescale_grad(self) -> float:
+        """See ``KVStore``."""
+        return self._optimizing.rescale_grad
+
+    def rescaled(self, factor: float) -> AbstractContextManager[None]:
+        """See ``KVStore``."""
+        self._check()
+        return self._optimizing.rescaled(factor)
 
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""

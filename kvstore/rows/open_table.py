@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,10 @@ class OpenTable:
         return torch.from_numpy(there.reshape(wanted.shape))
 
     def pages(self, count: int = PAGE, state: bool = True) -> Iterator[Page]:
-        """Yield all rows, each once, up to ``count`` at a time, with their states.
+        """Yield all rows that were saved, each once, up to ``count`` at a time, with their states.
+
+        Of a table with a shape these are rows that a push or ``put_rows`` had changed, and perhaps others.
+        ``whole_pages`` also has those that nobody had changed.
 
         Args:
             count: of rows.
@@ -236,6 +239,29 @@ class SavedRows:
             return np.asarray(np.memmap(path, dtype, "r", shape=shape))
         except OSError as exc:
             raise CheckpointError(f"{path}: missing or unreadable ({exc.strerror})") from None
+
+
+def whole_pages(table: Table, pages: Iterable[Page], count: int) -> Iterator[Page]:
+    """Yield the rows of a table, each once: ``pages``, and, if it has a shape, the rows that are not in them.
+
+    Those are as they begin, and have no states. Whoever writes a saved table for others reads it by this.
+
+    Args:
+        table: what it is.
+        pages: of the rows that were saved.
+        count: how many of the other rows a page has at most.
+    """
+    saved = np.zeros(table.rows or 0, bool)
+    for page in pages:
+        if table.rows is not None:
+            saved[page.ids] = True
+        yield page
+    others = np.flatnonzero(~saved)
+    for start in range(0, len(others), count):
+        ids = others[start : start + count]
+        rows = np.empty((len(ids), table.width), table.dtype)
+        write_beginnings(table, ids, rows)
+        yield Page(ids, rows, {})
 
 
 def require_known(opened: OpenTable, key: Key, table: Table) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvstore.errors import UsageError
 from kvstore.job.files import replacing
-from kvstore.rows.open_table import open_table
+from kvstore.rows.open_table import open_table, whole_pages
 from kvstore.rows.slabs import Array
 
 ROW_GROUP = 1 << 16  # rows of which a file is written, and read, at a time at most
@@ -17,13 +17,16 @@ ROW_GROUP = 1 << 16  # rows of which a file is written, and read, at a time at m
 def export_parquet(directory: str | os.PathLike[str], path: str | os.PathLike[str], state: bool = False) -> int:
     """Write the table in ``directory``, as ``open_table`` reads it, to the Parquet file ``path``.
 
-    A column ``id`` has the ids, and a column ``row`` the rows, each a list of fixed length. Rows are in no order.
+    A column ``id`` has the ids, and a column ``row`` the rows, in no order. Each row is a list of fixed length: of a
+    table of shape ``(rows, n)`` its n elements; of one of shape ``(rows, n, m)``, or of more dimensions, all elements
+    of the row one after the other, the last dimension's first: ``numpy.reshape(row, (n, m))`` has them in order. A
+    table with a shape has all its rows, also those that no push has changed, which are as they begin.
 
     Args:
         directory: where ``save_table`` has written.
         path: the file, which is replaced or made whole.
         state: also write what else was saved of each row, a column for each: ``seen``, and the optimizer's states
-            as ``state.NAME``.
+            as ``state.NAME``. A row that no push has changed has nulls there.
 
     Returns:
         The number of rows.
@@ -45,7 +48,7 @@ def export_parquet(directory: str | os.PathLike[str], path: str | os.PathLike[st
     schema = pyarrow.schema(list(types.items()))
     count = 0
     with replacing(Path(path)) as draft, pyarrow.parquet.ParquetWriter(draft, schema) as writer:
-        for page in opened.pages(ROW_GROUP, state):
+        for page in whole_pages(opened.table, opened.pages(ROW_GROUP, state), ROW_GROUP):
             columns = {"id": page.ids, "row": page.rows, **page.parts}
             arrays = [_array(pyarrow, columns.get(name), kind, len(page.ids)) for name, kind in types.items()]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))

@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
+from kvstore.errors import CheckpointError, DeadlineExceeded, KVStoreError, UsageError
 from kvstore.rows.frozen_rows import FrozenRows, Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.open_table import OpenTable, open_table, require_known
 from kvstore.rows.stripe import STATE
-from kvstore.rows.table_files import FrozenState, Save, base_of, write_save
+from kvstore.rows.table_files import FrozenState, Save, base_of, newest, write_save
 from kvstore.spec import Key
 from kvstore.table import Table
 from kvstore.ticket import Operation, Ticket
@@ -162,6 +162,8 @@ def save_table(
     """
     directory = Path(path)
     base = None if since is None else base_of(directory, since, key, table, stripes)
+    if since is None:
+        _require_own(directory, key)
     others.make_room()
     reading, frozen = freeze(None if base is None else base.manifest.versions)
     if not state:
@@ -180,6 +182,16 @@ def save_table(
     saving = TableSaving(key, write, pace)
     others.start(saving)
     return Ticket(saving)
+
+
+def _require_own(directory: Path, key: Key) -> None:
+    """Raise ``UsageError`` if ``directory`` has saves of another table: who reads it would get the last of either."""
+    try:
+        saved = newest(directory).manifest.key
+    except (CheckpointError, OSError):  # none, or one that nobody can read
+        return
+    if saved != key:
+        raise UsageError(f"{directory} has saves of table {saved!r}; save {key!r} to a directory of its own")
 
 
 def _written(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from kvstore.store.base import KVStore
 from kvstore.store.local_tables import LocalTables
 from kvstore.store.registry import flag, require_options
 from kvstore.store.statistics import Statistics
+from kvstore.store.table_interface import TableChanges
 from kvstore.store.wanted_rows import wanted_rows
 from kvstore.ticket import Ticket
 from kvstore.values import all_finite, as_output, as_tensors, reduce_to, spec_of, summed_in
@@ -194,6 +196,11 @@ class LocalStore(KVStore):
         """See ``KVStore``."""
         return self._tables.statistics(self._table(key))
 
+    def table_changes(self, key: Any) -> TableChanges:
+        """See ``KVStore``."""
+        found = self._tables.changes.get(key)
+        return self._tables.changes[self._table(key)] if found is None else found
+
     def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
         """See ``KVStore``."""
         self._check()
@@ -239,6 +246,21 @@ class LocalStore(KVStore):
         lr = updater.lr if learning_rate is None else finite("learning_rate", learning_rate)
         rescale = updater.rescale_grad if rescale_grad is None else finite("rescale_grad", rescale_grad)
         updater.lr, updater.rescale_grad, updater.changes = lr, rescale, changes  # all, or none if one is refused
+
+    @property
+    def rescale_grad(self) -> float:
+        """See ``KVStore``."""
+        return self._require_updater().rescale_grad
+
+    @contextmanager
+    def rescaled(self, factor: float) -> Iterator[None]:
+        """See ``KVStore``."""
+        updater = self._require_updater()
+        before, updater.rescale_grad = updater.rescale_grad, finite("rescale_grad", factor)
+        try:
+            yield
+        finally:
+            updater.rescale_grad = before
 
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""

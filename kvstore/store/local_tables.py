@@ -25,6 +25,7 @@ from kvstore.rows.sums import Rows
 from kvstore.rows.table_files import FrozenState
 from kvstore.rows.wanted import Wanted
 from kvstore.spec import Key
+from kvstore.store.table_interface import TableChanges
 from kvstore.store.wanted_rows import described
 from kvstore.table import Table
 from kvstore.ticket import Ticket
@@ -49,6 +50,7 @@ class LocalTables:
         self._saves = OpenSaves()
         self.specs: dict[Key, Table] = {}  # what each table is
         self.moved: dict[Key, Key] = {}  # by the key of an array, the key of the table that has its rows now
+        self.changes: dict[Key, TableChanges] = {}  # see ``KVStore.table_changes``
 
     def __contains__(self, key: Key) -> bool:
         return key in self.specs
@@ -72,6 +74,7 @@ class LocalTables:
                 rows.put(*first, {}, None)
         self.specs |= specs
         self.moved |= {table.parameter: key for key, table in specs.items() if table.parameter is not None}
+        self.changes |= dict.fromkeys(specs, TableChanges(0, 0))
         self._tables |= made
         self._updaters |= updaters
 
@@ -107,6 +110,7 @@ class LocalTables:
             function: the user's updater, in place of an optimizer.
         """
         rows = self._tables[key]
+        self._changed(key)
         if function is not None:
             return rows.update(ids, self._called(function, key, ids, sums), None)
         updater = self._updaters.get(key)
@@ -147,6 +151,7 @@ class LocalTables:
     def put(self, key: Key, value: Any) -> None:
         """See ``KVStore.put_rows``."""
         table = self.specs[key]
+        self._changed(key)
         self._tables[key].put(*given_rows(described("put_rows", table.name(key), 0), table, value), {}, None)
 
     def pages(self, key: Key) -> Iterator[RowSparse]:
@@ -212,15 +217,21 @@ class LocalTables:
         def put(page: Page, version: int, steps: int) -> None:
             rows.put(*page, version, steps)
 
+        self._changed(key, loads=1)
         load_table(path, key, self.specs[key], None if updater is None else updater.rule, put)
 
     def evict(self, key: Key) -> None:
         """See ``KVStore``."""
+        self._changed(key)
         self._tables[key].evict()
 
     def statistics(self, key: Key) -> dict[str, int]:
         """See ``KVStore.table_statistics``."""
         return self._tables[key].statistics()
+
+    def _changed(self, key: Key, loads: int = 0) -> None:
+        before = self.changes[key]
+        self.changes[key] = TableChanges(before.changes + 1, before.loads + loads)
 
     def _called(self, function: Function, key: Key, ids: Ids, sums: Rows) -> Rows:
         """Return the rows of ``ids`` as the user's updater leaves them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from kvstore.errors import UnknownName
@@ -91,6 +92,19 @@ class OptimizerInterface(Named):
             UsageError: one that only ``set_optimizer`` can change: a bool, a text, a momentum from or to 0.
         """
         raise self._unsupported("set_hyperparameters")
+
+    @property
+    def rescale_grad(self) -> float:
+        """The factor of gradients that this worker's pushes ask for: what was set last, or the optimizer's own."""
+        raise self._unsupported("rescale_grad")
+
+    def rescaled(self, factor: float) -> AbstractContextManager[None]:
+        """Let pushes in this block ask for another ``rescale_grad``; afterwards it is what it was before.
+
+        Args:
+            factor: the factor of the gradients that are pushed in the block.
+        """
+        raise self._unsupported("rescaled")
 
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices.

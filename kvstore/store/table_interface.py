@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvstore.spec import Key, shorten
 from kvstore.store.arguments import RowRequests, requests_of
@@ -14,6 +14,20 @@ from kvstore.ticket import Ticket, claim
 
 if TYPE_CHECKING:
     from kvstore.rows.row_sparse import RowSparse
+
+
+class TableChanges(NamedTuple):
+    """What one worker knows of the changes of a table. Rows that were pulled before it differs may be old.
+
+    Attributes:
+        changes: how often this worker has pushed to the table or changed it otherwise, and how many barriers it has
+            passed, for another worker may have changed the table before one.
+        loads: how often ``load_table`` has been called: what was computed from rows before it belongs to rows that are
+            no longer there.
+    """
+
+    changes: int
+    loads: int
 
 
 class TableInterface(Named):
@@ -106,6 +120,14 @@ class TableInterface(Named):
         """
         raise self._unsupported("table_statistics")
 
+    def table_changes(self, key: Any) -> TableChanges:
+        """Return a mark of what this worker has done to a table so far; asks nobody.
+
+        Args:
+            key: of one table.
+        """
+        raise self._unsupported("table_changes")
+
     def save_table(
         self,
         key: Any,
@@ -118,8 +140,8 @@ class TableInterface(Named):
         """Write a table as it is now into a directory, while training goes on; one worker's call suffices.
 
         ``load_table`` reads it, with any number of servers, and ``open_table`` without any. A directory takes any
-        number of saves of one table, each in a folder of its own, which counts from the moment when its manifest is
-        there.
+        number of saves of one table, and of no other, each in a folder of its own, which counts from the moment when
+        its manifest is there.
 
         Args:
             key: of one table.
@@ -143,7 +165,8 @@ class TableInterface(Named):
         """Take the rows of a table from a directory, and their states, if it has states of the store's optimizer.
 
         Every worker may call it; rank 0's directory is the one that counts. Rows that were not saved stay as they are.
-        What an admission rule has counted of ids without rows is not saved.
+        What an admission rule has counted of ids without rows is not saved. Gradients of ``workers.Embedding`` that
+        came of rows before this call, on a worker that makes it, are dropped with a warning.
         The files are compared with their sha256.
 
         Args:

@@ -102,7 +102,7 @@ def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None])
     def common(name: str, values: Mapping[str, Any]) -> Any:
         given = {who: value for who, value in values.items() if value is not None}
         if len(set(given.values())) > 1:
-            words = ", ".join(f"{_number(value)} on {who}" for who, value in given.items())
+            words = ", ".join(f"{_number(name, value)} on {who}" for who, value in given.items())
             raise Mismatch(f"workers disagree on the {name} for the same round of {shorten(keys)}: {words}")
         return next(iter(given.values()), None)
 
@@ -123,5 +123,7 @@ def _words(number: int, name: str) -> str:
     return ("learning rate" if name == "lr" else name) + (f" of group {number - 1}" if number else "")
 
 
-def _number(value: Any) -> str:
+def _number(name: str, value: Any) -> str:
+    if name == "rescale_grad" and value == 0:  # modules of tables push so when one is frozen; see ``workers.Embedding``
+        return "0 (frozen there)"
     return f"{value:g}" if isinstance(value, int | float) else str(value)

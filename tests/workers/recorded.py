@@ -22,7 +22,8 @@ class Recorded(LocalStore):
         return names
 
     def push(self, key: Any, value: Any, priority: int = 0, *, wait: bool = False) -> Ticket:
-        self.calls.append(("push", dict(zip(key, map(len, value), strict=True)), {}))
+        if isinstance(key, list):
+            self.calls.append(("push", dict(zip(key, map(len, value), strict=True)), {}))
         return super().push(key, value, priority, wait=wait)
 
     def row_sparse_pull(

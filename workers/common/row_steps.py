@@ -19,6 +19,9 @@ class RowPushes(Protocol):
     def step_over(self) -> None:
         """Handle the end of a step: push what has not been pushed in it, of each table once."""
 
+    def drop(self) -> None:
+        """Drop the gradients that have not been pushed."""
+
 
 class RowSteps:
     """The trainer and the tables of one store.
@@ -26,12 +29,24 @@ class RowSteps:
     Attributes:
         rates: what sends the trainer's current hyper-parameters to the store; None without a trainer.
         pushes: what pushes the tables' gradients; None without tables.
+        scale: the factor of gradients in the trainer's step that is under way, or was the last one.
     """
 
     def __init__(self, store: KVStore) -> None:
         self._store = store  # as long as this is in ``_known``, no other store has its id
         self.rates: Callable[[], object] | None = None
         self.pushes: RowPushes | None = None
+        self.scale: float | None = None
+        self._trainer: weakref.ref[HasGradients] | None = None
+
+    def begin(self, trainer: HasGradients) -> None:
+        """Let the steps of ``trainer``, as long as it lives, push the gradients of tables."""
+        self._trainer = weakref.ref(trainer)
+
+    @property
+    def trainer(self) -> HasGradients | None:
+        """The trainer of the store, or whose tables are in it; None if backward passes push."""
+        return None if self._trainer is None else self._trainer()
 
     def apply_rates(self) -> None:
         """Send the trainer's current hyper-parameters to the store."""
@@ -46,6 +61,18 @@ class RowSteps:
         """Note the end of a step of the trainer."""
         if self.pushes is not None:
             self.pushes.step_over()
+
+    def drop(self) -> None:
+        """Drop the gradients of tables that have not been pushed."""
+        if self.pushes is not None:
+            self.pushes.drop()
+
+
+class HasGradients(Protocol):
+    """A trainer, as tables see it."""
+
+    def has_gradients(self) -> bool:
+        """Whether a parameter has a gradient."""
 
 
 _known: weakref.WeakValueDictionary[int, RowSteps] = weakref.WeakValueDictionary()

@@ -1,25 +1,30 @@
 """What the modules of one store do together: one message has the rows of all their tables.
 
-A backward pass pushes once, for all tables, those that it has not reached with no rows: workers must agree on how often
-they have pushed. It does so as soon as all rows that forward passes took have their gradients, or else when it ends.
-Under ``paused`` gradients add up instead.
+Without a trainer a backward pass pushes once, for all tables, those that it has not reached with no rows: workers must
+agree on how often they have pushed. It does so as soon as all rows that forward passes took have their gradients, or
+else when it ends. Under ``paused`` gradients add up instead. Where a trainer has the store, its step pushes, for only
+then is it known what the step divides gradients by.
+
+Frozen tables are left out. Workers must agree on that, too, so the first push after a table was frozen says so.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from kvstore import KVStore, Unsupported, UsageError
+from kvstore import KVStore, RowSparse, Unsupported, UsageError
 from kvstore.table import Table
 from workers.common.row_steps import row_steps
 from workers.common.torch_internals import after_backward, current_backward
-from workers.embedding.bag_sums import bag_sums
+from workers.embedding.bag_sums import bag_sums, watched
 from workers.embedding.fetches import Fetch, fetches_of
 from workers.embedding.gradients import RowGradients, RowUse
 from workers.embedding.id_order import sort_for
@@ -27,6 +32,19 @@ from workers.embedding.lookups import Lookup, TableIds, look_up_all
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+log = logging.getLogger(__name__)
+
+FROZEN = 0.0  # the factor that a push asks for which says that its tables are frozen; see ``_say_frozen``
+
+
+class TableUser(Protocol):
+    """A module that has a table."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it does not train the table."""
 
 
 class Ahead:
@@ -58,7 +76,14 @@ class RowExchange:
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self._tables: dict[Any, Table] = {}
+        self._users: dict[Any, list[weakref.ref[TableUser]]] = {}
+        self._frozen: set[Any] = set()
+        self._said_frozen: set[Any] = set()  # of the frozen tables, those that a push has told of
         self._rescale: float | None = None
+        self._fixed = False  # whether the program has given ``rescale_grad``
+        self._pushed_to: dict[Any, int] = {}  # by table, how often this has pushed
+        self._replaced = 0  # how often ``load_state_dict`` has replaced rows
+        self._graded = False  # whether the trainer had gradients when the last backward pass ended
         self._gradients = RowGradients()
         self._resting = self._pushed = False
         self._retained = False  # whether a graph has made gradients twice
@@ -89,8 +114,26 @@ class RowExchange:
                 "pushed together; give all modules of a store the same"
             )
         self.store.init(key, table)
-        self._rescale = rescale
+        self._rescale, self._fixed = rescale, self._fixed or rescale_grad is not None
         self._tables[key] = table
+        self._users[key] = []
+        self._pushed_to[key] = 0
+
+    def use(self, key: Any, user: TableUser) -> None:
+        """Note a module that has the table ``key``: the first one, or a copy of it."""
+        self._users[key] = [known for known in self._users[key] if known() is not None] + [weakref.ref(user)]
+
+    def _trained(self) -> list[Any]:
+        """Return the keys of the tables that are not frozen: those that some module trains."""
+        for key, users in self._users.items():
+            there = [user for user in [known() for known in users] if user is not None]
+            if not there:  # a table whose modules have gone stays as they left it
+                continue
+            if all(user.frozen for user in there):
+                self._frozen.add(key)
+            elif self._frozen:
+                self._frozen.discard(key)
+        return [key for key in self._tables if key not in self._frozen] if self._frozen else list(self._tables)
 
     # ---- rows
 
@@ -112,7 +155,7 @@ class RowExchange:
             lookup = fetch.lookup
         else:
             (lookup,) = self.look_up([wanted])
-        if fetch is None or not fetch.covers(lookup):
+        if fetch is None or fetch.seen != self._seen(key) or not fetch.covers(lookup):
             fetch = self.pull({key: lookup})[key]
         return lookup, fetch.take(lookup)
 
@@ -122,7 +165,7 @@ class RowExchange:
 
     def pull(self, lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
         """Ask for rows, in one message; return at once."""
-        fetches = fetches_of(self._tables, lookups)
+        fetches = self._fetches(lookups)
         if fetches:
             ids = [fetch.lookup.ids for fetch in fetches.values()]
             outs = [fetch.out for fetch in fetches.values()]
@@ -131,45 +174,60 @@ class RowExchange:
                 fetch.ticket = ticket
         return fetches
 
+    def _fetches(self, lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
+        """Return by key what is to be asked for now."""
+        fetches = fetches_of(self._tables, lookups)
+        for key, fetch in fetches.items():
+            fetch.seen = self._seen(key)
+        return fetches
+
+    def _seen(self, key: Any) -> tuple[int, int]:
+        """Return a mark of all changes of a table that are no pushes of this; rows of another mark may be old.
+
+        What this pushes itself makes no rows old: whoever asks for rows knows which pushes they are to have.
+        """
+        return self.store.table_changes(key).changes - self._pushed_to[key], self._replaced
+
+    def _course(self, key: Any) -> int:
+        """Return a number that another one follows when the table's rows are replaced by earlier ones."""
+        return self.store.table_changes(key).loads + self._replaced
+
     # ---- gradients
 
-    def watch(self, key: Any, lookup: Lookup, rows: torch.Tensor) -> torch.Tensor:
-        """Return ``rows`` as a leaf, whose gradient is pushed.
+    def watch(self, key: Any, lookup: Lookup, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return ``rows``, whose gradient is pushed.
 
         Args:
             key: of the table.
             lookup: which rows they are, and the row of zeros.
             rows: on the device of the forward pass.
+            weight: of the module.
         """
         use = self._awaited(key, lookup)
-        leaf = rows.detach().requires_grad_()
-        leaf.register_post_accumulate_grad_hook(partial(self._arrive, use))  # type: ignore[no-untyped-call]
-        return leaf
+        return watched(rows, weight, partial(self._note, use, self._gradients.add))
 
-    def bag_sums(self, key: Any, lookup: Lookup, rows: torch.Tensor) -> torch.Tensor:
+    def bag_sums(self, key: Any, lookup: Lookup, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the sum of the rows of each bag, whose gradient is pushed.
 
         Args:
             key: of the table.
             lookup: of bags that have the same number of ids, without padding.
             rows: see ``watch``; on the CPU.
+            weight: of the module.
         """
         use = self._awaited(key, lookup)
-        return bag_sums(rows, lookup.inverse, partial(self._note, use, self._gradients.add_bags))
+        return bag_sums(rows, lookup.inverse, partial(self._note, use, self._gradients.add_bags), weight)
 
     def _awaited(self, key: Any, lookup: Lookup) -> RowUse:
         """Return a new use of rows, whose gradient is awaited as long as the use lives."""
         if current_backward() < 0:
             self._gradients.forget_unfinished()
-        use = RowUse(key, lookup)
+            trainer = self._steps.trainer
+            if self._graded and trainer is not None and not trainer.has_gradients():
+                self.drop()  # the program has dropped those of the step, by the model's zero_grad for example
+        use = RowUse(key, lookup, self._course(key))
         self._gradients.awaited.add(use)
         return use
-
-    def _arrive(self, use: RowUse, leaf: torch.Tensor) -> None:
-        """Handle a gradient that backward has just accumulated."""
-        grad, leaf.grad = leaf.grad, None
-        if grad is not None:
-            self._note(use, self._gradients.add, grad)
 
     def _note(self, use: RowUse, add: Callable[[RowUse, torch.Tensor], None], grad: torch.Tensor) -> None:
         """Note a gradient of ``use``; push if it is the last one."""
@@ -178,14 +236,17 @@ class RowExchange:
                 after_backward(self._end)
             self._retained |= use not in self._gradients.awaited
             add(use, grad)
-            if not (self._gradients.awaited or self._resting or self._retained):
+            if not (self._gradients.awaited or self._resting or self._retained or self._steps.trainer):
                 self._push()
 
     def _end(self) -> None:
         """Handle the end of a backward pass."""
         with self._lock, torch.no_grad():
             self._gradients.end()
-            if self._gradients and not self._resting:
+            trainer = self._steps.trainer
+            if trainer is not None:
+                self._graded = trainer.has_gradients()
+            elif self._gradients and not self._resting:
                 self._push()
 
     @contextmanager
@@ -198,39 +259,98 @@ class RowExchange:
             self._resting = before
 
     def flush(self) -> None:
-        """Push the gradients that have added up, for all tables; with none, push no rows."""
+        """Push the gradients that have added up, for all tables; with none, push no rows. A trainer's step does it."""
         with self._lock, torch.no_grad():
             self._gradients.forget_unfinished()
-            self._push()
+            if self._steps.trainer is None:
+                self._push()
+
+    def drop(self) -> None:
+        """Drop the gradients that have added up and wait for the step of a trainer."""
+        with self._lock:
+            if self._steps.trainer is not None:
+                self._gradients.forget_unfinished()
+                self._gradients.drop()
+                self._graded = False
 
     def step_over(self) -> None:
         """Handle the end of a step of the store's trainer: what has not been pushed in it is pushed now."""
+        if self._steps.trainer is not None:
+            with self._lock, torch.no_grad():
+                self._gradients.forget_unfinished()
+                # Where the trainer updates alone, the store may have no optimizer: then its tables are only read.
+                if self._gradients or self._steps.rates is not None or self.store.num_workers > 1:
+                    self._push()
+                self._graded = False
+            return
         if self._gradients or not self._pushed:
             self.flush()
         self._pushed = False
 
+    def _factor(self) -> float:
+        """Return the factor of the gradients that are pushed now."""
+        if self._fixed or self._rescale is None:
+            return self._rescale or 0.0
+        if self._steps.trainer is None or self._steps.scale is None:
+            return self._rescale * self.store.rescale_grad
+        # A trainer that updates on the store has one optimizer with the tables, and has taken its factor into account.
+        return self._steps.scale if self._steps.rates is not None else self._steps.scale * self.store.rescale_grad
+
     def _push(self) -> None:
-        values = self._gradients.take(self._tables)
-        self._steps.apply_rates()
-        self.store.set_hyperparameters(rescale_grad=self._rescale)
-        ahead = self._ahead[-1] if self._ahead else None
-        keys = list(self._tables)
+        keys = self._trained()
+        if self._frozen != self._said_frozen:
+            self._say_frozen()
+        for key in self._gradients.drop_earlier({key: self._course(key) for key in self._gradients.parts}):
+            log.warning("gradients of table %r are dropped: they are of rows that have been replaced since", key)
+        values = self._gradients.take({key: self._tables[key] for key in keys})
         self._pushed = True
-        if ahead is None or not ahead.wanted:
-            self.store.push(keys, values)
-        else:
-            fetches = fetches_of(self._tables, ahead.wanted)
-            nothing = torch.empty(0, dtype=torch.int64, device="cpu")
-            ids = [fetches[key].lookup.ids if key in fetches else nothing for key in keys]
-            outs = [
-                fetches[key].out if key in fetches else value.rows[:0] for key, value in zip(keys, values, strict=True)
-            ]
-            ticket = self.store.pushpull(keys, values, outs, wait=False, row_ids=ids)
-            for fetch in fetches.values():
-                fetch.ticket = ticket
-            ahead.asked = fetches
+        if not keys:
+            return
+        self._steps.apply_rates()
+        ahead = self._ahead[-1] if self._ahead else None
+        fetches: dict[Any, Fetch] = {}
+        with self.store.rescaled(self._factor()):
+            if ahead is None or not ahead.wanted:
+                self.store.push(keys, values)
+            else:
+                fetches = self._push_and_ask(keys, values, ahead)
+        for key in keys:
+            self._pushed_to[key] += 1
+        for key, fetch in fetches.items():
+            fetch.seen = self._seen(key)
         for each in self._ahead:
             each.ready = {}  # they are of the round before
+
+    def _push_and_ask(self, keys: Sequence[Any], values: Sequence[RowSparse], ahead: Ahead) -> dict[Any, Fetch]:
+        """Push, and ask for the rows that are wanted next; return those of them that come back with the push."""
+        wanted = {key: lookup for key, lookup in ahead.wanted.items() if key not in self._frozen}
+        fetches = fetches_of(self._tables, wanted)
+        nothing = torch.empty(0, dtype=torch.int64, device="cpu")
+        ids = [fetches[key].lookup.ids if key in fetches else nothing for key in keys]
+        outs = [fetches[key].out if key in fetches else value.rows[:0] for key, value in zip(keys, values, strict=True)]
+        ticket = self.store.pushpull(keys, values, outs, wait=False, row_ids=ids)
+        for fetch in fetches.values():
+            fetch.ticket = ticket
+        others = {key: lookup for key, lookup in ahead.wanted.items() if key in self._frozen}
+        ahead.asked = {**fetches, **self.pull(others)}
+        return fetches
+
+    def _say_frozen(self) -> None:
+        """Tell of the tables that have been frozen since the last push, so that workers which disagree get an error.
+
+        A worker that has not frozen a table pushes to it, and its round would wait for this worker until the deadline.
+        So this worker takes part in one more round, without rows and with a factor that no other push has: servers
+        refuse a round whose workers give different factors. Later rounds cost nothing.
+        """
+        new = [key for key in self._frozen if key not in self._said_frozen]
+        rule = getattr(self.store, "rule", None)
+        if new and self.store.num_workers > 1 and rule is not None and rule.mode == "sync":
+            with self.store.rescaled(FROZEN):
+                tables = (self._tables[key] for key in new)
+                self.store.push(new, [RowSparse.zeros((0, table.width), table.dtype) for table in tables])
+            for key in new:
+                self._pushed_to[key] += 1
+        self._said_frozen = set(self._frozen)
 
     # ---- lookahead
 
@@ -245,9 +365,8 @@ class RowExchange:
             self._ahead.remove(ahead)
 
     def forget(self) -> None:
-        """Drop rows that have been asked for, since others have taken their place; they are pulled again."""
-        for each in self._ahead:
-            each.ready, each.asked = {}, {}
+        """Note that others have taken the place of all rows: what was asked for is pulled again."""
+        self._replaced += 1
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Copies of a module have the same table."""

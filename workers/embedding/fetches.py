@@ -26,6 +26,7 @@ class Fetch:
         lookup: see above.
         out: the rows, to be written into; of shape ``(len(ids), width)``.
         ticket: of the call that brings them; None until it has been made.
+        seen: a mark of the changes of the table when they were asked for.
     """
 
     def __init__(self, lookup: Lookup, block: torch.Tensor) -> None:
@@ -33,6 +34,7 @@ class Fetch:
         self._block = block
         self.out = block[:-1]
         self.ticket: Ticket | None = None
+        self.seen: object = None
 
     def covers(self, lookup: Lookup) -> bool:
         """Whether the rows of ``lookup`` are among these."""

@@ -8,7 +8,7 @@ again.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -23,10 +23,17 @@ from workers.embedding.lookups import Lookup, joined_positions
 
 @dataclass(eq=False)
 class RowUse:
-    """One forward pass through a table: the rows that it took. Their gradient comes once in each backward pass."""
+    """One forward pass through a table: the rows that it took. Their gradient comes once in each backward pass.
+
+    Attributes:
+        key: of the table.
+        lookup: which rows.
+        course: a number that is another one after the table was loaded: what the rows were part of.
+    """
 
     key: Any
     lookup: Lookup
+    course: int = 0
 
 
 class Part(NamedTuple):
@@ -36,11 +43,13 @@ class Part(NamedTuple):
         ids: of the rows, each once.
         rows: a row for each of ``ids``; or, where ``lookup`` is given, one for each position.
         lookup: says which positions each id has.
+        course: see ``RowUse``.
     """
 
     ids: torch.Tensor
     rows: torch.Tensor
     lookup: Lookup | None = None
+    course: int = 0
 
 
 @dataclass
@@ -88,13 +97,13 @@ class RowGradients:
         lookup = use.lookup
         ids, count = lookup.ids, len(lookup.ids)
         if grad.layout == torch.strided:
-            part = Part(ids, grad[:count].cpu())
+            part = Part(ids, grad[:count].cpu(), None, use.course)
         elif grad.is_cpu and not lookup.padded and torch.equal(grad._indices()[0], lookup.inverse.reshape(-1)):
-            part = Part(ids, grad._values(), lookup)
+            part = Part(ids, grad._values(), lookup, use.course)
         else:
             summed = grad.coalesce()
             touched = summed.indices()[0].cpu()
-            part = Part(ids if len(touched) == count else ids[touched], summed.values().cpu())
+            part = Part(ids if len(touched) == count else ids[touched], summed.values().cpu(), None, use.course)
         self.parts.setdefault(use.key, []).append(part)
 
     def add_bags(self, use: RowUse, grad: torch.Tensor) -> None:
@@ -107,7 +116,18 @@ class RowGradients:
         self.awaited.discard(use)
         lookup = use.lookup
         rows = grad.repeat_interleave(lookup.inverse.shape[1], 0)
-        self.parts.setdefault(use.key, []).append(Part(lookup.ids, rows, lookup))
+        self.parts.setdefault(use.key, []).append(Part(lookup.ids, rows, lookup, use.course))
+
+    def drop(self) -> None:
+        """Drop all that has come."""
+        self.parts, self.kept = {}, {}
+
+    def drop_earlier(self, courses: Mapping[Any, int]) -> list[Any]:
+        """Drop the gradients of rows that are part of another course now; return the keys of which there were some."""
+        earlier = [key for key, parts in self.parts.items() if any(part.course != courses[key] for part in parts)]
+        for key in earlier:
+            self.parts[key] = [part for part in self.parts[key] if part.course == courses[key]]
+        return earlier
 
     def take(self, tables: dict[Any, Table]) -> list[RowSparse]:
         """Return the gradient of each of ``tables``, perhaps of no rows, and begin anew."""
@@ -132,7 +152,7 @@ def _sum_positions(parts: Iterable[list[Part]]) -> None:
         group.sort(key=itemgetter(0))  # backward comes to them in another order than the look-up
         unsummed = [of_key[place] for _, of_key, place in group]
         for (_, of_key, place), rows in zip(group, _sums(unsummed), strict=True):
-            of_key[place] = Part(of_key[place].ids, rows)
+            of_key[place] = of_key[place]._replace(rows=rows, lookup=None)
 
 
 def _sums(parts: Sequence[Part]) -> Sequence[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,7 +21,10 @@ from workers.embedding.exchange import RowExchange
 from workers.embedding.lookups import Lookup, TableIds
 from workers.embedding.whole import load_table, table_state
 
+log = logging.getLogger(__name__)
+
 MODES = ("sum", "mean", "max")
+FROZEN = "frozen"  # in the metadata of a ``state_dict``
 
 
 class TableModule(nn.Module):
@@ -59,8 +63,16 @@ class TableModule(nn.Module):
         self.table = Table(
             shape, None if shape else dim, dtype, init, scale, seed, admit=admit, evict=evict, codec=codec
         )
+        # The table as parameters() shows it: it has no rows, but says whether they are trained.
+        self.weight = nn.Parameter(torch.empty((0, dim), dtype=torch.float32, device="cpu"))
         self.exchange = RowExchange.of(store)
         self.exchange.add(key, self.table, rescale_grad)
+        self.exchange.use(key, self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a copy of a module, which has the same table."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.exchange.use(self.key, self)
 
     @property
     def store(self) -> KVStore:
@@ -97,13 +109,29 @@ class TableModule(nn.Module):
         lookup, rows = self.exchange.rows(self.table_ids(given))
         return lookup, rows.to(given.device)
 
-    def _trains(self) -> bool:
-        """Whether gradients are pushed."""
-        return self.training and torch.is_grad_enabled()
+    @property
+    def frozen(self) -> bool:
+        """Whether this module does not train its table."""
+        weight = self._parameters["weight"]  # an attribute takes ten times as long, and each step asks for it often
+        return weight is None or not weight.requires_grad
+
+    @property
+    def trains(self) -> bool:
+        """Whether a forward pass now would have its gradients pushed."""
+        return self.training and torch.is_grad_enabled() and not self.frozen
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[prefix + "weight"]
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None and self.frozen:
+            metadata[FROZEN] = True
         for name, tensor in table_state(self.store, self.key, self.table, self.padding_idx).items():
+            if prefix + name in destination:
+                raise UsageError(
+                    f"state_dict: {prefix + name!r} would be a buffer or parameter of this module, and the {name} of "
+                    f"its table {self.key!r}; give the buffer or parameter another name"
+                )
             destination[prefix + name] = tensor
 
     def _load_from_state_dict(
@@ -127,6 +155,13 @@ class TableModule(nn.Module):
             error_msgs.append(f"table {self.key!r} at {prefix.rstrip('.') or 'the top'}: {exc}")
             return
         self.exchange.forget()
+        if local_metadata.get(FROZEN) and not self.frozen:
+            self.weight.requires_grad_(False)
+            log.warning(
+                "table %r was frozen when this state was saved, and is frozen from now on; requires_grad_() of the "
+                "module trains it",
+                self.key,
+            )
         if strict:
             missing_keys += [prefix + name for name in missing]
             unexpected_keys += [prefix + name for name in unexpected]
@@ -142,17 +177,26 @@ class Embedding(TableModule):
         loss = loss_function(model(items(item_ids), users(user_ids)), labels)
         loss.backward()  # pushes the gradients of the rows
 
-    The store's optimizer updates the rows, with the gradients' sum over workers times ``rescale_grad``. Each backward
-    pass that reaches a module pushes once, for all modules of the store together, perhaps no rows: so all workers make
-    as many backward passes. Under ``no_sync`` gradients add up instead. (``torch.utils.checkpoint`` makes several
-    backward passes of one, unless ``use_reentrant=False``.) A ``Trainer`` with the same store sets learning rates for
-    the tables, too; its ``no_sync``, ``join`` and ``step`` are then for both. With two stores, ``workers.join`` ends an
-    epoch in which some workers have more batches. In evaluation mode, and under ``torch.no_grad``, rows are only
-    pulled, and none is made. Backward pushes gradients as they are, before a program could clip them or a
-    ``GradScaler`` unscale them.
+    The store's optimizer updates the rows, with the gradients' sum over workers times a factor; see ``rescale_grad``.
+    Each backward pass that reaches a module pushes once, for all modules of the store together, perhaps no rows: so all
+    workers make as many backward passes. Under ``no_sync`` gradients add up instead. (``torch.utils.checkpoint`` makes
+    several backward passes of one, unless ``use_reentrant=False``.)
 
-    ``state_dict`` has the whole table: ``weight``, or of a table that grows ``ids`` and ``rows``. All workers call
-    ``load_state_dict``, and rank 0's rows count.
+    Where a ``Trainer`` has the same store, its ``step`` pushes instead, once for all backward passes of the step, with
+    the rates and the batch size of the step; its ``zero_grad``, ``no_sync`` and ``join`` are for the tables, too. Make
+    one store for both, or none of the trainer's settings reaches the rows. With two stores, ``workers.join`` ends an
+    epoch in which some workers have more batches. Gradients of rows are neither clipped by norm nor unscaled by a
+    ``GradScaler``.
+
+    In evaluation mode, and under ``torch.no_grad``, rows are only pulled, and none is made. So are those of a module
+    that is frozen, in any of torch's ways: ``requires_grad_(False)`` of the module or of a model with it, or of
+    ``weight``, the parameter that stands for the table and has no elements. A frozen table is not pushed to. All
+    workers freeze the same tables; others get a ``Mismatch``. Copies of a module share its table, which is trained as
+    long as one of them is not frozen.
+
+    ``state_dict`` has the whole table: ``weight``, or of a table that grows ``ids`` and ``rows``. Its metadata say
+    whether the module is frozen, and a module that loads this is, too; files of safetensors have no such metadata. All
+    workers call ``load_state_dict``, and rank 0's rows count.
 
     Args:
         num_embeddings: the number of rows; None for a table that grows.
@@ -167,8 +211,10 @@ class Embedding(TableModule):
         admit: which ids get rows, in a table that grows.
         evict: which rows go, and when, in a table that grows.
         codec: how rows and gradients travel.
-        rescale_grad: the factor of gradients; the same for all modules of the store. None divides by the number of
-            workers, for a loss that is a mean over this worker's batch.
+        rescale_grad: the factor of gradients, whatever the optimizer's or a trainer's step is; the same for all modules
+            of the store. None takes the factor of the trainer's step, which has the batch size if ``step`` is given
+            one; without a trainer it takes the store's ``rescale_grad`` divided by the number of workers, for a loss
+            that is a mean over this worker's batch.
 
     Raises:
         UsageError: an argument is invalid, or contradicts another module of the store.
@@ -183,8 +229,8 @@ class Embedding(TableModule):
             KVStoreError: the rows did not come.
         """
         lookup, rows = self._rows(to_tensor(input))
-        if self._trains():
-            rows = self.exchange.watch(self.key, lookup, rows)
+        if self.trains:
+            rows = self.exchange.watch(self.key, lookup, rows, self.weight)
         padding = len(lookup.ids) if lookup.padded else None
         return functional.embedding(lookup.inverse, rows, padding, sparse=True)
 
@@ -240,11 +286,11 @@ class EmbeddingBag(TableModule):
             KVStoreError: the rows did not come.
         """
         lookup, rows = self._rows(to_tensor(input))
-        if self._trains():
+        if self.trains:
             bags = lookup.inverse.dim() == 2 and offsets is None and per_sample_weights is None and not lookup.padded
             if bags and self.mode == "sum" and rows.is_cpu:
-                return self.exchange.bag_sums(self.key, lookup, rows)
-            rows = self.exchange.watch(self.key, lookup, rows)
+                return self.exchange.bag_sums(self.key, lookup, rows, self.weight)
+            rows = self.exchange.watch(self.key, lookup, rows, self.weight)
         return functional.embedding_bag(
             lookup.inverse,
             rows,

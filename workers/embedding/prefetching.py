@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any, TypeAlias
 
-import torch
-
 from kvstore import UsageError
 from workers.common.checks import at_least
 from workers.common.read_ahead import reading_into
@@ -33,7 +31,10 @@ def lookahead(loader: Iterable[Any], ids_of_batch: Mapping[Any, Callable[[Any], 
 
     The push of a batch asks for the next batch's rows, of all modules in one message. Servers answer it when that push
     has taken effect, so rows are those that a pull would give; the wait for them is hidden behind the rest of the step.
-    In evaluation rows are asked for one batch ahead. Rows that a forward pass needs beside them are pulled.
+    In evaluation, and of frozen modules, rows are asked for one batch ahead. Rows that a forward pass needs beside them
+    are pulled. So are those of a table that has changed otherwise since they were asked for: by ``load_table``,
+    ``load_state_dict``, ``put_rows``, ``evict`` or a push of the program's own, and by other workers' calls of these
+    before a ``barrier``.
 
     Args:
         loader: an iterable of batches, such as a ``DataLoader``; it may be iterated again for each epoch. One batch is
@@ -125,4 +126,4 @@ def _noted(batches: Iterator[Any], waiting: deque[Any]) -> Iterator[Any]:
 
 
 def _trains(modules: list[TableModule]) -> bool:
-    return torch.is_grad_enabled() and any(module.training for module in modules)
+    return any(module.trains for module in modules)

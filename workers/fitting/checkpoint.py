@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from kvstore import CheckpointError, KVStoreError, Mismatch, UsageError
+from kvstore.checkpoint.tensors import require_names
 from kvstore.job.files import replacing
 from kvstore.optim.states_file import read_residuals
 from workers.common.tensors import PLAIN, is_dense, is_expanded, overwrite, pack, unpack
@@ -218,6 +219,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, 
         text = json.dumps(about)
     except (TypeError, ValueError) as exc:
         raise UsageError(f"{path}: the metadata of a checkpoint must be valid as JSON: {exc}") from exc
+    require_names(path, ((name, f"tensor {name!r}") for name in tensors))
     # Copies, because tied weights share memory, which safetensors refuses.
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)

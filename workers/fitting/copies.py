@@ -67,7 +67,9 @@ class Copies:
     """
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device | str] | None = None) -> None:
-        first = next(model.parameters(), torch.empty(0, dtype=torch.float32, device="cpu")).device
+        first = next(
+            (param for param in model.parameters() if param.numel()), torch.empty(0, dtype=torch.float32, device="cpu")
+        ).device
         self.traced: Callable[[str], AbstractContextManager[None]] = _untraced
         self.devices = [torch.device(device) for device in devices or [first]]
         if len(self.devices) > 1 and any(isinstance(module, TableModule) for module in model.modules()):

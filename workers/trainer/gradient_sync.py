@@ -115,8 +115,9 @@ class GradientSync:
             UsageError: a parameter has no gradient, or a gradient has changed after its push.
             KVStoreError: an error of the store.
         """
-        self._tables.step_over()
         skipped = self._find(left_out)
+        self._tables.scale = scale
+        self._tables.step_over()
         with self._written():
             if self._sparse.positions or self._overlap is None:
                 self._apply(scale)

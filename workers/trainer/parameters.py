@@ -270,6 +270,8 @@ def _listed(groups: Sequence[tuple[object, Named]]) -> list[Parameter]:
     group_of: dict[torch.Tensor, int] = {}
     for position, (_, named) in enumerate(groups):
         for key, tensor, is_given in named:
+            if not tensor.numel():  # such as the ``weight`` of workers.Embedding
+                continue
             if group_of.setdefault(tensor, position) != position:
                 raise UsageError(f"parameter {key!r} is in two parameter groups; leave it in one")
             names.setdefault(tensor, []).append(key)

@@ -21,6 +21,7 @@ from kvstore.optim import states_file
 from kvstore.optim.optimizer import describe
 from kvstore.spec import shorten
 from workers.common.checks import on_off_auto
+from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import table_key
 from workers.trainer.decision import decide, give_first, opened, require_alone, require_free
 from workers.trainer.gradient_sync import GradientSync
@@ -68,6 +69,7 @@ class TrainedParameters:
         check_finite: bool,
     ) -> None:
         store = opened(kvstore, check_finite)
+        self._tables = None if store is None else row_steps(store)  # those that modules have in this store
         if store is not None and check_finite and not store.check_finite:
             raise UsageError(
                 f"check_finite=True, but this {store.type!r} store does not check; make it with "
@@ -127,6 +129,13 @@ class TrainedParameters:
                 frozen=self._frozen,
             )
             give_first(self._store, self._not_trained(buffers))
+
+        if self._tables is not None:
+            self._tables.begin(self)
+
+    def has_gradients(self) -> bool:
+        """Whether a parameter has a gradient."""
+        return any(tensor.grad is not None for param in self._params for tensor in param.tensors)
 
     @property
     def num_update(self) -> int:

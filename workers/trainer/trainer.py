@@ -121,9 +121,10 @@ class Trainer(TrainedParameters):
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
 
         Args:
-            batch_size: the divisor of the gradients. As in Gluon it counts the samples of all workers and devices, and
-                belongs to a loss that is a sum. None, for a loss that is a mean, divides by the number of workers and
-                devices, so that n workers with batches of b do the same as one with n·b.
+            batch_size: the divisor of the gradients, of ``workers.Embedding`` in the same store, too. As in Gluon it
+                counts the samples of all workers and devices, and belongs to a loss that is a sum. None, for a loss
+                that is a mean, divides by the number of workers and devices, so that n workers with batches of b do the
+                same as one with n·b.
             ignore_stale_grad: leave out parameters that have no gradient on any worker; the same on all workers. Where
                 some workers have a gradient, the others count as zeros. Workers ask each other at every such step.
 
@@ -181,6 +182,9 @@ class Trainer(TrainedParameters):
             raise UsageError("update() is for update_on_kvstore=False; this store updates in step()")
         scale = self._scale(batch_size)
         self._rates.apply()
+        if self._tables is not None:
+            self._tables.scale = 1.0 / (self._parts if batch_size is None else batch_size)
+            self._tables.step_over()
         self._local.update(scale, stale(self._params) if ignore_stale_grad else ())
         self._summed.clear()
         self._updated()
@@ -227,6 +231,8 @@ class Trainer(TrainedParameters):
 
     def zero_grad(self) -> None:
         """Drop all gradients; set those that are in the store's memory to zero."""
+        if self._tables is not None:
+            self._tables.drop()
         if self._sync is not None:
             self._sync.zero_grad()
             return
@@ -318,6 +324,11 @@ class Trainer(TrainedParameters):
     def _left_out(self, ignore_stale_grad: bool) -> list[int]:
         return self._peers.left_out(self._params) if ignore_stale_grad else []
 
-    def _scale(self, batch_size: int | None) -> float:
+    @property
+    def _parts(self) -> int:
+        """How many gradients are summed."""
         workers = 1 if self._store is None else self._store.num_workers
-        return self._rates.rescale(batch_size, workers * len(self._params[0].tensors))
+        return workers * len(self._params[0].tensors)
+
+    def _scale(self, batch_size: int | None) -> float:
+        return self._rates.rescale(batch_size, self._parts)

@@ -20,6 +20,9 @@ class AdamRows(RowRule):
     count of the table's updates. ``w -= lr·√(1 - beta2ᵗ)/(1 - beta1ᵗ)·m/(√v + eps)``. With decoupled decay it is AdamW,
     whose ``eps`` is added to the corrected root: ``w -= lr/(1 - beta1ᵗ)·m/(√(v/(1 - beta2ᵗ)) + eps)``.
 
+    An update without rows counts. So it does in torch if there is a gradient that has no rows; torch leaves out what
+    has no gradient. A server cannot tell the two apart, for the rows of a round may all be on other servers.
+
     Attributes:
         decoupled: whether decay is decoupled, where the hyper-parameters do not say.
     """

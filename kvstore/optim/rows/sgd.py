@@ -15,7 +15,8 @@ class SGDRows(RowRule):
 
     In torch's style ``m = momentum·m + (1 - dampening)·g``, then ``w -= lr·m``, or ``w -= lr·(g + momentum·m)`` with
     Nesterov's momentum. In MXNet's, ``m = momentum·m + lr·g``, then ``w -= m``, or ``w -= lr·g + momentum·m``. Without
-    momentum it is torch's SGD of sparse gradients, to the bit.
+    momentum it is torch's SGD of coalesced sparse gradients, to the bit. Of others torch subtracts what an id has
+    several times one by one; here it is summed first, since workers, or positions of a batch, may have rows of one id.
     """
 
     scratches = False

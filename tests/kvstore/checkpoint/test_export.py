@@ -27,3 +27,22 @@ def test_an_export_is_a_plain_state_dict(tmp_path: Path) -> None:
 def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no store 1: it has 1"):
         export(write(tmp_path, 2, {"w": torch.ones(1)}), tmp_path / "out", store=1)
+
+
+def test_states_and_arrays_of_one_name_are_refused(tmp_path: Path) -> None:
+    arrays = {"a": torch.ones(2), "a.exp_avg": torch.zeros(2)}
+    folder, out = write(tmp_path, 2, arrays, {("a", "exp_avg"): torch.ones(2)}), tmp_path / "out.safetensors"
+    out.write_text("before")
+    message = r"array 'a.exp_avg' and state 'exp_avg' of array 'a' would both have the name 'a.exp_avg'.* leave out"
+    with pytest.raises(CheckpointError, match=message):
+        export(folder, out, states=True)
+    assert out.read_text() == "before"
+    assert not list(tmp_path.glob(".*.part"))
+    export(folder, out)
+    assert sorted(load_file(out)) == ["a", "a.exp_avg"]
+
+
+def test_a_name_that_the_format_keeps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="array '__metadata__' is named '__metadata__', which safetensors keeps"):
+        export(write(tmp_path, 2, {"__metadata__": torch.ones(1)}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from kvstore.checkpoint.exported_table import ExportedTable
+from kvstore.checkpoint.tensors import require_names
+from kvstore.errors import CheckpointError
 from kvstore.rows.frozen_rows import Page
 from kvstore.table import Table
 
@@ -50,3 +54,12 @@ def test_a_table_with_a_shape_is_whole() -> None:
 
 def test_no_rows_are_empty_tensors() -> None:
     assert tensors(Table(dim=1), states=True) == {"t": [], "t.ids": []}
+
+
+def test_a_name_says_what_its_tensor_is() -> None:
+    reader: Any = Pages(page([1]))
+    table = ExportedTable(reader, 0, "t", Table(dim=1), True)
+    named = [("t", "table 't'"), ("t.ids", "the ids of table 't'"), ("t.sum", "state 'sum' of table 't'")]
+    assert table.names() == named
+    with pytest.raises(CheckpointError, match=r"array 't.ids' and the ids of table 't' would both have the name"):
+        require_names(Path("out"), [("t.ids", "array 't.ids'"), *named])

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from written import contents, headers
 
-from kvstore.checkpoint.tensors import PIECE, opened, record_of, write_tensors
+from kvstore.checkpoint.tensors import PIECE, TensorHeader, opened, record_of, write_tensors
 from kvstore.errors import CheckpointError
 from kvstore.spec import ITEMSIZE
 
@@ -45,3 +45,10 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match=r"bad.*damaged"), opened(tmp_path / "bad"):
         pass
+
+
+def test_two_tensors_of_one_name_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    headers = [TensorHeader("a", "float32", [1])] * 2
+    with pytest.raises(CheckpointError, match="would both have the name 'a'"):
+        write_tensors(tmp_path / "out", headers, [b"0000", b"1111"], {})
+    assert not list(tmp_path.iterdir())

@@ -44,6 +44,23 @@ def test_a_table_is_exported_with_its_states(tmp_path):
     assert whole["state.moment"] == [[1.25] * 3] * 2
 
 
+@pytest.mark.parametrize("row", [(2,), (2, 3)])
+def test_a_table_with_a_shape_is_exported_whole(tmp_path, row):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows, rule = RowTable(Table(shape=(5, *row), init="uniform", scale=0.1)), Momentum()
+    rows.use(rule)
+    width = rows.table.width
+    rows.update(np.array([1, 3]), np.arange(2.0 * width, dtype=np.float32).reshape(2, width), rule)
+    _save(rows, tmp_path / "table")
+    assert export_parquet(tmp_path / "table", tmp_path / "plain.parquet", state=True) == 5
+    found = parquet.read_table(tmp_path / "plain.parquet").to_pydict()
+    assert sorted(found["id"]) == list(range(5))
+    expected = open_table(tmp_path / "table").lookup(found["id"])
+    assert np.array_equal(np.array(found["row"], np.float32).reshape(5, *row), expected)
+    states = dict(zip(found["id"], found["state.moment"], strict=True))
+    assert [number for number in states if states[number] is None] == [0, 2, 4]
+
+
 def test_without_pyarrow_an_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"torch-kvstore\[parquet\]"):

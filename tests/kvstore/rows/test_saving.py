@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+import kvstore as kv
 from kvstore.errors import CheckpointError, DeadlineExceeded, UsageError
 from kvstore.rows import saving
 from kvstore.rows.frozen_rows import Page
@@ -111,3 +112,13 @@ def test_a_load_gives_each_page_with_the_version(tmp_path):
         tmp_path, "t", TABLE, "sgd", lambda page, version, steps: got.append((page.ids.tolist(), version, steps))
     )
     assert got == [([1, 2], 3, 0)]
+
+
+def test_a_directory_has_saves_of_one_table(tmp_path):
+    store = kv.create("local")
+    store.init(["a", "b"], [TABLE, TABLE])
+    store.save_table("a", tmp_path).wait()
+    with pytest.raises(UsageError, match="has saves of table 'a'; save 'b' to a directory of its own"):
+        store.save_table("b", tmp_path)
+    store.save_table("a", tmp_path).wait()
+    assert open_table(tmp_path).key == "a"

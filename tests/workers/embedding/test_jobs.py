@@ -145,3 +145,67 @@ def test_asynchronous_workers_find_the_signal(cluster: ThreadedJob, stale: int) 
 
     for before, after in cluster.run(work, mode="async"):
         assert after < 0.7 * before
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_steps_divide_rows_by_their_batch_size_as_they_do_arrays(cluster: ThreadedJob, mode: str) -> None:
+    def work(store: DistStore) -> list[float]:
+        dense, rows = nn.Parameter(torch.zeros(1)), workers.Embedding(4, 1, store=store, key="rows", init="zeros")
+        trainer = Trainer({"dense": dense}, "sgd", {"lr": 1.0, "rescale_grad": 0.5}, kvstore=store)
+        for size in (16, 3, None):
+            trainer.zero_grad()
+            with trainer.no_sync():
+                (rows(torch.ones(5, dtype=torch.long)).sum() + 5 * dense.sum()).backward()
+            (rows(torch.ones(3, dtype=torch.long)).sum() + 3 * dense.sum()).backward()
+            trainer.step(size)
+        store.barrier()
+        with torch.no_grad():
+            row = rows(torch.tensor([1])).item()
+        store.pull("dense", dense)
+        assert row == dense.item()
+        return [row]
+
+    first, second = cluster.run(work, mode=mode)
+    assert first == second == [pytest.approx(-0.5 * 16 * (1 / 16 + 1 / 3 + 1 / 2), abs=1e-5)]
+
+
+def test_workers_must_freeze_the_same_tables(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> tuple[int, int]:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        first, second = (workers.Embedding(4, 1, store=store, key=key, init="zeros") for key in "ab")
+        for step in range(4):
+            first.requires_grad_(step == 0)
+            (first([1]).sum() + second([1]).sum()).backward()
+        assert [first([1]).item(), second([1]).item()] == [-1, -4]
+        versions = tuple(store.table_statistics(key)["version"] for key in "ab")
+        second.requires_grad_(store.rank > 0)
+        first.requires_grad_(True)
+
+        def meet() -> None:
+            (first([1]).sum() + second([1]).sum()).backward()
+            store.close()  # which waits for the round
+
+        with pytest.raises(kv.Mismatch, match=r"rescale_grad .* round of 'b': 0 \(frozen there\) on worker 0, 0.5 on"):
+            meet()
+        return versions
+
+    assert cluster.run(work) == [(2, 4), (2, 4)]  # each change of what is frozen is one round
+
+
+def test_rows_that_another_worker_has_replaced_before_a_barrier_are_pulled_again(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> list[float]:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        module = workers.Embedding(4, 1, store=store, key="rows", init="zeros")
+        seen = []
+        for step, batch in enumerate(workers.lookahead([torch.tensor([1])] * 3, {module: lambda batch: batch})):
+            if step == 1:
+                store.barrier()
+                if store.rank == 0:
+                    store.put_rows("rows", kv.RowSparse([1], torch.full((1, 1), 5.0)))
+                store.barrier()
+            rows = module(batch)
+            seen.append(rows.item())
+            rows.sum().backward()
+        return seen
+
+    assert cluster.run(work) == [[0, 5, 4]] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,43 @@ def test_bags_as_torch_with_sparse_adam_to_the_bit(mode: str, each: int) -> None
     for step in range(8):
         train(bag, reference, optimizer, ids_of(step, 160 // each, each, most=25))
     assert torch.equal(bag.state_dict()["weight"], reference.weight)
+
+
+def test_sgd_sums_what_an_id_has_before_it_updates_as_torch_does_with_coalesced_gradients() -> None:
+    store = Recorded("sgd", learning_rate=0.1)
+    module = workers.Embedding(40, 4, store=store, key="t")
+    references = [twin(module) for _ in range(2)]
+    for step, once in ((0, True), (1, False)):
+        ids = torch.randperm(40)[:20] if once else ids_of(step, 200)
+        (module(ids).sin() * torch.arange(4)).sum().backward()
+        for reference, coalesces in zip(references, (True, False), strict=True):
+            reference.zero_grad()
+            (reference(ids).sin() * torch.arange(4)).sum().backward()
+            if coalesces:
+                reference.weight.grad = reference.weight.grad.coalesce()
+            torch.optim.SGD(reference.parameters(), lr=0.1).step()
+        weight = module.state_dict()["weight"]
+        assert torch.equal(weight, references[0].weight)
+        assert torch.equal(weight, references[1].weight) == once
+    torch.testing.assert_close(weight, references[1].weight.detach(), rtol=0, atol=1e-5)
+
+
+def test_adam_counts_each_round_of_a_table_as_torch_does_with_gradients_of_no_rows() -> None:
+    store = Recorded("adam", learning_rate=0.1)
+    first, second = (workers.Embedding(40, 4, store=store, key=key) for key in "ab")
+    references = [twin(second) for _ in range(2)]
+    optimizers = [torch.optim.SparseAdam(reference.parameters(), lr=0.1) for reference in references]
+    for step in range(10):
+        ids = ids_of(step, 5 if step % 3 else 0)
+        (first(torch.tensor([1])).sum() + (second(ids).square().sum() if len(ids) else 0)).backward()
+        for reference, optimizer, leaves_out in zip(references, optimizers, (False, True), strict=True):
+            optimizer.zero_grad()
+            if len(ids) or not leaves_out:
+                reference(ids).square().sum().backward()
+            optimizer.step()
+    weight = second.state_dict()["weight"]
+    assert torch.equal(weight, references[0].weight)
+    assert not torch.equal(weight, references[1].weight)
 
 
 def test_an_embedding_as_torch_with_padding() -> None:
@@ -230,6 +268,104 @@ def test_the_factor_of_gradients() -> None:
         workers.Embedding(5, 2, store=store, key="b")
     module([1]).sum().backward()
     torch.testing.assert_close(module([1]).detach(), torch.full((1, 2), -0.05))
+
+
+def test_the_factor_of_the_optimizer_and_of_its_changes() -> None:
+    store = Recorded(learning_rate=1.0, rescale_grad=0.5)
+    module = workers.Embedding(5, 1, store=store, key="a", init="zeros")
+    store.init("dense", torch.zeros(1))
+    moved = 0.0
+    for factor in (0.5, 0.125):
+        store.set_hyperparameters(rescale_grad=factor)
+        module([1]).sum().backward()
+        store.push("dense", torch.ones(1))
+        moved -= factor
+        dense = torch.empty(1)
+        store.pull("dense", dense)
+        assert (module([1]).item(), dense.item()) == (moved, moved)
+
+
+FREEZE: dict[str, Callable[[nn.Module], object]] = {
+    "the module": lambda model: model[0].requires_grad_(False),
+    "its weight": lambda model: model[0].weight.requires_grad_(False),
+    "a model": lambda model: model.requires_grad_(False),
+    "parameters": lambda model: [setattr(param, "requires_grad", False) for param in model.parameters()],
+    "by name": lambda model: [
+        param.requires_grad_(False) for name, param in model.named_parameters() if name == "0.weight"
+    ],
+}
+
+
+@pytest.mark.parametrize("way", FREEZE)
+@pytest.mark.parametrize("bags", [False, True])
+def test_a_frozen_table_is_read_and_not_pushed(way: str, bags: bool) -> None:
+    store = Recorded(learning_rate=1.0)
+    kind: Any = partial(workers.EmbeddingBag, mode="sum") if bags else workers.Embedding
+    model = nn.Sequential(kind(5, 2, store=store, key="t", init="zeros"), nn.Linear(2, 1))
+    FREEZE[way](model)
+    model.train()
+    ids, factor = torch.tensor([[1]]), torch.ones(1, requires_grad=True)
+    assert not model[0](ids).requires_grad
+    (model(ids) * factor).sum().backward()
+    assert store.names() == ["pull", "pull"]
+    assert set(model.state_dict()) == {"0.weight", "1.weight", "1.bias"}
+    assert model.state_dict()["0.weight"].shape == (5, 2)
+    model.requires_grad_(True)
+    model(ids).sum().backward()
+    assert store.names()[-1] == "push"
+    assert model.state_dict()["0.weight"][1].any()
+
+
+def test_a_frozen_table_beside_one_that_is_trained() -> None:
+    store = Recorded(learning_rate=1.0)
+    first, second = (workers.Embedding(5, 2, store=store, key=key, init="zeros") for key in "ab")
+    output = first([1]).sum() + second([2]).sum()
+    first.requires_grad_(False)  # also what comes of passes before it
+    output.backward()
+    assert store.calls[-1] == ("push", {"b": 1}, {})
+    with first.no_sync():
+        (first([1]).sum() + second([2]).sum()).backward()
+    second.requires_grad_(False)
+    store.calls.clear()
+    first.flush()
+    assert not store.calls
+    first.requires_grad_(True)
+    second.requires_grad_(True)
+    (first([1]).sum() + second([2]).sum()).backward()
+    assert store.calls[-1] == ("push", {"a": 1, "b": 1}, {})
+    assert first([1]).tolist() == [[-1, -1]]
+    assert second([2]).tolist() == [[-2, -2]]
+
+
+def test_a_frozen_copy_freezes_nothing() -> None:
+    module = workers.Embedding(5, 2, store=Recorded(learning_rate=1.0), key="t", init="zeros")
+    average = copy.deepcopy(module).requires_grad_(False)
+    (module([1]).sum() + average([2]).sum()).backward()
+    assert module([1, 2])[:, 0].tolist() == [-1, 0]
+
+
+def test_that_a_table_is_frozen_is_saved(caplog: pytest.LogCaptureFixture) -> None:
+    frozen, other = (nn.Sequential(workers.Embedding(5, 2, store=Recorded(), key="t")) for _ in range(2))
+    frozen.requires_grad_(False)
+    other.load_state_dict(frozen.state_dict())
+    assert not other[0].weight.requires_grad
+    assert "table 't' was frozen when this state was saved" in caplog.text
+    frozen.load_state_dict(other.requires_grad_(True).state_dict())
+    assert not frozen[0].weight.requires_grad
+
+
+def test_the_weight_of_a_module_has_nothing_to_train() -> None:
+    model = nn.Sequential(workers.Embedding(5, 2, store=Recorded(), key="t"), nn.Linear(2, 1))
+    assert [tuple(param.shape) for param in model.parameters()] == [(0, 2), (1, 2), (1,)]
+    trainer = workers.Trainer(model.named_parameters(), kvstore=None)
+    assert [len(group["params"]) for group in trainer.optimizer.param_groups] == [2]
+
+
+def test_a_buffer_named_as_what_the_table_has() -> None:
+    module = workers.Embedding(None, 2, store=Recorded(), key="t")
+    module.register_buffer("ids", torch.zeros(1))
+    with pytest.raises(kv.UsageError, match="'ids' would be a buffer or parameter of this module, and the ids of its"):
+        module.state_dict()
 
 
 def test_a_store_without_optimizer() -> None:

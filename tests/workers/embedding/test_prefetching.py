@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +161,72 @@ def test_an_error_of_the_loader_or_of_the_loop() -> None:
         train(module, workers.lookahead([BATCHES[0], BATCHES[1], torch.tensor([12])], {module: lambda batch: batch}))
     before = module.state_dict()["weight"]
     assert torch.equal(module(BATCHES[0]), before[BATCHES[0]])
+
+
+def test_rows_are_those_of_a_pull_after_whatever_changes_a_table(tmp_path: Path) -> None:
+    data = [*BATCHES, BATCHES[0]]
+
+    def change(store: Recorded, step: int) -> None:
+        ids = data[step].unique()
+        rows = kv.RowSparse(ids, torch.full((len(ids), 2), step + 1.0))
+        if step == 1:
+            store.push("t", rows)
+        elif step == 2:
+            store.put_rows("t", rows)
+        elif step == 3:
+            store.push("t", kv.RowSparse([99], torch.ones(1, 2)))
+            store.push("t", kv.RowSparse([99], torch.ones(1, 2)))
+            store.evict("t")
+        elif step == 4:
+            store.load_table("t", tmp_path)
+
+    for stale in (0, 2):
+        store = Recorded(learning_rate=1.0)
+        module = workers.Embedding(None, 2, store=store, key="t", evict=kv.Unseen(rounds=1))
+        store.push("t", kv.RowSparse(torch.arange(12), torch.ones(12, 2)))
+        store.save_table("t", tmp_path).wait()
+        for step, batch in enumerate(workers.lookahead(data, {module: lambda batch: batch}, stale=stale)):
+            change(store, step)
+            rows = module(batch)
+            if step:
+                assert torch.equal(rows, store.row_sparse_pull("t", row_ids=batch)), step
+            rows.square().sum().backward()
+
+
+def test_gradients_of_rows_that_a_load_has_replaced_go_nowhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Recorded(learning_rate=1.0)
+    module = bag(store, init="zeros")
+    store.put_rows("t", kv.RowSparse(torch.arange(12), torch.ones(12, 2)))
+    store.save_table("t", tmp_path).wait()
+    with module.no_sync():
+        module([1]).sum().backward()
+    before = module([2]).sum()
+    store.load_table("t", tmp_path)
+    (before + module([3]).sum()).backward()
+    assert store.calls[-1] == ("push", {"t": 1}, {})
+    assert module([1, 2, 3])[:, 0].tolist() == [1, 1, 0]
+    assert "gradients of table 't' are dropped" in caplog.text
+    before = module([2]).sum()
+    module.load_state_dict({"weight": torch.ones(12, 2)})
+    before.backward()
+    assert module([2]).tolist() == [[1, 1]]
+
+
+def test_a_frozen_table_beside_one_that_is_trained() -> None:
+    store = Recorded()
+    first, second = bag(store, "a"), bag(store, "b")
+    first.requires_grad_(False)
+    for batch in workers.lookahead(BATCHES[:3], {first: lambda batch: batch, second: lambda batch: batch}):
+        for each in (first, second):
+            assert torch.equal(each(batch), store.row_sparse_pull(each.key, row_ids=batch))
+        (first(batch) * second(batch)).sum().backward()
+    assert store.names() == ["pull", "pushpull", "pull", "pushpull", "pull", "push"]
+    second.requires_grad_(False)
+    for batch in workers.lookahead(BATCHES[:3], {first: lambda batch: batch, second: lambda batch: batch}):
+        assert not (first(batch) * second(batch)).requires_grad
+    assert store.names() == ["pull"] * 3
 
 
 def test_it_has_what_the_loader_has() -> None:

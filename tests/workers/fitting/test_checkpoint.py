@@ -98,3 +98,11 @@ def test_a_shape_that_cannot_be(saved: Checkpoint) -> None:
     saved.weights.write_bytes(len(header).to_bytes(8, "little") + header.encode())
     with pytest.raises(CheckpointError, match=saved.weights.name):
         go_on(saved)
+
+
+def test_a_name_that_the_format_keeps_for_itself(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.register_parameter("__metadata__", nn.Parameter(torch.ones(1)))
+    with pytest.raises(CheckpointError, match="tensor '__metadata__' is named '__metadata__', which safetensors keeps"):
+        Checkpoint(str(tmp_path / "m"), 1).save_weights(model)
+    assert not list(tmp_path.iterdir())
