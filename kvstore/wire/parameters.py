@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from kvstore.job.settings import MAX_NODES
+from kvstore.lineage import UNKNOWN
 from kvstore.rule import AGGREGATE, LATE, MAX_STALENESS, MODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
@@ -16,6 +17,7 @@ from kvstore.wire.messages import (
     Ids,
     Keys,
     Kinds,
+    Lineage,
     Mults,
     Number,
     Pairs,
@@ -63,7 +65,11 @@ Changes = Annotated[
 @message(40)
 @dataclass(frozen=True)
 class Open(Request):
-    """I use ``store``, by this rule; see ``kvstore.rule``."""
+    """I use ``store``, by this rule; see ``kvstore.rule``.
+
+    Attributes:
+        lineage: which the store begins with where this is the first ``Open`` of it; see ``kvstore.lineage``.
+    """
 
     store: Store
     mode: Mode
@@ -73,6 +79,7 @@ class Open(Request):
     compensation: Annotated[float, f.number] = 0.0
     finite: Annotated[bool, f.flag] = False
     aggregate: Aggregation = AGGREGATE[0]
+    lineage: Lineage = UNKNOWN
 
 
 @message(41)

@@ -19,7 +19,7 @@ SIZES = {4: 100, 9: 3}
 
 
 def store(mode: str = "sync") -> ServedStore:
-    served = ServedStore(Rule(mode), range(1))
+    served = ServedStore(Rule(mode), range(1), lineage=7)
     for number, size in SIZES.items():
         data = bytearray(torch.zeros(size).numpy().tobytes())
         served.init(Init(sender(), 0, [number], [f"key {number}"], [0], [[size]], "float32", [data]))
@@ -31,8 +31,8 @@ def push(served: ServedStore, number: int, clock: int, value: float) -> None:
     served.push(b"", Push(sender(seq=clock), 0, [number], [clock], False, None, None, buffers=[data]))
 
 
-def begin(served: ServedStore, held: dict[int, int], slack: int = 0) -> ValueRead:
-    message = ReadValues(sender(role="reader"), 0, list(held), list(held.values()), slack)
+def begin(served: ServedStore, held: dict[int, int], slack: int = 0, lineage: int = 7) -> ValueRead:
+    message = ReadValues(sender(role="reader"), 0, list(held), lineage, list(held.values()), slack)
     return ValueRead(served, message, Heap())
 
 
