@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from kvstore.errors import UsageError
-from kvstore.lineage import Version
+from kvstore.lineage import UNKNOWN
 from kvstore.transport.memory import Memory
 from kvstore.values import to_buffer
 from kvstore.wire import ReadValues, Reply, ValuesRead
@@ -59,13 +59,13 @@ class ValueRead:
                     raise UsageError(f"key {key!r} is a table by now, and its array is not updated any more: ask again")
         self._store = store
         self._message = message
-        versions = [store.version_of(store.buckets.holding(number)) for number in message.ids]
-        gone = [
-            None if held == NOT_HELD else now.since(Version(message.lineage, held))
-            for held, now in zip(message.versions, versions, strict=True)
+        self._numbers = [store.buckets.holding(number).version for number in message.ids]
+        comparable = message.lineage == store.lineage != UNKNOWN
+        self._positions = [
+            position
+            for position, (held, now) in enumerate(zip(message.versions, self._numbers, strict=True))
+            if not comparable or held == NOT_HELD or not 0 <= now - held <= message.slack
         ]
-        self._numbers = [version.number for version in versions]
-        self._positions = [at for at, count in enumerate(gone) if count is None or count > message.slack]
         sizes = [store.buckets.segment(message.ids[position]).spec.nbytes for position in self._positions]
         self._starts = list(accumulate(map(aligned, sizes), initial=0))
         total = self._starts.pop()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from kvstore.lineage import UNKNOWN, Version
+from kvstore.lineage import UNKNOWN
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.spec import Spec
@@ -252,10 +252,6 @@ class ServedStore:
         """Do to a table what ``message`` asks now, or when the round is over that it names."""
         self.buckets.table(message.id)
         return self.progress.answer(self._waiting.park(peer, message))
-
-    def version_of(self, bucket: Bucket) -> Version:
-        """Return which state a bucket is in."""
-        return Version(self.lineage, bucket.version)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with ``optimizer`` from now on; its state stays if the update rule is the same.

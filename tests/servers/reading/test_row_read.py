@@ -89,6 +89,18 @@ def test_rows_that_an_update_overtakes_are_gathered_anew() -> None:
     assert (reply.at.number, rows_of(reply)[0]) == (1, [5, 5])
 
 
+def test_rows_that_are_put_meanwhile_are_gathered_anew_though_the_version_is_the_same() -> None:
+    served = store()
+    table = served.buckets.table(4).table
+    held = table.lineage
+    read = begin(served, [2, 4, 6], [0, 0, 0], slack=9, lineage=held)
+    table.put(np.array([2, 4, 6]), np.full((3, 2), 5, np.float32), {}, None)
+    reply = finish(read, 8)
+    assert rows_of(reply) == [[5, 5]] * 3
+    assert reply.at != (held, 0)
+    assert reply.at.number == 0
+
+
 def test_rows_that_updates_always_overtake_are_gathered_at_once() -> None:
     served = store()
     read = begin(served, [2, 4, 6])

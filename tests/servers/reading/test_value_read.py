@@ -65,6 +65,12 @@ def test_what_is_fresh_enough_does_not_come(held: int, slack: int, comes: bool) 
     assert (reply.versions, reply.positions, len(reply.buffers)) == ([2], [0] * comes, comes)
 
 
+@pytest.mark.parametrize("lineage", [0, 6, 8])
+def test_what_is_held_of_another_lineage_is_not_fresh(lineage: int) -> None:
+    reply = finish(begin(store(), {4: 0, 9: NOT_HELD}, slack=9, lineage=lineage))
+    assert (reply.lineage, reply.positions) == (7, [0, 1])
+
+
 def test_a_segment_that_a_round_changes_is_copied_anew() -> None:
     served = store()
     read = begin(served, {4: NOT_HELD})
