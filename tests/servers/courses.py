@@ -277,8 +277,9 @@ class Course:
 
     def _look(self) -> None:
         rows = self._pulled()
-        if not np.array_equal(rows, self._seen[0]):  # no update has changed them, so none that is older may be read
-            self._seen = [rows]
+        changed = (rows != self._seen[0]).any(axis=1)  # by no update: none that is older may be read
+        for seen in self._seen:
+            seen[changed] = rows[changed]
         if self._job is None:
             return
         slack = self._dice.choice([0, 1, 3])

@@ -115,3 +115,13 @@ def test_a_job_that_continues_from_a_checkpoint_begins_a_course_of_its_own(tmp_p
         opened = kv.open_table(tmp_path / "t")
         assert opened.manifest.base is None
         assert opened.lookup(IDS)[:, 0].tolist() == [3, 3, 3, 3, 3, 6, 3, 3, 3, 3]
+
+
+def test_a_job_that_begins_anew_continues_no_save_of_the_one_before(tmp_path: Path) -> None:
+    first, second = begun(tmp_path, Rule()), begun(tmp_path, Rule())
+    push(first, 3)
+    since = first.store.save_table("t", tmp_path / "t").wait()
+    push(second, 3, [2])
+    push(second, 1, [5])
+    second.store.save_table("t", tmp_path / "t", since=since)
+    assert kv.open_table(tmp_path / "t").lookup(IDS)[:, 0].tolist() == [0, 0, 3, 0, 0, 1, 0, 0, 0, 0]
