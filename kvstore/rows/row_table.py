@@ -289,8 +289,8 @@ class RowTable(TableStripe):
         if self.at.since(since) is None:
             return (
                 f"what has changed since version {since.number} is not known: the table is at {self.version} now, but "
-                "it does not continue that one: since then rows were loaded or put, states dropped or a job begun anew, "
-                "or the save is of an older version of this program"
+                "it does not continue that one: since then rows were loaded or put, states dropped or a job begun "
+                "anew, or the save is of an older version of this program"
             )
         return self._gone.unknown(since.number)
 
