@@ -107,11 +107,18 @@ class Course:
         self._saves: list[Save] = []
         self._checkpoint: tuple[Content, tuple[str, dict[str, float]]] | None = None
         self._scratch = 0
+        self._job: PlayedShards | None = None
         self._begin(resume=False)
+
+    def close(self) -> None:
+        """End the job."""
+        if self._job is not None:
+            self._job.close()
+            self._job = None
 
     def _begin(self, resume: bool) -> None:
         """Make the store, as a new job does."""
-        self._job: PlayedShards | None = None
+        self.close()
         if self._rule is None:
             self.store: Any = kv.create(self._kind)
         else:
@@ -300,6 +307,8 @@ def course(kind: str, seed: int) -> Iterator[Course]:
         except BaseException as exc:
             exc.args = (f"{kind}, seed {seed}, after {', '.join(made.done)}: {exc}",)
             raise
+        finally:
+            made.close()
 
 
 def main() -> None:

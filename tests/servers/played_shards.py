@@ -124,6 +124,13 @@ class PlayedShards:
         session.num_workers = 1
         session.config = Config(checkpoint_dir=str(directory), checkpoint_resume=str(directory) if resume else "")
         self.store = DistStore(session, "dist", rule)  # type: ignore[arg-type]
+        self._session = session
+
+    def close(self) -> None:
+        """Let go of the servers: a session with checkpoints is kept for as long as its process lives."""
+        self.servers.clear()
+        self._session.asked.clear()
+        self._session.client.made.clear()
 
     def _answer(self, peer: bytes, request: Request) -> Reply | None:
         if peer == b"scheduler":
