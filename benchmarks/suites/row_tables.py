@@ -101,7 +101,7 @@ def _saved(session: Session) -> None:
 
 def _frozen(table: RowTable) -> tuple[FrozenReading, FrozenState]:
     frozen = table.freeze()
-    return FrozenReading([frozen]), FrozenState([frozen.version], [frozen.steps], table.parts, "adam")
+    return FrozenReading([frozen]), FrozenState([frozen.at], [frozen.steps], table.parts, "adam")
 
 
 def _served(opened: OpenTable, ids: np.ndarray, rng: np.random.Generator) -> list[Row]:  # type: ignore[type-arg]

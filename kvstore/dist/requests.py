@@ -13,6 +13,7 @@ from kvstore.dist.outgoing import Packer
 from kvstore.dist.plans.entries import Entries, Segment, SegmentColumns
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
+from kvstore.lineage import new_lineage
 from kvstore.member.outstanding import Effect, PendingRequest, Question, ready
 from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
@@ -72,7 +73,7 @@ class Requests:
         fields = {"ordinal": ordinal, "made": made, "place": place}
         opened: StoreOpened = self.one(session.scheduler, "opening the store", (), OpenStore, **fields)
         self.store = opened.store
-        self._all("opening the store", Open, store=self.store, **rule.described)
+        self._all("opening the store", Open, store=self.store, lineage=new_lineage(), **rule.described)
 
     def close(self) -> None:
         """Tell the servers and the aggregator, then the scheduler, that this worker does not use the store any more."""

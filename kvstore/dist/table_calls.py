@@ -15,6 +15,7 @@ from kvstore.dist.rows.plan import RowPlans
 from kvstore.dist.rows.reading import TableReading
 from kvstore.dist.rows.stored import StoredRows, StoredTables
 from kvstore.dist.store_calls import StoreCalls
+from kvstore.lineage import Version
 from kvstore.rows.first_rows import given_rows
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
@@ -95,7 +96,7 @@ class TableCalls(StoreCalls, TableInterface):
         entry, table = self._table(key), self._row_plans.require(key)
         self._pushes.flush()
 
-        def freeze(versions: Sequence[int] | None) -> tuple[TableReading, FrozenState]:
+        def freeze(versions: Sequence[Version] | None) -> tuple[TableReading, FrozenState]:
             reading = self._stored.freeze(entry.segments, self._clock(entry), versions)
             return reading, reading.state(self._optimizing.rule())
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kvstore.errors import WireError
+from kvstore.lineage import NOWHERE, UNKNOWN, Version
 from kvstore.reading.held_rows import HeldRows
 from kvstore.spec import Key, Spec
 from kvstore.values import as_dtype, from_buffer
@@ -34,7 +35,7 @@ class HeldValue:
         key, spec: what it is.
         store: the number of its store.
         segments: where it is.
-        versions: of each segment, which one is held here, or ``NOT_HELD``.
+        versions: of each segment, which one is held here; ``NOWHERE`` for none.
         rows: of a table, the rows that are held; None if none are to be.
         pulled: the rounds of the oldest and the newest segment of the last pull; for a table, of its rows. None before.
     """
@@ -44,7 +45,7 @@ class HeldValue:
         self.spec = spec
         self.store = store
         self.segments = list(segments)
-        self.versions = [NOT_HELD] * len(self.segments)
+        self.versions = [NOWHERE] * len(self.segments)
         self.rows: HeldRows | None = None
         self.pulled: tuple[int, int] | None = None
         self._flat: torch.Tensor | None = None
@@ -56,15 +57,10 @@ class HeldValue:
             self._flat = torch.empty(self.spec.size, dtype=as_dtype(self.spec.dtype), device="cpu")
         return self._flat
 
-    def forget(self) -> None:
-        """Hold nothing: what was read may be of a server that is gone."""
-        self.versions = [NOT_HELD] * len(self.segments)
-        self.rows = None
-
-    def take(self, place: int, version: int, buffer: memoryview) -> None:
+    def take(self, place: int, version: Version, buffer: memoryview) -> None:
         """Take the value of a segment."""
         segment = self.segments[place]
-        self.versions[place] = NOT_HELD  # while it is written
+        self.versions[place] = NOWHERE  # while it is written
         self.flat[segment.start : segment.stop] = from_buffer(buffer, self.spec.dtype)
         self.versions[place] = version
 
@@ -79,10 +75,13 @@ class SegmentRead(NamedTuple):
     @property
     def fields(self) -> dict[str, object]:
         """Of the request, but its slack."""
+        held = [value.versions[place] for value, place in self.parts]
+        lineage = max(version.lineage for version in held)  # the server's, or one that it does not know, either
         return {
             "store": self.store,
             "ids": [value.segments[place].id for value, place in self.parts],
-            "versions": [value.versions[place] for value, place in self.parts],
+            "lineage": lineage,
+            "versions": [version.number if lineage == version.lineage != UNKNOWN else NOT_HELD for version in held],
         }
 
     def take(self, reply: ValuesRead) -> None:
@@ -105,7 +104,7 @@ class SegmentRead(NamedTuple):
         for position, nbytes in zip(reply.positions, sizes, strict=True):
             value, place = self.parts[position]
             part = buffers[0][start : start + nbytes] if nbytes else memoryview(b"")
-            value.take(place, reply.versions[position], part)
+            value.take(place, Version(reply.lineage, reply.versions[position]), part)
             start += aligned(nbytes)
 
     def _nbytes(self, position: int) -> int:

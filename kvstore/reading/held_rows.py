@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from kvstore.errors import WireError
+from kvstore.lineage import NOWHERE, Version
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.index import ABSENT, SlotIndex
-from kvstore.rows.sums import Rows
+from kvstore.rows.sums import Positions, Rows
 from kvstore.table import Table
 from kvstore.wire import Buffer, RowsRead
 from kvstore.wire.reading import NOT_HELD
@@ -22,7 +23,7 @@ MESSAGE_BYTES = 8 << 20  # of rows in one answer, unless a row is longer
 MESSAGE_ROWS = 1 << 15
 MOST_BYTES = 256 << 20  # of rows of one table that are held
 
-Versions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Versions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"  # a lineage and a number for each row: see ``Version``
 
 
 class HeldRows:
@@ -45,18 +46,18 @@ class HeldRows:
         """Hold nothing."""
         self._index = SlotIndex()
         self._rows: Rows = np.empty((0, self._table.width), self._table.dtype)
-        self._versions: Versions = np.empty(0, np.int64)
+        self._versions: Versions = np.empty((0, 2), np.int64)
 
     def look_up(self, ids: Ids, out: Rows) -> Versions:
-        """Write the rows of ``ids`` that are held to ``out``; return the version of each, or ``NOT_HELD``."""
-        versions: Versions = np.full(len(ids), NOT_HELD, np.int64)
+        """Write the rows of ``ids`` that are held to ``out``; return the version of each, or ``NOWHERE``."""
+        versions: Versions = np.tile(np.array(NOWHERE, np.int64), (len(ids), 1))
         slots = self._index.find(ids)
         held = np.flatnonzero(slots != ABSENT)
         versions[held] = self._versions[slots[held]]
         out[held] = self._rows[slots[held]]
         return versions
 
-    def note(self, ids: Ids, rows: Rows, version: int) -> None:
+    def note(self, ids: Ids, rows: Rows, version: Version) -> None:
         """Hold ``rows`` of ``ids``, each of which is there once, as version ``version`` of the table has them."""
         if len(ids) > self._most:
             return
@@ -85,19 +86,22 @@ class RowsOfServer(NamedTuple):
     """
 
     server: int
-    positions: Versions
+    positions: Positions
     ids: Ids
     versions: Versions | None
 
     def fields(self, wide: bool) -> dict[str, Any]:
         """Return the fields of the request, but its store, segment and slack."""
         buffers: list[Buffer] = [self.ids.astype(np.int64 if wide else np.int32).data.cast("B")]
-        if self.versions is not None:
-            buffers.append(self.versions.data.cast("B"))
-        return {"count": len(self.ids), "wide": wide, "held": self.versions is not None, "buffers": buffers}
+        lineage = None
+        if self.versions is not None and self.versions[:, 0].any():
+            lineages, numbers = self.versions.T
+            lineage = int(lineages.max())  # the server's last, or one that it does not know, either
+            buffers.append(np.where(lineages == lineage, numbers, NOT_HELD).data.cast("B"))
+        return {"count": len(self.ids), "wide": wide, "lineage": lineage, "buffers": buffers}
 
     def take(self, reply: RowsRead, out: Rows, held: HeldRows | None) -> list[int]:
-        """Take the answer: write its rows to ``out``, and hold them; return the versions that the rows now have.
+        """Take the answer: write its rows to ``out``, and hold them; return the numbers of the rows' versions now.
 
         Raises:
             WireError: it is not one to this request.
@@ -112,14 +116,15 @@ class RowsOfServer(NamedTuple):
             raise WireError(f"an answer of {reply.count} rows where {len(self.ids)} were asked for")
         kept = np.ones(len(self.ids), bool)
         kept[positions] = False
-        versions = [] if self.versions is None else np.unique(self.versions[kept]).tolist()
+        numbers = [] if self.versions is None else np.unique(self.versions[kept, 1]).tolist()
         if not reply.count:
-            return versions
+            return numbers
+        at = Version(*reply.at)
         rows = np.frombuffer(buffers[0], out.dtype).reshape(reply.count, out.shape[1])
         out[self.positions[positions]] = rows
         if held is not None:
-            held.note(self.ids[positions], rows, reply.version)
-        return [*versions, reply.version]
+            held.note(self.ids[positions], rows, at)
+        return [*numbers, at.number]
 
 
 def reads_of_rows(table: Table, ids: Ids, versions: Versions | None, servers: int) -> Iterator[RowsOfServer]:

@@ -45,7 +45,6 @@ class Reader:
         self._ordinal = store
         self._slack = _slack(max_staleness)
         self._values: dict[Key, HeldValue] = {}
-        self._moves = session.moves
         self._lock = threading.RLock()
 
     @classmethod
@@ -210,7 +209,6 @@ class Reader:
         with self._lock:
             values = self._find(keys, deadline)
             pulls = [RowPull(value, ids, each) for value, ids, each in zip(values, wishes, outs, strict=True)]
-            self._forget_if_moved()
             self._all("row_sparse_pull", keys, [ask for pull in pulls for ask in pull.asks(slack)], deadline)
             results = [pull.result() for pull in pulls]
         return results if many else results[0]
@@ -276,20 +274,13 @@ class Reader:
 
     def _refresh(self, values: Sequence[HeldValue], slack: int, deadline: float) -> None:
         """Have ``values`` as they are on the servers, give or take ``slack`` rounds."""
-        self._forget_if_moved()
         asks: list[Ask] = [
             (read.server, ReadValues, {**read.fields, "slack": slack}, read.take) for read in reads_of(values)
         ]
         self._all("pull", [value.key for value in values], asks, deadline)
         for value in values:
-            value.pulled = min(value.versions), max(value.versions)
-
-    def _forget_if_moved(self) -> None:
-        """Hold nothing that a server has sent which is gone: another one counts versions anew."""
-        if self._session.moves != self._moves:
-            self._moves = self._session.moves
-            for value in self._values.values():
-                value.forget()
+            numbers = [version.number for version in value.versions]
+            value.pulled = min(numbers), max(numbers)
 
     def _all(self, what: str, keys: Sequence[Key], asks: Sequence[Ask], deadline: float) -> None:
         """Ask servers, each for a few answers at a time."""

@@ -47,7 +47,6 @@ class ReaderSession:
         sleep: waits for so many seconds.
 
     Attributes:
-        moves: how often a server was found elsewhere than before.
         closed: whether it has been closed.
     """
 
@@ -60,7 +59,6 @@ class ReaderSession:
         listens: Callable[[str], bool | None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.moves = 0
         self.closed = False
         self._clock = clock
         self._listens = listens or listening
@@ -191,7 +189,6 @@ class ReaderSession:
             if before != now:
                 self._addresses[rank] = now
                 self._client.move(self._servers[rank], now)
-                self.moves += 1
 
     def link(self) -> None:
         """Make the links to the servers that ``connect`` has found."""

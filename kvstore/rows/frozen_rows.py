@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.errors import UsageError
+from kvstore.lineage import Version
 from kvstore.rows.ids import Ids
 from kvstore.rows.slabs import Array, Slab, Slots, gather
 
@@ -31,7 +32,7 @@ class FrozenRows:
     """See the module. Made by ``RowTable.freeze``.
 
     Args:
-        table: how many ``rows``, ``slots``, updates (``version``) and ``steps`` the table has.
+        table: how many ``rows`` and ``slots`` the table has, which state it is ``at``, and its ``steps``.
         ids_of: the ids of slots.
         slabs: the rows, under the name ``""``, and what else each row has.
         changed: the least ``seen`` of the rows that are read; others are left out.
@@ -42,21 +43,22 @@ class FrozenRows:
         rows: how many rows there are at most.
         slots: how many slots there are: pages are read up to there.
         gone: how many ids of rows that have gone there are.
-        version: how many updates the table had had.
+        at: the state of the table; ``version`` is its number, how many updates it had had.
         steps: how many of them its optimizer had made.
         names: of what each row has beside its values.
     """
 
     def __init__(
         self,
-        table: tuple[int, int, int, int],
+        table: tuple[int, int, Version, int],
         ids_of: Callable[[Slots], Ids],
         slabs: Mapping[str, Slab],
         changed: int,
         gone: Ids,
         release: Callable[[FrozenRows], None],
     ) -> None:
-        self.rows, self.slots, self.version, self.steps = table
+        self.rows, self.slots, self.at, self.steps = table
+        self.version = self.at.number
         self.gone = len(gone)
         self.names = tuple(name for name in slabs if name)
         self._ids_of, self._gone, self._slabs, self._changed = ids_of, gone, dict(slabs), changed

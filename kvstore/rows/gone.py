@@ -45,15 +45,21 @@ class GoneIds:
         Raises:
             UsageError: that is not known any more.
         """
-        if version < self.floor:
-            raise UsageError(
-                f"what has changed since version {version} is not known: rows that went, or were replaced, are "
-                f"remembered since version {self.floor} alone; save the whole table"
-            )
+        if unknown := self.unknown(version):
+            raise UsageError(f"{unknown}; save the whole table")
         return np.unique(np.concatenate([np.empty(0, np.int64), *(ids for at, ids in self._batches if at > version)]))
 
+    def unknown(self, version: int) -> str:
+        """Return why it is not known which rows have gone after update ``version``; nothing if it is known."""
+        if version >= self.floor:
+            return ""
+        return (
+            f"what has changed since version {version} is not known: rows that went are remembered since version "
+            f"{self.floor} alone"
+        )
+
     def forget(self, version: int) -> None:
-        """Know nothing of what was before ``version``."""
+        """Know nothing of what was before ``version``, which may be lower than those before."""
         self._batches.clear()
         self._count = 0
-        self.floor = max(self.floor, version)
+        self.floor = version

@@ -48,6 +48,10 @@ def open_table(directory: str | os.PathLike[str], verify: bool = False) -> OpenT
         older = Save(folder, *load_manifest(folder))
         if older.sha256 != base.sha256 or older.manifest.table != save.manifest.table:
             raise CheckpointError(f"{folder} is not the save that {chain[-1].folder} continues")
+        if older.manifest.lineages != save.manifest.lineages:
+            raise CheckpointError(
+                f"{folder} is of another course of the table than {chain[-1].folder}, which is said to continue it"
+            )
         if len(chain) == MAX_CHAIN or folder.name >= chain[-1].folder.name:
             raise CheckpointError(f"{save.folder}: the saves that it continues do not end")
         chain.append(SavedRows(older))

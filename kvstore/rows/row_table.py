@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvstore.errors import UsageError
+from kvstore.lineage import Version, next_lineage
 from kvstore.optim.row_updater import OWN, RowHyperparameters, RowUpdater
 from kvstore.rows.beginnings import write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
@@ -18,6 +19,7 @@ from kvstore.rows.stripe import COUNT, DENSE, STATE, TableStripe
 from kvstore.rows.sums import Room
 
 _NO_SLOTS: Slots = np.empty(0, np.int64)
+_NUMBERS, _LINEAGE = "numbers", "lineage"  # parts of ``RowTable.rest``
 
 
 class PendingUpdate(NamedTuple):
@@ -44,10 +46,11 @@ class RowTable(TableStripe):
         stripe, stripes: which ids are here; see ``stripes_of``.
         states: what an optimizer keeps of each row, by name; see ``use``.
         space: for the slabs of this table and of others, if rows of all of them are often used together.
+        lineage: in which it begins; see ``kvstore.lineage``. Without one, nothing is known of what has changed since.
 
     Attributes:
         slabs: the rows, under the name ``""``, and what else each row has.
-        version: how many updates it has had.
+        version: how many updates it has had, in its ``lineage``.
         steps: how many of them the optimizer that is used now has made.
     """
 
@@ -226,6 +229,9 @@ class RowTable(TableStripe):
     ) -> None:
         """Replace or make rows, for loading. It is no update: nothing is counted, and nothing goes before the next one.
 
+        So the version does not tell the table from what it was: its next lineage begins, with each call. A load has
+        many, and what somebody reads between two of them is no state that is to be continued.
+
         Args:
             ids: of this stripe, unique.
             rows: of shape (n, width).
@@ -238,6 +244,7 @@ class RowTable(TableStripe):
             Mismatch: a part has another shape.
         """
         self._require_parts(ids, rows, parts)
+        self.lineage = next_lineage(self.lineage)
         self.version = self.version if version is None else version
         self.steps = self.steps if steps is None else steps
         slots = self._slots.find(ids)
@@ -250,15 +257,18 @@ class RowTable(TableStripe):
         self._seen.items[slots] = self.version + 1 if seen is None else seen
         if self._counts is not None:
             self._counts.items[slots] = parts.get(COUNT, 1)
-        self._gone.forget(self.version + 1)  # a row may have been replaced since any save of this version
+        self._gone.forget(self.version)
 
     def use(self, updater: RowUpdater | None) -> None:
         """Keep the states of ``updater`` with each row. Those of another rule are dropped, and steps are counted anew.
 
         An updater of the same rule may have other states: those of the same name stay. Rows that are there get the
-        initial values of new ones.
+        initial values of new ones. If it changes what rows have, the next lineage begins: states of an older save may
+        have the same names, and must not come back with the rows that have not changed since.
         """
         rule, states = (None, {}) if updater is None else (updater.rule, dict(updater.states))
+        if (rule, states) != (self._rule, self._columns):
+            self.lineage = next_lineage(self.lineage)
         if rule != self._rule:
             self._keep_states(rule, states)
         elif states != self._columns:
@@ -268,30 +278,41 @@ class RowTable(TableStripe):
         """Let rows go as the table's rules say, now; return how many."""
         before = len(self._slots)
         self._remove(self._stale_slots(0, self._slots.top), self.version + 1)
-        self._remove_surplus(self.version + 1)
+        if self._remove_surplus(self.version + 1):  # rows that were pulled until now, and no update has removed them
+            self.lineage = next_lineage(self.lineage)
         return before - len(self._slots)
 
     # --- reading it whole
 
-    def freeze(self, since: int | None = None) -> FrozenRows:
+    def unknown(self, since: Version) -> str:
+        """Return why it is not known what has changed since ``since``; nothing if it is known."""
+        if self.at.since(since) is None:
+            return (
+                f"what has changed since version {since.number} is not known: the table is at {self.version} now, but "
+                "it does not continue that one: since then rows were loaded or put, states dropped or a job begun "
+                "anew, or the save is of an older version of this program"
+            )
+        return self._gone.unknown(since.number)
+
+    def freeze(self, since: Version | None = None) -> FrozenRows:
         """Return the table as it is now, to be read page by page while it changes. ``thaw`` must follow.
 
         Args:
             since: only rows that have changed, and the ids of those that have gone, since this version.
 
         Raises:
-            UsageError: what has changed since then is not known.
+            UsageError: what has changed since then is not known; see ``unknown``.
         """
         gone = np.empty(0, np.int64)
         changed = max(1, self._eviction.oldest(self.version) + 1)
         if since is not None:
-            if since > self.version:
-                raise UsageError(f"nothing can have changed since version {since}: the table is at {self.version}")
+            if unknown := self.unknown(since):
+                raise UsageError(f"{unknown}; save the whole table")
             self._remove(self._stale_slots(0, self._slots.top), self.version)
-            gone = self._gone.since(since)
+            gone = self._gone.since(since.number)
             gone = gone[self._slots.find(gone) < 0]
-            changed = max(changed, since + 2)
-        counts = len(self._slots), self._slots.top, self.version, self.steps
+            changed = max(changed, since.number + 2)
+        counts = len(self._slots), self._slots.top, self.at, self.steps
         for slab in self.slabs.values():  # a table that has no rows yet
             slab.reserve(self._slots.top)
         frozen = FrozenRows(counts, self._slots.ids_of, self.slabs, changed, gone, self._thaw)
@@ -302,18 +323,24 @@ class RowTable(TableStripe):
     def rest(self) -> dict[str, Array]:
         """Return all that decides how the table goes on beside its rows, for ``restore`` of a copy that has these."""
         numbers = np.array([self.version, self.steps, self._made, self._evicted, self._refused])
-        return {"numbers": numbers, **self._admission.parts()}
+        return {_NUMBERS: numbers, _LINEAGE: np.array([self.lineage]), **self._admission.parts()}
 
     def restore(self, rest: Mapping[str, Array]) -> None:
         """Go on as the table does whose ``rest`` this is, and whose rows have been ``put``.
 
+        With its lineage this is the same table, on another server. Without, it is one that begins where that one was,
+        which may go on elsewhere: its next lineage begins.
+
         Raises:
             UsageError: it is of a table with another admission rule.
         """
-        self._admission.restore({name: part for name, part in rest.items() if name != "numbers"})
-        self.version, self.steps, self._made, self._evicted, self._refused = map(int, rest["numbers"])
+        others = {name: part for name, part in rest.items() if name not in (_NUMBERS, _LINEAGE)}
+        lineage = int(*rest[_LINEAGE]) if _LINEAGE in rest else next_lineage(self.lineage)
+        self._admission.restore(others)
+        self.version, self.steps, self._made, self._evicted, self._refused = map(int, rest[_NUMBERS])
         self._evicted = self._made - len(self._slots)  # pages left out the rows that count as gone
-        self._gone.forget(self.version + 1)
+        self.lineage = lineage
+        self._gone.forget(self.version)
 
     # --- updates of all rows
 

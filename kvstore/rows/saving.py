@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import threading
 import time
@@ -10,7 +12,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from kvstore.errors import CheckpointError, DeadlineExceeded, KVStoreError, UsageError
+from kvstore.lineage import Version
 from kvstore.rows.frozen_rows import FrozenRows, Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.open_table import OpenTable, open_table, require_known
@@ -19,6 +24,8 @@ from kvstore.rows.table_files import FrozenState, Save, base_of, newest, write_s
 from kvstore.spec import Key
 from kvstore.table import Table
 from kvstore.ticket import Operation, Ticket
+
+log = logging.getLogger(__name__)
 
 PAGE_SLOTS = 1 << 14
 MOST_OPEN = 2
@@ -59,7 +66,7 @@ class FrozenReading:
             yield frozen.gone_page(0, frozen.gone)
 
 
-Freeze = Callable[["Sequence[int] | None"], "tuple[AbstractContextManager[Reading], FrozenState]"]
+Freeze = Callable[["Sequence[Version] | None"], "tuple[AbstractContextManager[Reading], FrozenState]"]
 
 
 class SavePace:
@@ -156,7 +163,8 @@ def save_table(
         stripes: how many servers it is on.
         since: a version that was saved there; None saves all.
         state: save states, too.
-        freeze: given a version of each stripe, or None, returns what reads the frozen table, and what it is.
+        freeze: given a version of each stripe, or None, returns what reads the frozen table, and what it is. It reads
+            all rows if what has changed since is not known; see ``FrozenState.whole``.
         wait: return when it is written. If False, it is written slowly, in a thread; see ``SavePace``.
         others: of the same store.
     """
@@ -164,8 +172,15 @@ def save_table(
     base = None if since is None else base_of(directory, since, key, table, stripes)
     if since is None:
         _require_own(directory, key)
+    whole = ""
+    if base is not None and state and not base.manifest.parts:
+        whole, base = f"version {since} was saved without states", None
     others.make_room()
     reading, frozen = freeze(None if base is None else base.manifest.versions)
+    if frozen.whole:
+        whole, base = frozen.whole, None
+    if whole:  # an error would stop a job that does not watch its saves; a delta would be wrong without a word
+        log.warning("save_table of key %r, since=%s: all rows are saved, not only changes: %s", key, since, whole)
     if not state:
         frozen = frozen._replace(parts={}, rule=None)
 
@@ -232,6 +247,8 @@ def load_table(
     manifest = opened.manifest
     with_states = manifest.rule is not None and manifest.rule == rule
     steps = max(manifest.steps) if with_states else 0
-    for page in opened.pages():
+    nothing = np.empty(0, np.int64), np.empty((0, table.width), table.dtype)
+    pages = iter(opened.pages())
+    for page in itertools.chain([next(pages, Page(*nothing, {}))], pages):  # versions count without rows, too
         parts = {name: part for name, part in page.parts.items() if with_states or not name.startswith(STATE)}
         put(page._replace(parts=parts), opened.version, steps)

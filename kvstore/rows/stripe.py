@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvstore.errors import Mismatch, UsageError
+from kvstore.lineage import UNKNOWN, Version
 from kvstore.optim.rows.rule import RowState
 from kvstore.rows.admission import AdmissionRule
 from kvstore.rows.beginnings import write_beginnings
@@ -48,8 +49,10 @@ class TableStripe:
         stripes: int = 1,
         states: Mapping[str, RowState] | None = None,
         space: SlabSpace | None = None,
+        lineage: int = UNKNOWN,
     ) -> None:
         self.table, self.stripe, self.stripes = table, stripe, stripes
+        self.lineage = lineage
         self.version = self.steps = 0
         self._most = None if table.rows is None else slots_in(table.rows, stripe, stripes)
         self._place = None if space is None else space.place(self._most)
@@ -77,6 +80,11 @@ class TableStripe:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def at(self) -> Version:
+        """Which state it is in."""
+        return Version(self.lineage, self.version)
 
     @property
     def parts(self) -> dict[str, PartSpec]:

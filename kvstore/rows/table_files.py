@@ -33,6 +33,7 @@ import numpy as np
 
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import sync_directory
+from kvstore.lineage import Version
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.index import SlotIndex
@@ -69,16 +70,18 @@ class FrozenState(NamedTuple):
     """What the stripes of a table were when they were frozen, in the order of the servers.
 
     Attributes:
-        versions: how many updates each had had.
-        steps: how many of these its optimizer had made.
+        versions: the state of each.
+        steps: how many of its updates its optimizer had made.
         parts: what pages bring of each row beside its values; empty without states.
         rule: of the optimizer whose states they are; None for none.
+        whole: why pages bring all rows, though only what had changed was asked for; empty if they do not.
     """
 
-    versions: Sequence[int]
+    versions: Sequence[Version]
     steps: Sequence[int]
     parts: dict[str, PartSpec]
     rule: str | None = None
+    whole: str = ""
 
 
 def folders(directory: Path) -> list[Path]:
@@ -106,9 +109,10 @@ def newest(directory: Path) -> Save:
 
 
 def base_of(directory: Path, since: int, key: Key, table: Table, stripes: int) -> Save:
-    """Return the save that a delta continues: the last one of version ``since``.
+    """Return the save that a delta may continue: the last one of version ``since``.
 
-    Freeze stripe ``i`` with ``since=save.manifest.versions[i]``.
+    Freeze stripe ``i`` with ``since=save.manifest.versions[i]``: the stripe knows whether it continues that state. The
+    number alone does not tell.
 
     Args:
         directory: of the table's saves.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import read_manifest, replacing
+from kvstore.lineage import UNKNOWN, Version
 from kvstore.rows.stripe import PartSpec
 from kvstore.spec import ITEMSIZE, Key, check_key
 from kvstore.table import DTYPES, Table
@@ -50,7 +51,7 @@ class TableManifest:
         table: what it is.
         parts: what is saved of each row beside its values.
         rows, gone: how many rows are saved, and how many ids of rows that have gone.
-        versions: by stripe, how many updates it had had.
+        versions: by stripe, its state: how many updates it had had, and in which lineage.
         steps: by stripe, how many of them the optimizer had made.
         rule: of the optimizer whose states are saved; None for none.
         base: what a delta continues; None for a whole table.
@@ -63,7 +64,7 @@ class TableManifest:
     parts: Mapping[str, PartSpec]
     rows: int
     gone: int
-    versions: tuple[int, ...]
+    versions: tuple[Version, ...]
     steps: tuple[int, ...]
     rule: str | None
     base: Base | None
@@ -73,7 +74,12 @@ class TableManifest:
     @property
     def version(self) -> int:
         """The most updates that a stripe had had."""
-        return max(self.versions)
+        return max(version.number for version in self.versions)
+
+    @property
+    def lineages(self) -> list[int]:
+        """By stripe, that of its version."""
+        return [version.lineage for version in self.versions]
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +129,8 @@ def to_json(manifest: TableManifest) -> str:
         "parts": {name: list(part) for name, part in manifest.parts.items()},
         "rows": manifest.rows,
         "gone": manifest.gone,
-        "versions": manifest.versions,
+        "versions": [version.number for version in manifest.versions],
+        "lineages": manifest.lineages,
         "steps": manifest.steps,
         "rule": manifest.rule,
         "base": None if manifest.base is None else manifest.base._asdict(),
@@ -163,13 +170,15 @@ def _checked(fields: Mapping[str, Any]) -> TableManifest:
     if (rule is not None and not isinstance(rule, str)) or not isinstance(fields["written"], str):
         raise CheckpointError("rule and written must be texts")
     table = Table.of([fields["table"][name] for name in _TABLE])
+    numbers = list(map(_count, fields["versions"]))
+    lineages = list(map(_count, fields.get("lineages", [UNKNOWN] * len(numbers))))  # saves had none once
     manifest = TableManifest(
         key=check_key(fields["key"]),
         table=table,
         parts=parts,
         rows=_count(fields["rows"]),
         gone=_count(fields["gone"]),
-        versions=tuple(map(_count, fields["versions"])),
+        versions=tuple(map(Version, lineages, numbers)),
         steps=tuple(map(_count, fields["steps"])),
         rule=rule,
         base=base,
@@ -179,8 +188,8 @@ def _checked(fields: Mapping[str, Any]) -> TableManifest:
             for file in fields["files"]
         ),
     )
-    if not manifest.versions or len(manifest.versions) != len(manifest.steps) or len(parts) > MAX_PARTS:
-        raise CheckpointError("versions and steps must be as many as stripes, and parts few")
+    if not numbers or not len(numbers) == len(lineages) == len(manifest.steps) or len(parts) > MAX_PARTS:
+        raise CheckpointError("versions, lineages and steps must be as many as stripes, and parts few")
     _require_files(manifest)
     return manifest
 

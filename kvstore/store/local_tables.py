@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from kvstore.errors import UsageError
+from kvstore.lineage import Version, new_lineage
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
 from kvstore.rows.contribution import contribution, row_sparse
@@ -67,7 +68,7 @@ class LocalTables:
         firsts = {key: first_rows(described("init", name_of(key, value), 0), value) for key, value in values.items()}
         specs = {key: table for key, (table, _) in firsts.items()}
         updaters = {} if self._optimizer is None else row_updaters(self._optimizer, specs)
-        made = {key: RowTable(table) for key, table in specs.items()}
+        made = {key: RowTable(table, lineage=new_lineage()) for key, table in specs.items()}
         for key, rows in made.items():
             rows.use(updaters.get(key))
             if (first := firsts[key][1]) is not None:
@@ -203,10 +204,11 @@ class LocalTables:
         """See ``KVStore.save_table``."""
         rows, updater = self._tables[key], self._updaters.get(key)
 
-        def freeze(versions: Sequence[int] | None) -> tuple[FrozenReading, FrozenState]:
-            frozen = rows.freeze(None if versions is None else versions[0])
+        def freeze(versions: Sequence[Version] | None) -> tuple[FrozenReading, FrozenState]:
+            whole = "" if versions is None else rows.unknown(versions[0])
+            frozen = rows.freeze(None if versions is None or whole else versions[0])
             rule = None if updater is None else updater.rule
-            return FrozenReading([frozen]), FrozenState([frozen.version], [frozen.steps], rows.parts, rule)
+            return FrozenReading([frozen]), FrozenState([frozen.at], [frozen.steps], rows.parts, rule, whole)
 
         return save_table(path, self.specs[key].name(key), self.specs[key], 1, since, state, freeze, wait, self._saves)
 

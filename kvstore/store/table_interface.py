@@ -147,7 +147,10 @@ class TableInterface(Named):
             key: of one table.
             dir: the directory, made if it is missing.
             state: save the optimizer's state of each row, too.
-            since: the version of a save in ``dir``: save only what has changed since. None saves all.
+            since: the version of a save in ``dir``: save only what has changed since. None saves all. So does a version
+                that the table does not continue, or of which it is not known what has changed since; a warning is
+                logged then. Versions are set back by ``load_table`` and by jobs that resume, and do not count rows that
+                were put or states that were dropped: such a save is never mixed with what has changed since.
             wait: return when it is written. If False, return when the servers have noted what is to be saved. It is
                 then written in a twentieth of the time, so that training hardly slows down, until the ticket is waited
                 for.
@@ -156,8 +159,8 @@ class TableInterface(Named):
             A ticket, whose ``wait`` returns the version that was saved: what a later ``since`` may be.
 
         Raises:
-            UsageError: the directory cannot be written to, or has no save of that version; or what has changed since
-                then is not known any more. The message says which; a save of the whole table helps.
+            UsageError: the directory cannot be written to, has no save of that version, or has one that was written by
+                another number of servers. The message says which; a save of the whole table helps.
         """
         raise self._unsupported("save_table")
 

@@ -21,7 +21,7 @@ from kvstore.wire.packing import Buffer as Buffer
 from kvstore.wire.packing import unpacked
 from kvstore.wire.shared import ATTRIBUTE, SharedGroup
 
-VERSION = 8
+VERSION = 9
 MAX_HEADER = 16 << 20  # bytes of frame 0; the places of MAX_SEGMENTS segments, or 100,000 names, take less
 MAX_FRAMES = 1 << 16
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from kvstore.errors import WireError
 from kvstore.job.settings import MAX_NODES
+from kvstore.lineage import UNKNOWN
 from kvstore.rule import AGGREGATE, LATE, MAX_STALENESS, MODES
 from kvstore.spec import HALVES, sum_dtype
 from kvstore.wire import fields as f
@@ -18,6 +19,7 @@ from kvstore.wire.messages import (
     Ids,
     Keys,
     Kinds,
+    Lineage,
     Mults,
     Number,
     Pairs,
@@ -65,7 +67,11 @@ Changes = Annotated[
 @message(40)
 @dataclass(frozen=True)
 class Open(Request):
-    """I use ``store``, by this rule; see ``kvstore.rule``."""
+    """I use ``store``, by this rule; see ``kvstore.rule``.
+
+    Attributes:
+        lineage: which the store begins with where this is the first ``Open`` of it; see ``kvstore.lineage``.
+    """
 
     store: Store
     mode: Mode
@@ -75,6 +81,7 @@ class Open(Request):
     compensation: Annotated[float, f.number] = 0.0
     finite: Annotated[bool, f.flag] = False
     aggregate: Aggregation = AGGREGATE[0]
+    lineage: Lineage = UNKNOWN
 
 
 @message(41)

@@ -12,10 +12,12 @@ from kvstore.wire import fields as f
 from kvstore.wire.arrays import padded
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
+    At,
     Dtypes,
     Ids,
     Keys,
     Kinds,
+    Lineage,
     Rank,
     Reply,
     Request,
@@ -28,7 +30,7 @@ from kvstore.wire.messages import (
 from kvstore.wire.rendezvous import Elements, require_counted
 from kvstore.wire.rows import Count, MaybeTables, SegmentId, Wide
 
-NOT_HELD = -1  # the version of what a reader does not hold
+NOT_HELD = -1  # the number of what a reader does not hold, or holds of another lineage than it names
 
 Versions = Annotated[list[int], f.integers(NOT_HELD, 2**62 - 1)]
 Slack = Annotated[int, f.integer(0, 2**62)]
@@ -115,12 +117,14 @@ class ReadValues(Request):
     """To a server: what are the values of segments ``ids`` now, each as a round has left it?
 
     Attributes:
-        versions: of each segment, the version that I hold, or ``NOT_HELD``.
+        lineage: of the versions. In another one all values come.
+        versions: of each segment, the number of the version that I hold, or ``NOT_HELD``.
         slack: a value that I hold need not come if no more than so many rounds have gone since.
     """
 
     store: Store
     ids: Ids
+    lineage: Lineage
     versions: Versions
     slack: Slack
 
@@ -134,11 +138,13 @@ class ValuesRead(Reply):
     """The values of some of the segments that were asked for; the others are as you hold them.
 
     Attributes:
-        versions: of all segments: of the value that is here or, where none is, the latest.
+        lineage: of the versions.
+        versions: of all segments, the numbers: of the value that is here or, where none is, the latest.
         positions: in the request's list, of the segments whose values are here. They rise.
         buffers: their values in one buffer, each aligned to ``kvstore.wire.reading.ALIGN`` bytes; none without values.
     """
 
+    lineage: Lineage
     versions: Versions
     positions: Annotated[list[int], f.rising(0, MAX_SEGMENTS)]
     buffers: Sequence[Buffer] = field(repr=False, default=())
@@ -150,15 +156,16 @@ class ReadRows(Request):
     """To a server: what are ``count`` rows of table segment ``id`` now? See ``ReadValues``.
 
     Attributes:
-        held: whether the versions of the rows that I hold are given; else I hold none.
-        buffers: the ids of the rows, int32 or, if ``wide``, int64; then the versions that I hold, int64.
+        lineage: of the versions of the rows that I hold; None if I hold none.
+        buffers: the ids of the rows, int32 or, if ``wide``, int64; then, if I hold any, the number of the version of
+            each, int64, or ``NOT_HELD``.
     """
 
     store: Store
     id: SegmentId
     count: Count
     wide: Wide
-    held: Annotated[bool, f.flag]
+    lineage: Annotated[int | None, f.optional(f.integer(0, 2**62))]
     slack: Slack
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
@@ -166,13 +173,13 @@ class ReadRows(Request):
 @message(149)
 @dataclass(frozen=True)
 class RowsRead(Reply):
-    """``count`` of the rows, as version ``version`` of the table has them; the others are as you hold them.
+    """``count`` of the rows, as the table has them in the state ``at``; the others are as you hold them.
 
     Attributes:
         buffers: the rows; and unless all are here, their positions in the request, int64, which rise.
     """
 
-    version: Annotated[int, f.integer()]
+    at: At
     count: Count
     buffers: Sequence[Buffer] = field(repr=False, default=())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from kvstore.job.settings import MAX_NODES
+from kvstore.lineage import UNKNOWN
 from kvstore.rule import AGGREGATE, LATE
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
@@ -20,6 +21,7 @@ from kvstore.wire.messages import (
     Ids,
     Keys,
     Kinds,
+    Lineage,
     Message,
     NodeField,
     Number,
@@ -110,7 +112,8 @@ class Updated(Message):
     The receiver may have kept their last rounds, or could not make the same updates, because they are random.
 
     Attributes:
-        versions: how many rounds of each bucket are over with that; 0 where every push is an update.
+        versions: how many rounds of each bucket are over with that; where every push is an update, how often its
+            values have changed.
         owners, counts: of each tensor of the optimizer's states, the segments that it belongs to, and their number.
             Several segments share a number, or have their elements back to back in a flat tensor.
         names, shapes, dtypes: of these tensors.
@@ -159,7 +162,7 @@ class EncodedAnswer(Message):
 @message(80)
 @dataclass(frozen=True)
 class StoreState(Message):
-    """A store is open: its rule, see ``Open``, and the ranks that have opened and closed it."""
+    """A store is open: its rule and lineage, see ``Open``, and the ranks that have opened and closed it."""
 
     store: Store
     opened_by: Ranks
@@ -171,6 +174,7 @@ class StoreState(Message):
     compensation: Annotated[float, f.number] = 0.0
     finite: Annotated[bool, f.flag] = False
     aggregate: Aggregation = AGGREGATE[0]
+    lineage: Lineage = UNKNOWN
 
 
 @message(81)
@@ -199,7 +203,7 @@ class BucketState(Message):
 
     Attributes:
         splits: how often each segment has been taken out of a bucket.
-        version: how many rounds are over; 0 where every push is an update.
+        version: how many rounds are over; where every push is an update, how often the values have changed.
         pushed: how often each worker has pushed, where every push is an update; with a quorum, each worker's last push
             that counts.
         failures: the last rounds that have failed, and why.

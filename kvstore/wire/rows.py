@@ -14,7 +14,20 @@ from typing import Annotated, Any
 from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_ROW, MAX_SEED, OWN
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
-from kvstore.wire.messages import Clocks, Dtypes, Ids, Keys, Number, Reply, Request, Seq, Store, same_length
+from kvstore.wire.messages import (
+    At,
+    Clocks,
+    Dtypes,
+    Ids,
+    Keys,
+    MaybeAt,
+    Number,
+    Reply,
+    Request,
+    Seq,
+    Store,
+    same_length,
+)
 from kvstore.wire.parameters import Changes, Names, Priority
 
 MAX_ROWS = 1 << 32  # of one table in one message
@@ -23,8 +36,8 @@ RowCodecs = Annotated[list[str], f.list_of(f.choice(*CODECS))]  # how each table
 Count = Annotated[int, f.integer(0, MAX_ROWS)]
 SegmentId = Annotated[int, f.integer(0, 2**32 - 1)]
 Wide = Annotated[bool, f.flag]
-Version = Annotated[int, f.integer(0, 1 << 61)]  # how many updates a table has had
-MaybeVersion = Annotated["int | None", f.optional(f.integer(0, 1 << 61))]
+Updates = Annotated[int, f.integer(0, 1 << 61)]  # how many a table has had
+MaybeUpdates = Annotated["int | None", f.optional(f.integer(0, 1 << 61))]
 Columns = Annotated[list[int], f.integers(0, MAX_ROW)]  # numbers that a row has of each of its parts
 
 
@@ -201,8 +214,8 @@ class PutRows(Request):
     store: Store
     id: SegmentId
     count: Count
-    version: MaybeVersion
-    steps: MaybeVersion
+    version: MaybeUpdates
+    steps: MaybeUpdates
     names: Names
     dtypes: Dtypes
     columns: Columns
@@ -234,32 +247,35 @@ class FreezeTable(OnceDue):
     """Keep table segment ``id`` as it is once round ``clock`` is over, to be read page by page; training goes on.
 
     Attributes:
-        since: only rows that have changed, or gone, since this version; None for all.
+        since: only rows that have changed, or gone, since this state; None for all.
     """
 
-    since: MaybeVersion
+    since: MaybeAt
 
 
 @message(126)
 @dataclass(frozen=True)
 class Frozen(Reply):
-    """The table is kept as number ``number``: ``rows`` rows, and the ids of ``gone`` others, after ``version`` updates.
+    """The table is kept as number ``number``: ``rows`` rows, and the ids of ``gone`` others, in the state ``at``.
 
     Attributes:
         slots: pages are read up to here; some of what is before may have no rows.
-        steps: how many of these updates the optimizer has made.
+        steps: how many of its updates the optimizer has made.
         names, dtypes, columns: of what each row has beside its values; see ``PutRows``.
+        whole: why these are all rows, though ``FreezeTable.since`` asked for changes; empty if they are what was asked
+            for.
     """
 
     number: Seq
     slots: Annotated[int, f.integer()]
     rows: Annotated[int, f.integer()]
     gone: Annotated[int, f.integer()]
-    version: Version
-    steps: Version
+    at: At
+    steps: Updates
     names: Names
     dtypes: Dtypes
     columns: Columns
+    whole: Annotated[str, f.text(1024)] = ""
 
     def __post_init__(self) -> None:
         same_length(self.names, self.dtypes, self.columns)

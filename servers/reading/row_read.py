@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvstore.errors import UsageError, WireError
+from kvstore.lineage import UNKNOWN
 from kvstore.rows.ids import Ids
 from kvstore.transport.memory import Memory
 from kvstore.wire import Buffer, ReadRows, RowsRead
@@ -45,23 +46,24 @@ class RowRead:
                 f"{message.count} rows of {nbytes} bytes in one answer are too many; ask for at most {MOST_ROWS} rows, "
                 f"and {MOST_BYTES} bytes, at once"
             )
-        expected = [message.count * (8 if message.wide else 4), *([message.count * 8] if message.held else [])]
+        holds = message.lineage is not None
+        expected = [message.count * (8 if message.wide else 4), *([message.count * 8] if holds else [])]
         lengths = [memoryview(buffer).nbytes for buffer in message.buffers]
         if lengths != expected:
             raise WireError(f"{message.node} sent {lengths} bytes of ids and versions, not {expected}")
         self._ids: Ids = _integers(message.buffers[0], "i8" if message.wide else "i4").astype(np.int64, copy=False)
         self._table.require(self._ids)
-        self._held = _integers(message.buffers[1], "i8") if message.held else None
+        self._held = _integers(message.buffers[1], "i8") if holds else None
         self._tries = 0
         self._begin()
 
     def _begin(self) -> None:
         """Begin with the rows as they are now."""
-        version = self._version = self._table.version
+        at = self._at = self._table.at
         self._tries += 1
         self._positions: Any = None  # of the rows that are to come; None: of all
-        if self._held is not None:
-            gone = version - self._held
+        if self._held is not None and self._message.lineage == at.lineage != UNKNOWN:
+            gone = at.number - self._held
             fresh = (self._held >= 0) & (gone >= 0) & (gone <= self._message.slack)
             if fresh.any():
                 self._positions = np.flatnonzero(~fresh)
@@ -74,7 +76,7 @@ class RowRead:
 
     def step(self, nbytes: int) -> RowsRead | None:
         """See ``PiecewiseRead``."""
-        if self._table.version != self._version:
+        if self._table.at != self._at:  # rows that are put do not move the number
             self._begin()
         count = len(self._chosen)
         stop = min(count, self._done + max(1, min(PIECE_ROWS, nbytes // self._table.table.row_bytes)))
@@ -87,7 +89,7 @@ class RowRead:
         buffers: list[Buffer] = [self._buffer[: self._rows.nbytes]]
         if self._positions is not None:
             buffers.append(self._positions.astype(np.int64).tobytes())
-        return RowsRead(self._message.seq, self._version, count, buffers)
+        return RowsRead(self._message.seq, self._at, count, buffers)
 
 
 def _integers(buffer: Buffer, dtype: str) -> Any:

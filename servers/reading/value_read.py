@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from kvstore.errors import UsageError
+from kvstore.lineage import UNKNOWN
 from kvstore.transport.memory import Memory
 from kvstore.values import to_buffer
 from kvstore.wire import ReadValues, Reply, ValuesRead
@@ -58,11 +59,12 @@ class ValueRead:
                     raise UsageError(f"key {key!r} is a table by now, and its array is not updated any more: ask again")
         self._store = store
         self._message = message
-        self._versions = [store.version_of(store.buckets.holding(number)) for number in message.ids]
+        self._numbers = [store.buckets.holding(number).version for number in message.ids]
+        comparable = message.lineage == store.lineage != UNKNOWN
         self._positions = [
             position
-            for position, (held, now) in enumerate(zip(message.versions, self._versions, strict=True))
-            if held == NOT_HELD or not 0 <= now - held <= message.slack
+            for position, (held, now) in enumerate(zip(message.versions, self._numbers, strict=True))
+            if not comparable or held == NOT_HELD or not 0 <= now - held <= message.slack
         ]
         sizes = [store.buckets.segment(message.ids[position]).spec.nbytes for position in self._positions]
         self._starts = list(accumulate(map(aligned, sizes), initial=0))
@@ -82,7 +84,7 @@ class ValueRead:
         if self._at < len(self._positions):
             return None
         buffers = [] if self._buffer is None else [self._buffer]
-        return ValuesRead(self._message.seq, self._versions, self._positions, buffers)
+        return ValuesRead(self._message.seq, self._store.lineage, self._numbers, self._positions, buffers)
 
     def _copy(self, nbytes: int) -> int:
         """Copy at most so many bytes of a segment, or all of one that was overtaken too often; return how many."""
@@ -100,6 +102,6 @@ class ValueRead:
             self._buffer[first + self._done : first + stop] = values[self._done : stop]
         copied, self._done = stop - self._done, stop
         if stop == whole:
-            self._versions[self._positions[self._at]] = self._store.version_of(bucket)
+            self._numbers[self._positions[self._at]] = bucket.version
             self._at, self._source, self._tries = self._at + 1, None, 0
         return copied

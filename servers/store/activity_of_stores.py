@@ -20,7 +20,7 @@ def activity(stores: Collection[ServedStore], lateness: Lateness, now: float) ->
 
 def _rounds(served: ServedStore) -> int:
     """Return the highest number of rounds that are over of any segment; where each push is an update, of updates."""
-    of_arrays = [served.version_of(bucket) for bucket in served.buckets.all()]
+    of_arrays = [bucket.version for bucket in served.buckets.all()]
     return max(of_arrays + [target.table.version for target in served.buckets.read_tables()], default=0)
 
 

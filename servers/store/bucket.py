@@ -64,7 +64,7 @@ class Bucket(Target[Contribution]):
     Attributes:
         value: all elements, flat.
         state: another object whenever the value has changed.
-        changes: how often it has changed here.
+        changes: how often it has changed.
         read_by: by rank, the value that a worker has read last, where delay compensation needs it.
     """
 
@@ -86,6 +86,11 @@ class Bucket(Target[Contribution]):
         self._messages: list[ref[object]] = []
         self._prune_at = MANY
         self._move()
+
+    @property
+    def version(self) -> int:
+        """How many rounds are over; where each push is an update, how often the value has changed."""
+        return self.rounds.version if isinstance(self.rounds, Rounds) else self.changes
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

@@ -163,7 +163,7 @@ class Recording:
             states: theirs; see ``StateStore.parts``. They are copied, for updates change them in place.
         """
         described, frames = pack_parts(self._copied(states))
-        versions = [bucket.rounds.version if isinstance(bucket.rounds, Rounds) else 0 for bucket in buckets]
+        versions = [bucket.version for bucket in buckets]
         values = [bucket.whole() for bucket in buckets]
         self.note(Updated(self._store, *_segments(buckets), versions=versions, **described, buffers=[*values, *frames]))
 

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvstore.errors import UsageError
+from kvstore.lineage import Version
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.slabs import Array
 from kvstore.spec import ITEMSIZE
@@ -32,11 +33,16 @@ class RowFreezes:
         self._held: dict[tuple[Node, int], _Held] = {}
 
     def freeze(self, message: FreezeTable, target: RowTarget) -> Frozen:
-        """Keep ``target`` as it is now; if its worker has too many, its oldest goes."""
+        """Keep ``target`` as it is now; if its worker has too many, its oldest goes.
+
+        Where it is not known what has changed since the state that ``message`` names, all rows are kept.
+        """
         mine = [which for which in self._held if which[0] == message.node]
         for which in mine[: max(0, len(mine) - MOST + 1)]:
             self._drop(which)
-        frozen = target.table.freeze(message.since)
+        since = None if message.since is None else Version(*message.since)
+        whole = "" if since is None else target.table.unknown(since)
+        frozen = target.table.freeze(None if whole else since)
         self._held[message.node, message.seq] = _Held(target, frozen)
         parts = target.table.parts
         return Frozen(
@@ -45,11 +51,12 @@ class RowFreezes:
             frozen.slots,
             frozen.rows,
             frozen.gone,
-            frozen.version,
+            frozen.at,
             frozen.steps,
             list(parts),
             [part.dtype for part in parts.values()],
             [part.columns for part in parts.values()],
+            whole,
         )
 
     def read(self, message: ReadFrozen) -> FrozenPage:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvstore.lineage import UNKNOWN
 from kvstore.optim.row_updater import RowUpdater
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_table import RowTable
@@ -62,6 +63,7 @@ class RowTarget(Target[RowContribution]):
         stripe, stripes: which rows are here; see ``kvstore.rows.ids.stripes_of``.
         rounds: of the table.
         space: for the rows of this table and of others.
+        lineage: in which the table begins.
 
     Attributes:
         name: by which users know the table, in settings and messages.
@@ -80,6 +82,7 @@ class RowTarget(Target[RowContribution]):
         stripes: int,
         rounds: Rounds[RowContribution] | WorkerClocks[RowContribution],
         space: SlabSpace | None = None,
+        lineage: int = UNKNOWN,
     ) -> None:
         self.name = description.name(key)
         super().__init__(HeldSegments([number], [self.name], [TableSpec.of(description)], [0]), rounds)
@@ -89,7 +92,7 @@ class RowTarget(Target[RowContribution]):
         self.width, self.dtype, self.row_bytes = description.width, description.dtype, description.row_bytes
         self.stripe = stripe
         self.stripes = stripes
-        self.table = RowTable(description, stripe, stripes, space=space)
+        self.table = RowTable(description, stripe, stripes, space=space, lineage=lineage)
         self.updater: RowUpdater | None = None
         self.group: AnyTarget | None = None
         self._changed: dict[int, Sequence[Ids]] = {}

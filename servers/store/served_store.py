@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from kvstore.lineage import UNKNOWN
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.spec import Spec
@@ -65,9 +66,10 @@ class ServedStore:
         memory: for values and sums.
         recording: tells a standby, if there is one.
         times: when pushes come; None keeps no account.
+        lineage: in which its arrays are, and its tables begin; see ``kvstore.lineage``.
 
     Attributes:
-        rule: of the store.
+        rule, lineage: see above.
         buckets: its segments.
         captures: those for checkpoints that are under way.
         updates: what contributions do to them.
@@ -84,14 +86,16 @@ class ServedStore:
         memory: Memory | None = None,
         recording: Recording | None = None,
         times: ArrivalTimes | None = None,
+        lineage: int = UNKNOWN,
     ) -> None:
         rule.require_workers(len(workers))
         memory = memory or Heap()
         self.rule = rule
+        self.lineage = lineage
         self.recording = recording or Recording()
         self.buckets = Buckets(self._new_rounds, memory, self.recording)
         self.updates = Updates(rule, self.buckets, memory, self.recording)
-        self.tables = ServedTables(rule, self.buckets, self.updates, memory, self.recording, self._new_rounds)
+        self.tables = ServedTables(rule, self.buckets, self.updates, memory, self.recording, self._new_rounds, lineage)
         self.captures = Captures(self.buckets, self.updates)
         self.values = ValueReplies(rule, self.buckets, self.updates, self.recording)
         self._workers = frozenset(workers)
@@ -248,10 +252,6 @@ class ServedStore:
         """Do to a table what ``message`` asks now, or when the round is over that it names."""
         self.buckets.table(message.id)
         return self.progress.answer(self._waiting.park(peer, message))
-
-    def version_of(self, bucket: Bucket) -> int:
-        """Return how many rounds a bucket has had; where each push is an update, how many updates, as counted here."""
-        return bucket.rounds.version if self.rule.mode == "sync" else bucket.changes
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with ``optimizer`` from now on; its state stays if the update rule is the same.

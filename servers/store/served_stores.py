@@ -122,7 +122,7 @@ class ServedStores:
             WireError: its buffers do not fit.
         """
         if isinstance(message, StoreState):
-            served = self._new(message.store, Rule.of(message))
+            served = self._new(message.store, Rule.of(message), message.lineage)
             self._opened_by[message.store] = set(message.opened_by)
             self._closed_by[message.store] = set(message.closed_by)
             return []
@@ -156,7 +156,7 @@ class ServedStores:
         yield Roster(0, sorted(self._departed))
         for store, served in self.open.items():
             opened_by, closed_by = sorted(self._opened_by[store]), sorted(self._closed_by[store])
-            yield StoreState(store, opened_by, closed_by, **served.rule.described)
+            yield StoreState(store, opened_by, closed_by, **served.rule.described, lineage=served.lineage)
             agreement = self._agreements[store]
             yield agreement.record()
             yield from snapshot(store, served)
@@ -167,10 +167,9 @@ class ServedStores:
             yield grouped_record(store, buckets)
             yield from agreement.waiting
 
-    def _new(self, store: int, rule: Rule) -> ServedStore:
-        served = self.open[store] = ServedStore(
-            rule, self._workers, self._memory, Recording(store, self.recorder, self._memory), self._times
-        )
+    def _new(self, store: int, rule: Rule, lineage: int) -> ServedStore:
+        recording = Recording(store, self.recorder, self._memory)
+        served = self.open[store] = ServedStore(rule, self._workers, self._memory, recording, self._times, lineage)
         served.progress.tracer = self._tracer
         served.depart(self._departed)
         self._closed_by[store] = set()
@@ -228,7 +227,7 @@ class ServedStores:
         opened_by = self._opened_by.setdefault(message.store, set())
         # A worker that was interrupted while it made a store may make another with the same number.
         if served is None or (served.rule != rule and opened_by <= {message.node.rank}):
-            self._new(message.store, rule)
+            self._new(message.store, rule, message.lineage)
         elif served.rule != rule:
             other = min(opened_by - {message.node.rank})
             raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {served.rule} on worker {other}")

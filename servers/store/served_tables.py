@@ -10,6 +10,7 @@ from typing import Any
 
 from kvstore.checkpoint.tables import NUMBERS
 from kvstore.errors import Mismatch, UsageError, WireError
+from kvstore.lineage import UNKNOWN
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rows.slab_space import SlabSpace
 from kvstore.rule import Rule
@@ -54,6 +55,7 @@ class ServedTables:
         memory: for rows that are sent.
         recording: tells a standby, if there is one.
         rounds: makes the rounds of a new table.
+        lineage: in which new tables begin.
 
     Attributes:
         updates: what contributions do to rows.
@@ -69,6 +71,7 @@ class ServedTables:
         memory: Memory,
         recording: Recording,
         rounds: Callable[[], Rounds[Any] | WorkerClocks[Any]],
+        lineage: int = UNKNOWN,
     ) -> None:
         self.updates = RowUpdates(rule, updates, recording, memory)
         self.groups = GroupUpdates(self.updates)
@@ -79,6 +82,7 @@ class ServedTables:
         self._memory = memory
         self._recording = recording
         self._rounds = rounds
+        self._lineage = lineage
         self._spaces: dict[tuple[int, str], SlabSpace] = {}  # by width and dtype of rows
 
     def init(self, message: InitTables) -> None:
@@ -106,7 +110,7 @@ class ServedTables:
             UsageError: the optimizer has no rule for rows of one of them.
         """
         targets = [
-            RowTarget(number, key, table, stripe, stripes, self._rounds(), self._space(table))
+            RowTarget(number, key, table, stripe, stripes, self._rounds(), self._space(table), self._lineage)
             for number, key, table in tables
         ]
         updaters = self.updates.updaters(self._arrays.optimizer, targets)

@@ -92,7 +92,7 @@ def _bucket(store: int, bucket: Bucket) -> BucketState:
         shapes=[list(spec.shape) for spec in kinds],
         dtype=bucket.dtype,
         splits=list(bucket.segments.splits),
-        version=bucket.rounds.version if isinstance(bucket.rounds, Rounds) else 0,
+        version=bucket.version,
         pushed=[list(pair) for pair in sorted(bucket.rounds.clocks.items())],
         failures=[[version, *described_error(error)] for version, error in bucket.failures.items()],
         read_by=sorted(bucket.read_by),
@@ -126,6 +126,7 @@ def _restore_bucket(served: ServedStore, message: BucketState) -> None:
     value, *read = message.buffers
     bucket.load(ranges_of([value], bucket.dtype, bucket.size))
     bucket.rounds.restore(message.version, {pair[0]: pair[1] for pair in message.pushed})
+    bucket.changes = message.version  # readers are told these numbers, before and after a takeover
     bucket.failures = {version: rebuild(kind, text) for version, kind, text in message.failures}
     bucket.read_by = {
         rank: from_buffer(buffer, bucket.dtype).clone() for rank, buffer in zip(message.read_by, read, strict=True)

@@ -196,6 +196,7 @@ class Updates:
             if isinstance(bucket.rounds, Rounds):
                 bucket.rounds.reach(version)
             bucket.adopt(buffer)
+            bucket.changes = version
         if states:
             self.regroup()
             self.updater.states.restore(states)

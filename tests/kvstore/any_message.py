@@ -37,6 +37,12 @@ text = st.text(max_size=40)
 whole = st.integers(0, 2**62)
 
 
+lineages = st.just(0) | st.integers(2**60, 2**61)
+
+
+states = st.tuples(lineages, st.integers(0, 2**62 - 1)).map(list)
+
+
 nodes = st.builds(wire.Node, roles, ranks, whole)
 
 
@@ -160,7 +166,9 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "count": st.integers(0, 1 << 32),
         "id": st.integers(0, 2**32 - 1),
         "stripes": st.integers(1, 4096),
-        "since": st.none() | st.integers(0, 2**61),
+        "since": st.none() | states,
+        "at": numbers if kind is float else states,
+        "lineage": lineages if kind is int else st.none() | lineages,
         "version": st.integers(0, 2**61) | (st.none() if kind is not int else st.nothing()),
         "columns": some(st.integers(0, 1 << 20), size),
         "positions": some(st.integers(0, 1 << 19), size, unique=True).map(sorted),

@@ -64,7 +64,9 @@ class PlayedTables:
 
     def _answer(self, peer: bytes, request: Request) -> Reply | None:
         if isinstance(request, Declare):
-            return self._placed(request)
+            answer = placed(request, len(self.session.servers), self._next)
+            self._next += len(answer.ids)
+            return answer
         if isinstance(request, InitTables):
             for number, described in zip(request.ids, request.tables, strict=True):
                 self.tables[number] = (Table.of(described), request.stripe, request.stripes)
@@ -86,29 +88,6 @@ class PlayedTables:
         else:
             assert not isinstance(request, EvictRows) or request.id in self.tables
         return Ack(request.seq)
-
-    def _placed(self, request: Declare) -> Placed:
-        specs: list[Spec] = [
-            Spec(tuple(shape), dtype) if table is None else TableSpec.of(Table.of(table))
-            for shape, dtype, table in zip(request.shapes, request.dtypes, request.tables, strict=True)
-        ]
-        placed = place(
-            {key: specs[kind] for key, kind in zip(request.keys, request.kinds, strict=True)},
-            [0] * len(self.session.servers),
-            request.bound,
-            request.longest,
-        )
-        ranges = [segment for key in request.keys for segment in placed[key]]
-        ids = list(range(self._next, self._next + len(ranges)))
-        self._next += len(ranges)
-        return Placed(
-            request.seq,
-            counts=[len(placed[key]) for key in request.keys],
-            ids=ids,
-            servers=[each.server for each in ranges],
-            starts=[each.start for each in ranges],
-            stops=[each.stop for each in ranges],
-        )
 
     def _row(self, number: int, row: int) -> np.ndarray[Any, Any]:
         table, _, _ = self.tables[number]
@@ -165,3 +144,26 @@ class PlayedTables:
             write_rows(rows, codec, memoryview(part))
             payload += part
         return Rows(request.seq, counts, buffers=[bytes(payload)])
+
+
+def placed(request: Declare, servers: int, first: int) -> Placed:
+    """Return where a scheduler places the keys of ``request``; their segments are numbered from ``first`` on."""
+    specs: list[Spec] = [
+        Spec(tuple(shape), dtype) if table is None else TableSpec.of(Table.of(table))
+        for shape, dtype, table in zip(request.shapes, request.dtypes, request.tables, strict=True)
+    ]
+    by_key = place(
+        {key: specs[kind] for key, kind in zip(request.keys, request.kinds, strict=True)},
+        [0] * servers,
+        request.bound,
+        request.longest,
+    )
+    ranges = [segment for key in request.keys for segment in by_key[key]]
+    return Placed(
+        request.seq,
+        counts=[len(by_key[key]) for key in request.keys],
+        ids=list(range(first, first + len(ranges))),
+        servers=[each.server for each in ranges],
+        starts=[each.start for each in ranges],
+        stops=[each.stop for each in ranges],
+    )

@@ -98,8 +98,8 @@ class Worker:
         self.seq += 1
         return Sender(self.node, self.seq, self.done)
 
-    def open(self, mode: str = "sync", store: int = 0, **rule: Any) -> Open:
-        return Open(self.me(), store=store, mode=mode, **rule)
+    def open(self, mode: str = "sync", store: int = 0, lineage: int = 7000, **rule: Any) -> Open:
+        return Open(self.me(), store=store, mode=mode, lineage=lineage, **rule)
 
     def init(self, values: dict[int, torch.Tensor], store: int = 0, keys: list[Any] | None = None) -> Init:
         return Init(

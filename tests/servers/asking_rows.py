@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from asking import Desk, Worker
 
+from kvstore.lineage import Version
 from kvstore.rows.layout import part_bytes, read_rows, write_rows
 from kvstore.table import Table
 from kvstore.wire import (
@@ -96,7 +97,7 @@ def put_rows(worker: Worker, segment: int, rows: Mapping[int, Sequence[float]], 
     return PutRows(worker.me(), 0, segment, len(rows), buffers=[*buffers, *fields.pop("parts", [])], **fields)
 
 
-def freeze(worker: Worker, segment: int, clock: int = 0, since: int | None = None) -> FreezeTable:
+def freeze(worker: Worker, segment: int, clock: int = 0, since: Version | None = None) -> FreezeTable:
     return FreezeTable(worker.me(), 0, segment, clock, since)
 
 

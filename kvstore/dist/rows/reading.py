@@ -11,6 +11,7 @@ import numpy as np
 
 from kvstore.dist.requests import Requests
 from kvstore.errors import WireError
+from kvstore.lineage import Version
 from kvstore.member.outstanding import Question, ready
 from kvstore.member.session import Session
 from kvstore.rows.frozen_rows import Page
@@ -35,10 +36,12 @@ class TableReading:
 
     Attributes:
         stripes: see above.
+        whole: why all rows are read, though only changes were asked for; empty if it is what was asked for.
     """
 
     def __init__(self, session: Session, requests: Requests, table: Table, stripes: Sequence[Frozen]) -> None:
         self.stripes = stripes
+        self.whole = next((frozen.whole for frozen in stripes if frozen.whole), "")
         self._session = session
         self._requests = requests
         self._table = table
@@ -59,7 +62,7 @@ class TableReading:
     @property
     def version(self) -> int:
         """How many updates the table had had; where its stripes differ, the most."""
-        return max(frozen.version for frozen in self.stripes)
+        return max(Version(*frozen.at).number for frozen in self.stripes)
 
     @property
     def steps(self) -> int:
@@ -73,8 +76,8 @@ class TableReading:
             name: PartSpec(dtype, columns)
             for name, dtype, columns in zip(first.names, first.dtypes, first.columns, strict=True)
         }
-        versions = [frozen.version for frozen in self.stripes]
-        return FrozenState(versions, [frozen.steps for frozen in self.stripes], parts, rule)
+        versions = [Version(*frozen.at) for frozen in self.stripes]
+        return FrozenState(versions, [frozen.steps for frozen in self.stripes], parts, rule, self.whole)
 
     def pages(self, state: bool = True) -> Iterator[Page]:
         """Yield all rows, some of one server's at a time; stripes take turns.

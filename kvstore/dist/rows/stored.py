@@ -13,6 +13,7 @@ from kvstore.dist.requests import Requests
 from kvstore.dist.rows.pending import sendable
 from kvstore.dist.rows.plan import RowPlan
 from kvstore.dist.rows.reading import TableReading
+from kvstore.lineage import Version
 from kvstore.member.outstanding import PendingRequest, Question, ready
 from kvstore.member.session import Session
 from kvstore.rows.ids import Ids, stripes_of
@@ -181,14 +182,24 @@ class StoredTables:
                 totals[name] = max(before, count) if name == "version" else before + count
         return totals
 
-    def freeze(self, segments: Sequence[Segment], clock: int, since: Sequence[int] | None = None) -> TableReading:
+    def freeze(self, segments: Sequence[Segment], clock: int, since: Sequence[Version] | None = None) -> TableReading:
         """Have the servers keep a table as it is once the round ``clock`` is over, and return what reads it.
 
         Args:
             segments: of the table, in the order of servers.
             clock: see above.
-            since: only rows that have changed since the version of each stripe; None for all.
+            since: only rows that have changed since the state of each stripe; None for all. All rows are read if a
+                server does not know what has changed; see ``TableReading.whole``.
         """
+        reading = self._freeze(segments, clock, since)
+        if not reading.whole or all(frozen.whole for frozen in reading.stripes):
+            return reading
+        with reading:  # the rows that have gone on the other servers would be missing in changes, and come back
+            whole = self._freeze(segments, clock, None)
+        whole.whole = reading.whole
+        return whole
+
+    def _freeze(self, segments: Sequence[Segment], clock: int, since: Sequence[Version] | None) -> TableReading:
         operation = self._requests.operation("reading a table", [segments[0].key])
         frozen: dict[int, Frozen] = {}
         questions = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.spec import Spec
-from kvstore.table import Table
+from kvstore.table import Capacity, Table
 
 CUT = 3000  # elements: more than the bound of these jobs, so each server has a part
 
@@ -247,5 +248,34 @@ def test_arrays_and_tables_are_told_apart() -> None:
                     reader.row_sparse_pull("fixed", row_ids=[10])
                 with pytest.raises(UsageError, match="2 keys, 1 row_ids"):
                     reader.row_sparse_pull(["fixed", "grows"], row_ids=[[1]])
+
+        job.run(work)
+
+
+def test_what_a_reader_holds_is_no_older_than_it_says_when_versions_come_again(tmp_path: Path) -> None:
+    with job_with_readers() as job:
+
+        def work(store: DistStore) -> None:
+            store.init("t", Table(dim=2, evict=Capacity(2)))
+
+            def push(times: int, value: float) -> None:
+                for _ in range(times):
+                    store.push("t", RowSparse([0, 1], torch.full((2, 2), value)), wait=True)
+
+            def read(max_staleness: int) -> list[float]:
+                return reader.row_sparse_pull("t", row_ids=[0, 1], max_staleness=max_staleness)[:, 0].tolist()
+
+            push(2, 1.0)
+            store.save_table("t", tmp_path)
+            push(3, 2.0)
+            with reader_of(job) as reader:
+                assert read(3) == [2, 2]
+                store.load_table("t", tmp_path)
+                push(4, 3.0)  # one past the version that the reader holds
+                assert read(3) == [3, 3]
+                store.put_rows("t", RowSparse([0, 1, 2, 3, 4, 5], torch.full((6, 2), 4.0)))
+                assert read(3) == [4, 4]
+                store.evict("t")
+                assert read(3) == store.row_sparse_pull("t", row_ids=[0, 1])[:, 0].tolist()
 
         job.run(work)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvstore.errors import KVStoreError, Mismatch, UsageError
+from kvstore.lineage import Version
 from kvstore.reading.held import HeldValue, ReadSegment
 from kvstore.reading.row_pull import RowPull
 from kvstore.spec import Spec
@@ -24,10 +25,10 @@ def answered(pull: RowPull, slack: int, version: int) -> list[dict[str, Any]]:
     """The fields of the requests, each of which is answered with rows that are their version."""
     asked = []
     for server, _, fields, take in pull.asks(slack):
-        held = np.frombuffer(fields["buffers"][1], np.int64) if fields["held"] else np.full(fields["count"], -1)
+        held = np.frombuffer(fields["buffers"][1], np.int64) if fields["lineage"] else np.full(fields["count"], -1)
         positions = np.flatnonzero((held < 0) | (version - held > slack))
         rows = np.full((len(positions), 2), version, np.float32)
-        take(RowsRead(1, version, len(positions), [rows.tobytes(), positions.tobytes()]))
+        take(RowsRead(1, Version(7, version), len(positions), [rows.tobytes(), positions.tobytes()]))
         asked.append({"server": server, **fields})
     return asked
 
@@ -50,11 +51,11 @@ def test_rows_are_held_if_they_may_be_old() -> None:
     assert value.pulled == (5, 5)
     second = RowPull(value, [3, 4], None)
     asked = answered(second, 2, 7)
-    assert [fields["held"] for fields in asked] == [True, True]
+    assert [fields["lineage"] for fields in asked] == [None, 7]
     assert second.result()[:, 0].tolist() == [5, 7]
     assert value.pulled == (5, 7)
     third = RowPull(value, [3, 4], None)
-    assert [fields["held"] for fields in answered(third, 0, 9)] == [False, False]
+    assert [fields["lineage"] for fields in answered(third, 0, 9)] == [None, None]
     assert third.result()[:, 0].tolist() == [9, 9]
 
 

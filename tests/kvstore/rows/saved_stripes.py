@@ -15,9 +15,9 @@ IDS = np.arange(-12, 13)
 class Stripes:
     """A table on several servers, and a model of it: one table."""
 
-    def __init__(self, table, count):
+    def __init__(self, table, count, lineage=1000):
         self.table, self.rule = table, Momentum()
-        self.parts = [RowTable(table, stripe, count) for stripe in range(count)]
+        self.parts = [RowTable(table, stripe, count, lineage=lineage) for stripe in range(count)]
         for part in self.parts:
             part.use(self.rule)
 
@@ -43,7 +43,7 @@ class Stripes:
         versions = [None] * len(self.parts) if base is None else base.manifest.versions
         frozen = [part.freeze(since=version) for part, version in zip(self.parts, versions, strict=True)]
         described = FrozenState(
-            versions=[each.version for each in frozen],
+            versions=[each.at for each in frozen],
             steps=[each.steps for each in frozen],
             parts=self.parts[0].parts if state else {},
             rule=self.rule.rule if state else None,

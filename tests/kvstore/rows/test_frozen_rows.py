@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from row_rules import Momentum
 
 from kvstore.errors import UsageError
+from kvstore.lineage import Version
 from kvstore.rows.row_table import RowTable
 from kvstore.table import Capacity, Table
 
@@ -53,13 +54,13 @@ def test_pages_show_the_table_as_it_was_while_rows_change_go_and_come(before, du
 @settings(max_examples=25)
 @given(st.lists(PUSH, max_size=5), st.lists(PUSH, max_size=5))
 def test_what_has_changed_since_a_version_makes_the_old_table_the_new_one(before, after):
-    table = RowTable(Table(dim=2, evict=Capacity(8)))
+    table = RowTable(Table(dim=2, evict=Capacity(8)), lineage=7)
     for number, ids in enumerate(before):
         _push(table, None, ids, number)
     content = _content([table.freeze().page(0, 999)])
     for number, ids in enumerate(after, 50):
         _push(table, None, ids, number)
-    changes = table.freeze(since=len(before))
+    changes = table.freeze(since=Version(7, len(before)))
     for number in changes.gone_page(0, 999).tolist():
         content.pop(number, None)
     content |= _content([changes.page(0, 999)])
@@ -100,10 +101,10 @@ def test_pages_that_have_been_passed_cannot_be_read():
 
 
 def test_what_is_not_known_any_more_is_an_error():
-    table = RowTable(Table(dim=2))
+    table = RowTable(Table(dim=2), lineage=7)
     _push(table, None, [1], 0)
     table.put(np.array([2]), np.ones((1, 2), np.float32), {}, version=None)
     with pytest.raises(UsageError, match="save the whole table"):
-        table.freeze(since=1)
+        table.freeze(since=Version(7, 1))
     with pytest.raises(UsageError, match="is at 1"):
-        table.freeze(since=5)
+        table.freeze(since=Version(table.lineage, 5))

@@ -1,5 +1,7 @@
 """Saved tables, read without servers, whatever has become of the files."""
 
+import json
+
 import numpy as np
 import pytest
 from saved_stripes import IDS, Stripes, saved
@@ -80,3 +82,15 @@ def test_only_a_table_of_the_same_kind_can_be_loaded(tmp_path):
     for other in (Table(dim=3), Table(shape=(9, 2)), Table(dim=2, dtype="float64")):
         with pytest.raises(UsageError, match="key 't' is"):
             require_known(opened, "t", other)
+
+
+def test_a_delta_of_another_course_is_not_opened(tmp_path):
+    stripes = saved(tmp_path)
+    stripes.push([2], 1)
+    stripes.save(tmp_path, since=1)
+    path = tmp_path / "save-00000002" / "manifest.json"
+    fields = json.loads(path.read_text())
+    fields["lineages"] = [lineage + 1 for lineage in fields["lineages"]]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match="of another course of the table"):
+        open_table(tmp_path)

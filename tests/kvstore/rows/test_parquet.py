@@ -14,7 +14,7 @@ from kvstore.table import Table
 def _save(rows, directory, since=None):
     def freeze(versions):
         frozen = rows.freeze(None if versions is None else versions[0])
-        return FrozenReading([frozen]), FrozenState([frozen.version], [frozen.steps], rows.parts, "momentum")
+        return FrozenReading([frozen]), FrozenState([frozen.at], [frozen.steps], rows.parts, "momentum")
 
     return save_table(directory, "t", rows.table, 1, since, True, freeze, True, OpenSaves()).result
 
@@ -28,10 +28,10 @@ def test_a_table_is_exported_with_its_states(tmp_path):
     rule.states["moment"] = rule.states["moment"]._replace(dtype="float64")
     rows.use(rule)
     rows.update(np.array([-5, 2**62]), np.ones((2, 3)), rule)
-    since = _save(rows, tmp_path / "table")
+    _save(rows, tmp_path / "table")
     rows.use(None)
     rows.update(np.array([7]), np.full((1, 3), 7.0), None)
-    _save(rows, tmp_path / "table", since)
+    _save(rows, tmp_path / "table")  # whole, for states have been dropped
     assert export_parquet(tmp_path / "table", tmp_path / "plain.parquet") == 3
     plain = parquet.read_table(tmp_path / "plain.parquet").to_pydict()
     opened = open_table(tmp_path / "table")

@@ -216,3 +216,40 @@ def test_a_copy_goes_on_as_the_table_does():
 def test_ids_of_others_are_refused(ids, wrong):
     with pytest.raises(UsageError, match=wrong):
         RowTable(Table(shape=(9, 2)), 1, 2).require(_ids(ids))
+
+
+def test_a_lineage_goes_on_with_updates_and_ends_with_what_no_version_counts():
+    table, rule = RowTable(Table(dim=WIDTH, evict=Capacity(4)), lineage=100), Momentum()
+    lineages = []
+
+    def note():
+        lineages.append(table.at.lineage)
+
+    note()
+    table.use(rule)
+    note()
+    table.update(_ids([1, 2, 3]), _grads([1, 2, 3], 0), rule)
+    table.use(rule)
+    table.evict()
+    note()
+    table.put(_ids([4, 5, 6]), _grads([4, 5, 6], 1), {}, None)
+    note()
+    assert table.evict() > 0  # rows that were pulled until now
+    note()
+    table.use(None)
+    note()
+    assert lineages == [100, 101, 101, 102, 103, 104]
+    other = RowTable(table.table, lineage=7)
+    other.restore(table.rest())  # a standby
+    assert other.at == table.at
+    other.restore({name: part for name, part in table.rest().items() if name != "lineage"})  # a checkpoint
+    assert other.at.lineage != table.at.lineage
+    assert other.at.number == table.at.number
+
+
+def test_nothing_continues_a_table_without_a_lineage():
+    table = RowTable(Table(dim=WIDTH))
+    table.update(_ids([1]), _grads([1], 0), None)
+    assert table.unknown(table.at)
+    table.put(_ids([1]), _grads([1], 0), {}, None)
+    assert table.unknown(table.at)

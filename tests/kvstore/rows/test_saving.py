@@ -7,6 +7,7 @@ import pytest
 
 import kvstore as kv
 from kvstore.errors import CheckpointError, DeadlineExceeded, UsageError
+from kvstore.lineage import Version
 from kvstore.rows import saving
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.open_table import open_table
@@ -41,7 +42,7 @@ class _Reading:
 def _save(directory, reading, wait, others=None):
     others = others or OpenSaves()
     return save_table(
-        directory, "t", TABLE, 1, None, True, lambda _: (reading, FrozenState([3], [3], {})), wait, others
+        directory, "t", TABLE, 1, None, True, lambda _: (reading, FrozenState([Version(7, 3)], [3], {})), wait, others
     )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from saved_stripes import IDS, Stripes, saved
 
 from kvstore.errors import CheckpointError, UsageError
+from kvstore.lineage import Version
 from kvstore.rows.open_table import open_table
 from kvstore.rows.table_files import FrozenState, base_of, folders, write_save
 from kvstore.table import MinCount, Table, Unseen
@@ -54,7 +55,7 @@ def test_a_save_that_fails_leaves_the_last_one_and_nothing_of_its_own(tmp_path):
         yield stripes.parts[0].freeze().page(0, 9)
         raise RuntimeError("lost")
 
-    state = FrozenState([2, 2], [2, 2], stripes.parts[0].parts)
+    state = FrozenState([Version(7, 2)] * 2, [2, 2], stripes.parts[0].parts)
     with pytest.raises(RuntimeError, match="lost"):
         write_save(tmp_path, "t", stripes.table, state, broken())
     assert os.listdir(tmp_path) == ["save-00000001"]  # noqa: PTH208
@@ -74,7 +75,7 @@ def test_a_save_without_a_manifest_is_none_and_its_number_is_not_used_again(tmp_
 
 def test_pages_that_bring_a_row_twice_or_are_of_another_table_are_refused(tmp_path):
     stripes = saved(tmp_path)
-    state = FrozenState([1, 1], [1, 1], stripes.parts[0].parts)
+    state = FrozenState([Version(7, 1)] * 2, [1, 1], stripes.parts[0].parts)
     page = stripes.parts[0].freeze().page(0, 9)
     with pytest.raises(UsageError, match="came twice"):
         write_save(tmp_path, "t", stripes.table, state, [page, page])

@@ -16,6 +16,8 @@ from kvstore.rows.table_manifest import from_json, load_manifest, to_json
         ("rows", 5),
         ("rows", True),
         ("versions", []),
+        ("lineages", [1]),
+        ("lineages", [1, -1]),
         ("parts", {"../seen": ["int64", 0]}),
         ("parts", {"seen": ["object", 0]}),
         ("parts", {"rows": ["int64", 0]}),

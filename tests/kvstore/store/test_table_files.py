@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -138,3 +139,104 @@ def test_a_save_is_of_the_rows_whoever_they_belong_to(tmp_path: Path) -> None:
         store.init("other", kv.Table(shape=(4, 2)))
         store.load_table("other", tmp_path)
         assert store.row_sparse_pull("other", row_ids=[0, 1, 2, 3])[:, 0].tolist() == [0, 1, 0, 1]
+
+
+@every
+def test_a_delta_is_of_the_course_that_it_continues(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Versions come again after each of these, and some change rows that no version counts."""
+
+    def load(store: kv.KVStore) -> None:
+        store.load_table("t", tmp_path / "table" / "save-00000001")
+
+    def other_rule(store: kv.KVStore) -> None:
+        store.set_optimizer("adamw", learning_rate=0.1)  # its states have the names of adam's
+
+    def no_states(store: kv.KVStore) -> None:
+        store.set_optimizer("sgd", learning_rate=0.1)
+        store.set_optimizer("adamw", learning_rate=0.1)
+
+    def put(store: kv.KVStore) -> None:
+        store.put_rows("t", kv.RowSparse([6, 9], torch.full((2, WIDTH), 5.0)))
+
+    def work(store: kv.KVStore) -> None:
+        store.set_optimizer("adam", learning_rate=0.1)
+        store.init("t", KEPT)
+        since = None
+        for change in (lambda _: None, load, other_rule, no_states, put):
+            push(store, 0, 12)
+            if store.rank == 0:
+                since = store.save_table("t", tmp_path / "table").wait()
+            store.barrier()
+            change(store)
+            store.barrier()
+            push(store, 0, 3)
+            if store.rank == 0:
+                caplog.clear()
+                store.save_table("t", tmp_path / "table", since=since)
+                store.save_table("t", tmp_path / change.__name__)
+                delta, whole = kv.open_table(tmp_path / "table", verify=True), kv.open_table(tmp_path / change.__name__)
+                assert torch.equal(delta.lookup(IDS), whole.lookup(IDS))
+                assert parts_of(delta) == parts_of(whole)
+                said = [message for message in caplog.messages if "all rows are saved, not only changes" in message]
+                assert (delta.manifest.base is None) == (len(said) == 1) == (change.__name__ != "<lambda>")
+            store.barrier()
+
+    run(work)
+
+
+def parts_of(opened: kv.OpenTable) -> dict[int, list[tuple[str, bytes]]]:
+    """What belongs to each row of a saved table beside its values."""
+    return {
+        int(number): [(name, part[place].tobytes()) for name, part in page.parts.items()]
+        for page in opened.pages()
+        for place, number in enumerate(page.ids)
+    }
+
+
+def test_a_delta_with_states_continues_no_save_without(tmp_path: Path) -> None:
+    with kv.create("local") as store:
+        store.set_optimizer("adam", learning_rate=0.1)
+        store.init("t", kv.Table(dim=WIDTH))
+        push(store, 0, 5)
+        since = store.save_table("t", tmp_path, state=False).wait()
+        push(store, 0, 2)
+        store.save_table("t", tmp_path, since=since)
+        opened = kv.open_table(tmp_path)
+        assert opened.manifest.base is None
+        assert all(len(parts) == len(opened.manifest.parts) > 1 for parts in parts_of(opened).values())
+        store.save_table("t", tmp_path, state=False, since=opened.version)
+        assert kv.open_table(tmp_path).manifest.base is not None
+
+
+def test_a_delta_continues_no_save_of_an_older_version_which_still_loads(tmp_path: Path) -> None:
+    with kv.create("local") as store:
+        begin(store, kv.Table(dim=WIDTH))
+        push(store, 0, 5)
+        since = store.save_table("t", tmp_path).wait()
+        path = tmp_path / "save-00000001" / "manifest.json"
+        fields = json.loads(path.read_text())
+        del fields["lineages"]
+        path.write_text(json.dumps(fields))
+        store.init("other", kv.Table(dim=WIDTH))
+        store.load_table("other", tmp_path)
+        assert torch.equal(*(store.row_sparse_pull(key, row_ids=IDS) for key in ("t", "other")))
+        push(store, 0, 2)
+        store.save_table("t", tmp_path, since=since)
+        assert kv.open_table(tmp_path).manifest.base is None
+
+
+def test_a_table_whose_rows_have_all_gone_keeps_its_count_of_updates(tmp_path: Path) -> None:
+    table = kv.Table(dim=WIDTH, evict=kv.Unseen(1))
+    with kv.create("local") as store:
+        store.set_optimizer("adam", learning_rate=0.1)
+        store.init(["t", "other"], [table, table])
+        push(store, 0, 2)
+        for _ in range(3):
+            push(store, 0, 0)
+        assert store.table_statistics("t")["rows"] == 0
+        store.save_table("t", tmp_path)
+        store.load_table("other", tmp_path)
+        for key in ("t", "other"):
+            store.push(key, grads(torch.arange(4), 1.0), wait=True)
+            store.push(key, grads(torch.arange(4), 3.0), wait=True)
+        assert torch.equal(*(store.row_sparse_pull(key, row_ids=range(4)) for key in ("t", "other")))

@@ -14,10 +14,10 @@ def test_values_lie_at_whole_steps() -> None:
 
 
 def test_a_reader_may_hold_nothing_of_a_segment() -> None:
-    read = ReadValues(ME, 0, [4, 9], [NOT_HELD, 12], 3)
+    read = ReadValues(ME, 0, [4, 9], 7, [NOT_HELD, 12], 3)
     assert decode(encode(read)) == read
     with pytest.raises(WireError, match="one length"):
-        ReadValues(ME, 0, [4, 9], [12], 3)
+        ReadValues(ME, 0, [4, 9], 7, [12], 3)
 
 
 def test_what_is_found_adds_up() -> None:

@@ -23,7 +23,7 @@ def desk() -> ReadDesk:
 
 
 def read(rank: int = 0, seq: int = 1, store: int = 0) -> ReadValues:
-    return ReadValues(sender(rank, seq, role="reader"), store, [4], [-1], 0)
+    return ReadValues(sender(rank, seq, role="reader"), store, [4], 0, [-1], 0)
 
 
 def answers(one: ReadDesk) -> list[tuple[bytes, Any]]:

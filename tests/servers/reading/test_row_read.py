@@ -19,7 +19,7 @@ from servers.store.served_store import ServedStore
 
 def store() -> ServedStore:
     """A table of 10 rows of two numbers, of which this server has the even ones."""
-    served = ServedStore(Rule("sync"), range(1))
+    served = ServedStore(Rule("sync"), range(1), lineage=7)
     table = Table(shape=(10, 2), init="constant", scale=1.0)
     served.tables.init(InitTables(sender(), 0, [4], ["t"], [table.described], 0, 2))
     return served
@@ -41,7 +41,13 @@ def begin(
     buffers = [bytearray(np.array(ids, np.int32).tobytes())]
     if versions is not None:
         buffers.append(bytearray(np.array(versions, np.int64).tobytes()))
-    fields = {"count": len(ids), "wide": False, "held": versions is not None, "buffers": buffers, **more}
+    fields = {
+        "count": len(ids),
+        "wide": False,
+        "lineage": None if versions is None else served.buckets.table(4).table.lineage,
+        "buffers": buffers,
+        **more,
+    }
     return RowRead(served, ReadRows(sender(role="reader"), 0, 4, slack=slack, **fields), Heap())
 
 
@@ -59,7 +65,7 @@ def test_rows_come_in_the_order_of_their_ids_with_the_tables_version() -> None:
     served = store()
     push(served, 1, 4, 7.0)
     reply = finish(begin(served, [8, 4, 8]))
-    assert (reply.version, reply.count, rows_of(reply)) == (1, 3, [[1, 1], [7, 7], [1, 1]])
+    assert (reply.at.number, reply.count, rows_of(reply)) == (1, 3, [[1, 1], [7, 7], [1, 1]])
     assert len(reply.buffers) == 1
 
 
@@ -68,10 +74,10 @@ def test_rows_that_are_fresh_enough_do_not_come() -> None:
     for clock in (1, 2, 3):
         push(served, clock, 4, float(clock))
     reply = finish(begin(served, [2, 4, 6], [2, -1, 1], slack=1))
-    assert (reply.version, rows_of(reply)) == (3, [[3, 3], [1, 1]])
+    assert (reply.at.number, rows_of(reply)) == (3, [[3, 3], [1, 1]])
     assert np.frombuffer(reply.buffers[1], np.int64).tolist() == [1, 2]
     nothing = finish(begin(served, [2], [3]))
-    assert (nothing.count, nothing.version) == (0, 3)
+    assert (nothing.count, nothing.at.number) == (0, 3)
 
 
 def test_rows_that_an_update_overtakes_are_gathered_anew() -> None:
@@ -80,7 +86,19 @@ def test_rows_that_an_update_overtakes_are_gathered_anew() -> None:
     assert read.step(8) is None
     push(served, 1, 2, 5.0)
     reply = finish(read, 8)
-    assert (reply.version, rows_of(reply)[0]) == (1, [5, 5])
+    assert (reply.at.number, rows_of(reply)[0]) == (1, [5, 5])
+
+
+def test_rows_that_are_put_meanwhile_are_gathered_anew_though_the_version_is_the_same() -> None:
+    served = store()
+    table = served.buckets.table(4).table
+    held = table.lineage
+    read = begin(served, [2, 4, 6], [0, 0, 0], slack=9, lineage=held)
+    table.put(np.array([2, 4, 6]), np.full((3, 2), 5, np.float32), {}, None)
+    reply = finish(read, 8)
+    assert rows_of(reply) == [[5, 5]] * 3
+    assert reply.at != (held, 0)
+    assert reply.at.number == 0
 
 
 def test_rows_that_updates_always_overtake_are_gathered_at_once() -> None:
@@ -92,7 +110,7 @@ def test_rows_that_updates_always_overtake_are_gathered_at_once() -> None:
         steps += 1
         push(served, steps, 2, float(steps))
     assert steps == TRIES + 1
-    assert (reply.version, rows_of(reply)[0]) == (TRIES, [TRIES, TRIES])
+    assert (reply.at.number, rows_of(reply)[0]) == (TRIES, [TRIES, TRIES])
 
 
 @pytest.mark.parametrize(
@@ -103,7 +121,7 @@ def test_rows_that_updates_always_overtake_are_gathered_at_once() -> None:
         ([3], {}, UsageError),  # of the other server
         ([2], {"count": 2}, WireError),
         ([2], {"wide": True}, WireError),
-        ([2], {"held": True}, WireError),
+        ([2], {"lineage": 7}, WireError),
         ([2], {"buffers": []}, WireError),
     ],
 )

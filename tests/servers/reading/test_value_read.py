@@ -19,7 +19,7 @@ SIZES = {4: 100, 9: 3}
 
 
 def store(mode: str = "sync") -> ServedStore:
-    served = ServedStore(Rule(mode), range(1))
+    served = ServedStore(Rule(mode), range(1), lineage=7)
     for number, size in SIZES.items():
         data = bytearray(torch.zeros(size).numpy().tobytes())
         served.init(Init(sender(), 0, [number], [f"key {number}"], [0], [[size]], "float32", [data]))
@@ -31,8 +31,8 @@ def push(served: ServedStore, number: int, clock: int, value: float) -> None:
     served.push(b"", Push(sender(seq=clock), 0, [number], [clock], False, None, None, buffers=[data]))
 
 
-def begin(served: ServedStore, held: dict[int, int], slack: int = 0) -> ValueRead:
-    message = ReadValues(sender(role="reader"), 0, list(held), list(held.values()), slack)
+def begin(served: ServedStore, held: dict[int, int], slack: int = 0, lineage: int = 7) -> ValueRead:
+    message = ReadValues(sender(role="reader"), 0, list(held), lineage, list(held.values()), slack)
     return ValueRead(served, message, Heap())
 
 
@@ -63,6 +63,12 @@ def test_what_is_fresh_enough_does_not_come(held: int, slack: int, comes: bool) 
     push(served, 9, 2, 2.0)
     reply = finish(begin(served, {9: held}, slack))
     assert (reply.versions, reply.positions, len(reply.buffers)) == ([2], [0] * comes, comes)
+
+
+@pytest.mark.parametrize("lineage", [0, 6, 8])
+def test_what_is_held_of_another_lineage_is_not_fresh(lineage: int) -> None:
+    reply = finish(begin(store(), {4: 0, 9: NOT_HELD}, slack=9, lineage=lineage))
+    assert (reply.lineage, reply.positions) == (7, [0, 1])
 
 
 def test_a_segment_that_a_round_changes_is_copied_anew() -> None:

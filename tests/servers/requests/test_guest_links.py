@@ -113,5 +113,5 @@ def test_guests_may_leave_and_are_asked_of_nothing_else() -> None:
     links = links_of(1)
     asked: list[Request] = [Explain(sender(-1, role="observer"), 1), Leave(sender(-1, role="observer"), None)]
     assert [links.refusal(b"a", request) for request in asked] == [None, None]
-    read = ReadValues(sender(-1, role="observer"), 0, [1], [-1], 0)
+    read = ReadValues(sender(-1, role="observer"), 0, [1], 0, [-1], 0)
     assert "sent a ReadValues" in why(links.refusal(b"a", read))

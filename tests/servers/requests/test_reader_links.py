@@ -12,7 +12,7 @@ from servers.requests.reader_links import ReaderLinks
 def requests(role: str = "reader") -> list[Request]:
     return [
         Connect(sender(-1, role=role)),
-        ReadValues(sender(0, role=role), 0, [1], [-1], 0),
+        ReadValues(sender(0, role=role), 0, [1], 0, [-1], 0),
         Leave(sender(0, role=role), None),
     ]
 

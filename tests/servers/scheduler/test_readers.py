@@ -109,7 +109,7 @@ def test_what_is_not_there_is_no_fault_of_the_job(ordinal: int) -> None:
 
 
 def test_values_are_not_here() -> None:
-    assert "to the servers" in Job().ask(ReadValues(READER, 0, [], [], 0)).text
+    assert "to the servers" in Job().ask(ReadValues(READER, 0, [], 0, [], 0)).text
 
 
 def test_when_the_job_is_over_readers_are_told() -> None:

@@ -27,7 +27,7 @@ def test_a_table_is_frozen_after_its_round_and_read_while_it_changes():
     desk.reply(a, push_rows(a, {7: {1: (1, 1), 2: (2, 2)}}))
     frozen = desk.reply(a, freeze(a, 7, clock=1))
     assert isinstance(frozen, Frozen)
-    assert (frozen.rows, frozen.gone, frozen.version) == (2, 0, 1)
+    assert (frozen.rows, frozen.gone, frozen.at[1]) == (2, 0, 1)
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, 2))
     page = desk.reply(a, read_frozen(a, frozen.number, state=True))
     assert isinstance(page, FrozenPage)
@@ -75,9 +75,10 @@ def test_the_ids_of_rows_that_have_gone_are_read_too_and_too_long_pages_are_refu
     desk = with_tables(1, tables={7: Table(dim=2, evict=Capacity(1)), 8: Table(shape=(1 << 20, 64))})
     optimized(desk, lr=1.0)
     (a,) = desk.workers
-    for clock in (1, 2):
-        desk.reply(a, push_rows(a, {7: {clock: (1, 1)}}, clock))
-    frozen = desk.reply(a, freeze(a, 7, clock=2, since=1))
+    desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, 1))
+    first = desk.reply(a, freeze(a, 7, clock=1))
+    desk.reply(a, push_rows(a, {7: {2: (1, 1)}}, 2))
+    frozen = desk.reply(a, freeze(a, 7, clock=2, since=first.at))
     page = desk.reply(a, read_frozen(a, frozen.number, gone=True))
     assert (frozen.gone, page.count) == (1, 1)
     assert np.frombuffer(page.buffers[0], np.int64).tolist() == [1]
