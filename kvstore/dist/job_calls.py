@@ -43,11 +43,7 @@ class JobCalls(StoreCalls, JobInterface):
         return self._join(timeout)
 
     def begin_join(self, timeout: float | None = None) -> None:
-        """See ``KVStore``.
-
-        Args:
-            timeout: how long to wait for pushes to take effect, in a store whose every push is an update.
-        """
+        """See ``KVStore``."""
         self._require_join()
         self._begin_join(timeout)
 

@@ -193,6 +193,8 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, JobCalls, KVStore):
             if not arrays:
                 return Ticket("pull")
             key, out = list(arrays), list(arrays.values())
+        if self._on_pull is not None:
+            self._on_pull(out)
         return Ticket(self._pushes.make("pull", self._prepare(key, out=out, copy=copy), priority, wait))
 
     def pushpull(

@@ -50,6 +50,8 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
                 if getattr(member, "__doc__", None) == "See ``KVStore``.":
                     member.__doc__ = getattr(KVStore, name).__doc__
 
+    _on_pull: Callable[[Any], None] | None = None
+
     def __init__(self, name: str = "") -> None:
         self._name = name or type(self).__name__.lower()
         self._kind: type | None = None
@@ -125,6 +127,8 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
         outs = self._pairs(key, out)
         if ignore_sparse:
             outs = self._arrays_of(outs)
+        if self._on_pull is not None:
+            self._on_pull(out)
         return finish(self._pull(outs, priority, copy), wait)
 
     def pushpull(
@@ -226,6 +230,13 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
         raise self._unsupported("set_gradient_compression")
 
     # ---- the store itself
+
+    def watch_pulls(self, on_pull: Callable[[Any], None]) -> None:
+        """Have ``on_pull`` called with each ``out`` that the program passes to ``pull``, before it is written.
+
+        For what must tell the store's own values from others that the program writes to the same arrays.
+        """
+        self._on_pull = on_pull
 
     def companion(self) -> KVStore:
         """Return a new store of the same workers and devices that sums what is pushed, whatever this one does with it.

@@ -74,10 +74,13 @@ class JobInterface(Named):
             raise self._unsupported("join")
         return self.rank
 
-    def begin_join(self) -> None:
+    def begin_join(self, timeout: float | None = None) -> None:
         """Say that this worker has run out of batches, and return at once; ``join`` waits for the others.
 
         A store that cannot do so does nothing, and says it in ``join``.
+
+        Args:
+            timeout: how long to wait for pushes to take effect, in a store whose every push is an update.
         """
 
     def reserve_join(self, advice: str) -> ReservedJoin:

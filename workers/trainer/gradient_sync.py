@@ -75,6 +75,8 @@ class GradientSync:
             forward=forward,
         )
         self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
+        if self._writes is not None:
+            store.watch_pulls(self._writes.pulled)
         self._overlapping = partial(self._overlapping, writes=self._writes)
         self._renew = False
         self._overlap = self._overlapping(frozen=frozen)

@@ -13,8 +13,9 @@ does not count is found for certain in small models only, and elsewhere if it to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -41,6 +42,7 @@ class Watched:
         kept: the sampled elements as they were.
         writes: how many writes torch had counted.
         total: the sum of its bits, where it is; None if none is kept.
+        pulled: whether the program has pulled the store's value into it since then.
     """
 
     key: Key
@@ -52,6 +54,7 @@ class Watched:
     kept: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8, device="cpu"))
     writes: int = 0
     total: torch.Tensor | None = None
+    pulled: bool = False
 
     def look(self) -> None:
         """Make the view anew, if the parameter has got other memory."""
@@ -65,7 +68,7 @@ class Watched:
     def note(self) -> None:
         """Note all but ``kept``."""
         self.look()
-        self.writes = write_count(self.tensor)
+        self.writes, self.pulled = write_count(self.tensor), False
         large = self.tensor.numel() >= LARGE or not len(self.sample)
         self.total = _total(self.tensor) if self.stride > 1 and large else None
 
@@ -77,7 +80,9 @@ class Watched:
         return self.total is not None and write_count(self.tensor) != self.writes
 
     def differs(self) -> bool:
-        """Whether the parameter is another one than when it was noted."""
+        """Whether the parameter is another one than when it was noted, and no value of the store."""
+        if self.pulled:
+            return False
         self.look()
         if len(self.sample) != len(self.kept) or not torch.equal(self.sample, self.kept.to(self.sample.device)):
             return True
@@ -123,6 +128,12 @@ class OutsideWrites:
             each.kept = each.sample.clone()
             self._kept = []
 
+    def pulled(self, out: Any) -> None:
+        """Note that the program pulls values of the store into ``out``, arrays in lists or not."""
+        places = {tensor.data_ptr() for tensor in _tensors(out)}
+        for each in self._each():
+            each.pulled |= each.tensor.data_ptr() in places
+
     @torch.no_grad()
     def require_none(self) -> None:
         """Raise ``UsageError`` if something else has been written into a parameter."""
@@ -167,6 +178,14 @@ class OutsideWrites:
             "max_norm do), but the store holds the weights, and this step would overwrite what was written: "
             f"{self._advice}"
         )
+
+
+def _tensors(out: Any) -> Iterator[torch.Tensor]:
+    if isinstance(out, torch.Tensor):
+        yield out
+    elif isinstance(out, list | tuple):
+        for each in out:
+            yield from _tensors(each)
 
 
 def _alike(entries: Sequence[Watched]) -> list[list[Watched]]:

@@ -164,3 +164,29 @@ def test_frozen_parameters_may_be_written_to() -> None:
     tensors[1].fill_(2)
     with pytest.raises(kv.UsageError, match="'1' has been written"):
         writes.require_none()
+
+
+@pytest.mark.parametrize("kvstore", ["device", "dist_async"])
+def test_values_that_the_program_pulls_from_the_store_are_no_writes(kvstore: str) -> None:
+    def train(store: kv.KVStore) -> None:
+        model = network()
+        trainer = Trainer(model.named_parameters(), "sgd", {"lr": 0.1}, kvstore=store, update_on_kvstore=True)
+        names, weights = zip(*model.named_parameters(), strict=True)
+        for step in range(3):
+            backward(model, *batch(step))
+            trainer.step()
+            store.pull(names[0], out=weights[0].data)
+            store.pull(list(names[1:]), out=[weight.data for weight in weights[1:]])
+        backward(model, *batch(3))
+        trainer.step()
+        with torch.no_grad():
+            weights[0].mul_(2)
+        backward(model, *batch(4))
+        with pytest.raises(kv.UsageError, match="has been written"):
+            trainer.step()
+
+    if kvstore == "device":
+        train(kv.create(kvstore))
+    else:
+        with ThreadedJob(2, 1) as cluster:
+            cluster.run(train, mode="async")
