@@ -127,11 +127,8 @@ def _methods(kind: type) -> Iterator[types.FunctionType]:
 
 def _check_current(defined: Defined, value: Any) -> None:
     """Refuse source that is not that of the object: of a file that has changed, or without a method set later."""
-    # All of the source: Python compiles a call such as `np.zeros(2)` otherwise where it sees `import numpy as np`.
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | (__future__.annotations.compiler_flag if defined.postponed else 0)
-    whole = compile(defined.source, defined.filename, "exec", flags, dont_inherit=True)
     lines = range(defined.line, (defined.statement().end_lineno or defined.line) + 1)
-    code = [part for part in _all_code(whole) if part.co_firstlineno in lines]
+    code = [part for unit in _units(defined) for part in _all_code(unit) if part.co_firstlineno in lines]
     function = inspect.unwrap(value)
     if function is not value and not getattr(defined.statement(), "decorator_list", None):
         raise LookupError("it was wrapped after its `def`; write what wraps it above that, with @")
@@ -143,6 +140,19 @@ def _check_current(defined: Defined, value: Any) -> None:
         if not any(_same(function.__code__, other) for other in code):
             what = f"its method {function.__name__} was set later, or its" if isinstance(value, type) else "its"
             raise LookupError(f"{what} source has changed since it was defined")
+
+
+def _units(defined: Defined) -> Iterator[types.CodeType]:
+    """The code of a definition's source, compiled in each way in which a session may have compiled it.
+
+    Python compiles all of a file at once. IPython and Python's prompt compile each statement of a cell by itself. The
+    code differs: a call such as ``np.zeros(2)`` is compiled otherwise where ``import numpy as np`` is seen with it.
+    """
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | (__future__.annotations.compiler_flag if defined.postponed else 0)
+    whole = ast.parse(defined.source)
+    around = [node for node in whole.body if first_line(node) <= defined.line <= (node.end_lineno or node.lineno)]
+    for body in (whole.body, around):
+        yield compile(ast.Module(body, []), defined.filename, "exec", flags, dont_inherit=True)
 
 
 def _all_code(code: types.CodeType) -> Iterator[types.CodeType]:

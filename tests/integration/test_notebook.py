@@ -33,11 +33,11 @@ json.dump(shown, sys.stdout)
 
 CELLS = [
     "import numpy as np, torch\nimport launcher\nfrom workers import Trainer",
-    """
-class Net(torch.nn.Module):
+    """from torch import nn
+class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear = torch.nn.Linear(2, 1)
+        self.linear = nn.Linear(2, 1)
 
     def forward(self, x):
         return self.linear(scaled(x))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import codeop
 import io
 import linecache
 import pickle
@@ -26,13 +28,16 @@ class Notebook:
         monkeypatch.setitem(sys.modules, "__main__", self.main)
         monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
         self._count = 0
+        self._compile = codeop.Compile()  # keeps `from __future__ import annotations`, as IPython's does
 
-    def cell(self, text: str) -> dict[str, Any]:
-        """Execute a cell; return the names of `__main__`."""
+    def cell(self, text: str, *, whole: bool = False) -> dict[str, Any]:
+        """Execute a cell, compiled statement by statement as IPython does, or whole; return the names of `__main__`."""
         self._count += 1
         text, name = textwrap.dedent(text), f"<cell {self._count}>"
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        exec(compile(text, name, "exec", dont_inherit=True), vars(self.main))
+        body = ast.parse(text).body
+        for part in [body] if whole else [[statement] for statement in body]:
+            exec(self._compile(ast.Module(part, []), name, "exec"), vars(self.main))  # type: ignore[arg-type]
         return vars(self.main)
 
     def carry(self, value: Any) -> Any:

@@ -46,10 +46,28 @@ def test_a_function_that_has_run_often_is_the_same(notebook: Notebook) -> None:
     assert sources.definition("train", notebook.main.train).line == 1
 
 
-def test_a_function_beside_the_import_that_it_uses(notebook: Notebook) -> None:
-    notebook.cell("import math\ndef train(x): return math.sqrt(x)\nclass Net:\n    def f(self): return math.sqrt(4)")
-    assert sources.definition("train", notebook.main.train).line == 2
-    assert sources.definition("Net", notebook.main.Net).line == 3
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_function_beside_the_import_that_it_uses(notebook: Notebook, whole: bool) -> None:
+    notebook.cell(
+        """
+        import math
+        def train(x): return math.sqrt(x)
+        class Net:
+            def f(self): return math.sqrt(4)
+        if math.pi > 3:
+            def also(x): return math.sqrt(x)
+        """,
+        whole=whole,
+    )
+    for name, line in {"train": 3, "Net": 4, "also": 7}.items():
+        assert sources.definition(name, getattr(notebook.main, name)).line == line
+
+
+def test_a_method_that_was_set_later_is_not_taken(notebook: Notebook) -> None:
+    notebook.cell("import math\nclass Net:\n    def f(self): return math.sqrt(4)")
+    notebook.cell("def f(self): return math.sqrt(9)\nNet.f = f")
+    with pytest.raises(LookupError):
+        sources.definition("Net", notebook.main.Net)
 
 
 def test_a_file_that_has_changed_is_not_taken(notebook: Notebook, tmp_path: Path) -> None:
