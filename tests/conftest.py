@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -43,3 +45,15 @@ def _outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
 def _time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is asked what a late call waits for can say it, however busy the machine. Tests of silence set it back."""
     monkeypatch.setattr("kvstore.member.late_calls.EXPLAIN_S", PROMPT)
+
+
+@pytest.fixture
+def none_ignored() -> Iterator[None]:
+    """Signals end a process that has not been told to ignore them, even in `nohup make test &`, where all have been."""
+    handlers = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    ignored = [signum for signum in handlers if signal.getsignal(signum) is signal.SIG_IGN]
+    for signum in ignored:
+        signal.signal(signum, handlers[signum])
+    yield
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)

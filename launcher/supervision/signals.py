@@ -43,8 +43,10 @@ class SignalQueue:
         self._write.setblocking(False)
         self._before_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         for signum in (*ENDING, CHILD):
-            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
-                continue  # nohup launch.py ...
+            # `nohup launch.py ...` begins with SIGHUP ignored, `launch.py ... &` in a script with SIGINT ignored:
+            # Ctrl-C is meant for what runs in the foreground then.
+            if signum in (signal.SIGHUP, signal.SIGINT) and signal.getsignal(signum) is signal.SIG_IGN:
+                continue
             self._before[signum] = signal.signal(signum, _leave_it_to_the_queue)
         return self
 

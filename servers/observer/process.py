@@ -85,7 +85,7 @@ def run_observer(env: Mapping[str, str]) -> int:
     try:
         over = _lifeline() if LIFELINE.read(env) else None
         if over is None:  # no launch.py ends this process
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            # It has Python's handler, or is ignored, as in a script with `kvstore-status ... &`: that must stay so.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         _observe(env, over)
     except KeyboardInterrupt:

@@ -122,6 +122,7 @@ def test_a_worker_that_exits_with_7(tmp_path: Path) -> None:
         assert not running.members()
 
 
+@pytest.mark.usefixtures("none_ignored")
 def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path) -> None:
     with job(tmp_path, TRAIN, workers=1, servers=1) as running:
         running.until(running.said("training"), "training")

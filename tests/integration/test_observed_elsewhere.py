@@ -55,6 +55,7 @@ def own() -> Iterator[Path]:
 
 @pytest.mark.long
 @pytest.mark.timeout(3 * LONG)
+@pytest.mark.usefixtures("none_ignored")
 @pytest.mark.parametrize("starter", ["mpirun", pytest.param("torchrun", marks=pytest.mark.faults)])
 def test_a_job_that_runs_gets_a_page_and_a_trace(starter: str, tmp_path: Path, own: Path) -> None:
     if shutil.which(STARTERS[starter][0]) is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import tempfile
 import uuid
@@ -43,12 +42,9 @@ def shadowed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def hangups() -> Iterator[None]:
-    """A hangup ends who has not been told to ignore it, even in `nohup make test`, where all have been."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+@pytest.fixture(autouse=True)
+def _none_ignored(none_ignored: None) -> None:
+    """launch.py would leave ignored what was ignored at its start."""
 
 
 @pytest.fixture

@@ -80,7 +80,6 @@ def test_waiting_ends_when_it_is_done_or_time_is_up(clock: Clock) -> None:
     assert not passing(clock).wait(lambda: False, 0, list)
 
 
-@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_interrupts_and_a_childs_end_does_not(roll_call: RollCall, signum: int) -> None:
     os.kill(os.getpid(), signal.SIGCHLD)

@@ -96,7 +96,6 @@ def job(over_ssh: Site) -> Job:
     return made
 
 
-@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_to_launch_py(job: Job, signum: int, code: int) -> None:
     job.run.send(signum)

@@ -21,7 +21,6 @@ def raised(*signums: int) -> None:
         os.kill(os.getpid(), signum)
 
 
-@pytest.mark.usefixtures("hangups")
 def test_signals_are_taken_in_their_order_once() -> None:
     with SignalQueue() as signals:
         assert signals.take() == []
@@ -50,12 +49,13 @@ def test_afterwards_all_is_as_it_was() -> None:
     assert signal.set_wakeup_fd(wakeup) == wakeup
 
 
-def test_under_nohup_a_hangup_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("ignored", [signal.SIGHUP, signal.SIGINT])
+def test_what_was_ignored_at_the_start_stays_ignored(ignored: signal.Signals) -> None:
+    before = signal.signal(ignored, signal.SIG_IGN)  # `nohup launch.py ...`, and `launch.py ... &` in a script
     try:
         with SignalQueue() as signals:
-            raised(signal.SIGHUP, signal.SIGTERM)
+            raised(ignored, signal.SIGTERM)
             assert signals.take() == [signal.SIGTERM]
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(ignored) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(ignored, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -146,3 +147,13 @@ def test_a_name_must_be_that_of_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path:
     for name in ("7", str(tmp_path)):
         with pytest.raises(ConfigError):
             run_observer({"KVSTORE_OBSERVE": name})
+
+
+def test_an_interrupt_that_was_ignored_at_the_start_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # `kvstore-status ... --page &` in a script
+    try:
+        with pytest.raises(ConfigError):
+            run_observer({"KVSTORE_OBSERVE": "/nowhere"})
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

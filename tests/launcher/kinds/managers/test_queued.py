@@ -120,7 +120,6 @@ def test_who_waits_is_told_so(
     assert capfd.readouterr().err.count("launch.py: Fake job 7 is waiting: PENDING (Resources)") == 1
 
 
-@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_job_that_runs_ends_in_order(manage: Callable[..., Manager], signum: int, capfd: Any) -> None:
     manager = manage(RUNNING, send(signum), RUNNING)
