@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, even if the power fails; and manifests, read back."""
+"""Files that are replaced whole or not at all, even if the power fails; manifests, read back; files of others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvstore.errors import CheckpointError
 
 # Errors of file systems that cannot sync directories. Their own journal, if any, decides when names are on the disk.
 _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+_MXNET_ARRAYS = 0x112.to_bytes(8, "little")  # then 8 bytes of zeros: NDArray::Save of a list
 
 
 @contextmanager
@@ -44,6 +45,39 @@ def replacing(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterato
             sync_directory(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def foreign_format(path: str | os.PathLike[str]) -> str | None:
+    """Return what a file of another library is, and what to do with it; None if it is none that is known.
+
+    For files that could not be read: somebody who comes from MXNet passes MXNet's, which are not damaged.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            start = file.read(16)
+    except OSError:
+        return None
+    if start[8:9] == b"{":  # safetensors, whose length of header may begin like the others
+        return None
+    if start == _MXNET_ARRAYS + bytes(8):
+        name = Path(path).name
+        return (
+            "a file of MXNet's arrays (.params), not of safetensors. Convert it where MXNet is installed: "
+            'safetensors.numpy.save_file({name.split(":", 1)[-1]: array.asnumpy() for name, array in '
+            f'mx.nd.load("{name}").items()}}, "{Path(name).stem}.safetensors"), and give the arrays of '
+            "safetensors.torch.load_file to model.load_state_dict, by the model's own names"
+        )
+    if start[:1] == b"\x80" or start.startswith((b"(dp", b"(lp", b"}q")):
+        return (
+            "a pickle, as MXNet's .states are, and torch.save's files were. Pickles are not read, because they can run "
+            "any code. States of MXNet's optimizers cannot be converted: begin with the weights, and with new states"
+        )
+    if start.startswith(b"PK"):
+        return (
+            "an archive of torch.save, or of numpy.savez (MXNet 2's arrays), not of safetensors. Load it with "
+            "torch.load or numpy.load, and give the weights to model.load_state_dict"
+        )
+    return None
 
 
 def read_manifest(path: Path, most: int, what: str) -> bytes:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from kvstore.errors import UsageError
-from kvstore.job.files import replacing
+from kvstore.job.files import foreign_format, replacing
 from kvstore.optim.states import StateTensors
 from kvstore.spec import Key, Spec, check_key
 from kvstore.values import spec_of
@@ -149,6 +149,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         with safe_open(os.fspath(path), framework="pt") as file:
             yield file
     except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
+        if (other := foreign_format(path)) is not None:
+            raise UsageError(f"{path} is {other}") from None
         raise UsageError(f"{path} is damaged: {exc}") from None
 
 

@@ -29,7 +29,7 @@ from torch import nn
 
 from kvstore import CheckpointError, KVStoreError, Mismatch, UsageError
 from kvstore.checkpoint.tensors import require_names
-from kvstore.job.files import replacing
+from kvstore.job.files import foreign_format, replacing
 from kvstore.optim.states_file import read_residuals
 from workers.common.tensors import PLAIN, is_dense, is_expanded, overwrite, pack, unpack
 from workers.embedding.modules import TableModule
@@ -235,6 +235,9 @@ def _read(
             tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             about = json.loads((file.metadata() or {}).get("about", "{}"))
     except (OSError, SafetensorError) as exc:
+        for there in (path, path.with_suffix(".params")):  # MXNet's weights of the same prefix and epoch
+            if (other := foreign_format(there)) is not None:
+                raise CheckpointError(f"{path}: {'' if path.exists() else 'missing; '}{there.name} is {other}") from exc
         raise CheckpointError(f"{path}: missing or damaged: {exc}") from exc
     if not isinstance(about, dict) or about.pop("format", None) != wanted:
         raise CheckpointError(f"{path}: not a file that Checkpoint wrote")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from safetensors.torch import save_file
 
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import describe
-from kvstore.optim.states_file import FORMAT, read, read_residuals, require_keys, require_optimizer, write
+from kvstore.optim.states_file import (
+    FORMAT,
+    read,
+    read_keys,
+    read_note,
+    read_residuals,
+    require_keys,
+    require_optimizer,
+    write,
+)
 from kvstore.optim.updater import Updater
 from kvstore.spec import Key, Spec
 
@@ -111,6 +121,23 @@ def test_a_file_of_another_kind(tensors: Any, metadata: Any, text: str, tmp_path
     save_file(tensors, tmp_path / "s", metadata)
     with pytest.raises(UsageError, match=text):
         read(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("content", "called"),
+    [
+        (pickle.dumps({0: None}), "a pickle, as MXNet's .states are"),
+        (pickle.dumps({0: None}, 0), "a pickle, as MXNet's .states are"),
+        (b"\x12\x01" + bytes(14) + b"\x01", "a file of MXNet's arrays"),
+        (b"PK\x03\x04", "an archive of torch.save"),
+        (b"\x80\x02" + bytes(6) + b'{"x', "damaged"),  # safetensors with a header of 640 bytes, cut off
+    ],
+)
+def test_a_file_of_another_library_is_called_what_it_is(content: bytes, called: str, tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(content)
+    for read_it in (read, read_residuals, read_note, read_keys):
+        with pytest.raises(UsageError, match=f"s is {called}"):
+            read_it(tmp_path / "s")
 
 
 @pytest.mark.parametrize("found", ["[1]", '{"rank": 1e999, "plain": {}}', '{"rank": 0, "plain": 5}', "[" * 100_000])

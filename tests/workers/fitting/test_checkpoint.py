@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,21 @@ def test_missing_and_damaged_files_are_errors_that_name_them(saved: Checkpoint, 
 def test_other_files_are_none(saved: Checkpoint) -> None:
     saved.weights.write_bytes(saved.states().read_bytes())
     with pytest.raises(CheckpointError, match=r"safetensors: not a file that Checkpoint wrote"):
+        go_on(saved)
+
+
+def test_files_of_mxnet_are_called_what_they_are(saved: Checkpoint) -> None:
+    own, params = saved.states().read_bytes(), saved.weights.with_suffix(".params")
+    saved.states().write_bytes(pickle.dumps({0: None}))
+    with pytest.raises(kv.UsageError, match=r"model-0001.states is a pickle, as MXNet's .states are"):
+        go_on(saved)
+    saved.states().write_bytes(own)
+    saved.weights.unlink()
+    params.write_bytes(b"\x12\x01" + bytes(14) + b"\x01")
+    with pytest.raises(CheckpointError, match=r"safetensors: missing; model-0001.params is a file of MXNet's arrays"):
+        go_on(saved)
+    params.rename(saved.weights)
+    with pytest.raises(CheckpointError, match=r"safetensors: model-0001.safetensors is a file of MXNet's arrays"):
         go_on(saved)
 
 
