@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from kvstore.errors import UsageError
 from kvstore.table import Table
+from kvstore.values import as_tensor
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
@@ -27,29 +29,119 @@ def require_ids(what: str, given: Any, table: Table) -> Ids:
         UsageError: an id is no integer or can be none of the table's. The message has the first such, and its position.
     """
     array: Any
-    if isinstance(given, torch.Tensor) and given.dtype == torch.int64 and given.is_cpu and not given.is_sparse:
+    if isinstance(given, torch.Tensor) and given.dtype == torch.int64 and given.is_cpu and _is_plain(given):
         array = given.numpy()  # the common case, which is to cost little: a call may have many tables
-    elif isinstance(given, torch.Tensor):
-        if given.dtype == torch.bool or given.is_floating_point() or given.is_complex() or given.is_sparse:
-            raise UsageError(f"{what} must be integers, not {_kind(given)}")
-        array = given.detach().cpu().numpy()
     else:
-        try:
-            array = np.asarray(given)
-        except (TypeError, ValueError) as exc:  # lists of unequal lengths
-            raise UsageError(f"{what} must be an array of integers: {exc}") from None
+        array = array_of_ids(what, given)
         if not array.size and array.dtype == np.float64 and not hasattr(given, "dtype"):
             array = array.astype(np.int64)  # an empty list
+    if isinstance(given, torch.Tensor) and array.dtype.kind not in "iu":
+        raise UsageError(f"{what} must be integers, not {_kind(given)}")
     if array.dtype.kind not in "iu":
         raise UsageError(f"{what} must be integers of at most 64 bits, not {_kind(array)}")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
-        _require(what, array, array > np.uint64(2**63 - 1), "ids are int64: pass a uint64 hash as ids.view('int64')")
+        view = "torch.int64" if isinstance(given, torch.Tensor) else "'int64'"
+        _require(what, array, array > np.uint64(2**63 - 1), f"ids are int64: pass a uint64 hash as ids.view({view})")
     ids: Ids = array.astype(np.int64, copy=False)
     if table.rows is None or not ids.size:
         return ids
     if ids.view(np.uint64).max() >= table.rows:  # negative ids are large numbers there
         _require(what, ids, (ids < 0) | (ids >= table.rows), f"{table} has the ids 0 to {table.rows - 1}")
     return ids
+
+
+def array_of_ids(what: str, given: Any) -> np.ndarray[Any, Any]:
+    """Return what a user gives as ids as an array of its own shape and dtype, which may be none of integers yet.
+
+    Raises:
+        UsageError: there is no array of it, or it has what is no number: text, None, an integer that needs more bits.
+    """
+    if isinstance(given, torch.Tensor):
+        return _of_tensor(what, given)
+    if isinstance(given, np.ndarray | np.generic) and given.dtype != object:
+        return np.asarray(given)
+    if hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray):
+        return as_tensor(given).cpu().numpy()
+    if callable(getattr(given, "values", None)) and callable(getattr(given, "lengths", None)):  # torchrec's
+        ids = "ids[KEY]" if hasattr(given, "keys") else "ids"
+        raise UsageError(
+            f"{what} must be an array of integers, not a {type(given).__name__}: give the EmbeddingBag of each table "
+            f"{ids}.values() and offsets={ids}.offsets(), and make it with include_last_offset=True"
+        )
+    if isinstance(given, np.ndarray | np.generic):  # of objects: numpy looks what they are
+        given = given.tolist()
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, OverflowError):
+        array = np.asarray(None)
+    if array.dtype.kind not in "iu" or array.dtype == np.uint64:
+        _explain(what, given, array)
+    return array
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether numpy can have a tensor's memory."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _of_tensor(what: str, given: torch.Tensor) -> np.ndarray[Any, Any]:
+    if given.is_nested:
+        raise UsageError(
+            f"{what} must be an array of integers, not a nested tensor: give an EmbeddingBag made with "
+            "include_last_offset=True the ids.values() and offsets=ids.offsets() of one whose layout is torch.jagged, "
+            "or fill the bags up with padding_idx: ids.to_padded_tensor(PADDING)"
+        )
+    if given.is_meta:
+        raise UsageError(f"{what} are a tensor on the device meta, which has no values: pass ids on a real device")
+    if not _is_plain(given):
+        raise UsageError(
+            f"{what} must be in a dense tensor of integers, not in one of {given.layout}: pass ids.to_dense()"
+        )
+    if given.dtype == torch.bfloat16:  # which numpy has not
+        given = given.float()
+    return given.detach().cpu().numpy()
+
+
+def _explain(what: str, given: Any, array: np.ndarray[Any, Any]) -> None:
+    """Raise the error for ids in lists that numpy has made no integers of 64 bits from; not for other numbers."""
+    if not isinstance(given, list | tuple) and array.dtype == object:
+        raise UsageError(f"{what} must be integers, in an array, a tensor or a list, not a {type(given).__name__}")
+    for position, each in enumerate(_flat(given)):
+        said = f"{what} must be integers of 64 bits, and at position {position} is {_short(each)}: "
+        if isinstance(each, str | bytes):
+            raise UsageError(
+                f"{said}number such ids yourself, or pass a hash to a table that grows: "
+                "int.from_bytes(hashlib.blake2b(TEXT.encode(), digest_size=8).digest(), signed=True, byteorder='big')"
+            )
+        if each is None:
+            raise UsageError(f"{said}leave out what is missing, or pass the id that is the module's padding_idx")
+        if isinstance(each, int | np.integer) and not -(2**63) <= each < 2**63:
+            raise UsageError(
+                f"{said}ids are int64. Pass hashes as numpy.array([id % 2**64 for id in ids], 'uint64').view('int64')"
+            )
+        if array.dtype == object and not isinstance(each, float | int | np.number):
+            raise UsageError(f"{said}that is a {type(each).__name__}")
+    if array.dtype == object:
+        raise UsageError(
+            f"{what} must be an array of integers, and these are lists of several lengths: pass all ids one after the "
+            "other, and where each list begins as offsets, to an EmbeddingBag; or fill the lists up with padding_idx"
+        )
+
+
+def _flat(given: Any) -> Iterator[Any]:
+    """The elements of nested lists and arrays, in order."""
+    if isinstance(given, list | tuple):
+        for each in given:
+            yield from _flat(each)
+    elif isinstance(given, np.ndarray | torch.Tensor):
+        yield from np.asarray(given).flat
+    else:
+        yield given
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _kind(array: Any) -> str:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from kvstore.errors import Mismatch, UsageError
+from kvstore.rows.ids import array_of_ids
 from kvstore.spec import Key, as_shape
-from kvstore.values import as_dtype, as_tensor
+from kvstore.values import as_dtype, as_tensor, readable
 
 
 class RowSparse:
@@ -44,7 +45,7 @@ class RowSparse:
         Raises:
             UsageError: ids are no integers, or do not fit rows or shape.
         """
-        given = torch.from_numpy(integers("the ids of a RowSparse", ids))
+        given = torch.from_numpy(readable(integers("the ids of a RowSparse", ids)))
         numbers, values = given.reshape(-1), as_tensor(rows)
         if values.dim() > given.dim() > 1 and values.shape[: given.dim()] == given.shape:
             values = values.reshape(len(numbers), *values.shape[given.dim() :])
@@ -202,17 +203,7 @@ def integers(what: str, given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     Raises:
         UsageError: it has something else than integers, or one that needs more than 63 bits.
     """
-    if isinstance(given, np.ndarray | np.generic):
-        array = np.asarray(given)
-    elif isinstance(given, torch.Tensor):
-        array = given.detach().cpu().numpy()
-    elif hasattr(given, "__dlpack__"):
-        array = as_tensor(given).cpu().numpy()
-    else:
-        try:
-            array = np.asarray(given)
-        except (ValueError, TypeError) as exc:  # of several lengths
-            raise UsageError(f"{what} must be integers: {exc}") from None
+    array = array_of_ids(what, given)
     if array.dtype.kind not in "iu" and array.size:
         position = next((i for i, each in enumerate(array.flat) if not _is_integer(each)), 0)
         raise UsageError(
@@ -220,8 +211,9 @@ def integers(what: str, given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         )
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
         position = int(np.argmax(array >= 2**63))
+        view = "torch.int64" if isinstance(given, torch.Tensor) else "'int64'"
         raise UsageError(
-            f"{what} are int64, and at position {position} is {array.flat[position]}: pass hashes as ids.view('int64')"
+            f"{what} are int64, and at position {position} is {array.flat[position]}: pass hashes as ids.view({view})"
         )
     return array.astype(np.int64, copy=False)
 

@@ -14,7 +14,6 @@ from kvstore import UsageError
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import integers
 from kvstore.table import Table
-from workers.common.tensors import to_tensor
 from workers.common.torch_internals import write_count
 from workers.embedding.id_order import Sort, as_torch
 
@@ -96,7 +95,7 @@ def look_up_all(wanted: Sequence[TableIds], sort: Sort = as_torch) -> list[Looku
     Raises:
         UsageError: ids are no integers, or one of them cannot be in its table.
     """
-    tensors = [_tensor(each.given) for each in wanted]
+    tensors = [ids_tensor(each.key, each.given) for each in wanted]
     writes = [_writes(tensor) for tensor in tensors]
     flat = [_flat(each.key, tensor) for each, tensor in zip(wanted, tensors, strict=True)]
     sizes = [ids.numel() for ids in flat]
@@ -122,14 +121,18 @@ def look_up_all(wanted: Sequence[TableIds], sort: Sort = as_torch) -> list[Looku
     return lookups
 
 
-def _tensor(given: Any) -> torch.Tensor:
-    """Return ``given`` as a tensor; a copy of what is none, for nobody tells of writes to it."""
-    return given if isinstance(given, torch.Tensor) else to_tensor(given).clone()
+def ids_tensor(key: Any, given: Any) -> torch.Tensor:
+    """Return ids as a tensor; a copy of what is none, for nobody tells of writes to it.
+
+    Raises:
+        UsageError: they are no integers.
+    """
+    return given if isinstance(given, torch.Tensor) else torch.from_numpy(integers(f"ids of {key!r}", given).copy())
 
 
 def _flat(key: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return ``ids`` as int64 of one dimension, on the CPU."""
-    if not (ids.dtype == torch.int64 and ids.is_cpu and ids.layout == torch.strided):
+    if not (ids.dtype == torch.int64 and ids.is_cpu and ids.layout == torch.strided and not ids.is_nested):
         ids = torch.from_numpy(integers(f"ids of {key!r}", ids))
     return ids.reshape(-1)
 

@@ -16,9 +16,8 @@ from kvstore.errors import choices
 from kvstore.spec import Key
 from kvstore.table import Admission, Eviction, Table
 from workers.common.checks import at_least
-from workers.common.tensors import to_tensor
 from workers.embedding.exchange import RowExchange
-from workers.embedding.lookups import Lookup, TableIds
+from workers.embedding.lookups import Lookup, TableIds, ids_tensor
 from workers.embedding.whole import load_table, table_state
 
 log = logging.getLogger(__name__)
@@ -102,12 +101,12 @@ class TableModule(nn.Module):
 
     def table_ids(self, ids: Any) -> TableIds:
         """Return what ``ids`` ask of the table."""
-        return TableIds(self.key, self.table, ids, self.padding_idx)
+        return TableIds(self.key, self.table, ids_tensor(self.key, ids), self.padding_idx)
 
-    def _rows(self, given: torch.Tensor) -> tuple[Lookup, torch.Tensor]:
+    def _rows(self, given: Any) -> tuple[Lookup, torch.Tensor]:
         """Return the lookup of ``given``, and its rows."""
         lookup, rows = self.exchange.rows(self.table_ids(given))
-        return lookup, rows.to(given.device)
+        return lookup, rows.to(lookup.given.device)
 
     @property
     def frozen(self) -> bool:
@@ -228,7 +227,7 @@ class Embedding(TableModule):
             UsageError: these are no integers, or one of them is not in the table.
             KVStoreError: the rows did not come.
         """
-        lookup, rows = self._rows(to_tensor(input))
+        lookup, rows = self._rows(input)
         if self.trains:
             rows = self.exchange.watch(self.key, lookup, rows, self.weight)
         padding = len(lookup.ids) if lookup.padded else None
@@ -285,7 +284,14 @@ class EmbeddingBag(TableModule):
             UsageError: these are no integers, or one of them is not in the table.
             KVStoreError: the rows did not come.
         """
-        lookup, rows = self._rows(to_tensor(input))
+        input = ids_tensor(self.key, input)
+        if input.dim() not in (1, 2) or (input.dim() == 1) == (offsets is None):
+            given = f"ids of shape {tuple(input.shape)} and {'no ' if offsets is None else ''}offsets"
+            raise UsageError(
+                f"the EmbeddingBag of {self.key!r} was given {given}: pass ids of shape (bags, ids of each), or all "
+                "ids one after the other, in one dimension, and offsets=, a tensor of where each bag begins"
+            )
+        lookup, rows = self._rows(input)
         if self.trains:
             bags = lookup.inverse.dim() == 2 and offsets is None and per_sample_weights is None and not lookup.padded
             if bags and self.mode == "sum" and rows.is_cpu:

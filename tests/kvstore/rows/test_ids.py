@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+import kvstore
+import workers
 from kvstore.errors import UsageError
 from kvstore.rows.ids import mixed, require_ids, stripes_of
 from kvstore.table import Table
@@ -57,6 +59,68 @@ def test_what_is_no_id_of_the_table_is_refused(given, message):
         return
     with pytest.raises(UsageError, match=message):
         require_ids("row_ids", given, FIXED)
+
+
+class KeyedJaggedTensor:
+    """As torchrec's."""
+
+    def keys(self):
+        return ["a"]
+
+    def values(self):
+        return torch.tensor([1])
+
+    def lengths(self):
+        return torch.tensor([1])
+
+
+NO_IDS = [
+    ([1, 2**63], r"at position 1 is 9223372036854775808: ids are int64\. .*id % 2\*\*64"),
+    ([2**63], r"at position 0 is 9223372036854775808: .*id % 2\*\*64"),
+    ([[1, 2], [2**70, 3]], r"at position 2 is 1180591620717411303424: .*id % 2\*\*64"),
+    ([-(2**63) - 1], "at position 0 is -9223372036854775809"),
+    ([1, "u7"], "at position 1 is 'u7': number such ids yourself, or pass a hash to a table that grows"),
+    (np.array(["u7"]), "must be integers"),
+    ([1, None], "at position 1 is None: leave out what is missing"),
+    ([[1], [2, 3]], "lists of several lengths: .*offsets"),
+    ([torch.tensor([1]), torch.tensor([2, 3])], "lists of several lengths"),
+    (np.array([1, None], object), "at position 1 is None"),
+    (KeyedJaggedTensor(), r"not a KeyedJaggedTensor: .* ids\[KEY\]\.values\(\) and offsets=ids\[KEY\]\.offsets\(\)"),
+    ({1, 2}, "in an array, a tensor or a list, not a set"),
+    ({"a": 1}, "not a dict"),
+    (iter([1]), "not a list_iterator"),
+    (torch.nested.nested_tensor([torch.tensor([1]), torch.tensor([2, 3])], layout=torch.jagged), "nested tensor"),
+    (torch.eye(2, dtype=torch.long).to_sparse(), r"pass ids\.to_dense\(\)"),
+    (torch.zeros(1, 1, dtype=torch.long, device="meta"), "device meta"),
+    (torch.zeros(1, 1, dtype=torch.bfloat16), "must be integers"),
+    (np.array(["2020-01-01"], "datetime64[D]"), "must be integers"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), NO_IDS)
+def test_what_are_no_ids_is_refused_with_what_would_work(given, message):
+    store = kvstore.create("local")
+    bag = workers.EmbeddingBag(None, 2, store=store, key="t")
+    calls = [
+        lambda: require_ids("ids", given, GROWING),
+        lambda: kvstore.RowSparse(given, np.zeros((2, 2))),
+        lambda: bag(given),
+        lambda: workers.Embedding(10, 2, store=store, key="e")(given),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=message):
+            call()
+
+
+def test_the_advice_for_hashes_gives_ids():
+    hashes = [7, 2**63, 2**64 - 1, 2**70 + 3, -1]
+    ids = np.array([id % 2**64 for id in hashes], "uint64").view("int64")
+    assert require_ids("ids", ids, GROWING).tolist() == [7, -(2**63), -1, 3, -1]
+
+
+def test_objects_that_are_integers_are_ids():
+    assert require_ids("ids", np.array([1, 2**62], object), GROWING).tolist() == [1, 2**62]
+    assert require_ids("ids", [torch.tensor(1), np.int8(2), 3], GROWING).tolist() == [1, 2, 3]
 
 
 def test_a_hash_of_64_bits_without_sign_says_how_to_pass_it():

@@ -82,7 +82,7 @@ def test_no_rows() -> None:
             None,
             r"are int64, and at position 1 is 9223372036854775808: pass hashes as ids.view",
         ),
-        ([[0], [1, 2]], torch.zeros(3, 2), None, "must be integers"),
+        ([[0], [1, 2]], torch.zeros(3, 2), None, "must be an array of integers"),
         ([0, 1, 2], torch.zeros(2, 2), None, r"3 ids need 3 rows: an array of shape \(3, columns\), not of \(2, 2\)"),
         ([0, 1], torch.zeros(2), None, "2 ids need 2 rows"),
         (
@@ -142,3 +142,10 @@ def test_integers_keep_their_shape() -> None:
     assert integers("ids", torch.zeros(2, 0, dtype=torch.int32)).shape == (2, 0)
     assert integers("ids", [[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
     assert integers("ids", 5).shape == ()
+
+
+def test_ids_may_be_an_array_that_runs_backwards_or_is_read_only() -> None:
+    ids = np.arange(3)
+    ids.flags.writeable = False
+    for given in (ids[::-1], ids):
+        assert kv.RowSparse(given, torch.zeros(3, 2)).ids.tolist() == given.tolist()

@@ -417,3 +417,18 @@ def test_how_they_look() -> None:
     bag = workers.EmbeddingBag(5, 2, store=store, key=2, padding_idx=0)
     assert repr(bag) == "EmbeddingBag(5, 2, key=2, padding_idx=0, mode='mean')"
     assert bag.store is store
+
+
+@pytest.mark.parametrize(
+    ("ids", "offsets"),
+    [
+        ([1, 2], None),
+        (1, None),
+        (torch.zeros(2, 2, 2, dtype=torch.long), None),
+        ([[1, 2]], torch.tensor([0])),
+    ],
+)
+def test_bags_that_are_none_are_refused_with_what_would_work(ids: Any, offsets: Any) -> None:
+    bag = workers.EmbeddingBag(40, 4, store=Recorded("sgd", learning_rate=1.0), key="t")
+    with pytest.raises(kv.UsageError, match=r"pass ids of shape \(bags, ids of each\), or .* offsets="):
+        bag(ids, offsets)
