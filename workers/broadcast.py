@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | str |
     """
     relay = Relay(kvstore, root_rank)
     packed = bundle.pack(value) if relay.root else None
-    relay.agree("object")
+    relay.agree("an object")
     theirs = relay.send_packed(packed)
     return value if relay.root else theirs
 
@@ -110,9 +111,8 @@ def _broadcast_state(
     params = [param for param_group in optimizer.param_groups for param in param_group["params"]]
     packed, tensors = _state(optimizer, params, plain_only) if relay.root else (b"", [])
     numbers = [len(param_group["params"]) for param_group in optimizer.param_groups]
-    relay.agree(
-        f"{type(optimizer).__name__} {numbers} {describe({str(number): param for number, param in enumerate(params)})}"
-    )
+    described = describe({f"parameter {number}": param for number, param in enumerate(params)})
+    relay.agree(f"{type(optimizer).__name__} with groups of {numbers} parameters\n{described}")
     packed = relay.send_bytes(packed)
     if relay.root:
         relay.send(tensors)
@@ -211,17 +211,29 @@ class Relay:
             )
 
     def agree(self, what: str) -> None:
-        """Require that all workers broadcast the same thing, described by ``what``, from the same root."""
+        """Require that all workers broadcast the same thing, from the same root.
+
+        Args:
+            what: describes it; a line for each tensor, so that the error can name the first that differs.
+        """
         rows = self._gather.exchange([self._root_rank + 1, digest(what)])
-        for rank, (root, theirs) in enumerate(rows):
+        for rank, (root, _) in enumerate(rows):
             if root != self._root_rank + 1:
                 raise Mismatch(f"worker {rank} broadcasts from root_rank={root - 1}, this one from {self._root_rank}")
-            if theirs != digest(what):
-                raise Mismatch(
-                    f"worker {rank} broadcasts something else: names, shapes, dtypes and their order must be the "
-                    "same on "
-                    "all workers"
-                )
+        if len({theirs for _, theirs in rows}) == 1:
+            return
+        # All workers have the same rows, so all of them come here, and none waits for another.
+        mine, roots = what.split("\n"), self.send_bytes(what.encode()).decode().split("\n")
+        pairs = list(zip_longest(roots, mine))
+        first = next((place for place, (theirs, own) in enumerate(pairs) if theirs != own), -1)
+        places = [place for _, place in self._gather.exchange([1, first + 1])]
+        rank = next(rank for rank, place in enumerate(places) if place)
+        theirs = dict(enumerate(roots)).get(places[rank] - 1) or "nothing more"
+        own = f", where it has {pairs[first][1] or 'nothing more'}" if rank == self._store.rank else ""
+        raise Mismatch(
+            f"worker {rank} broadcasts something else than worker {self._root_rank}{own}: worker {self._root_rank} has "
+            f"{theirs} there. Names, shapes, dtypes and their order must be the same on all workers"
+        )
 
     def send_bytes(self, data: bytes) -> bytes:
         """Return the root's ``data``, of any length."""

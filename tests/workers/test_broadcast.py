@@ -230,6 +230,26 @@ class Odd(torch.optim.Optimizer):
         self.state["all"] = {"step": torch.tensor(4)}  # type: ignore[index]
 
 
+@pytest.mark.parametrize("root", [0, 1])
+def test_the_tensor_that_differs_is_named(cluster: ThreadedJob, root: int) -> None:
+    models = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3 + rank)) for rank in range(2)]
+    said: dict[int, str] = {}
+
+    def work(store: DistStore) -> None:
+        with pytest.raises(kv.Mismatch) as raised:
+            broadcast_parameters(models[store.rank], root, kvstore=store)
+        said[store.rank] = str(raised.value)
+        with pytest.raises(kv.Mismatch, match=r"1\.weight|nothing more"):
+            broadcast_parameters(models[0] if store.rank else models[0][:1], root, kvstore=store)
+        broadcast_parameters(models[0] if store.rank else copy.deepcopy(models[0]), root, kvstore=store)
+
+    cluster.run(work)
+    roots = f"worker {root} has 1.weight torch.float32 [{3 + root}, 2] there. "
+    start = f"worker {1 - root} broadcasts something else than worker {root}"
+    assert said[root].startswith(f"{start}: {roots}")
+    assert said[1 - root].startswith(f"{start}, where it has 1.weight torch.float32 [{4 - root}, 2]: {roots}")
+
+
 def test_states_keep_their_dtypes(cluster: ThreadedJob) -> None:
     params = [nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)]
     optimizers = [Odd([param]) for param in params]
