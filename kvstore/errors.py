@@ -23,8 +23,9 @@ Errors cross the wire as a name from ``BY_NAME`` and a text; nothing else is reb
 from __future__ import annotations
 
 import copy
+import difflib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 # A server or scheduler ends with this exit code if the job has failed elsewhere.
@@ -150,6 +151,23 @@ def again(error: KVStoreError) -> KVStoreError:
 def choices(valid: object) -> str:
     """Return valid names for a message: sorted, separated by commas."""
     return ", ".join(sorted(map(str, valid)))  # type: ignore[call-overload]
+
+
+MOST_GUESSED = 2000  # names among which a similar one is looked for; among more it would take seconds
+
+
+def nearest(given: object, valid: Collection[object]) -> str | None:
+    """Return the valid name that ``given``, which is none, may have been meant as; None if none is like it."""
+    names = [each for each in valid if isinstance(each, str)] if len(valid) <= MOST_GUESSED else []
+    close = difflib.get_close_matches(given, names) if isinstance(given, str) else []
+    # Of "adma" difflib finds "adamax" closer than "adam".
+    return max(close, key=lambda each: sorted(each) == sorted(given), default=None)  # type: ignore[call-overload]
+
+
+def meant(given: object, valid: Collection[object]) -> str:
+    """Return the end of a message that lists valid names: which of them may have been meant, if any."""
+    close = nearest(given, valid)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 def renamed(module: str, old_names: Mapping[str, tuple[str, Any]], stacklevel: int = 3) -> Callable[[str], Any]:

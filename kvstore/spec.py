@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections.abc import Collection, Iterable, Sequence
@@ -10,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kvstore.cached import cached
-from kvstore.errors import KeyNotInitialized, Mismatch, UsageError, choices
+from kvstore.errors import KeyNotInitialized, Mismatch, UsageError, choices, nearest
 
 Key: TypeAlias = "int | str"
-
-MOST_GUESSED = 2_000
 
 ITEMSIZE = {
     "float16": 2,
@@ -157,12 +154,11 @@ def without_value(key: Key, known: Collection[Key], where: str = "") -> KeyNotIn
 
     Args:
         key: a key.
-        known: all keys of the store. Among more than ``MOST_GUESSED`` none is looked for: it would take seconds.
+        known: all keys of the store. Among very many none is looked for.
         where: who does not know it, for the message.
     """
-    names = [each for each in known if isinstance(each, str)] if len(known) <= MOST_GUESSED else []
-    close = difflib.get_close_matches(key, names, n=1) if isinstance(key, str) else []
-    advice = f"did you mean {close[0]!r}? A new key needs init first" if close else "call init first"
+    close = nearest(key, known)
+    advice = f"did you mean {close!r}? A new key needs init first" if close else "call init first"
     return KeyNotInitialized(f"key {key!r} has no value{where}; {advice}")
 
 

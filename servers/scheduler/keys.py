@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.spec import Key, Spec, shorten, told_apart, without_value
+from kvstore.spec import Key, Spec, shorten, told_apart
 from kvstore.table import Table, TableSpec
 from kvstore.wire import Declare
 from servers.scheduler.placements import Columns, Placements, first_other
@@ -123,17 +123,17 @@ class DeclaredKeys:
             self._remove(group)
         return [outcome for group in done for outcome in self._settle(group.declaration, group.askers)]
 
+    @property
+    def with_values(self) -> Collection[Key]:
+        """The keys whose first values are on the servers."""
+        return self._placements.ready
+
     def look_up(self, keys: Sequence[Key]) -> tuple[list[Spec], Columns]:
-        """Return what ``keys`` are, and where; of an array whose rows a table has now, what the table is.
+        """Return what ``keys`` that have values are, and where; of an array whose rows a table has, what the table is.
 
         Raises:
-            KeyNotInitialized: one of them has no value.
             UsageError: see ``Placements.columns``.
         """
-        ready = self._placements.ready
-        for key in keys:
-            if key not in ready:
-                raise without_value(key, ready, " in this job yet")
         keys = [self._moved.get(key, key) for key in keys]
         return list(map(self._placements.specs.__getitem__, keys)), self._placements.columns(keys)
 

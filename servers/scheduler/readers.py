@@ -7,10 +7,11 @@ has been started again does not know them, and answers them all the same.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from kvstore.errors import KVStoreError, UsageError
+from kvstore.errors import KeyNotInitialized, KVStoreError, UsageError, nearest
+from kvstore.spec import Key
 from kvstore.table import TableSpec
 from kvstore.transport.base import Admission
 from kvstore.wire import (
@@ -119,7 +120,14 @@ class Readers:
         return seat.rank
 
     def _find(self, message: FindKeys) -> KeysFound:
-        number, store = self._stores.find(message.ordinal)
+        try:
+            number, store = self._stores.find(message.ordinal)
+        except KeyNotInitialized as exc:
+            raise KeyNotInitialized(f"{exc}{''.join(map(self._elsewhere, message.keys[:1]))}") from None
+        known = store.keys.with_values
+        for key in message.keys:
+            if key not in known:
+                raise self._without_value(key, message.ordinal, known)
         specs, columns = store.keys.look_up(message.keys)
         kinds = {spec: kind for kind, spec in enumerate(dict.fromkeys(specs))}
         return KeysFound(
@@ -131,3 +139,18 @@ class Readers:
             [spec.table.described if isinstance(spec, TableSpec) else None for spec in kinds],
             *columns,
         )
+
+    def _without_value(self, key: Key, ordinal: int, known: Collection[Key]) -> KeyNotInitialized:
+        if elsewhere := self._elsewhere(key):
+            return KeyNotInitialized(f"key {key!r} has no value in store {ordinal}, which this reader reads{elsewhere}")
+        close = nearest(key, known)
+        advice = f"did you mean {close!r}?" if close else "no worker has initialized it"
+        return KeyNotInitialized(f"key {key!r} has no value in this job yet; {advice}")
+
+    def _elsewhere(self, key: Key) -> str:
+        """Say which stores have a value of ``key``; empty if none has."""
+        stores = self._stores.having(key)
+        if not stores:
+            return ""
+        have = f"store {stores[0]} has" if len(stores) == 1 else f"stores {', '.join(map(str, stores))} have"
+        return f"; {have} key {key!r}: pass store={stores[0]} to kvstore.connect"

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Collection, Iterator, Sequence, Set
 
 from kvstore.errors import KeyNotInitialized, UsageError
+from kvstore.spec import Key
 from kvstore.wire import (
     MAX_STORES,
     Ack,
@@ -111,6 +112,10 @@ class Stores:
         if number is None:
             raise KeyNotInitialized(f"the job has no store {ordinal}: no worker has made it yet, or all have closed it")
         return number, self.of(number)
+
+    def having(self, key: Key) -> list[int]:
+        """Return which stores, counted as for ``find``, have a value of ``key``."""
+        return sorted(ordinal for ordinal, number in self._numbers.items() if key in self.of(number).keys.with_values)
 
     def serve(self, peer: bytes, request: Request, now: float = 0.0) -> tuple[list[Answer], Fault | None] | None:
         """Do what a worker asks of a store.

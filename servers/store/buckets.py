@@ -185,7 +185,9 @@ class Buckets:
                 raise UsageError(
                     f"key {target.name!r} is {target.description}: its rows are pushed and pulled by their ids"
                 ) from None
-            raise KeyNotInitialized(f"segment {number} has no value on this server; call init first") from None
+            raise KeyNotInitialized(
+                f"segment {number} has no value on this server: its key was not initialized, or the store was closed"
+            ) from None
 
     def of(self, ids: Sequence[int]) -> list[Bucket]:
         """Return the buckets that hold segments ``ids``, each once."""

@@ -47,11 +47,11 @@ class Job:
     def connect(self, nonce: int) -> Any:
         return self.ask(Connect(sender(-1, role="reader", incarnation=nonce)))
 
-    def init(self, *keys: str) -> None:
-        self.stores.serve(b"", OpenStore(sender(), 1))
+    def init(self, *keys: str, store: int = 1) -> None:
+        self.stores.serve(b"", OpenStore(sender(), store))
         specs = {"kinds": [0] * len(keys), "shapes": [[2000]], "dtypes": ["float32"]}
-        self.stores.serve(b"", Declare(sender(), 0, list(keys), **specs, bound=1000, longest=1 << 20))
-        self.stores.serve(b"", Ready(sender(), 0, list(keys)))
+        self.stores.serve(b"", Declare(sender(), store - 1, list(keys), **specs, bound=1000, longest=1 << 20))
+        self.stores.serve(b"", Ready(sender(), store - 1, list(keys)))
 
 
 READER = sender(0, role="reader", incarnation=7)
@@ -122,3 +122,20 @@ def test_when_the_job_is_over_readers_are_told() -> None:
 
 def test_a_greeting_is_not_answered() -> None:
     assert Job().readers.handle(b"reader", Here(Node("reader", 0, 7)), 0.0) == []
+
+
+def test_a_reader_of_another_store_is_told_which_store_has_the_key() -> None:
+    job = Job()
+    job.init("ours")
+    job.init("weight", store=2)
+    job.connect(7)
+    said = {(store, key): job.ask(FindKeys(READER, store, [key])).text for store in (1, 3) for key in ("weight", "x")}
+    told = "store 2 has key 'weight': pass store=2 to kvstore.connect"
+    assert said[1, "weight"] == f"key 'weight' has no value in store 1, which this reader reads; {told}"
+    assert said[3, "weight"].endswith(f"or all have closed it; {told}")
+    assert said[1, "x"] == "key 'x' has no value in this job yet; no worker has initialized it"
+    assert said[3, "x"].endswith("or all have closed it")
+    misspelled = job.ask(FindKeys(READER, 2, ["wieght"])).text
+    assert misspelled == "key 'wieght' has no value in this job yet; did you mean 'weight'?"
+    job.init("weight", store=3)
+    assert "stores 2, 3 have key 'weight': pass store=2" in job.ask(FindKeys(READER, 1, ["weight"])).text
