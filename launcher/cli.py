@@ -6,12 +6,13 @@ No error shows the value of an environment variable, which may be a secret.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
 import kvstore
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, meant
 from kvstore.job.settings import AGGREGATE, CHECKPOINT_DIR, GROUPS, OPTIMIZERS, REPLICAS, UPDATE_ON_KVSTORE, VERBOSE
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
@@ -75,7 +76,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     options, unknown = parser.parse_known_args(observing.with_ports(argv))
     if unknown:
         # Only the name: its value may be a secret.
-        parser.error(f"there is no option {unknown[0].split('=')[0]}; options of the command go after the command")
+        name = unknown[0].split("=")[0]
+        similar = meant(name, re.findall(r"(?<!\S)--?[a-z][\w-]*", parser.format_help()))
+        parser.error(f"there is no option {name}; options of the command go after the command{similar}")
     command = observing.as_given(options.command[1:] if options.command[:1] == ["--"] else options.command)
     for passed in options.env:
         if passed not in environ:

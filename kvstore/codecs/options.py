@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvstore.errors import UnknownName, UsageError, choices
+from kvstore.errors import UnknownName, UsageError, choices, meant
 from kvstore.plain import scalar
 
 # With these, each decoded array is close to the encoded one. With the others only sums over many rounds are, which is
@@ -141,11 +141,12 @@ def _one_way(given: dict[str, object], pull: Compression | None = None) -> Compr
         raise UsageError(f"compression needs a 'type': {choices(_PARAMETERS)}")
     kind = given.pop("type")
     if not isinstance(kind, str) or kind not in _PARAMETERS:
-        raise UnknownName(f"no compression {kind!r}; choose from {choices(_PARAMETERS)}")
+        raise UnknownName(f"no compression {kind!r}; choose from {choices(_PARAMETERS)}{meant(kind, _PARAMETERS)}")
     valid = _PARAMETERS[kind]
     for name in given:
         if name not in valid:
-            raise UnknownName(f"{kind} compression has no {name!r}; choose from {choices({*valid, 'type', 'pull'})}")
+            known = {*valid, "type", "pull"}
+            raise UnknownName(f"{kind} compression has no {name!r}; choose from {choices(known)}{meant(name, known)}")
     if given.get("ratio") is not None and given.get("k") is not None:
         raise UsageError(f"{kind} compression sends a ratio of the elements, or k of them; give ratio or k, not both")
     numbers = {name: number.default for name, number in valid.items()}

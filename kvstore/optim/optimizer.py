@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from kvstore.cached import cached
-from kvstore.errors import UnknownName, UsageError, choices
+from kvstore.errors import UnknownName, UsageError, choices, meant
 from kvstore.optim.hyperparameters import finite, is_number, plain, positive
 from kvstore.optim.optimizer_class import OptimizerClass
 from kvstore.optim.registry import NOT_HERE, SYNONYMS, find, name_of, names, names_for_rows
@@ -135,7 +135,9 @@ class Optimizer:
                 raise UsageError(f"there is no group {number}: set_optimizer had {len(self.groups)}")
             valid = self.defaults(number) | ({LAZY: self.lazy(number)} if self.found.rows else {})
             if name not in valid:
-                raise UnknownName(f"{self.name} has no hyper-parameter {name!r}; choose from {choices(valid)}")
+                raise UnknownName(
+                    f"{self.name} has no hyper-parameter {name!r}; choose from {choices(valid)}{meant(name, valid)}"
+                )
             before = valid[name]
             fits = (
                 is_number(value) and is_number(before)
@@ -296,8 +298,8 @@ def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any
         named["betas"] = (named.pop("beta1", betas[0]), named.pop("beta2", betas[1]))
     for key in named:
         if key not in valid and key != LAZY:
-            extra = {"rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *aliases, *pair}
-            raise UnknownName(f"{name} has no hyper-parameter {key!r}; choose from {choices({*valid, *extra})}")
+            known = {*valid, "rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *aliases, *pair}
+            raise UnknownName(f"{name} has no hyper-parameter {key!r}; choose from {choices(known)}{meant(key, known)}")
     return named
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kvstore.errors import UnknownName
+from kvstore.errors import UnknownName, choices, meant
 from kvstore.optim.algorithms.adaptive import (
     FTML,
     AdaBelief,
@@ -107,9 +107,10 @@ def find(name: str) -> OptimizerClass:
     if name in others:
         return load(others[name])
     why = f": {NOT_HERE[name]}" if name in NOT_HERE else ""
+    known = [*names(), *others]
     raise UnknownName(
-        f"no optimizer {name!r}{why}; choose from {', '.join(sorted([*names(), *others]))}; "
-        "KVSTORE_OPTIMIZERS allows others"
+        f"no optimizer {name!r}{why}; choose from {choices(known)}; KVSTORE_OPTIMIZERS allows others"
+        f"{'' if why else meant(name, known)}"
     )
 
 

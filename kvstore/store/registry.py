@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from kvstore.errors import UnknownName, UsageError
+from kvstore.errors import UnknownName, UsageError, meant
 from kvstore.plain import scalar
 
 
@@ -50,7 +50,7 @@ def find(name: str) -> Builtin | Callable[..., Any]:
     if lowered in REGISTERED:
         return REGISTERED[lowered]
     if lowered not in _BUILTIN:
-        raise UnknownName(f"no store {name!r}; choose from {', '.join(store_names())}")
+        raise UnknownName(f"no store {name!r}; choose from {', '.join(store_names())}{meant(lowered, store_names())}")
     return _BUILTIN[lowered]
 
 
@@ -71,7 +71,7 @@ def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...
         if option not in valid:
             raise UnknownName(
                 f"a {name!r} store has no option {option!r}"
-                + (f"; choose from {', '.join(valid)}" if valid else "; it has none")
+                + (f"; choose from {', '.join(valid)}{meant(option, valid)}" if valid else "; it has none")
             )
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import kvstore as kv
+import workers
+import workers.metrics
 from kvstore import errors
+from kvstore.codecs import options as codecs
 from kvstore.errors import BY_NAME, DeadlineExceeded, KVStoreError, PeerError, UsageError, rebuild
 
 ALL = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, KVStoreError)]
@@ -84,3 +89,26 @@ def test_a_name_that_never_was_is_missing(module: Any) -> None:
 
 def test_choices_are_sorted() -> None:
     assert errors.choices({"b", "a", 3}) == "3, a, b"
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda _: kv.create("dist_snyc"), "dist_sync"),
+        (lambda _: kv.create("local", check_finit=True), "check_finite"),
+        (lambda store: store.set_optimizer("adma"), "adam"),
+        (lambda store: store.set_optimizer("sgd", leaning_rate=1.0), "learning_rate"),
+        (lambda store: (store.set_optimizer("sgd"), store.set_hyperparameters(momentun=0.5)), "momentum"),
+        (lambda _: codecs.parse({"type": "2bits"}), "2bit"),
+        (lambda _: codecs.parse({"type": "2bit", "treshold": 1.0}), "threshold"),
+        (lambda _: workers.metrics.create("acuracy"), "accuracy"),
+        (lambda _: workers.fit(torch.nn.Linear(1, 1), [], num_epoch=1, kvstor="local"), "kvstore"),
+    ],
+)
+def test_who_misspells_a_name_is_told_which_was_meant(call: Callable[[Any], Any], name: str) -> None:
+    with pytest.raises(kv.UnknownName, match=rf"choose from .*; did you mean '{name}'\?$"):
+        call(kv.create("local"))
+
+
+def test_a_name_that_is_like_no_other_gets_no_guess() -> None:
+    assert errors.meant("zzz", ["adam", "sgd"]) == errors.meant(3, ["adam"]) == errors.meant("adma", []) == ""

@@ -81,6 +81,7 @@ def test_aggregators_are_switched_off_in_the_environment_too(capsys: pytest.Capt
         (["--job-name", "-x"], "--job-name"),
         (["--encryption"], "there is no option --encryption"),
         (["--sync"], "there is no option --sync"),
+        (["--checkpointdir=x"], "options of the command go after the command; did you mean '--checkpoint-dir'?"),
         (["--launcher", "kubernetes", "--hostfile", "h"], "(launchers that take it: ssh, mpi)"),
         (["--launcher", "sge", "--no-encryption", "--image", "i"], "(launchers that take it: kubernetes)"),
         (["--image", "i", "-H", "h"], "--launcher ssh does not take --image"),

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from kvstore import KVStore, UnknownName, UsageError
-from kvstore.errors import choices
+from kvstore.errors import choices, meant
 from workers import metrics
 from workers.averaging import DiLoCo
 from workers.common.checks import at_least, on_off_auto
@@ -190,7 +190,9 @@ def _require_known(trainer_options: Mapping[str, Any]) -> None:
     further = set(inspect.signature(Trainer).parameters) - own - {"params"}
     for name in trainer_options:
         if name not in further:
-            raise UnknownName(f"fit has no argument {name!r}; choose from {choices(own | further)}")
+            raise UnknownName(
+                f"fit has no argument {name!r}; choose from {choices(own | further)}{meant(name, own | further)}"
+            )
 
 
 def _require_diloco(
@@ -209,4 +211,4 @@ def _require_diloco(
     known = set(inspect.signature(DiLoCo).parameters) - {"model", "optimizer", "kvstore", "buffers"}
     for name in diloco:
         if name not in known:
-            raise UnknownName(f"diloco has no argument {name!r}; choose from {choices(known)}")
+            raise UnknownName(f"diloco has no argument {name!r}; choose from {choices(known)}{meant(name, known)}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvstore import UnknownName, UsageError
+from kvstore.errors import meant
 from workers.metrics.classification import Accuracy, CrossEntropy, TopKAccuracy
 from workers.metrics.means import CustomMetric, Loss
 from workers.metrics.metric import EvalMetric
@@ -105,7 +106,7 @@ def create(metric: Any, **options: Any) -> EvalMetric:
     if isinstance(metric, str):
         made = _NAMES.get(metric.lower())
         if made is None:
-            raise UnknownName(f"no metric {metric!r}; choose from {', '.join(_NAMES)}")
+            raise UnknownName(f"no metric {metric!r}; choose from {', '.join(_NAMES)}{meant(metric.lower(), _NAMES)}")
         return made(**options)
     if callable(metric):
         return CustomMetric(metric, **options)
