@@ -52,7 +52,7 @@ KINDS = (
     "bound_by_input",
 )
 SEVERITIES = ("info", "warning", "error")
-SHOWN_BY = "`kvstore-status --stacks` shows where"  # how to find out what nobody has seen yet
+SHOWN_BY = "kvstore-status --stacks shows where"  # how to find out what nobody has seen yet
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Advice:
     Attributes:
         kind: one of ``KINDS``.
         role, rank: whom it is about; empty and -1 for the whole job.
-        text: a sentence or two, with the numbers that it follows from.
+        text: a sentence or two, with the numbers that it follows from. Plain: the page would show marks as they are.
         severity: one of ``SEVERITIES``.
     """
 

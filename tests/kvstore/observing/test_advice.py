@@ -58,6 +58,7 @@ def test_each_cause_has_words(cause: str):
     assert advice.text.startswith("workers 2 and 3, which share an aggregator, are slow: they came last in 90 % of the")
     assert "25 % of the time (2.5 ms a round)" in advice.text
     assert advice.text.endswith(". 9 of 40 looks found it at train.py:41 in load_batch")
+    assert "`" not in of_straggler(found).text  # the page and logs show text as it is
     assert "0 %" in of_straggler(replace(found, input=0.0, others_input=0.0)).text
 
 
