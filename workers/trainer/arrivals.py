@@ -67,7 +67,8 @@ class Arrivals:
                     below.setdefault(other, []).extend(held)
         for module, held in below.items():
             wait = _Hook(partial(self._wait, own.get(module, ()), held))
-            self._handles.append(module.register_forward_pre_hook(wait))
+            # Before all others: those of torch's prune, weight_norm and spectral_norm compute with the parameters.
+            self._handles.append(module.register_forward_pre_hook(wait, prepend=True))
         settle = _Hook(lambda *_: self.settle())
         self._handles += [
             module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ class Watched:
     Attributes:
         key, tensor: the parameter.
         start, stride: which elements are sampled.
-        memory: where it lay.
+        memory, strides: where and how it lay.
         sample: a view of the sampled elements.
         kept: the sampled elements as they were.
         writes: how many writes torch had counted.
@@ -50,6 +50,7 @@ class Watched:
     start: int
     stride: int
     memory: int = 0
+    strides: tuple[int, ...] = ()
     sample: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8, device="cpu"))
     kept: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8, device="cpu"))
     writes: int = 0
@@ -58,8 +59,8 @@ class Watched:
 
     def look(self) -> None:
         """Make the view anew, if the parameter has got other memory."""
-        if self.tensor.data_ptr() != self.memory or not self.memory:
-            self.memory = self.tensor.data_ptr()
+        if self.moved or not self.memory:
+            self.memory, self.strides = self.tensor.data_ptr(), self.tensor.stride()
             bits = _bits(self.tensor)
             if bits.data_ptr() != self.memory:  # a copy, which later writes do not reach: there is only the sum
                 self.stride, bits = 2, bits[:0]
@@ -73,9 +74,14 @@ class Watched:
         self.total = _total(self.tensor) if self.stride > 1 and large else None
 
     @property
+    def moved(self) -> bool:
+        """Whether the parameter lies elsewhere, and maybe in another order, as after ``to(memory_format=...)``."""
+        return self.tensor.data_ptr() != self.memory
+
+    @property
     def suspect(self) -> bool:
         """Whether torch has counted a write, and the sample may miss it; or the parameter lies elsewhere."""
-        if self.tensor.data_ptr() != self.memory:
+        if self.moved:
             return True
         return self.total is not None and write_count(self.tensor) != self.writes
 
@@ -83,10 +89,18 @@ class Watched:
         """Whether the parameter is another one than when it was noted, and no value of the store."""
         if self.pulled:
             return False
-        self.look()
-        if len(self.sample) != len(self.kept) or not torch.equal(self.sample, self.kept.to(self.sample.device)):
+        tensor, sample = self.tensor.detach(), self.sample
+        if self.moved:  # what was kept are values in the order in which they lay
+            if tensor.dim() != len(self.strides):
+                return True
+            tensor = tensor.permute(_order(self.strides)).contiguous()
+            if len(sample):
+                sample = _bits(tensor)[self.start % tensor.numel() :: self.stride]
+        if sample.dtype != self.kept.dtype or len(sample) != len(self.kept):
             return True
-        return self.total is not None and not torch.equal(_total(self.tensor), self.total.to(self.tensor.device))
+        if not torch.equal(sample, self.kept.to(sample.device)):
+            return True
+        return self.total is not None and not torch.equal(_total(tensor), self.total.to(tensor.device))
 
 
 class OutsideWrites:
@@ -198,9 +212,12 @@ def _alike(entries: Sequence[Watched]) -> list[list[Watched]]:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements of ``tensor`` as they lie in memory; a copy, if they do not lie together."""
-    strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
-    return tensor.detach().permute(order).reshape(-1)
+    return tensor.detach().permute(_order(tensor.stride())).reshape(-1)
+
+
+def _order(strides: Sequence[int]) -> list[int]:
+    """Return the dimensions from that with the largest stride on: the order in which elements lie in memory."""
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

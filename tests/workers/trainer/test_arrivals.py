@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from layers import BUCKET_BYTES, SGD, backward, equal, loss_of, network, weights
 from threaded import ThreadedJob
 from torch import nn
 from torch.nn.functional import linear
+from torch.nn.utils import prune
 
 import kvstore as kv
 from kvstore.dist import DistStore
@@ -102,7 +104,18 @@ def attention(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 4)), layer, nn.Flatten(), nn.Linear(4, 3))
 
 
-MODELS = {"layers": network, "odd": odd, "attention": attention}
+def normed(seed: int = 0) -> nn.Module:
+    """Torch's own hooks compute the weights of its layers before each forward pass."""
+    model = network(seed)
+    prune.random_unstructured(model[0], "weight", 0.25)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(model[2])
+    nn.utils.spectral_norm(model[4])
+    return model
+
+
+MODELS = {"layers": network, "odd": odd, "attention": attention, "normed": normed}
 FIRST, SECOND, THIRD = ["0.weight", "0.bias"], ["2.weight", "2.bias"], ["4.weight", "4.bias"]
 
 

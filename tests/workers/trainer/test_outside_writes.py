@@ -135,6 +135,24 @@ def test_writes_that_torch_counts_are_found_in_large_parameters_too(dtype: torch
         writes.note()
 
 
+@pytest.mark.parametrize("size", [4, 60])
+def test_another_order_in_memory_is_no_write_but_does_not_hide_one(size: int) -> None:
+    conv = nn.Conv2d(size, size + 1, 3)
+    writes = OutsideWrites([Parameter(name, (param,)) for name, param in conv.named_parameters()], (), "advice")
+    for form in (torch.channels_last, torch.contiguous_format) * 6:
+        writes.note()
+        conv.to(memory_format=form)  # type: ignore[call-overload]
+        writes.require_none()
+    with torch.no_grad():
+        conv.weight[2, 1, 1, 0] += 1
+    with pytest.raises(kv.UsageError, match="'weight' has been written"):
+        writes.require_none()
+    writes.note()
+    conv.half()
+    with pytest.raises(kv.UsageError, match="'weight' has been written"):
+        writes.require_none()
+
+
 def test_of_a_large_parameter_each_element_is_looked_at_in_its_turn() -> None:
     tensor = torch.full((10 * SAMPLE,), float("nan"))
     writes = OutsideWrites([Parameter("w", (tensor,))], (), "advice")
