@@ -270,8 +270,6 @@ def _listed(groups: Sequence[tuple[object, Named]]) -> list[Parameter]:
     group_of: dict[torch.Tensor, int] = {}
     for position, (_, named) in enumerate(groups):
         for key, tensor, is_given in named:
-            if not tensor.numel():  # such as the ``weight`` of workers.Embedding
-                continue
             if group_of.setdefault(tensor, position) != position:
                 raise UsageError(f"parameter {key!r} is in two parameter groups; leave it in one")
             names.setdefault(tensor, []).append(key)
@@ -305,12 +303,15 @@ def _is_group(item: Any) -> bool:
 def _named(replica: Iterable[Any] | Mapping[Any, torch.Tensor], first: int) -> Named:
     items = replica.items() if isinstance(replica, Mapping) else replica
     named: Named = []
-    for number, item in enumerate(items, first):
+    for item in items:
         is_given = _is_named(item)
-        key, tensor = item if is_given else (number, item)
+        key, tensor = item if is_given else (first + len(named), item)
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(
                 f"a parameter must be a tensor, or a pair of a name and a tensor, not {type(item).__name__}"
             )
-        named.append((key, tensor, is_given))
+        # The ``weight`` of workers.Embedding, which has nothing to train, takes no number either: states saved
+        # when the module had no parameter have the numbers without it.
+        if tensor.numel():
+            named.append((key, tensor, is_given))
     return named

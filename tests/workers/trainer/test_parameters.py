@@ -118,3 +118,11 @@ def test_gradients() -> None:
         param.gradients()
     weights[1].grad = torch.zeros(2)
     assert [grad.tolist() for grad in param.gradients()] == [[1, 1], [0, 0]]
+
+
+def test_a_parameter_without_elements_takes_no_number() -> None:
+    model = network()
+    empty = nn.Parameter(torch.empty(0, 4))  # such as that of workers.Embedding
+    listed = [empty, *model[0].parameters(), empty, *model[1].parameters()]  # type: ignore[index, operator]
+    for given in (listed, [{"params": listed[:3]}, {"params": listed[4:]}]):
+        assert [param.key for param in collect(given).params] == [0, 1, 2, 3]
