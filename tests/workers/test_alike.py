@@ -15,7 +15,7 @@ import kvstore as kv
 import workers
 from kvstore.dist import DistStore
 from kvstore.member.session import Session
-from workers import DiLoCo, DistOpt, DistributedOptimizer, PartialSync, PeriodicAveraging
+from workers import DiLoCo, DistOpt, DistributedOptimizer, PartialSync, PeriodicAveraging, Trainer
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 
@@ -462,6 +462,7 @@ def test_an_optimizer_and_tables_are_joined_at_once(pair: ThreadedJob) -> None:
         ),
         (lambda params, store: DistOpt(torch.optim.SGD(params, lr=1), kvstore=store), "a DistOpt"),
         (lambda params, store: PeriodicAveraging(params, torch.optim.SGD(params.values(), lr=1), store), "PeriodicAv"),
+        (lambda params, store: Trainer(params, "sgd", kvstore=store), "a Trainer"),
         (lambda params, store: DiLoCo(params, torch.optim.SGD(params.values(), lr=1), store), "DiLoCo"),
     ],
 )

@@ -211,7 +211,8 @@ class TrainingRun:
             join(self.trainer, *self._copies.table_stores(self.store), timeout=timeout)
             self._callbacks.tell("missed", self.trainer.num_update - before, moment="batch")
             return
-        self.store.join(timeout)
+        if isinstance(self.trainer, Trainer) and self.trainer.joining is not None:
+            self.trainer.joining.join(timeout)
         told = self.reducer.sum({"batches": self.batches, "squares": self.batches**2})
         if (
             told["squares"] * self.num_workers != told["batches"] ** 2

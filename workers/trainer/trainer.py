@@ -116,6 +116,8 @@ class Trainer(TrainedParameters):
         )
         self._optimizer: TrainerOptimizer | None = None
         self._peers, self._summed = Peers(self._store), SummedGradients()
+        # After the store's own join a worker keeps weights from before the others' last rounds.
+        self.joining = None if self._store is None else self._store.reserve_join(_join_advice(self._local is None))
 
     def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
@@ -283,14 +285,14 @@ class Trainer(TrainedParameters):
             DeadlineExceeded: other workers still have batches; the message names them. Call again to wait on.
             NodeLost: a worker has died, or left without joining.
         """
-        if self._store is None or self._sync is None:
+        if self._store is None or self._sync is None or self.joining is None:
             return 0
         if self._local is not None and self._store.num_workers > 1:
             raise Unsupported(
                 "join() needs update_on_kvstore=True: updates in this worker would miss the others' last batches"
             )
         self.begin_join()
-        last = self._store.join(timeout)
+        last = self.joining.join(timeout)
         self._peers.join(timeout)
         self._rates.num_update = self._peers.most(self._rates.num_update)
         if self._local is None:
@@ -299,10 +301,10 @@ class Trainer(TrainedParameters):
 
     def begin_join(self) -> None:
         """Say that this worker has run out of batches, and return at once; ``join`` waits for the others."""
-        if self._store is not None and self._sync is not None and self._local is None:
+        if self.joining is not None and self._sync is not None and self._local is None:
             self._between_steps("join()")
             self._peers.announce_join()
-            self._store.begin_join()
+            self.joining.begin()
 
     @property
     def optimizer(self) -> TrainerOptimizer:
@@ -332,3 +334,14 @@ class Trainer(TrainedParameters):
 
     def _scale(self, batch_size: int | None) -> float:
         return self._rates.rescale(batch_size, self._parts)
+
+
+def _join_advice(stored: bool) -> str:
+    """Return what a program is told that calls ``join`` of the store; ``stored``: whether the store updates."""
+    what = "this store is that of a Trainer: store.join() would leave its workers with different weights. "
+    if stored:
+        return what + "Call its own join(), or workers.join() with it and with other stores"
+    return what + (
+        "Its workers update by themselves, so give all of them as many batches (even_size=True of SplitSampler), or "
+        "pass update_on_kvstore=True and call its own join()"
+    )
