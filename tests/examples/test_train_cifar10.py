@@ -180,7 +180,11 @@ def test_on_a_terminal_there_is_a_bar_and_suggestions_work(tmp_path):
     assert first.startswith("launch.py: starting 2 workers")
     assert all(line.startswith("[worker 0] ") for line in lines)
     assert not any("━" in line for line in lines)
-    assert shapes(line.removeprefix("[worker 0] ") for line in lines[1:4]) == EPOCH[1:]
+    assert [re.findall(r"The (\w+) data is left as it is", line) for line in lines[1:3]] == [
+        ["training"],
+        ["validation"],
+    ]
+    assert shapes(line.removeprefix("[worker 0] ") for line in lines[3:6]) == EPOCH[1:]
 
     suggested = [line.removeprefix("[worker 0] ").strip() for line in lines if "train_cifar10.py" in line]
     assert [re.findall(r" -n (.) .* (\S+ \S+)$", command) for command in suggested] == [
