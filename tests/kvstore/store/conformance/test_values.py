@@ -288,7 +288,8 @@ def test_half_precision_is_summed_in_float32(run: Run) -> None:
 @pytest.mark.parametrize("inside", [(0,), (1,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
 def test_calls_may_be_made_in_inference_mode_and_outside_of_it(run: Run, inside: tuple[int, ...]) -> None:
     def work(store: kv.KVStore) -> None:
-        keys, outs = ["w", "b"], [torch.empty(BOUND + 7), torch.empty(3)]
+        with torch.inference_mode(False):
+            keys, outs = ["w", "b"], [torch.empty(BOUND + 7), torch.empty(3)]
         for call in range(3):
             with torch.inference_mode(call in inside):
                 values = [torch.full_like(out, float(call + 1)) for out in outs]
