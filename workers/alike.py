@@ -18,6 +18,7 @@ from workers.broadcast import Relay, broadcast_parameters, share_optimizer
 from workers.common import bundle
 from workers.common.gather import Gather
 from workers.common.hyperparameters import CurrentHyperparameters, Hyperparameter, difference
+from workers.common.stores import join_refusal
 
 # Where a worker is when it says what it has.
 BACKWARD, STEP, BETWEEN = range(3)
@@ -120,11 +121,7 @@ class Alike:
 
     def reserve(self, store: KVStore) -> None:
         """Join ``store``, too, and let nobody else do so."""
-        advice = (
-            f"this store is that of a {self._owner}: store.join() would leave its workers with different weights. Call "
-            "its own join(), or workers.join() with it and with other stores"
-        )
-        self._joins.append(store.reserve_join(advice))
+        self._joins.append(store.reserve_join(join_refusal(self._owner)))
 
     def begin_join(self) -> None:
         """Say that this worker has run out of batches; return at once."""

@@ -25,7 +25,7 @@ from workers.averaging.global_weights import GlobalWeights, require_synchronous
 from workers.averaging.stepper import Stepper
 from workers.common.checks import at_least
 from workers.common.gather import Gather
-from workers.common.stores import open_store
+from workers.common.stores import join_refusal, open_store
 from workers.common.values import everything_of, module_or_dict, parameters_of
 from workers.reducer import Reducer
 
@@ -116,10 +116,7 @@ class DiLoCo(Stepper):
         self._averaged = model if buffers and isinstance(model, nn.Module) else None
         self._store = open_store(kvstore, "DiLoCo")
         require_synchronous(self._store)
-        self._joining = self._store.reserve_join(
-            "this store is that of a DiLoCo: store.join() would leave its workers with different weights. Call "
-            "DiLoCo's own finish() or join(), or workers.join() with it and with other stores"
-        )
+        self._joining = self._store.reserve_join(join_refusal("DiLoCo", "Call DiLoCo's own finish() or join()"))
         self._sums = self._store.companion()
         settings: dict[str, int | str] = {
             "inner_steps": inner_steps,

@@ -19,7 +19,7 @@ from workers.averaging.stepper import Stepper
 from workers.broadcast import broadcast_parameters, share_optimizer
 from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
-from workers.common.stores import open_store
+from workers.common.stores import join_refusal, open_store
 from workers.common.tensors import as_real, fingerprint, headroom
 from workers.common.values import (
     buffers_of,
@@ -93,11 +93,7 @@ class Replicas(Stepper):
         self._stale = False
         self._equal: set[str] = set()  # what all workers have had equal, to the bit, when they met
         self._finished: list[Mark] | None = None  # where workers were when all had finished, until that is dealt with
-        name = type(self).__name__
-        self._store.reserve_join(
-            f"this store is that of a {name}: store.join() would leave its workers with different weights. Call its "
-            "own join() or finish(), or workers.join() with it and with other stores"
-        )
+        self._store.reserve_join(join_refusal(type(self).__name__, "Call its own join() or finish()"))
         self._broadcast(everything_of(model))
 
     def after_step(self) -> None:

@@ -28,3 +28,11 @@ def open_store(kvstore: KVStore | str, owner: str = BY_THE_PROGRAM) -> KVStore:
         return kvstore
     with made_by(owner):
         return kv.create(store_type(kvstore))
+
+
+def join_refusal(owner: str, remedy: str = "Call its own join()") -> str:
+    """Return what a program is told that calls ``join`` of the store of ``owner``, the name of a class."""
+    return (
+        f"this store is that of a {owner}: store.join() would leave its workers with different weights. {remedy}, or "
+        "workers.join() with it and with other stores"
+    )

@@ -11,6 +11,7 @@ from torch import nn
 
 from kvstore import KVStore, Unsupported, UsageError
 from kvstore.errors import warn_renamed
+from workers.common.stores import join_refusal
 from workers.common.torch_internals import note_step
 from workers.trainer.clipping import SummedGradients, clip
 from workers.trainer.optimizer import TrainerOptimizer
@@ -338,10 +339,10 @@ class Trainer(TrainedParameters):
 
 def _join_advice(stored: bool) -> str:
     """Return what a program is told that calls ``join`` of the store; ``stored``: whether the store updates."""
-    what = "this store is that of a Trainer: store.join() would leave its workers with different weights. "
     if stored:
-        return what + "Call its own join(), or workers.join() with it and with other stores"
-    return what + (
-        "Its workers update by themselves, so give all of them as many batches (even_size=True of SplitSampler), or "
-        "pass update_on_kvstore=True and call its own join()"
+        return join_refusal("Trainer")
+    return (
+        "this store is that of a Trainer: store.join() would leave its workers with different weights. Its workers update "
+        "by themselves, so give all of them as many batches (even_size=True of SplitSampler), or pass "
+        "update_on_kvstore=True and call its own join()"
     )
