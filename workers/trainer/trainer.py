@@ -342,7 +342,7 @@ def _join_advice(stored: bool) -> str:
     if stored:
         return join_refusal("Trainer")
     return (
-        "this store is that of a Trainer: store.join() would leave its workers with different weights. Its workers update "
-        "by themselves, so give all of them as many batches (even_size=True of SplitSampler), or pass "
+        "this store is that of a Trainer: store.join() would leave its workers with different weights. Its workers "
+        "update by themselves, so give all of them as many batches (even_size=True of SplitSampler), or pass "
         "update_on_kvstore=True and call its own join()"
     )
