@@ -1,11 +1,7 @@
-"""Courses of a store by seeds: what was saved, loaded, read and taken over is what was there. In one process.
-
-``python -m courses 0-1999`` makes so many of each kind of store.
-"""
+"""Courses of a store by seeds: what was saved, loaded, read and taken over is what was there. In one process."""
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -309,20 +305,3 @@ def course(kind: str, seed: int) -> Iterator[Course]:
             raise
         finally:
             made.close()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m courses", description=__doc__)
-    parser.add_argument("seeds", help="FIRST-LAST")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of stores")
-    options = parser.parse_args()
-    first, _, last = options.seeds.partition("-")
-    for kind in options.kinds.split(","):
-        for seed in range(int(first), int(last or first) + 1):
-            with course(kind, seed) as made:
-                made.run()
-        print(f"{kind}: seeds {options.seeds} are right", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What is saved, loaded, read and taken over is what was there, in some of the courses of ``python -m courses``."""
+"""What is saved, loaded, read and taken over is what was there, in courses by seeds; ``-m faults`` makes very many."""
 
 from __future__ import annotations
 

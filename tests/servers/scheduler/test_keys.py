@@ -257,9 +257,11 @@ def test_who_asks_for_too_many_segments_is_told_and_nothing_is_placed():
     assert said.heard[0][2] == A
 
 
-def test_what_was_placed_call_by_call_may_be_too_much_for_one():
+def test_what_was_placed_call_by_call_may_be_too_much_for_one(monkeypatch: pytest.MonkeyPatch):
+    most = 1 << 10
+    monkeypatch.setattr("kvstore.placement.MAX_SEGMENTS", most)
     said = Said()
-    half = MAX_SEGMENTS // 2 * BLOCK + 1
+    half = most // 2 * BLOCK + 1
     said.declare(0, longest=1, a=([half], "int8"))
     said.declare(0, longest=1, b=([half], "int8"))
     said.declare(1, a=([half], "int8"), b=([half], "int8"))
@@ -269,4 +271,4 @@ def test_what_was_placed_call_by_call_may_be_too_much_for_one():
         (error,) = said.heard[rank]
         assert isinstance(error, UsageError)
     said.declare(1, a=([half], "int8"))
-    assert len(said.heard[1][1][0]) == MAX_SEGMENTS // 2 + 1
+    assert len(said.heard[1][1][0]) == most // 2 + 1

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.errors import AlreadyInitialized, UsageError
 from kvstore.placement import BLOCK
-from kvstore.spec import MAX_SEGMENTS, Spec
+from kvstore.spec import Spec
 from servers.scheduler.placements import Columns, Placements, first_other
 
 BOUND, LONGEST = 1000, 2**40
@@ -58,12 +58,14 @@ def test_what_has_no_value_is_missing() -> None:
     assert placements.missing(["a", "b", "c"]) == {"b", "c"}
 
 
-def test_keys_that_were_placed_call_by_call_may_be_too_many_for_one_message() -> None:
-    half = Spec((MAX_SEGMENTS // 2 * BLOCK + 1,), "int8")
+def test_keys_that_were_placed_call_by_call_may_be_too_many_for_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 1 << 10
+    monkeypatch.setattr("kvstore.placement.MAX_SEGMENTS", most)
+    half = Spec((most // 2 * BLOCK + 1,), "int8")
     placements = Placements([0])
     for key in ("a", "b"):
         placements.add({key: half}, BOUND, longest=1)
-    assert len(placements.columns(["a"]).ids) == MAX_SEGMENTS // 2 + 1
+    assert len(placements.columns(["a"]).ids) == most // 2 + 1
     with pytest.raises(UsageError, match="one call of init may have"):
         placements.columns(["a", "b"])
 
