@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from workers.common.tensors import as_bits, in_memory_order
 from workers.common.torch_internals import flatten, write_count
 
 # Lanes of eight bytes in a chunk. It is odd, so that the opposite of a chunk has another sum: the sign bit at the top
@@ -21,8 +22,6 @@ from workers.common.torch_internals import flatten, write_count
 # that change places come into other chunks.
 CHUNK = 1021
 SMALL = 32 << 10  # bytes; to copy so few takes no longer than to sum them
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 
 
 class _Noted(NamedTuple):
@@ -77,25 +76,18 @@ def _noted(grads: Sequence[torch.Tensor]) -> list[_Noted]:
         if grad.nbytes <= SMALL:
             small.setdefault((grad.dtype, grad.device), []).append(place)
         else:
-            noted.append(_Noted([place], _sums(grad.detach())))
+            noted.append(_Noted([place], _sums(grad)))
     for places in small.values():
         flat = flatten([grads[place] for place in places])
-        noted.append(_Noted(places, flat.view(_BITS[flat.itemsize])))
+        noted.append(_Noted(places, as_bits(flat)))
     return noted
 
 
 def _sums(grad: torch.Tensor) -> torch.Tensor:
     """Return the sum of each chunk of the elements, in the order of memory where that is dense; and what is left."""
-    raw = _flat(grad).view(torch.uint8)
+    raw = in_memory_order(grad).contiguous().view(torch.uint8)
     first = -raw.storage_offset() % 8  # lanes are aligned
     lanes = (raw.numel() - first) // 8
     stop = first + lanes // CHUNK * CHUNK * 8
     sums = raw[first:stop].view(torch.int64).view(-1, CHUNK).sum(dim=1)
     return torch.cat((sums.view(torch.uint8), raw[:first], raw[stop:]))
-
-
-def _flat(grad: torch.Tensor) -> torch.Tensor:
-    for order in ((0, 2, 3, 1), (0, 2, 3, 4, 1)):  # channels_last
-        if grad.dim() == len(order) and not grad.is_contiguous() and grad.permute(order).is_contiguous():
-            return grad.permute(order).reshape(-1)
-    return grad.contiguous().view(-1)

@@ -8,7 +8,7 @@ plain values that says how they belong together.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ PLAIN = frozenset(
 AVERAGED = frozenset(
     [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 )  # the others, such as float8, are codes, counts and positions, of which no mean makes sense
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"),
@@ -77,6 +78,26 @@ def headroom(workers: int) -> float:
     each step rounds to at most what its type can hold. The scaling itself rounds nothing but subnormal numbers.
     """
     return 2.0 ** -(workers - 1).bit_length()
+
+
+def memory_order(strides: Sequence[int]) -> list[int]:
+    """Return the dimensions from that with the largest stride on: the order in which the elements lie in memory."""
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a dense ``tensor``, flat, as they lie in memory. Elements far apart stay apart, or are copied."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    return tensor.permute(memory_order(tensor.stride())).reshape(-1)
+
+
+def as_bits(flat: torch.Tensor) -> torch.Tensor:
+    """Return flat elements as integers, over the same memory: each is equal to itself, as NaN is not."""
+    if flat.itemsize > 8:
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(_BITS[flat.itemsize])
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from kvstore import UsageError
+from workers.common.tensors import as_bits, in_memory_order, memory_order
 from workers.common.torch_internals import write_count
 from workers.trainer.parameters import Key, Parameter
 
@@ -27,7 +28,6 @@ SAMPLE = 1 << 14  # elements: 64 KiB of float32 cost some 20 µs
 FIRST, FIRST_SAMPLE = 10, 1 << 18  # most programs that write do it from the first steps on: look closer at these
 KEEP = 8  # steps for which the places of the sample stay, for making views costs as much as reading them
 LARGE = 1 << 12  # elements of a parameter from which on its sum is kept
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Watched:
         """Make the view anew, if the parameter has got other memory."""
         if self.moved or not self.memory:
             self.memory, self.strides = self.tensor.data_ptr(), self.tensor.stride()
-            bits = _bits(self.tensor)
+            bits = as_bits(in_memory_order(self.tensor))
             if bits.data_ptr() != self.memory:  # a copy, which later writes do not reach: there is only the sum
                 self.stride, bits = 2, bits[:0]
             self.sample = bits[self.start % self.tensor.numel() :: self.stride]
@@ -93,9 +93,9 @@ class Watched:
         if self.moved:  # what was kept are values in the order in which they lay
             if tensor.dim() != len(self.strides):
                 return True
-            tensor = tensor.permute(_order(self.strides)).contiguous()
+            tensor = tensor.permute(memory_order(self.strides)).contiguous()
             if len(sample):
-                sample = _bits(tensor)[self.start % tensor.numel() :: self.stride]
+                sample = as_bits(tensor.view(-1))[self.start % tensor.numel() :: self.stride]
         if sample.dtype != self.kept.dtype or len(sample) != len(self.kept):
             return True
         if not torch.equal(sample, self.kept.to(sample.device)):
@@ -210,27 +210,9 @@ def _alike(entries: Sequence[Watched]) -> list[list[Watched]]:
     return list(groups.values())
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of ``tensor`` as they lie in memory; a copy, if they do not lie together."""
-    return tensor.detach().permute(_order(tensor.stride())).reshape(-1)
-
-
-def _order(strides: Sequence[int]) -> list[int]:
-    """Return the dimensions from that with the largest stride on: the order in which elements lie in memory."""
-    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements as integers, of which all are equal to themselves, as NaN is not."""
-    flat = _flat(tensor)
-    return (
-        torch.view_as_real(flat).reshape(-1).view(torch.int64) if flat.itemsize > 8 else flat.view(_BITS[flat.itemsize])
-    )
-
-
 def _total(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum of the bits, eight bytes at a time, without those at the end that are no eight."""
-    raw = _flat(tensor).contiguous().view(torch.uint8)
+    raw = in_memory_order(tensor).contiguous().view(torch.uint8)
     whole = raw[: raw.numel() // 8 * 8]
     try:
         return whole.view(torch.int64).sum()
