@@ -11,6 +11,8 @@ import msgpack
 import numpy as np
 import torch
 
+from kvstore.plain import scalar
+
 # How an update is computed, or what it is of; a worker with another device may have another one.
 _NOT_COMPARED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 _DIGITS = 24  # so that sums of squares over thousands of workers are exact in 64 bits
@@ -111,9 +113,8 @@ def _equal(one: list[Any], two: list[Any]) -> bool:
 
 def _plain(value: Any) -> Any:
     """Return ``value`` as compared: a float for any number, also in a tensor; ``...`` for what is not compared."""
-    if isinstance(value, torch.Tensor):
-        return float(value) if value.numel() == 1 and not value.is_complex() else ...
-    if isinstance(value, bool | int | float | np.integer | np.floating | np.bool_):
+    value = scalar(value)
+    if isinstance(value, bool | int | float):
         return float(value)  # 1 and 1.0 are the same rate
     if value is None or isinstance(value, str):
         return value

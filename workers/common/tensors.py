@@ -86,7 +86,10 @@ def memory_order(strides: Sequence[int]) -> list[int]:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a dense ``tensor``, flat, as they lie in memory. Elements far apart stay apart, or are copied."""
+    """Return the elements of a dense ``tensor``, flat, as they lie in memory.
+
+    Elements with others between them stay where they are, or are copied.
+    """
     tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(-1)
