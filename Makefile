@@ -75,7 +75,7 @@ test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests, on clus
 PUBLIC := tests/kvstore/store tests/workers
 UNDER = $(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not long and not faults"
 
-test-defaults: $(EXTRA)-test  ## run the suites of stores and of training under other defaults of torch and numpy, each test under some of them
+test-defaults: $(EXTRA)-test  ## run a third of the tests of stores and of training under other defaults of torch and numpy, each under some of them
 	$(COMPILE)
 	$(UNDER) --defaults each $(PUBLIC)
 

@@ -100,6 +100,7 @@ DEFAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 SETS = (("device", "numpy"), ("deterministic", "anomaly"))
 OF_STORES = (*SETS, ("inference",), ("no_grad",))  # training needs gradients
 OF_ONE_THREAD = (("float16", "device"), ("float64", "numpy"), ("bfloat16", "deterministic"), ("inference",))
+SHARE = 3  # of the tests, one in so many runs with ``each``: CI has little time, and each suite has many like it
 _now: list[str] = []  # the defaults of the test that runs
 
 
@@ -110,7 +111,7 @@ def chosen(option: str, nodeid: str) -> list[str]:
     sets = OF_STORES if "/kvstore/store/" in nodeid else SETS
     if sets is OF_STORES and "dist" not in nodeid and re.search(r"[\[-](local|device)\b", nodeid):
         sets = OF_ONE_THREAD
-    return list(sets[zlib.crc32(nodeid.encode()) % len(sets)])
+    return list(sets[zlib.crc32(nodeid.encode()) // SHARE % len(sets)])
 
 
 @contextlib.contextmanager
@@ -125,7 +126,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--defaults",
         default="",
-        help=f"what tests run under: several of {', '.join(DEFAULTS)}, with commas; or each: a set by the test's name",
+        help=f"what tests run under: several of {', '.join(DEFAULTS)}, with commas; or each: one test in {SHARE}, and by "
+        "its name a set of them",
     )
 
 
@@ -139,6 +141,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if config.getoption("--defaults"):
         threading.Thread.run = run_under  # type: ignore[method-assign]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--defaults") == "each":
+        left_out = [item for item in items if zlib.crc32(item.nodeid.encode()) % SHARE]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not zlib.crc32(item.nodeid.encode()) % SHARE]
 
 
 @pytest.hookimpl(wrapper=True)
