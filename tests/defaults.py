@@ -126,7 +126,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--defaults",
         default="",
-        help=f"what tests run under: several of {', '.join(DEFAULTS)}, with commas; or each: one test in {SHARE}, and by "
+        help=f"what tests run under: several of {', '.join(DEFAULTS)}, with commas; or each: one in {SHARE}, and by "
         "its name a set of them",
     )
 
