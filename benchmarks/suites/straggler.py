@@ -210,7 +210,7 @@ class RunningJob:
         self._members = members
         self._processes: list[subprocess.Popen[str]] = []
         self._readers: list[threading.Thread] = []
-        self._lines: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
+        self._lines: queue.Queue[tuple[float, str]] = queue.Queue()
 
     def __enter__(self) -> RunningJob:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvstore.errors import ConfigError
@@ -65,7 +67,9 @@ class InprocTransport(Heap):
 
     def __init__(self, network: InprocNetwork) -> None:
         self._network = network
-        self._inbox: queue.SimpleQueue[tuple[Peer, Frames] | None] = queue.SimpleQueue()
+        self._inbox: deque[tuple[Peer, Frames] | None] = deque()
+        self._bell = threading.Lock()  # held while nothing has come since the receiver last looked
+        self._bell.acquire()
         self._lock = threading.Lock()
         self._links: dict[Peer, tuple[InprocTransport, Peer]] = {}
         self._unsent: dict[Peer, list[Frames]] = {}
@@ -141,11 +145,14 @@ class InprocTransport(Heap):
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message, or None."""
+        # Not ``queue.SimpleQueue``, whose ``get`` may wait for ever if its timeout is very short.
+        until = time.monotonic() + timeout if timeout > 0 else 0.0
         while True:
-            try:
-                received = self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
-            except queue.Empty:
-                return None
+            while not self._inbox:
+                left = until - time.monotonic() if until else 0.0
+                if left <= 0 or not self._bell.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+                    return None
+            received = self._inbox.popleft()
             if received is None:
                 self._rung = False
             if received is None or received[0] not in self._dropped:
@@ -156,7 +163,7 @@ class InprocTransport(Heap):
         with self._lock:
             if not self._rung:  # else a wake-up is already there
                 self._rung = True
-                self._inbox.put(None)
+                self._put(None)
 
     def abandon(self) -> None:
         """Forget all links."""
@@ -173,4 +180,9 @@ class InprocTransport(Heap):
 
     def _receive(self, peer: Peer, frames: Frames) -> None:
         if not self._closed:
-            self._inbox.put((peer, frames))
+            self._put((peer, frames))
+
+    def _put(self, received: tuple[Peer, Frames] | None) -> None:
+        self._inbox.append(received)
+        with contextlib.suppress(RuntimeError):  # another thread has rung it
+            self._bell.release()

@@ -70,7 +70,7 @@ def bits(tmp_path: Path, servers: int, rounds: int = ROUNDS, options: Sequence[s
         return sorted(lines)
 
 
-@pytest.mark.long
+@pytest.mark.faults  # CI has this without processes (tests/kvstore/test_cuts.py), and one process costs it two seconds
 def test_the_number_of_servers_changes_no_bit_over_a_checkpoint_and_with_standbys(tmp_path: Path) -> None:
     saved = str(tmp_path / "saved")
     never = bits(tmp_path, 1)
