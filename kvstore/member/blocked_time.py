@@ -38,4 +38,5 @@ class BlockedTime:
     def total(self, now: float) -> float:
         """Return the seconds so far."""
         records = [(waits.over_s, waits.since) for waits in list(self._threads.values())]
-        return sum(over_s + (now - since if since else 0.0) for over_s, since in records)
+        # A wait may have begun since the caller looked at the clock.
+        return sum(over_s + (max(0.0, now - since) if since else 0.0) for over_s, since in records)

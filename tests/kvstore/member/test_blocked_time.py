@@ -30,3 +30,9 @@ def test_each_thread_waits_for_itself():
     assert blocked.total(6.0) == 5.0 + 3.0
     blocked.here().since = 0.0
     assert blocked.total(9.0) == 3.0
+
+
+def test_a_wait_that_begins_while_it_is_counted_is_not_counted_below_zero() -> None:
+    blocked = BlockedTime()
+    blocked.here().since = 7.5
+    assert blocked.total(7.0) == 0.0
