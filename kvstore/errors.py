@@ -88,7 +88,15 @@ class NodeLost(PeerError):
     """A member of the job has died, fallen silent or failed, and the job cannot go on.
 
     The message names it, and says how it ended. Look at its output for the cause. Every later call raises this, too.
+
+    Attributes:
+        cause: the process of a server or standby whose loss has ended the job: ``start 2 of server 1``. Empty if
+            something else has. A member may have lost earlier processes without harm, so its name is not enough.
     """
+
+    def __init__(self, text: str = "", cause: str = "") -> None:
+        super().__init__(text)
+        self.cause = cause
 
 
 class ServerError(PeerError):

@@ -66,7 +66,7 @@ def main() -> int:
 
         return run_server(config, make_transport, endpoint)
     except NodeLost as exc:  # another process has failed before the job began
-        if not hand_over(ExitReport(str(exc), consequence=True), os.environ):
+        if not hand_over(ExitReport(str(exc), consequence=True, cause=exc.cause), os.environ):
             print(exc, file=sys.stderr)
         return JOB_FAILED_EXIT
     except KVStoreError as exc:

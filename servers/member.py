@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.errors import JOB_FAILED_EXIT, NodeLost
 from kvstore.job.config import Config
 from kvstore.job.usage import cpu_us, memory_bytes
 from kvstore.member.session import Session
@@ -91,7 +91,7 @@ class ServingMember:
                 error = f"it ended with {sys.exc_info()[1]!r}"
             self._leave(error)
         if failure is not None:
-            say(f"{self.name} ends", str(failure))
+            say(f"{self.name} ends", str(failure), failure.cause if isinstance(failure, NodeLost) else "")
         return JOB_FAILED_EXIT if failure is not None else 0
 
     def _leave(self, error: str | None) -> None:

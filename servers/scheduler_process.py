@@ -81,7 +81,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
             log.warning("%s", line)
         if scheduler.failure is not None and not reported:
             reported = True
-            say("the job has failed", scheduler.failure)
+            say("the job has failed", scheduler.failure, scheduler.cause)
         if scheduler.finished and clock() >= stays_until and not awaited():
             service.stop()
         return outbox

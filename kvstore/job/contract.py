@@ -57,6 +57,11 @@ def member_title(role: str, rank: int) -> str:
     return f"the standby of server {rank}" if role == "standby" else member_name(role, rank)
 
 
+def process_name(role: str, rank: int, start: int) -> str:
+    """What reports call one process of a member, which may be started several times: ``start 2 of server 1``."""
+    return f"start {start} of {member_name(role, rank)}"
+
+
 @dataclass(frozen=True)
 class Contract:
     """A job as its members are told of it.

@@ -16,6 +16,7 @@ from kvstore.errors import ConfigError
 from kvstore.job.settings import EXIT_REPORT, VERBOSE
 
 MAX_TEXT = 2000  # characters of an error or a place
+MAX_CAUSE = 64
 MAX_DETAILS = 1 << 16  # characters of a traceback; a longer one is cut in its middle
 
 
@@ -29,6 +30,8 @@ class ExitReport:
         details: the traceback; empty if there is none.
         consequence: whether the cause is the failure of another process.
         printed: whether this process prints all of this itself.
+        cause: of a consequence, the process whose loss has ended the job, as ``NodeLost`` has it; empty if it is not
+            known, or none.
     """
 
     error: str
@@ -36,9 +39,10 @@ class ExitReport:
     details: str = ""
     consequence: bool = False
     printed: bool = False
+    cause: str = ""
 
     def __post_init__(self) -> None:
-        for name, longest in (("error", MAX_TEXT), ("place", MAX_TEXT), ("details", MAX_DETAILS)):
+        for name, longest in _LONGEST.items():
             object.__setattr__(self, name, _readable(getattr(self, name), longest))
 
     def dumps(self) -> bytes:
@@ -58,6 +62,7 @@ class ExitReport:
         return cls(**values)
 
 
+_LONGEST = {"error": MAX_TEXT, "place": MAX_TEXT, "details": MAX_DETAILS, "cause": MAX_CAUSE}
 _TYPES = {field.name: field.type for field in fields(ExitReport)}
 
 

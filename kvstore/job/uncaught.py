@@ -33,11 +33,18 @@ def report_uncaught(kind: type[BaseException], error: BaseException, trace: Trac
         sys.__excepthook__(kind, error, trace)
 
 
+def reported(error: BaseException) -> ExitReport:
+    """The report of a process that an exception ends."""
+    losses = [one for one in chain(error) if isinstance(one, NodeLost)]
+    cause = next((loss.cause for loss in losses if loss.cause), "")
+    return ExitReport(described(error), place(error), shortened(error), bool(losses), cause=cause)
+
+
 def _report(error: BaseException) -> bool:
     """Tell the supervisor, or print one line; return whether that was enough."""
-    consequence = any(isinstance(one, NodeLost) for one in chain(error))
-    where = place(error)
-    if hand_over(ExitReport(described(error), where, shortened(error), consequence), os.environ):
+    report = reported(error)
+    consequence, where = report.consequence, report.place
+    if hand_over(report, os.environ):
         return True
     if consequence and not is_verbose(os.environ) and ReportFile.from_env(os.environ) is None:
         line = described(error) + (f" (at {where})" if where else "")

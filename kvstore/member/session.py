@@ -302,7 +302,7 @@ class Session:
 
     def _take_notice(self, notice: Message) -> None:
         if isinstance(notice, JobFailed):
-            self.client.fail(NodeLost(notice.text))
+            self.client.fail(NodeLost(notice.text, notice.cause))
         elif isinstance(notice, Moved):
             if not self._follow(notice):
                 return

@@ -304,9 +304,10 @@ class Alive(Message):
 @message(31)
 @dataclass(frozen=True)
 class JobFailed(Message):
-    """The job has failed; ``text`` says who failed, and how."""
+    """The job has failed; ``text`` says who failed, and how. ``cause`` is that of ``NodeLost``."""
 
     text: Text
+    cause: Annotated[str, f.text(64)] = ""
 
 
 @message(32)

@@ -148,7 +148,8 @@ class Fleet:
         elif isinstance(message, p.Reported):
             if message.index in remote.indices:
                 texts = message.error, message.place, message.details
-                self._sink.reported(message.index, ExitReport(*texts, message.consequence, message.printed))
+                report = ExitReport(*texts, message.consequence, message.printed, message.cause)
+                self._sink.reported(message.index, report)
         elif isinstance(message, p.Exited):
             self._exited(remote, message.index, Exit(message.code, message.signum))
         elif isinstance(message, p.Empty):

@@ -20,21 +20,22 @@ process of ours that exits with JOB_FAILED_EXIT reports that another process has
 and gets the blame.
 
 In a job with standbys, a server that dies has not failed. It is reported to the scheduler, and started again as
-`Restarts` says. If the job fails because of it, those that say so name it, and it gets the blame. Once no worker needs
-servers any more, one that dies is nothing.
+`Restarts` says. If the job fails because of it, the reports of the processes that end name it, and it gets the blame.
+They name the process, which is one start of a member: an earlier start of the same server may have died without harm.
+A server that exits with REPLACED_EXIT was given up and has come back. The job goes on without it, so its end is never
+the job's. Once no worker needs servers any more, one that dies is nothing.
 """
 
 from __future__ import annotations
 
 import enum
-import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstore.errors import JOB_FAILED_EXIT
-from kvstore.job.contract import member_name
+from kvstore.errors import JOB_FAILED_EXIT, REPLACED_EXIT
+from kvstore.job.contract import process_name
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
@@ -95,8 +96,9 @@ UNNAMED = "ended because the job had failed"
 
 
 class _Death(NamedTuple):
-    """How a process has died, and when."""
+    """Which task's process has died, how, and when."""
 
+    task: int
     how: Exit
     at: float
 
@@ -131,9 +133,9 @@ class Ending:
         self._told: int | None = None  # the first process that has reported the failure of another
         self._restarts = Restarts(tasks, frozenset(), 0) if restarts is None else restarts
         self.finished = self._began = False
-        self._lost: dict[int, _Death] = {}  # the last deaths of processes that are none of the job's
-        self._waiting: dict[int, float] = {}  # those of them that are to be started again, and when
-        self._because: dict[int, str] = {}  # what processes say that end because of another
+        self._deaths: dict[str, _Death] = {}  # that were none of the job's, by the name of the process
+        self._waiting: dict[int, float] = {}  # tasks that are to be started again, and when
+        self._consequences: dict[int, ExitReport] = {}  # of processes that end because of another
 
     @property
     def over(self) -> bool:
@@ -153,7 +155,7 @@ class Ending:
     def reported(self, index: int, report: ExitReport) -> None:
         """A process has said why it ends."""
         if report.consequence:
-            self._because[index] = report.error
+            self._consequences[index] = report
 
     def exited(self, index: int, how: Exit, now: float, possible: bool = True) -> list[Action]:
         """The process of `tasks[index]` has ended.
@@ -167,14 +169,16 @@ class Ending:
         self._running.discard(index)
         if self.phase not in (Phase.RUNNING, Phase.LINGER):
             return []
-        if how.status and (culprit := self._culprit(index)) is not None:
-            death = self._lost[culprit].how
-            return self._fail(culprit, str(death), death.status, now)
+        replaced = how.code == REPLACED_EXIT and self._restarts.survivable(index)
+        if how.status and not replaced and (death := self._culprit(index)) is not None:
+            return self._fail(death.task, str(death.how), death.how.status, now)
         if self._restarts.survivable(index) and self._told is None:
             if self.finished or not self._left("worker"):
                 how = Exit()  # nobody needs it any more
             elif how.status and how.code != JOB_FAILED_EXIT:
                 return self._lose(index, how, now, possible)
+        if self._told is not None and (replaced or self._is_another(index, how)):
+            return []  # the process that is to blame still has time to exit
         if how.code == JOB_FAILED_EXIT and self._tasks[index].role != "worker":
             if self._told is None:
                 self._told, self.deadline = index, now + self._limits.blame
@@ -256,9 +260,8 @@ class Ending:
         """The job goes on without a process that has died, until it is started again."""
         if self._early == index:
             self._early = self.deadline = None
-        self._lost.pop(index, None)
-        self._lost[index] = _Death(how, now)  # the latest is the last
-        self._because.pop(index, None)
+        self._deaths[self._process(index)] = _Death(index, how, now)
+        self._consequences.pop(index, None)
         fate = self._restarts.dies(index, how, now, possible)
         if fate.at is not None:
             self._waiting[index] = fate.at
@@ -276,17 +279,32 @@ class Ending:
         for index in due:
             del self._waiting[index]
         self._running.update(due)
-        return [Restart(index, self._restarts.begins(index, now), *self._lost[index]) for index in due]
+        before = [self._deaths[self._process(index)] for index in due]
+        return [Restart(died.task, self._restarts.begins(died.task, now), died.how, died.at) for died in before]
 
-    def _culprit(self, index: int) -> int | None:
-        """The process that has died, and because of which this one ends, as it says itself."""
-        text = self._because.get(index, "")
-        for index in reversed(self._lost):
-            # A standby's death, too, is why a server is lost.
-            name = member_name("server", self._tasks[index].rank)
-            if self._tasks[index].role != "scheduler" and re.search(rf"\b{name}\b", text):
-                return index
-        return None
+    def _process(self, index: int) -> str:
+        """The name of the process of a task: of the one that runs, or else that has run last."""
+        return process_name(self._tasks[index].role, self._tasks[index].rank, self._restarts.start(index))
+
+    def _culprit(self, index: int) -> _Death | None:
+        """The death because of which a process ends, as its report says.
+
+        A report may not know the cause: a request was refused, or the process had not joined yet. Then the others
+        know, above all the scheduler, which reports before anybody hears of a failure.
+        """
+        own = self._consequences.get(index)
+        if own is None:
+            return None
+        causes = (report.cause for report in (own, *self._consequences.values()))
+        return next((self._deaths[cause] for cause in causes if cause in self._deaths), None)
+
+    def _is_another(self, index: int, how: Exit) -> bool:
+        """Whether a server that ends once the job has failed is not what it has failed for, as the reports say."""
+        if self._tasks[index].role not in ("server", "standby") or not self._restarts.survivable(index):
+            return False
+        reports = self._consequences.values()
+        named = any(report.cause == self._process(index) for report in reports)
+        return bool(how.status and how.code != JOB_FAILED_EXIT and reports) and not named
 
     def _fail(self, index: int, how: str, code: int, now: float) -> list[Action]:
         self.exit_code = code

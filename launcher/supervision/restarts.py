@@ -69,6 +69,10 @@ class Restarts:
         """Whether the job may go on if this process dies."""
         return self._tasks[index].role in self._roles
 
+    def start(self, index: int) -> int:
+        """Which start of it this process is, or was if it has died."""
+        return self._starts.get(index, 1)
+
     def begins(self, index: int, now: float) -> int:
         """A process is started now. Return how often it has been started, with this."""
         self._began[index] = now
@@ -88,7 +92,7 @@ class Restarts:
         by_itself = not how.signum and not how.text and how.code != REPLACED_EXIT
         self._soon[index] = self._soon.get(index, 0) + 1 if soon else 0
         self._errors[index] = self._errors.get(index, 0) + 1 if soon and by_itself else 0
-        start = self._starts.get(index, 1)
+        start = self.start(index)
         why = self._why_not(index, possible)
         if why:
             return Fate(start, None, f"{why}{self._consequence(index)}")

@@ -66,7 +66,7 @@ class Beats:
         member.beaten = now
         failure = self._failure.text
         if failure is not None and member.state is MemberState.READY:
-            self._send(peer, JobFailed(failure))
+            self._send(peer, self._failure.told())
         self._send(peer, Alive(message.sent, now if message.sent else 0.0, self._start, self.traced))
         self.tell(member)
         if failure is None:
@@ -115,7 +115,9 @@ class Beats:
         """Tell a process that it is no member: of a server's seat, by a view that does not name it."""
         seat = self._members.find(node.role, node.rank) if self._members.restarts(node.role) else None
         view = self._failover.view(node.rank)
-        if seat is None or view is None or self._failure.text is not None or self._reply_links.key(peer) != seat.key:
+        if seat is None or view is None or self._reply_links.key(peer) != seat.key:
             self._send(peer, JobFailed(f"{node} is not a member of this job, or was given up"))
+        elif self._failure.text is not None:  # why it has failed, and not that this process was given up
+            self._send(peer, self._failure.told())
         else:
             self._send(peer, Stop() if self._rosters.over else view)

@@ -198,6 +198,11 @@ class Scheduler:
         return self._failure.text
 
     @property
+    def cause(self) -> str:
+        """The process of a server or standby whose loss has failed the job, by name; empty if there is none."""
+        return self._failure.cause
+
+    @property
     def epoch(self) -> int:
         """How often servers have been told that workers have left."""
         return self._rosters.epoch
@@ -247,7 +252,7 @@ class Scheduler:
     def _over(self) -> NodeLost | None:
         """Return why there is nothing more to read; None if there may be."""
         if self.failure is not None:
-            return NodeLost(self.failure)
+            return NodeLost(self.failure, self.cause)
         return NodeLost("the job has ended: all workers have left") if self.members.all_gone("worker") else None
 
     def changes_nothing(self, peer: bytes, message: Message) -> bool:

@@ -22,33 +22,39 @@ class JobFailure:
     Attributes:
         text: why the job has failed; None as long as it has not.
         at: when it has failed.
+        cause: the process of a server or standby whose loss has failed it, by name; empty if something else has.
     """
 
     def __init__(
         self, members: Members, send: Callable[[bytes, Message], None], note: Callable[[float, str], None]
     ) -> None:
         self.text: str | None = None
+        self.cause = ""
         self.at = 0.0
         self._members = members
         self._send = send
         self._note = note
 
-    def happen(self, text: str, now: float) -> None:
+    def happen(self, text: str, now: float, cause: str = "") -> None:
         """Let the job fail: tell all members that are still there why. Only the first call counts."""
         if self.text is not None:
             return
-        self.text, self.at = text[:MAX_REASON], now
+        self.text, self.at, self.cause = text[:MAX_REASON], now, cause
         self._note(now, f"the job has failed: {self.text}"[:MAX_REASON])
-        failed = JobFailed(self.text)
+        failed = self.told()
         for member in self._members.everyone:
             if member.state is MemberState.READY and member.peer is not None:
                 self._send(member.peer, failed)
             elif member.state is MemberState.JOINED:
                 self._members.happens(member, MemberEvent.LEAVES)
                 joining = Leave(Sender(Node(member.role, member.hint, member.nonce), member.join_seq, 0), error=None)
-                self._send(member.join_peer, refuse(member.join_peer, joining, NodeLost(self.text)).reply)
+                self._send(member.join_peer, refuse(member.join_peer, joining, NodeLost(self.text, cause)).reply)
+
+    def told(self) -> JobFailed:
+        """What members are told once the job has failed."""
+        return JobFailed(self.text or "", self.cause)
 
     def check(self) -> None:
         """Raise ``NodeLost`` with the reason if the job has failed."""
         if self.text is not None:
-            raise NodeLost(self.text)
+            raise NodeLost(self.text, self.cause)

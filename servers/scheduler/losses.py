@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from kvstore.job.contract import process_name
 from kvstore.rare_log import Drops
 from kvstore.wire import Lost, Node, Standing
 from servers.requests.reply_links import ReplyLinks
@@ -80,7 +81,7 @@ class Losses:
             if member is not None:
                 self.lose(member, lost.how, now)
         elif lost.final:
-            self._failure.happen(f"{node} {lost.how}", now)
+            self._failure.happen(f"{node} {lost.how}", now, process_name(*node))
         elif member is not None:
             log.warning("%s %s before all had joined", node, lost.how)
 
@@ -89,7 +90,7 @@ class Losses:
         if self._failure.text is None and not self._members.all_gone("worker"):
             why = self._failover.lose(member, how, now)
             if why:
-                self._failure.happen(why, now)
+                self._failure.happen(why, now, process_name(member.role, member.rank, member.start))
 
     def stand(self, peer: bytes, standing: Standing, now: float) -> None:
         """Take in what a server says of itself, and of its standby."""

@@ -6,24 +6,29 @@ standbys and the scheduler are started again.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import handed_over
-from simulation.launcher import SimulatedLauncher
+from simulation.launcher import SimulatedLauncher, Supervision
 from simulation.network import Network, Process, Weather
 from simulation.transport import SimulatedTransport
 from simulation.world import Task, World
 
 from kvstore.dist import DistStore
-from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config
+from kvstore.job.exit_report import ExitReport
+from kvstore.job.exits import Exit
+from kvstore.job.uncaught import reported
 from kvstore.member.session import Session
 from kvstore.rule import Rule
+from servers import farewell
 from servers.aggregator.process import run_aggregator
 from servers.scheduler_process import run_scheduler
 from servers.server import run_server
@@ -85,6 +90,7 @@ class SimulatedJob:
         shares: whether standbys are handed what updates have made, now and then.
         start_s: how long a process that is started again takes to run, on average.
         restarts: how often dead servers, standbys and schedulers are started again, all together.
+        supervised: whether the supervision of ``launch.py`` decides when and how the job ends, and who is to blame.
         options: more, for ``Config``.
 
     Attributes:
@@ -92,6 +98,7 @@ class SimulatedJob:
         network: between the processes.
         everyone: all processes that have been started.
         starts: how often each member was started, by name.
+        launcher: what does for it what ``launch.py`` does.
         processes: by name, the latest of each. The first task of each is what it does; others are its threads.
     """
 
@@ -107,6 +114,7 @@ class SimulatedJob:
         restarts: int = 0,
         start_s: float = 0.05,
         shares: bool = False,
+        supervised: bool = False,
         **options: Any,
     ) -> None:
         self.world = World()
@@ -121,8 +129,9 @@ class SimulatedJob:
         # A scheduler that may be started again has a log.
         self._directory = TemporaryDirectory(prefix="simulated-") if restarts else None
         # Without restarts the launcher is so slow that the scheduler notices by itself who is silent.
-        self._launcher = SimulatedLauncher(
+        self.launcher = (Supervision if supervised else SimulatedLauncher)(
             self.network,
+            self.processes,
             ROOT,
             REAP_S if restarts else 2 * HEARTBEAT_LIMIT_S,
             restarts,
@@ -158,8 +167,8 @@ class SimulatedJob:
         workers = [self._spawn(f"worker {rank}", partial(self._work, rank, program)) for rank in range(self._workers)]
         self._working = [worker.tasks[0] for worker in workers]
         began = self.world.now
-        with handed_over.soon():
-            self.world.run(lambda: not self.alive, limit_s)
+        with handed_over.soon(), mock.patch.object(farewell, "hand_over", self._hand_over):
+            self.world.run(lambda: self.launcher.over(bool(self.alive)), limit_s)
         hanging = [task.name for task in self.alive]
         tasks = {name: self.processes[name].tasks[0] for name in names}
         outcome = Outcome(
@@ -198,7 +207,7 @@ class SimulatedJob:
         if process.dead or not process.tasks[0].is_alive():
             return
         process.kill()
-        self._launcher.ended(process)
+        self.launcher.exited(process, Exit(signum=signal.SIGKILL))
 
     # ---- processes
 
@@ -220,16 +229,25 @@ class SimulatedJob:
 
     def _run(self, process: Process, target: Callable[[Process], Any]) -> Any:
         """Be the main task of a process, whose end the launcher sees."""
-        well = False
+        how = Exit(1)
         try:
             result = target(process)
-            well = result in (0, JOB_FAILED_EXIT) or process.name.startswith("worker")
+            how = Exit(0 if process.name.startswith("worker") else result)
             return result
+        except Exception as exc:
+            self.launcher.reported(process, reported(exc))
+            raise
         finally:
             if process.name.startswith("worker"):
                 self._worked_at = self.world.now
-            if not well and not process.dead:
-                self._launcher.ended(process)
+            if not process.dead:
+                self.launcher.exited(process, how)
+
+    def _hand_over(self, report: ExitReport, env: Mapping[str, str]) -> bool:
+        """Take a report of the process that runs now: they all have one environment here."""
+        task = self.world.current
+        self.launcher.reported(next(process for process in self.everyone if task in process.tasks), report)
+        return True
 
     def _task(self, process: Process, target: Callable[[], Any], name: str, daemon: bool = True) -> Task:
         task = Task(self.world, target, name)

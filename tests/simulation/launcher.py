@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from simulation.network import Network, Process
 from simulation.transport import SimulatedTransport
 
+from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.contract import member_name
+from kvstore.job.exit_report import ExitReport
+from kvstore.job.exits import Exit
 from kvstore.wire import Lost, encode
+from launcher.job.tasks import Task
+from launcher.supervision.actions import Action, Kill, Lose, Restart, Tell
+from launcher.supervision.ending import Ending
+from launcher.supervision.restarts import Restarts
 
 REPORTS_S = (0.0, 0.3, 0.6)  # when it says so, for a link may be cut
+READS_S = 0.25  # how often it looks for reports
 
 
 class SimulatedLauncher:
@@ -18,6 +28,7 @@ class SimulatedLauncher:
 
     Args:
         network: of the job.
+        processes: by name, the latest of each member.
         root: where the scheduler listens.
         reap_s: until it sees that a process has ended, on average.
         restarts: how many processes it starts again.
@@ -33,6 +44,7 @@ class SimulatedLauncher:
     def __init__(
         self,
         network: Network,
+        processes: Mapping[str, Process],
         root: str,
         reap_s: float,
         restarts: int,
@@ -42,44 +54,131 @@ class SimulatedLauncher:
         working: Callable[[], bool],
     ) -> None:
         self.left = restarts
-        self._network = network
+        self.network = network
+        self.processes = processes
+        self.again = again
+        self.start = start
         self._root = root
-        self._reap_s = reap_s
-        self._start_s = start_s
-        self._again = again
-        self._start = start
+        self.reap_s = reap_s
+        self.start_s = start_s
         self._working = working
         self._process = Process("launcher", 1)
-        self._waiting: list[tuple[Process, bool]] = []  # of whose ends a scheduler may not know
+        self._waiting: list[Lost] = []  # of which a scheduler may not know
 
-    def ended(self, process: Process) -> None:
-        """Take it that a process has ended, other than well."""
-        self._network.world.after(self._network.delay(self._reap_s), lambda: self._reap(process))
+    def over(self, alive: bool) -> bool:
+        """Whether the job is over; ``alive`` says whether any of its processes is."""
+        return not alive
+
+    def reported(self, process: Process, report: ExitReport) -> None:
+        """Take what a process says of its end."""
+
+    def exited(self, process: Process, how: Exit) -> None:
+        """Take it that a process has ended."""
+        if process.name.startswith("worker") and not how.status:
+            return
+        if how.code not in (0, JOB_FAILED_EXIT) or how.signum:
+            self.network.world.after(self.network.delay(self.reap_s), lambda: self._reap(process))
+
+    def tell(self, lost: Lost) -> None:
+        """Tell the scheduler of an end, several times, and again when it has been started again."""
+        self._waiting.append(lost)
+        for after_s in REPORTS_S:
+            self.network.world.after(after_s, lambda: self._say(lost))
+
+    def start_again(self, name: str) -> None:
+        """Start a member again, if workers are still at work."""
+        if not self._working():
+            return
+        self.start(name)
+        if name == "scheduler":
+            for lost in self._waiting:
+                self.network.world.after(REPORTS_S[1], partial(self._say, lost))
 
     def _reap(self, process: Process) -> None:
-        role = process.name.partition(" ")[0]
-        again = role in self._again and self.left > 0
+        role, rank = _member(process.name)
+        again = role in self.again and self.left > 0
         if role != "scheduler":
-            self._waiting.append((process, not again))
-            for after_s in REPORTS_S:
-                self._network.world.after(after_s, lambda: self._report(process, not again))
+            self.tell(Lost(role, rank, "was killed", process.start, not again))
         if not again:
             return
         self.left -= 1
-        self._network.world.after(self._network.delay(self._start_s), lambda: self._start_again(process))
+        self.network.world.after(self.network.delay(self.start_s), lambda: self.start_again(process.name))
 
-    def _start_again(self, process: Process) -> None:
+    def _say(self, lost: Lost) -> None:
         if not self._working():
             return
-        self._start(process.name)
-        if process.name == "scheduler":
-            for dead in self._waiting:
-                self._network.world.after(REPORTS_S[1], partial(self._report, *dead))
+        end = SimulatedTransport(self.network, self._process)
+        end.send(end.connect(self._root), encode(lost))
+        self.network.world.after(REPORTS_S[1], end.close)
 
-    def _report(self, process: Process, final: bool) -> None:
-        if not self._working():
-            return
-        role, _, rank = process.name.partition(" ")
-        end = SimulatedTransport(self._network, self._process)
-        end.send(end.connect(self._root), encode(Lost(role, int(rank), "was killed", process.start, final)))
-        self._network.world.after(REPORTS_S[1], end.close)
+
+class Supervision(SimulatedLauncher):
+    """One that ends the job as the supervision of ``launch.py`` does, which decides what is whose fault.
+
+    Attributes:
+        ending: decides. All processes must have begun before the first of them ends.
+        tasks: of the job.
+    """
+
+    ending: Ending
+
+    def over(self, alive: bool) -> bool:
+        """See ``SimulatedLauncher``."""
+        if not hasattr(self, "ending"):
+            names = list(self.processes)
+            self.tasks = [Task(*_member(name), ("x",), {}) for name in names]  # type: ignore[arg-type]
+            self.ending = Ending(self.tasks, restarts=Restarts(self.tasks, frozenset(self.again), self.left))
+            self._indices: Mapping[str, int] = {name: index for index, name in enumerate(names)}
+            self._reports: dict[str, ExitReport] = {}
+            self._tick()
+        return self.ending.over
+
+    def reported(self, process: Process, report: ExitReport) -> None:
+        """See ``SimulatedLauncher``."""
+        self._reports[process.name] = report
+        self.network.world.after(self.network.dice.uniform(0.0, READS_S), lambda: self._read(process.name))
+
+    def exited(self, process: Process, how: Exit) -> None:
+        """See ``SimulatedLauncher``."""
+        self.network.world.after(self.network.delay(self.reap_s), lambda: self._exited(process, how))
+
+    def _read(self, name: str) -> None:
+        report = self._reports.pop(name, None)
+        if report is not None:
+            self.ending.reported(self._indices[name], report)
+
+    def _exited(self, process: Process, how: Exit) -> None:
+        self._read(process.name)
+        self._perform(self.ending.exited(self._indices[process.name], how, self.network.world.now))
+        self._tick()
+
+    def _tick(self) -> None:
+        self._perform(self.ending.tick(self.network.world.now, lambda: False))
+        if self.ending.wake is not None:
+            self.network.world.after(max(0.0, self.ending.wake - self.network.world.now), self._tick)
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Kill):
+                self._end(action.signum)
+            elif isinstance(action, Restart):
+                name = self._name(action.index)
+                self.network.world.after(self.network.delay(self.start_s), partial(self.start_again, name))
+            elif isinstance(action, Lose | Tell) and self.tasks[action.index].role != "scheduler":
+                more = (action.start, action.final) if isinstance(action, Lose) else ()
+                self.tell(Lost(self.tasks[action.index].role, self.tasks[action.index].rank, action.how, *more))
+
+    def _end(self, signum: int) -> None:
+        """Send a signal to all. One that is stopped dies by SIGKILL only."""
+        for process in list(self.processes.values()):
+            if not process.dead and process.tasks[0].is_alive() and (signum == signal.SIGKILL or not process.stopped):
+                process.kill()
+                self.exited(process, Exit(signum=signum))
+
+    def _name(self, index: int) -> str:
+        return member_name(self.tasks[index].role, self.tasks[index].rank)
+
+
+def _member(name: str) -> tuple[str, int]:
+    role, _, rank = name.partition(" ")
+    return role, int(rank or 0)

@@ -46,12 +46,18 @@ class Process:
     Args:
         name: of the member.
         start: how often this member has been started, this time included.
+
+    Attributes:
+        dead: whether it has been killed.
+        stopped: whether it does nothing until it is resumed.
+        tasks: what it does; the first is its program, the others are threads.
+        ends: of its links.
     """
 
     def __init__(self, name: str, start: int = 1) -> None:
         self.name = name
         self.start = start
-        self.dead = False
+        self.dead = self.stopped = False
         self.tasks: list[Task] = []
         self.ends: list[SimulatedTransport] = []
 
@@ -65,11 +71,13 @@ class Process:
 
     def stop(self) -> None:
         """Let it do nothing until ``resume``. Its links stay."""
+        self.stopped = True
         for task in self.tasks:
             task.stop()
 
     def resume(self) -> None:
         """Let it go on."""
+        self.stopped = False
         for task in self.tasks:
             task.resume()
 

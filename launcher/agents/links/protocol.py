@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from kvstore.errors import WireError
-from kvstore.job.exit_report import MAX_DETAILS, MAX_TEXT
+from kvstore.job.exit_report import MAX_CAUSE, MAX_DETAILS, MAX_TEXT
 from kvstore.wire import Buffer, Message
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
@@ -185,6 +185,7 @@ class Reported(Message):
     details: Annotated[str, f.text(MAX_DETAILS)]
     consequence: Annotated[bool, f.flag]
     printed: Annotated[bool, f.flag]
+    cause: Annotated[str, f.text(MAX_CAUSE)] = ""
 
 
 @message(118)

@@ -24,6 +24,11 @@ def with_standby(limit: int = 9, *roles: str) -> Run:
     return made
 
 
+def failed(cause: str, text: str = "server 0 was lost before its standby was in step") -> ExitReport:
+    """What a process says that ends because the job has failed."""
+    return ExitReport(text, consequence=True, cause=cause)
+
+
 def given_up(text: str, how: str = "was killed by SIGKILL") -> list[Action]:
     return [Lose(SERVER, how, 1, final=True), Say(f"server 0 {how}; {text}; server 0 has no standby from now on")]
 
@@ -94,7 +99,7 @@ def test_one_that_leaves_unasked_is_lost_too() -> None:
 def test_if_the_job_fails_for_it_all_the_same_it_gets_the_blame(who: int, dead: int) -> None:
     run = with_standby()
     run.exit(dead, signum=9)
-    run.ending.reported(who, ExitReport("server 0 was lost before its standby was in step", consequence=True))
+    run.ending.reported(who, failed("start 1 of server 0" if dead == SERVER else "start 1 of standby 0"))
     assert run.exit(who, code=JOB_FAILED_EXIT if who == SCHEDULER else 1) == [Tell(dead, "was killed by SIGKILL")]
     assert run.ending.phase is Phase.WINDOW
     assert run.ending.exit_code == 137
@@ -105,9 +110,75 @@ def test_of_two_deaths_the_last_is_fatal() -> None:
     run = with_standby()
     run.exit(SERVER, signum=9)
     run.exit(STANDBY, code=1)
-    run.ending.reported(SCHEDULER, ExitReport("server 0 was lost, and its standby too", consequence=True))
+    run.ending.reported(SCHEDULER, failed("start 1 of standby 0"))
     assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == [Tell(STANDBY, "exited with code 1")]
     assert run.ending.exit_code == 1
+
+
+@pytest.mark.parametrize("dead", [SERVER, STANDBY])
+@pytest.mark.parametrize("zombie", [SERVER, STANDBY])
+@pytest.mark.parametrize("done", [False, True])
+def test_who_was_given_up_and_comes_back_is_never_what_the_job_ends_by(dead: int, zombie: int, done: bool) -> None:
+    run = with_standby()
+    run.exit(dead, signum=9)
+    run.now += 60
+    assert [type(action) for action in run.tick()] == [Restart]
+    run.now += 60
+    run.ending.reported(zombie, failed("", "server 0 is served by another process, in view 5"))
+    if done:
+        run.exit(WORKER_0, WORKER_1)
+    start = 2 if zombie == dead else 1
+    lost = [Lose(zombie, "exited with code 4", start, final=False)]
+    assert run.exit(zombie, code=REPLACED_EXIT) == ([] if done else lost)
+    assert run.ending.failure is None
+
+
+def test_of_one_member_the_process_is_to_blame_that_the_reports_name() -> None:
+    run = with_standby()
+    for how in ({"signum": 9}, {"code": 7}):
+        run.exit(SERVER, **how)
+        run.now += 60
+        run.tick()
+    run.ending.reported(WORKER_0, failed("start 1 of server 0"))
+    assert run.exit(WORKER_0, code=1) == [Tell(SERVER, "was killed by SIGKILL")]
+
+
+@pytest.mark.parametrize("cause", ["", "start 2 of server 0", "start 1 of standby 0"])
+def test_a_death_that_has_healed_is_not_to_blame_for_another_loss_of_the_same_rank(cause: str) -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.now += 60
+    run.tick()
+    silent = failed(cause, "server 0 has been silent for 3.0 s, and had no standby at that time")
+    for who in (SCHEDULER, WORKER_0):
+        run.ending.reported(who, silent)
+    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == []
+    assert run.exit(WORKER_0, code=1) == [Tell(WORKER_0, "exited with code 1")]
+
+
+def test_who_was_refused_and_does_not_know_why_is_answered_for_by_the_scheduler() -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.ending.reported(SCHEDULER, failed("start 1 of server 0"))
+    run.ending.reported(WORKER_0, failed(""))
+    assert run.exit(WORKER_0, code=1) == [Tell(SERVER, "was killed by SIGKILL")]
+
+
+@pytest.mark.parametrize("exit", [{"signum": 9}, {"code": 1}, {"code": REPLACED_EXIT}])
+def test_who_dies_after_the_job_has_failed_for_something_else_has_not_failed_it(exit: dict[str, int]) -> None:
+    run = with_standby()
+    run.ending.reported(SCHEDULER, failed("", "worker 1 is lost: it has been silent for 30 s"))
+    run.exit(SCHEDULER, code=JOB_FAILED_EXIT)
+    assert run.exit(SERVER, **exit) == []
+    assert run.exit(WORKER_1, signum=9) == [Tell(WORKER_1, "was killed by SIGKILL")]
+
+
+def test_what_the_job_has_failed_for_may_be_seen_to_die_after_the_others_have_said_so() -> None:
+    run = with_standby()
+    run.ending.reported(SCHEDULER, failed("start 1 of server 0"))
+    run.exit(SCHEDULER, code=JOB_FAILED_EXIT)
+    assert run.exit(STANDBY, signum=9) == []
+    assert run.exit(SERVER, code=1) == [Tell(SERVER, "exited with code 1")]
 
 
 def test_a_death_long_ago_is_not_to_blame_for_another_failure() -> None:

@@ -146,7 +146,7 @@ def test_a_server_that_is_lost_without_a_standby_in_step_ends_the_job(again: boo
     told = job.lose(b1)
     assert job.scheduler.failure is not None
     assert job.scheduler.failure.startswith(f"server 1 {KILLED}{reason}")
-    assert (job.workers[0], JobFailed(job.scheduler.failure)) in told
+    assert (job.workers[0], JobFailed(job.scheduler.failure, "start 1 of standby 1")) in told
     late = s1.again().again()
     assert text_of(job.handle(late.peer, late.join())[0][1], "NodeLost") == job.scheduler.failure
 

@@ -32,7 +32,7 @@ GOOD: list[Any] = [
     p.Refused("no such command", 127),
     p.Output(3, 2, [b"line\n\xff", b""]),
     p.Exited(3, 0, 9),
-    p.Reported(3, "ValueError: no", "train.py:3", "Traceback", True, False),
+    p.Reported(3, "ValueError: no", "train.py:3", "Traceback", True, False, "start 2 of server 0"),
     p.Empty(),
     p.Note("ünï"),
     p.StartAgain(3, [b"A", b"1"]),
