@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from faults.orders import SEATS, order
 from simulation.network import Weather
 from simulation.orders import Ordered
 from simulation.runs import HOSTS
-
-from faults.orders import SEATS, order
 
 
 def require(seed: int, ends: tuple[str, ...], hosts: tuple[tuple[int, ...], ...] = ()) -> None:
