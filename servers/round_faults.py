@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kvstore.wire import Message
 from servers.requests.replies import Outbox
@@ -18,7 +18,7 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 def injecting(
     handle: Handle,
-    faults: Sequence[tuple[str, int]],
+    faults: list[tuple[str, int]],
     rounds: Callable[[], int],
     send: Callable[[int], None] = lambda signum: os.kill(os.getpid(), signum),
 ) -> Handle:
@@ -26,18 +26,17 @@ def injecting(
 
     Args:
         handle: takes a message, and returns what to send.
-        faults: an action of ``SIGNALS`` and a round of each, by rounds.
+        faults: an action of ``SIGNALS`` and a round of each, by rounds. Those that have come are removed.
         rounds: returns how many rounds there have been.
         send: sends a signal to this process.
     """
     if not faults:
         return handle
-    left = list(faults)
 
     def handle_and_fail(peer: bytes, message: Message) -> Outbox:
         outbox = handle(peer, message)
-        while left and rounds() >= left[0][1]:
-            send(SIGNALS[left.pop(0)[0]])
+        while faults and rounds() >= faults[0][1]:
+            send(SIGNALS[faults.pop(0)[0]])
         return outbox
 
     return handle_and_fail

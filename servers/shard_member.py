@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,8 @@ from servers.service import Handle
 from servers.shard import Shard
 from servers.store.capture import StoreCapture
 from servers.store.recording import Recorder
+
+log = logging.getLogger(__name__)
 
 
 class ShardMember(ServingMember):
@@ -38,7 +41,7 @@ class ShardMember(ServingMember):
     ) -> None:
         super().__init__(around, on_line_back)
         config, clock = around.config, around.clock
-        self._faults = config.inject if config.start == 1 else ()
+        self._faults = list(config.inject) if config.start == 1 else []
         self._shard = Shard(
             self._session.rank,
             self._session.num_workers,
@@ -68,6 +71,18 @@ class ShardMember(ServingMember):
         """Return ``handle`` for the loop, which tells the shard the time, with the faults that there are to be."""
         self._service.timed = self._shard.times
         return injecting(handle, self._faults, lambda: self._shard.rounds)
+
+    def _leave(self, error: str | None) -> None:
+        if error is None and self._session.client.failure is None:
+            for (
+                action,
+                number,
+            ) in self._faults:  # a drill that has tested nothing must not look like one that was passed
+                log.warning(
+                    "--inject: no %s at round %d: there were %d rounds in this job, without those before --resume",
+                    *(action, number, self._shard.rounds),
+                )
+        super()._leave(error)
 
     def _answer(self, outbox: Outbox) -> Outbox:
         """Return what may be sent now of answers that no message has asked for at this moment."""
