@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shlex
 import sys
@@ -93,8 +94,13 @@ def test_strangers_may_keep_many_connections_and_programs_have_the_limit_that_we
 
 
 def test_too_few_within_patience(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(LaunchError, match=r"only 1 of 3 processes \(on .+\) connected within 3 s; .* --host-ip"):
-        launch(2, 'PMI_RANK=0 sh -c "$AGENT" & wait', 3.0)
+    for patience_s in (3.0, 12.0, 48.0):  # the one agent must have connected by then, also on a busy machine
+        with pytest.raises(LaunchError) as caught:
+            launch(2, 'PMI_RANK=0 sh -c "$AGENT" & wait', patience_s)
+        if "only 0 of 3" not in str(caught.value):
+            break
+    said = rf"only 1 of 3 processes \(on .+\) connected within {patience_s:g} s; .* --host-ip"
+    assert re.search(said, str(caught.value))
 
 
 def test_the_manager_ends_too_soon() -> None:
