@@ -26,20 +26,28 @@ LINKS = {
 
 
 class Launched:
-    """One job of two workers and two servers with standbys on this machine.
+    """One job on this machine: of two workers and two servers with standbys, if nothing else is asked for.
 
     Args:
         directory: of the run.
         command: what workers run, for a shell.
         env: more for the environment.
         options: more options of ``launch.py``.
+        size: of the job, as options.
 
     Attributes:
         directory: of the run.
         process: ``launch.py``.
     """
 
-    def __init__(self, directory: Path, command: str, env: Mapping[str, str], options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        command: str,
+        env: Mapping[str, str],
+        options: tuple[str, ...] = (),
+        size: tuple[str, ...] = SIZE,
+    ) -> None:
         self.directory = directory
         self._said = directory / "output"
         self._mark = f"{directory}"
@@ -47,7 +55,7 @@ class Launched:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
         with self._said.open("wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "launcher", *SIZE, *options, command],
+                [sys.executable, "-m", "launcher", *size, *options, command],
                 env=own | {"PYTHONPATH": paths, "FAULTS_RUN": self._mark, "OMP_NUM_THREADS": "1"} | dict(env),
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -102,11 +110,13 @@ class Launched:
 
 
 @contextlib.contextmanager
-def launched(command: str, env: Mapping[str, str], options: tuple[str, ...] = ()) -> Iterator[Launched]:
+def launched(
+    command: str, env: Mapping[str, str], options: tuple[str, ...] = (), size: tuple[str, ...] = SIZE
+) -> Iterator[Launched]:
     """A job in a directory of its own, which the command may name as ``$FAULTS_RUN``; nothing of it stays."""
     directory = Path(tempfile.mkdtemp(prefix="killing-"))
     try:
-        job = Launched(directory, command, env, options)
+        job = Launched(directory, command, env, options, size)
         try:
             yield job
         finally:
