@@ -15,7 +15,7 @@ import torch
 
 from kvstore import KVStore, UsageError
 from kvstore.job.config import Config
-from kvstore.store.maker import BY_THE_PROGRAM
+from kvstore.store.maker import BY_THE_PROGRAM, COUNTED, GROUP
 from workers.common.gather import require_sums
 from workers.common.stores import AUTO, open_store, store_type
 
@@ -61,7 +61,7 @@ def init(kvstore: KVStore | str = "auto") -> RankAndDevice:
         wanted = _possible(wanted)
     with _lock:
         if not _stores:
-            _stores.append(open_store(wanted if isinstance(kvstore, str) else kvstore, "workers.init()"))
+            _stores.append(open_store(wanted if isinstance(kvstore, str) else kvstore, "workers.init()", GROUP))
             _type = wanted
         elif kvstore != AUTO and (wanted != _type or not (isinstance(kvstore, str) or kvstore is _stores[0])):
             raise UsageError(f"this process was initialized with {_type!r}; call shutdown() before another init()")
@@ -97,31 +97,32 @@ def store() -> KVStore:
     return _stores[0]
 
 
-def new_store(owner: str = BY_THE_PROGRAM) -> KVStore:
+def new_store(owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
     """Return another store of the group's type, with its own keys and compression; ``shutdown`` closes it.
 
     Every worker makes its stores in the same order.
 
     Args:
         owner: what it is for; the same on all workers.
+        name: for this project's own stores: by which readers find it.
 
     Raises:
         UsageError: before ``init``.
     """
     store()
-    made = open_store(_type, owner)
+    made = open_store(_type, owner, name)
     with _lock:
         _stores.append(made)
     return made
 
 
-def store_for(kvstore: KVStore | str | None, owner: str = BY_THE_PROGRAM) -> KVStore:
+def store_for(kvstore: KVStore | str | None, owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
     """Return a store for ``owner``: ``kvstore`` itself or a new store of that type; for ``auto``, ``new_store()``.
 
     Raises:
         UsageError: ``auto`` before ``init``.
     """
-    return new_store(owner) if kvstore is None or kvstore == AUTO else open_store(kvstore, owner)
+    return new_store(owner, name) if kvstore is None or kvstore == AUTO else open_store(kvstore, owner, name)
 
 
 def rank() -> int:

@@ -16,7 +16,7 @@ from torch import nn
 import kvstore as kv
 from kvstore import KVStore, Mismatch
 from kvstore.errors import warn_renamed
-from kvstore.store.maker import made_by
+from kvstore.store.maker import UNNAMED, made_by
 from workers.broadcast import broadcast_parameters
 from workers.common.gather import Gather, digest
 from workers.common.stores import store_type
@@ -41,7 +41,7 @@ class Reducer:
         if kind is not None:
             warn_renamed("kind=", "kvstore=")
             kvstore = kind
-        with made_by("Reducer"):
+        with made_by("Reducer", UNNAMED):
             self._store = kv.create("dist_sync" if store_type(kvstore).startswith("dist") else "local")
         self._known: set[str] = set()
 

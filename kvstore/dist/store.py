@@ -46,7 +46,8 @@ from kvstore.rule import Rule
 from kvstore.spec import Key, as_shape
 from kvstore.store.arguments import requests_of
 from kvstore.store.base import KVStore
-from kvstore.store.maker import made_by, maker, place
+from kvstore.store.maker import UNNAMED, made_by, maker, place
+from kvstore.store.maker import name as named
 from kvstore.store.registry import canonical
 from kvstore.store.statistics import Statistics
 from kvstore.store.table_interface import TableChanges
@@ -100,6 +101,8 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, JobCalls, KVStore):
         ordinal = session.stores + 1
         made = f"a {canonical(name)!r} store of {maker()}"
         at = place() if checkpoints else ""  # a store beside another is made when it is first needed, wherever that is
+        # Set again if an exception ends this and the next store is made in its place, so nothing is counted twice.
+        session.store_names[ordinal] = named(session.store_names.get(each, "") for each in range(1, ordinal))
         self._requests = Requests(session, ordinal, self.rule, limits, made, at)
         self._saves = OpenSaves()
         self._table_changes: dict[Key, TableChanges] = {}
@@ -303,7 +306,7 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, JobCalls, KVStore):
 
     def _beside(self, what: str, **given: Any) -> DistStore:
         """Return a new store that no checkpoint has, of ``what``; see ``DistStore``."""
-        with made_by(what):
+        with made_by(what, UNNAMED):
             return type(self)(self._session, checkpoints=False, **given)
 
     def _stored_bytes(self) -> int:

@@ -53,6 +53,7 @@ class Session:
 
     Attributes:
         stores: how many stores this process has made.
+        store_names: of each of them, from 1, the name by which readers find it.
         addresses: of the servers, by rank, as they are now.
         takeovers: how often a standby has become the server of its rank, as far as this member knows.
         servers: for workers: the links to the servers, by rank.
@@ -80,6 +81,7 @@ class Session:
         self.config = config
         self.limits = WaitLimits(config.timeout_s, config.patience_s or math.inf)
         self.stores = 0
+        self.store_names: dict[int, str] = {}
         self.flushes: list[Callable[[float], None]] = []
         self.num_workers = 0
         self.worker_keys: list[str] = []

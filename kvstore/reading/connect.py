@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import ConfigError, UsageError
 from kvstore.job.system import unsupported
+from kvstore.store.maker import GROUP
 
 if TYPE_CHECKING:
     from kvstore.reading.reader import Reader
@@ -16,7 +17,7 @@ def connect(
     address: str | os.PathLike[str] | None = None,
     key: str | None = None,
     *,
-    store: int = 1,
+    store: int | str = 1,
     max_staleness: int = 0,
     timeout: float | None = None,
 ) -> Reader:
@@ -29,7 +30,9 @@ def connect(
             ``KVSTORE_READ_FROM`` says either.
         key: the readers' secret key, if ``address`` is an address and links are encrypted; by default
             ``KVSTORE_READ_KEY``. Do not write it into a command line, which others can see.
-        store: which of the job's stores: 1 for the first that its workers have made.
+        store: which of the job's stores: 1 for the first that the program has made, itself or by the name that it gave
+            to a ``Trainer`` or ``fit``; ``"workers"`` for that of ``workers.init()``. Stores of checkpoints, of a
+            ``Reducer`` and of ``companion()`` are not counted.
         max_staleness: what ``pull`` may return is at most so many rounds old; 0 asks for what is current.
         timeout: of every wait of the reader, in seconds; by default ``KVSTORE_TIMEOUT_S``.
 
@@ -41,11 +44,15 @@ def connect(
     """
     if why := unsupported("kv.connect()"):
         raise ConfigError(why)
-    if store < 1:
-        raise UsageError(f"store={store}: stores are counted from 1, in the order in which workers make them")
+    name = f"{store}"
+    if name != GROUP and not (name.isdecimal() and int(name)):
+        raise UsageError(
+            f"store={store!r}: stores are counted from 1, in the order in which workers make them; {GROUP!r} is that "
+            "of workers.init()"
+        )
     from kvstore.reading.place import find  # what it imports is not on every system
 
     place = find(address, key, os.environ)
     from kvstore.reading.reader import Reader
 
-    return Reader.of(place.config(os.environ), store, max_staleness, timeout)
+    return Reader.of(place.config(os.environ), name, max_staleness, timeout)

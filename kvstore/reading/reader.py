@@ -36,13 +36,13 @@ class Reader:
 
     Args:
         session: its links.
-        store: which of the job's stores, counted from 1.
+        store: the name of one of the job's stores.
         max_staleness: see ``pull``.
     """
 
-    def __init__(self, session: ReaderSession, store: int = 1, max_staleness: int = 0) -> None:
+    def __init__(self, session: ReaderSession, store: str = "1", max_staleness: int = 0) -> None:
         self._session = session
-        self._ordinal = store
+        self._store = store
         self._slack = _slack(max_staleness)
         self._values: dict[Key, HeldValue] = {}
         self._lock = threading.RLock()
@@ -51,7 +51,7 @@ class Reader:
     def of(
         cls,
         config: Config,
-        store: int,
+        store: str,
         max_staleness: int,
         timeout: float | None,
         make_transport: Callable[[], Transport] | None = None,
@@ -252,7 +252,7 @@ class Reader:
         ]
 
     def _which(self, **more: Any) -> dict[str, Any]:
-        return {"ordinal": self._ordinal, **more}
+        return {"name": self._store, **more}
 
     def _ask(self, what: str, keys: Sequence[Key], asks: Sequence[Ask], deadline: float) -> None:
         if self._session.closed:

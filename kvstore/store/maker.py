@@ -1,23 +1,35 @@
-"""For what a store is made, and where in the program: workers compare it, and messages say it."""
+"""For what a store is made, and where in the program: workers compare it, and messages say it.
+
+Readers find stores by name. The stores that a program makes, or has Trainers make, are counted: "1", "2", and so on.
+Stores that this project makes for itself take no number, so that none of them shifts the program's.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 
 BY_THE_PROGRAM = "kvstore.create()"
+COUNTED = "#"  # stands for the next number
+GROUP = "workers"  # the store of workers.init()
+UNNAMED = ""  # of no interest to readers: it has nothing but sums
 _OURS = ("kvstore", "workers")
-_maker: ContextVar[str] = ContextVar("maker", default=BY_THE_PROGRAM)
+_maker: ContextVar[tuple[str, str]] = ContextVar("maker", default=(BY_THE_PROGRAM, COUNTED))
 
 
 @contextmanager
-def made_by(what: str) -> Iterator[None]:
-    """Let the stores that are made in this block be those of ``what``, such as ``Trainer``; an inner block counts."""
-    token = _maker.set(what)
+def made_by(what: str, name: str = COUNTED) -> Iterator[None]:
+    """Let the stores that are made in this block be those of ``what``, such as ``Trainer``; an inner block counts.
+
+    Args:
+        what: what makes them.
+        name: by which readers find them: ``COUNTED``, ``GROUP`` or ``UNNAMED``.
+    """
+    token = _maker.set((what, name))
     try:
         yield
     finally:
@@ -26,7 +38,13 @@ def made_by(what: str) -> Iterator[None]:
 
 def maker() -> str:
     """Return what makes stores here."""
-    return _maker.get()
+    return _maker.get()[0]
+
+
+def name(before: Iterable[str]) -> str:
+    """Return the name of a store that is made here, after stores with the names ``before``."""
+    given = _maker.get()[1]
+    return str(1 + sum(each.isdecimal() for each in before)) if given == COUNTED else given
 
 
 def place() -> str:

@@ -59,9 +59,9 @@ class Connected(Reply):
 @message(142)
 @dataclass(frozen=True)
 class FindKeys(Request):
-    """To the scheduler: where are these keys of everybody's ``ordinal``-th store?"""
+    """To the scheduler: where are these keys of the store with this name?"""
 
-    ordinal: Annotated[int, f.integer(1)]
+    name: Annotated[str, f.text()]
     keys: Keys
 
 
@@ -96,9 +96,9 @@ class KeysFound(Reply):
 @message(144)
 @dataclass(frozen=True)
 class ListKeys(Request):
-    """To the scheduler: which keys has everybody's ``ordinal``-th store? Tell me of those from the ``start``-th on."""
+    """To the scheduler: which keys has the store with this name? Tell me of those from the ``start``-th on."""
 
-    ordinal: Annotated[int, f.integer(1)]
+    name: Annotated[str, f.text()]
     start: Seq
 
 

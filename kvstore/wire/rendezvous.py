@@ -251,11 +251,13 @@ class OpenStore(Request):
     Attributes:
         made: what it is, and what makes it, which must be the same on all workers; empty if it does not matter.
         place: where in my program, for messages.
+        name: by which readers find it; empty if they do not.
     """
 
     ordinal: Annotated[int, f.integer(1)]
     made: Annotated[str, f.text()] = ""
     place: Annotated[str, f.text()] = ""
+    name: Annotated[str, f.text()] = ""
 
 
 @message(22)

@@ -95,7 +95,7 @@ class Readers:
         if isinstance(message, FindKeys):
             return self._find(message)
         if isinstance(message, ListKeys):
-            names = self._stores.find(message.ordinal)[1].keys.names(message.start, PAGE + 1)
+            names = self._stores.find(message.name)[1].keys.names(message.start, PAGE + 1)
             return KeysListed(message.seq, names[:PAGE], len(names) > PAGE)
         raise UsageError(f"the scheduler has no values; send a {type(message).__name__} to the servers")
 
@@ -121,13 +121,13 @@ class Readers:
 
     def _find(self, message: FindKeys) -> KeysFound:
         try:
-            number, store = self._stores.find(message.ordinal)
+            number, store = self._stores.find(message.name)
         except KeyNotInitialized as exc:
             raise KeyNotInitialized(f"{exc}{''.join(map(self._elsewhere, message.keys[:1]))}") from None
         known = store.keys.with_values
         for key in message.keys:
             if key not in known:
-                raise self._without_value(key, message.ordinal, known)
+                raise self._without_value(key, message.name, known)
         specs, columns = store.keys.look_up(message.keys)
         kinds = {spec: kind for kind, spec in enumerate(dict.fromkeys(specs))}
         return KeysFound(
@@ -140,9 +140,9 @@ class Readers:
             *columns,
         )
 
-    def _without_value(self, key: Key, ordinal: int, known: Collection[Key]) -> KeyNotInitialized:
+    def _without_value(self, key: Key, name: str, known: Collection[Key]) -> KeyNotInitialized:
         if elsewhere := self._elsewhere(key):
-            return KeyNotInitialized(f"key {key!r} has no value in store {ordinal}, which this reader reads{elsewhere}")
+            return KeyNotInitialized(f"key {key!r} has no value in store {name}, which this reader reads{elsewhere}")
         close = nearest(key, known)
         advice = f"did you mean {close!r}?" if close else "no worker has initialized it"
         return KeyNotInitialized(f"key {key!r} has no value in this job yet; {advice}")
@@ -152,5 +152,6 @@ class Readers:
         stores = self._stores.having(key)
         if not stores:
             return ""
-        have = f"store {stores[0]} has" if len(stores) == 1 else f"stores {', '.join(map(str, stores))} have"
-        return f"; {have} key {key!r}: pass store={stores[0]} to kvstore.connect"
+        have = f"store {stores[0]} has" if len(stores) == 1 else f"stores {', '.join(stores)} have"
+        first = stores[0] if stores[0].isdecimal() else repr(stores[0])
+        return f"; {have} key {key!r}: pass store={first} to kvstore.connect"

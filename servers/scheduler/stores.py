@@ -46,6 +46,7 @@ class Stores:
         self._departures = departures
         self._loads = [0] * num_servers  # bytes by server
         self._numbers: dict[int, int] = {}  # by ordinal
+        self._named: dict[str, int] = {}  # ordinals, by the names by which readers find stores
         self._makers = Makers()
         self._closed: dict[int, set[int]] = {}  # by number: who has closed it
         self._stores: dict[int, Store] = {}  # by number
@@ -77,6 +78,8 @@ class Stores:
         """
         number = self.open(request.ordinal)
         self._makers.note(request)
+        if request.name:  # after shutdown() and init() the group has another store: the later one counts
+            self._named[request.name] = max(request.ordinal, self._named.get(request.name, 0))
         return number
 
     def close(self, rank: int, number: int) -> None:
@@ -91,6 +94,7 @@ class Stores:
         for ordinal in [ordinal for ordinal, other in self._numbers.items() if other == number]:
             del self._numbers[ordinal]
             self._makers.forget(ordinal)
+            self._named = {name: other for name, other in self._named.items() if other != ordinal}
         store = self._stores.pop(number, None)
         if store is not None:
             store.forget()
@@ -102,20 +106,22 @@ class Stores:
             store = self._stores[number] = Store(self._workers, self._loads, self._departures)
         return store
 
-    def find(self, ordinal: int) -> tuple[int, Store]:
-        """Return everybody's ``ordinal``-th store, with its number.
+    def find(self, name: str) -> tuple[int, Store]:
+        """Return the store that readers find by ``name``, with its number.
 
         Raises:
             KeyNotInitialized: no worker has made it, or all have closed it.
         """
-        number = self._numbers.get(ordinal)
-        if number is None:
-            raise KeyNotInitialized(f"the job has no store {ordinal}: no worker has made it yet, or all have closed it")
+        ordinal = self._named.get(name)
+        if ordinal is None:
+            raise KeyNotInitialized(f"the job has no store {name}: no worker has made it yet, or all have closed it")
+        number = self._numbers[ordinal]
         return number, self.of(number)
 
-    def having(self, key: Key) -> list[int]:
-        """Return which stores, counted as for ``find``, have a value of ``key``."""
-        return sorted(ordinal for ordinal, number in self._numbers.items() if key in self.of(number).keys.with_values)
+    def having(self, key: Key) -> list[str]:
+        """Return the names of the stores that have a value of ``key``, in the order in which they were made."""
+        named = sorted(self._named.items(), key=lambda item: item[1])
+        return [name for name, ordinal in named if key in self.of(self._numbers[ordinal]).keys.with_values]
 
     def serve(self, peer: bytes, request: Request, now: float = 0.0) -> tuple[list[Answer], Fault | None] | None:
         """Do what a worker asks of a store.

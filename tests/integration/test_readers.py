@@ -19,7 +19,10 @@ SCRIPT = """
 
     import torch
     import kvstore as kv
+    import workers
 
+    workers.init()  # this store, a reducer's and the checkpoints' are not what a reader reads first
+    workers.Reducer()
     store = kv.create("dist_sync")
     store.set_optimizer("sgd", learning_rate=1.0)
     store.init("weight", torch.zeros(2000))
@@ -37,6 +40,7 @@ def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("KVSTORE_READER_SHARE", "0.2")
     file = tmp_path / "readers.json"
     options = ["--replicas", "1", "--readers", str(file), "--inject", f"kill:server:0@round:{2 * ROUNDS}"]
+    options += ["--checkpoint-dir", str(tmp_path / "checkpoints")]
     with job(tmp_path, SCRIPT, workers=1, servers=1, options=options) as running:
         running.until(file.exists, "the file for readers")
         with kv.connect(file, timeout=LONG) as reader:

@@ -42,6 +42,7 @@ class PlayedSession:
         self.config = Config()
         self.limits = WaitLimits(1.0, 1.0)
         self.num_workers, self.rank, self.stores = 2, 0, 0
+        self.store_names: dict[int, str] = {}
         self.takeovers = 0
         self.tracer = None
         self.flushes: list[Callable[[float], None]] = []

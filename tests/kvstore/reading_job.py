@@ -38,9 +38,11 @@ class KeyedJob(ThreadedJob):
 
 
 @contextmanager
-def reader_of(job: ThreadedJob, max_staleness: int = 0, timeout: float = LONG, store: int = 1) -> Iterator[Reader]:
+def reader_of(
+    job: ThreadedJob, max_staleness: int = 0, timeout: float = LONG, store: int | str = 1
+) -> Iterator[Reader]:
     config = job.config("reader")
-    with Reader.of(config, store, max_staleness, timeout, job.ends(config)) as reader:
+    with Reader.of(config, f"{store}", max_staleness, timeout, job.ends(config)) as reader:
         yield reader
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import kvstore as kv
 from kvstore import KVStore
 from kvstore.job.config import Config
-from kvstore.store.maker import BY_THE_PROGRAM, made_by
+from kvstore.store.maker import BY_THE_PROGRAM, COUNTED, made_by
 
 AUTO = "auto"
 
@@ -22,11 +22,11 @@ def store_type(kvstore: KVStore | str) -> str:
     return "dist_sync" if Config.from_env().in_job else "device"
 
 
-def open_store(kvstore: KVStore | str, owner: str = BY_THE_PROGRAM) -> KVStore:
+def open_store(kvstore: KVStore | str, owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
     """Return ``kvstore`` itself if it is a store, else a new store of that type, of ``owner``; see ``made_by``."""
     if not isinstance(kvstore, str):
         return kvstore
-    with made_by(owner):
+    with made_by(owner, name):
         return kv.create(store_type(kvstore))
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from kvstore import AlreadyInitialized, KVStore, Mismatch, UnknownName, UsageError
+from kvstore.store.maker import UNNAMED
 from workers import group
 from workers.alike import BETWEEN, STEP, Alike
 from workers.common.checks import at_least
@@ -100,7 +101,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "overlap": overlap,
         }
         self._skip = False
-        self._store = group.store_for(kvstore, "DistributedOptimizer")
+        self._store = group.store_for(kvstore, "DistributedOptimizer", UNNAMED)
         self._known: set[str] = set()
         self._watched: set[int] = set()
         self._gradients: GradientAverager | None = None

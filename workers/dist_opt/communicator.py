@@ -10,6 +10,7 @@ import torch
 
 from kvstore import KVStore, UsageError
 from kvstore.job.config import Config
+from kvstore.store.maker import UNNAMED
 from kvstore.values import as_output
 from workers import group
 from workers.common.gather import Gather
@@ -126,7 +127,7 @@ class Communicator:
         """Note that there is another ``store``."""
 
     def _new_store(self) -> KVStore:
-        self._made.append(group.store_for(self._type, "DistOpt"))
+        self._made.append(group.store_for(self._type, "DistOpt", UNNAMED))
         return self._made[-1]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ def test_which_job_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
         kv.connect()
 
 
-def test_stores_are_counted_from_1(tmp_path: Path) -> None:
-    with pytest.raises(kv.UsageError, match="counted from 1"):
-        kv.connect(tmp_path / "readers.json", store=0)
+@pytest.mark.parametrize("store", [0, "worker", None, 1.5])
+def test_stores_are_counted_from_1(tmp_path: Path, store: Any) -> None:
+    with pytest.raises(kv.UsageError, match=r"counted from 1.*'workers' is that of workers.init\(\)"):
+        kv.connect(tmp_path / "readers.json", store=store)
 
 
 def test_where_nobody_listens_there_is_no_job(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from reading_job import job_with_readers, reader_of
 
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
+from kvstore.member.session import Session
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.spec import Spec
+from kvstore.store.maker import GROUP, UNNAMED, made_by
 from kvstore.table import Capacity, Table
 
 CUT = 3000  # elements: more than the bound of these jobs, so each server has a part
@@ -44,6 +46,32 @@ def test_a_reader_sees_each_round() -> None:
                 assert reader.pull("n").tolist() == [0, 1, 2, 3]
 
         job.run(work)
+
+
+def test_stores_that_the_program_has_not_made_take_no_number(tmp_path: Path) -> None:
+    with job_with_readers(checkpoint_dir=str(tmp_path)) as job:
+
+        def work(session: Session) -> None:
+            with made_by("workers.init()", GROUP):
+                group = DistStore(session)
+            first = DistStore(session)
+            beside = first.companion()
+            with made_by("Trainer"):
+                second = DistStore(session)
+            with made_by("Reducer", UNNAMED):
+                sums = DistStore(session)
+            for number, store in enumerate((group, first, beside, second, sums)):
+                store.init("w", torch.tensor([number]))
+            for name, number in {"workers": 0, "1": 1, "2": 3}.items():
+                with reader_of(job, store=name) as reader:
+                    assert reader.pull("w").tolist() == [number]
+            with (
+                reader_of(job, store="3", timeout=0.3) as reader,
+                pytest.raises(DeadlineExceeded, match="stores workers, 1, 2 have key 'w'"),
+            ):
+                reader.wait_for("w")
+
+        job.run_sessions(work)
 
 
 def test_what_is_fresh_enough_comes_from_the_reader() -> None:
@@ -105,7 +133,10 @@ def test_keys_that_are_not_there_yet() -> None:
                     reader.pull("x")
                 with pytest.raises(DeadlineExceeded, match="'x'"):
                     reader.wait_for("x", timeout=0)
-            with reader_of(job, store=2) as other, pytest.raises(KeyNotInitialized, match=r"no store 2.*; store 1 has"):
+            with (
+                reader_of(job, store=2) as other,
+                pytest.raises(KeyNotInitialized, match=r"no store 2.*; store 1 has"),
+            ):
                 other.pull("w")
 
         job.run(work)

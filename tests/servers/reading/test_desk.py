@@ -81,7 +81,7 @@ def test_a_store_that_is_not_open_is_an_error_of_the_request_alone() -> None:
     assert (refused.kind, refused.text, type(reply)) == ("UsageError", "store 3 is not open here", ValuesRead)
 
 
-@pytest.mark.parametrize("make", [lambda me: FindKeys(me, 1, ["w"]), lambda me: ListKeys(me, 1, 0)])
+@pytest.mark.parametrize("make", [lambda me: FindKeys(me, "1", ["w"]), lambda me: ListKeys(me, "1", 0)])
 def test_places_of_keys_are_the_schedulers(make: Callable[[Any], Request]) -> None:
     [(_, refused)] = desk().handle(b"a", make(sender(0, role="reader")))
     assert "to the scheduler" in refused.text

@@ -47,8 +47,8 @@ class Job:
     def connect(self, nonce: int) -> Any:
         return self.ask(Connect(sender(-1, role="reader", incarnation=nonce)))
 
-    def init(self, *keys: str, store: int = 1) -> None:
-        self.stores.serve(b"", OpenStore(sender(), store))
+    def init(self, *keys: str, store: int = 1, name: str | None = None) -> None:
+        self.stores.serve(b"", OpenStore(sender(), store, name=f"{store}" if name is None else name))
         specs = {"kinds": [0] * len(keys), "shapes": [[2000]], "dtypes": ["float32"]}
         self.stores.serve(b"", Declare(sender(), store - 1, list(keys), **specs, bound=1000, longest=1 << 20))
         self.stores.serve(b"", Ready(sender(), store - 1, list(keys)))
@@ -85,26 +85,26 @@ def test_a_reader_that_is_silent_does_not_count() -> None:
 def test_keys_are_found_with_their_places() -> None:
     job = Job()
     job.init("w", "v")
-    found = job.ask(FindKeys(READER, 1, ["v"]))
+    found = job.ask(FindKeys(READER, "1", ["v"]))
     assert isinstance(found, KeysFound)
     assert (found.shapes, found.dtypes, found.tables, found.kinds) == ([[2000]], ["float32"], [None], [0])
     assert (found.counts, found.starts, found.stops, found.servers) == ([2], [0, 1024], [1024, 2000], [0, 1])
-    assert job.ask(ListKeys(READER, 1, 0)) == KeysListed(1, ["w", "v"], False)
+    assert job.ask(ListKeys(READER, "1", 0)) == KeysListed(1, ["w", "v"], False)
 
 
 def test_many_keys_are_listed_page_by_page() -> None:
     job = Job()
     job.init(*map(str, range(PAGE + 1)))
-    first = job.ask(ListKeys(READER, 1, 0))
+    first = job.ask(ListKeys(READER, "1", 0))
     assert (len(first.keys), first.more) == (PAGE, True)
-    assert job.ask(ListKeys(READER, 1, PAGE)) == KeysListed(1, [str(PAGE)], False)
+    assert job.ask(ListKeys(READER, "1", PAGE)) == KeysListed(1, [str(PAGE)], False)
 
 
 @pytest.mark.parametrize("ordinal", [1, 2])
 def test_what_is_not_there_is_no_fault_of_the_job(ordinal: int) -> None:
     job = Job()
     job.init("w")
-    reply = job.ask(FindKeys(READER, ordinal, ["x"]))
+    reply = job.ask(FindKeys(READER, f"{ordinal}", ["x"]))
     assert (reply.kind, "x" in reply.text or "no store 2" in reply.text) == ("KeyNotInitialized", True)
 
 
@@ -129,13 +129,28 @@ def test_a_reader_of_another_store_is_told_which_store_has_the_key() -> None:
     job.init("ours")
     job.init("weight", store=2)
     job.connect(7)
-    said = {(store, key): job.ask(FindKeys(READER, store, [key])).text for store in (1, 3) for key in ("weight", "x")}
+    said = {
+        (store, key): job.ask(FindKeys(READER, f"{store}", [key])).text for store in (1, 3) for key in ("weight", "x")
+    }
     told = "store 2 has key 'weight': pass store=2 to kvstore.connect"
     assert said[1, "weight"] == f"key 'weight' has no value in store 1, which this reader reads; {told}"
     assert said[3, "weight"].endswith(f"or all have closed it; {told}")
     assert said[1, "x"] == "key 'x' has no value in this job yet; no worker has initialized it"
     assert said[3, "x"].endswith("or all have closed it")
-    misspelled = job.ask(FindKeys(READER, 2, ["wieght"])).text
+    misspelled = job.ask(FindKeys(READER, "2", ["wieght"])).text
     assert misspelled == "key 'wieght' has no value in this job yet; did you mean 'weight'?"
     job.init("weight", store=3)
-    assert "stores 2, 3 have key 'weight': pass store=2" in job.ask(FindKeys(READER, 1, ["weight"])).text
+    assert "stores 2, 3 have key 'weight': pass store=2" in job.ask(FindKeys(READER, "1", ["weight"])).text
+
+
+def test_stores_are_found_by_their_names_and_a_later_one_of_a_name_counts() -> None:
+    job = Job()
+    made = [("", 1), ("workers", 2), ("1", 3), ("", 4), ("workers", 5)]  # which store of each worker it is
+    for name, ordinal in made:
+        job.init("w", store=ordinal, name=name)
+    assert [job.ask(FindKeys(READER, name, ["w"])).store for name in ("1", "workers")] == [2, 4]
+    assert "stores 1, workers have key 'w': pass store=1" in job.ask(FindKeys(READER, "2", ["w"])).text
+    job.stores.close(0, 2)
+    assert "store workers has key 'w': pass store='workers'" in job.ask(FindKeys(READER, "1", ["w"])).text
+    job.stores.close(0, 4)
+    assert job.ask(FindKeys(READER, "workers", ["w"])).kind == "KeyNotInitialized"
