@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from kvstore.errors import CheckpointError
 
 # Errors of file systems that cannot sync directories. Their own journal, if any, decides when names are on the disk.
 _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+_OS_ERROR = re.compile(r"\(os error (\d+)\)$")
 _MXNET_ARRAYS = 0x112.to_bytes(8, "little")  # then 8 bytes of zeros: NDArray::Save of a list
 
 
@@ -32,7 +34,8 @@ def replacing(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterato
         An empty file in the same directory. It is removed if anything raises, ``KeyboardInterrupt`` included.
 
     Raises:
-        OSError: the file cannot be created, written to the disk or put in place.
+        OSError: the file cannot be created, written to the disk or put in place. It names ``path``, also where a library
+            that wrote the file has not.
     """
     draft = path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
     try:
@@ -43,6 +46,14 @@ def replacing(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterato
         draft.replace(path)
         if durable:
             sync_directory(path.parent)
+    except OSError as exc:
+        if exc.errno is None or exc.filename not in (None, f"{draft}", draft):
+            raise
+        raise OSError(exc.errno, exc.strerror, f"{path}") from exc
+    except Exception as exc:  # libraries in Rust, such as safetensors, have errors of their own for a full disk
+        if (code := _OS_ERROR.search(str(exc))) is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), f"{path}") from exc
     finally:
         draft.unlink(missing_ok=True)
 

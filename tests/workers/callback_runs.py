@@ -19,8 +19,9 @@ class Run:
     def stop(self) -> None:
         self.stopped = True
 
-    def save(self, prefix: str, epoch: int, batch: int = 0) -> None:
+    def save(self, prefix: str, epoch: int, batch: int = 0) -> bool:
         self.saved.append((prefix, epoch, batch))
+        return True
 
 
 def param(nbatch: int, metric: metrics.EvalMetric | None = None, epoch: int = 0) -> BatchEndParam:

@@ -13,14 +13,15 @@ from workers.callbacks.param import BatchEndParam
 class Saving(Protocol):
     """What these callbacks need of a run of ``fit``."""
 
-    def save(self, prefix: str, epoch: int, batch: int = 0) -> None:
-        """Write a checkpoint."""
+    def save(self, prefix: str, epoch: int, batch: int = 0) -> bool:
+        """Write a checkpoint; return whether it is there."""
 
 
 class do_checkpoint:  # noqa: N801 - MXNet's name
     """Saves a ``Checkpoint`` after every ``period`` epochs; an ``epoch_end_callback``, on every worker.
 
-    After epoch 0 that is ``prefix-0001.safetensors`` and its companions; see ``workers.Checkpoint``.
+    After epoch 0 that is ``prefix-0001.safetensors`` and its companions; see ``workers.Checkpoint``. If a worker cannot
+    write its part, because a disk is full, all remove theirs, a line names the file, and training goes on.
 
     Args:
         prefix: the beginning of the files' names. Folders in it are made when needed.
@@ -28,7 +29,7 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
     """
 
     def __init__(self, prefix: str, period: int = 1) -> None:
-        self._prefix, self._period = str(prefix), max(1, int(period))
+        self._prefix, self.period = str(prefix), max(1, int(period))
         self._run: Saving | None = None
 
     def begin(self, run: Saving) -> None:
@@ -39,7 +40,7 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
         self, epoch: int, model: Any, arg_params: Mapping[str, torch.Tensor], aux_params: Mapping[str, torch.Tensor]
     ) -> None:
         """Save, if it is time."""
-        if self._run is not None and (epoch + 1) % self._period == 0:
+        if self._run is not None and (epoch + 1) % self.period == 0:
             self._run.save(self._prefix, epoch + 1)
 
 
@@ -55,7 +56,7 @@ class do_batch_checkpoint:  # noqa: N801 - beside MXNet's do_checkpoint
     """
 
     def __init__(self, prefix: str, period: int) -> None:
-        self._prefix, self._period = str(prefix), max(1, int(period))
+        self._prefix, self.period = str(prefix), max(1, int(period))
         self._run: Saving | None = None
 
     def begin(self, run: Saving) -> None:
@@ -64,5 +65,5 @@ class do_batch_checkpoint:  # noqa: N801 - beside MXNet's do_checkpoint
 
     def __call__(self, param: BatchEndParam) -> None:
         """Save, if it is time."""
-        if self._run is not None and (param.nbatch + 1) % self._period == 0:
+        if self._run is not None and (param.nbatch + 1) % self.period == 0:
             self._run.save(self._prefix, param.epoch, param.nbatch + 1)

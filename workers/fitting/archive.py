@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import secrets
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvstore import CheckpointError, Mismatch
+from kvstore import CheckpointError, KVStore, KVStoreError, Mismatch, Unsupported
 from workers.common.run_log import log_line
 from workers.common.tensors import PLAIN, overwrite, pack, unpack
 from workers.fitting import randomness
@@ -24,6 +26,8 @@ from workers.reducer import Reducer
 from workers.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+FAILED = "failed"  # the key of workers' meetings
 
 # Fields that ``load`` checks. The position in the data has no type here: it belongs to the sampler.
 _ABOUT: dict[str, type] = {"num_workers": int, "run": int}
@@ -51,35 +55,98 @@ class Archive:
         self._rank, self._num_workers = rank, num_workers
         self._keeps_states = True  # whether this worker has states worth a file
         self._run = 0  # a random number for this run, to tell files of several runs apart
+        self._together = False  # whether all workers save at the same moments
+        self._sums: Reducer | None = None
+        self.meeting: KVStore | None = None
         self._random: tuple[dict[str, torch.Tensor], Mapping[str, Any]] | None = None
 
-    def begin(self, reducer: Reducer, **place: int) -> None:
+    def begin(self, reducer: Reducer, store: KVStore | None, **place: int) -> None:
         """Agree with the other workers on where the run begins. Every worker calls this.
+
+        Args:
+            reducer: of the run.
+            store: whose rounds all workers make together, for a meeting within an epoch; None if there is none.
+            place: numbers by name, which must be the same on all workers.
 
         Raises:
             Mismatch: workers begin at different places.
         """
-        told = reducer.sum({**place, "run": float(secrets.randbits(40) if self._rank == 0 else 0)})
+        savers = self._callbacks.savers
+        mark = zlib.crc32(repr(savers).encode()) % 0xFFFF + 1 if savers else 0  # its squares have exact sums
+        told = reducer.sum(
+            {
+                **place,
+                "run": float(secrets.randbits(40) if self._rank == 0 else 0),
+                "savers": mark,
+                "squares": mark**2,
+            }
+        )
         self._run = int(told.pop("run"))
+        # All are equal only then. A program may let one worker alone save, which must not wait for the others.
+        self._together = mark > 0 and int(told["squares"]) * self._num_workers == int(told["savers"]) ** 2
+        self._sums = reducer
+        if self._together and self._num_workers > 1 and store is not None and any("batch" in each for each in savers):
+            with suppress(Unsupported):
+                self.meeting = store.companion()
+                self.meeting.init(FAILED, torch.zeros(1, dtype=torch.int64, device="cpu"))
         for name, value in place.items():
             if told[name] != value * self._num_workers:
                 raise Mismatch(
                     f"the workers do not begin with the same {name}: worker {self._rank} begins with {value}"
                 )
 
-    def save(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric) -> None:
+    def close(self) -> None:
+        """End the use of the store for meetings."""
+        if self.meeting is not None:
+            with suppress(KVStoreError):  # the run has failed, and says why
+                self.meeting.close()
+
+    def save(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric) -> bool:
         """Write this worker's part of a checkpoint. Every worker calls this.
+
+        A disk that is full ends no training. The checkpoint is there whole or not at all: if one worker's part cannot
+        be written, all remove theirs.
 
         Args:
             checkpoint: the files to write.
             batches, samples: how many of the current epoch this worker has used.
             metric: the metric of the current epoch.
 
+        Returns:
+            Whether it has been saved.
+
         Raises:
             UsageError: the checkpoint is within an epoch, and the data cannot continue there.
         """
         if checkpoint.batch:
             self._position.require()
+        failed = False
+        try:
+            self._write(checkpoint, batches, samples, metric)
+        except OSError as exc:
+            failed = True
+            log.error(
+                "there is no checkpoint %s, and training goes on: %s: %s",
+                *(checkpoint.weights.stem, exc.filename or checkpoint.weights, exc.strerror or exc),
+            )
+        failed = self._failed_anywhere(failed, bool(checkpoint.batch))
+        if failed:
+            checkpoint.remove(self._rank)
+        elif self._rank == 0:
+            log_line(self._rank, 'Saved checkpoint to "%s"', checkpoint.weights)
+        return not failed
+
+    def _failed_anywhere(self, failed: bool, within_epoch: bool) -> bool:
+        """Return whether the part of any worker has failed, as far as workers can tell each other now."""
+        if self._together and not within_epoch and self._sums is not None:
+            return self._sums.sum({FAILED: failed})[FAILED] > 0
+        if self.meeting is not None and within_epoch:
+            count = torch.tensor([int(failed)], dtype=torch.int64, device="cpu")
+            self.meeting.pushpull(FAILED, count)  # without workers that have had all their batches, and have joined
+            return bool(count)
+        return failed
+
+    def _write(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric) -> None:
         about = {
             "epoch": checkpoint.epoch,
             "batch": checkpoint.batch,
@@ -101,7 +168,6 @@ class Archive:
                 trainer.save_weights(checkpoint, model, about)
             else:
                 checkpoint.save_weights(model, about)
-            log_line(self._rank, 'Saved checkpoint to "%s"', checkpoint.weights)
 
     def own(self, batches: int, samples: int, metric: EvalMetric) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return what is this worker's own, wherever it is saved: tensors, and JSON values."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,6 +103,13 @@ class Checkpoint:
         """Remove ``rank``'s part of an earlier save, its last file first, before saving again."""
         for path in (self.weights if rank == 0 else self.worker(rank), self.states(rank), self.inner(rank)):
             path.unlink(missing_ok=True)
+
+    def remove(self, rank: int) -> None:
+        """Remove ``rank``'s part, as far as that is possible, its last file first."""
+        own = [self.worker(rank), self.states(rank), self.inner(rank)]
+        for path in [self.weights, *own] if rank == 0 else own:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def save_weights(self, model: nn.Module, about: Mapping[str, Any] | None = None) -> None:
         """Write the state of ``model``, with ``about`` (JSON) as metadata.

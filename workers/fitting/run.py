@@ -100,12 +100,13 @@ class TrainingRun:
         if self.store is not None and isinstance(self.trainer, Trainer):
             self._in_job = JobCheckpoints(self, self.store, self._archive, self._position)
             self._in_job.attach(resume)
-        self._archive.begin(self.reducer, epoch=epoch, batch=self.batches)
+        self._archive.begin(self.reducer, self._in_step(), epoch=epoch, batch=self.batches)
         self._callbacks.tell("begin", self)
 
     def end(self) -> None:
         """Tell the callbacks that training is over."""
         self._callbacks.tell("end")
+        self._archive.close()
 
     def train_epoch(self) -> None:
         """Train one epoch, or the rest of it; evaluate; call the callbacks. Every worker calls this."""
@@ -148,13 +149,13 @@ class TrainingRun:
             callback(epoch, self.model, params, buffers)
         self.stopped = self.reducer.sum({"stopped": float(self.stopped)})["stopped"] > 0
 
-    def save(self, prefix: str, epoch: int, batch: int = 0) -> None:
-        """Write this worker's part of a checkpoint. Every worker calls this.
+    def save(self, prefix: str, epoch: int, batch: int = 0) -> bool:
+        """Write this worker's part of a checkpoint; return whether all parts are there. Every worker calls this.
 
         Raises:
             UsageError: the checkpoint is within an epoch, and the data cannot continue there.
         """
-        self._archive.save(Checkpoint(prefix, epoch, batch), self.batches, self.samples, self.metric)
+        return self._archive.save(Checkpoint(prefix, epoch, batch), self.batches, self.samples, self.metric)
 
     # ---- helpers
 
@@ -181,6 +182,18 @@ class TrainingRun:
                 return
             yield batch
 
+    def _in_step(self) -> KVStore | None:
+        """Return the store if all workers make its rounds together: only they can meet within an epoch."""
+        store = self.store
+        if (
+            store is None
+            or not isinstance(self.trainer, Trainer)
+            or any(word in store.type for word in ("async", "ssp"))
+        ):
+            return None
+        rule = getattr(store, "rule", None)
+        return None if getattr(rule, "quorum", None) is not None else store
+
     def _step(self, inputs: Any, labels: Any) -> list[BatchResult]:
         self.trainer.zero_grad()
         parts = self._copies.backward(inputs, labels, self._loss)
@@ -206,13 +219,17 @@ class TrainingRun:
         if self.store is None or (self.num_workers == 1 and not replicas):
             return
         timeout = max(seconds, Config.from_env().timeout_s)
+        meeting = [] if self._archive.meeting is None else [self._archive.meeting]
         if self.trainer.update_on_kvstore:
             before = self.trainer.num_update
-            join(self.trainer, *self._copies.table_stores(self.store), timeout=timeout)
+            join(self.trainer, *self._copies.table_stores(self.store), *meeting, timeout=timeout)
             self._callbacks.tell("missed", self.trainer.num_update - before, moment="batch")
             return
         if isinstance(self.trainer, Trainer) and self.trainer.joining is not None:
+            for sums in meeting:
+                sums.begin_join()
             self.trainer.joining.join(timeout)
+            join(*meeting, timeout=timeout)
         told = self.reducer.sum({"batches": self.batches, "squares": self.batches**2})
         if (
             told["squares"] * self.num_workers != told["batches"] ** 2

@@ -28,6 +28,11 @@ class RunCallbacks:
         """Return the callbacks of a moment."""
         return self._by_moment[moment]
 
+    @property
+    def savers(self) -> list[str]:
+        """What saves checkpoints, and when; workers with the same list save together."""
+        return [f"{type(each).__name__} {each.period}" for each in self._each if _saves(each)]
+
     def tell(self, what: str, *args: Any, moment: str | None = None) -> None:
         """Call the method ``what`` of each callback that has it, once; with ``moment``, only of that moment's."""
         for callback in self._each if moment is None else self._by_moment[moment]:

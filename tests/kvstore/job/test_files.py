@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from kvstore.errors import CheckpointError
 from kvstore.job.files import read_manifest, replacing
@@ -183,3 +186,26 @@ def test_a_manifest_is_read_if_it_is_there_and_not_too_long(path: Path) -> None:
         read_manifest(path, 2, "checkpoint")
     with pytest.raises(CheckpointError, match=r"missing or unreadable .*: .* is no checkpoint"):
         read_manifest(path.parent / "manifest", 3, "checkpoint")
+
+
+@pytest.mark.parametrize("how", ["a library", "Python"])
+def test_what_cannot_be_written_is_named_by_its_own_path_whoever_writes(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "weights"
+    path.write_text("old")
+
+    def write() -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with replacing(path) as draft:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+            try:
+                if how == "Python":
+                    draft.write_bytes(bytes(10_000))
+                else:
+                    save_file({"w": np.zeros(10_000)}, draft)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    with pytest.raises(OSError, match="too large") as raised:
+        write()
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, f"{path}")
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,69 @@ def test_files_of_an_earlier_run_with_the_same_names(cluster: ThreadedJob, tmp_p
     resumed = work({"optimizer_params": SGD}, Checkpoint(prefix, 2))
     assert all(map(same_bits, whole, resumed))
     assert not list(tmp_path.glob("*.states.1"))
+
+
+@pytest.mark.parametrize("lost", ["worker.1", "states"])
+def test_a_part_that_cannot_be_written_costs_the_checkpoint_and_not_the_training(
+    pair: ThreadedJob, tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: str
+) -> None:
+    """Uneven shares: worker 1 has left the second epoch's meetings when worker 0 saves its last batches."""
+    prefix = tmp_path / "model"
+
+    def work(store: kv.KVStore, reducer: Reducer) -> int:
+        data = loader(8 + 8 * (1 - store.rank), 4)
+        each = callbacks.do_batch_checkpoint(f"{prefix}", 1), callbacks.do_checkpoint(f"{prefix}")
+        run = fit(
+            *(network(), data),
+            num_epoch=2,
+            batch_end_callback=each[0],
+            epoch_end_callback=each[1],
+            optimizer_params=SGD,
+            split=False,
+            kvstore=store,
+            reducer=reducer,
+        )
+        return len(run)
+
+    for name in (
+        "model-0001",
+        "model-0000-000002",
+    ):  # a folder in the file's place, which is not a full disk, but alike
+        (tmp_path / f"{name}.{lost}" / "full").mkdir(parents=True)
+    with caplog.at_level(logging.INFO):
+        assert run(pair, work) == [2, 2]
+    said = [record.getMessage() for record in caplog.records if "there is no checkpoint" in record.getMessage()]
+    assert [(line.split()[4], line.count(f".{lost}: ")) for line in said] == [
+        ("model-0000-000002,", 1),
+        ("model-0001,", 1),
+    ]
+    saved = {
+        record.getMessage().split("model-")[1].split(".")[0]
+        for record in caplog.records
+        if record.getMessage().startswith("Saved")
+    }
+    assert saved == {"0000-000001", "0000-000003", "0000-000004", *(f"0001-00000{n}" for n in range(1, 5)), "0002"}
+    files = {path.name.split(".", 1)[0] for path in tmp_path.iterdir() if path.is_file()}
+    assert files == {f"model-{name}" for name in saved}
+
+
+def test_a_worker_that_saves_alone_does_not_wait_for_the_others(pair: ThreadedJob, tmp_path: Path) -> None:
+    def work(store: kv.KVStore, reducer: Reducer) -> None:
+        saving = callbacks.do_checkpoint(f"{tmp_path}/m") if store.rank == 0 else None
+        data = loader(8, 4)
+        fit(
+            network(),
+            data,
+            num_epoch=1,
+            epoch_end_callback=saving,
+            optimizer_params=SGD,
+            kvstore=store,
+            reducer=reducer,
+            split=False,
+        )
+
+    run(pair, work)
+    assert (tmp_path / "m-0001.safetensors").exists()
 
 
 def test_callbacks_remember(tmp_path: Path) -> None:
