@@ -70,6 +70,21 @@ def begin(directory: Path, number: int) -> Path:
     return folder
 
 
+def part_of(folder: Path, rank: int) -> Path:
+    """Return the file of what worker ``rank`` adds."""
+    return folder / f"worker-{rank}.safetensors"
+
+
+def promise_of(folder: Path, rank: int) -> Path:
+    """Return the empty file that says that worker ``rank``'s part will come.
+
+    The worker removes it if it cannot write its part. Removing a file needs no room on a full disk, and the worker that
+    waits sees it at once. It stays beside a part that is there: in a directory of another host, of two changes the
+    second may be seen first.
+    """
+    return folder / f"worker-{rank}.part"
+
+
 def settle(folder: Path) -> None:
     """Have the name of ``folder`` on the disk, before its manifest."""
     sync_directory(folder.parent)

@@ -57,6 +57,12 @@ def packed(state: Any, prefix: str = "") -> tuple[dict[str, torch.Tensor], str]:
     return tensors, json.dumps(plain(state))
 
 
+def joined(texts: Mapping[str, str]) -> str:
+    """Return the JSON of a dict, of the JSON of its values; prefixes keep the names of their tensors apart."""
+    pairs = ", ".join(f"[{json.dumps(name)}, {text}]" for name, text in texts.items())
+    return f'{{"{_PAIRS}": [{pairs}]}}'
+
+
 def unpacked(tensors: Mapping[str, torch.Tensor], text: str) -> Any:
     """Return the state that ``packed`` took apart.
 

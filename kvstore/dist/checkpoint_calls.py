@@ -27,16 +27,12 @@ class CheckpointCalls(StoreCalls, CheckpointInterface):
                 "it with launch.py --checkpoint-dir DIR"
             )
         number = (self._checkpoints.step_over if if_due else self._checkpoints.save)(self._trained)
-        if wait:
-            self._checkpoints.finish()
+        if wait and not self._checkpoints.finish():
+            return None
         return number
 
     def attach(self, name: str, thing: Stateful, *, shared: bool = False) -> bool:
         """See ``KVStore``."""
         self._check()
-        if not all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
-            raise UsageError(
-                f"attach({name!r}, ...) takes an object with the methods state_dict and load_state_dict, not "
-                f"{type(thing).__name__}"
-            )
+        super().attach(name, thing, shared=shared)
         return self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from kvstore.checkpoint.folders import begin, folder_of, found, listed, prepare
+from kvstore.checkpoint.folders import begin, folder_of, found, listed, prepare, remove
 from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.checkpoint.schedule import NEVER, CheckpointSchedule
 from kvstore.checkpoint.verify import verify
@@ -172,8 +172,8 @@ class Checkpointing:
         self.finish()
         return self._meet(self._base + store.rounds, now=True)
 
-    def finish(self, timeout: float | None = None) -> None:
-        """Wait until the checkpoint that is under way is complete, or has failed."""
+    def finish(self, timeout: float | None = None) -> bool:
+        """Wait until the checkpoint that is under way is complete; return whether it has not failed here."""
         answers = self._answers
         if answers is not None:
             try:
@@ -181,7 +181,8 @@ class Checkpointing:
             except KVStoreError as exc:
                 answers.saving.fail(exc)
             answers.saving.join(timeout or self._session.config.timeout_s)
-        self._part.join(timeout)
+        written = self._part.join(timeout)
+        return written and not (answers is not None and answers.saving.failed)
 
     def flush(self, timeout: float | None = None) -> None:
         """See ``finish``; before this process leaves the job. Says if there was no checkpoint at all."""
@@ -215,8 +216,11 @@ class Checkpointing:
         self._next = self._schedule.next(rounds, self._clock())
         if number:
             own = self._part.has_shared
-            if own:
-                self._write_own(number, shared_only=True)
+            why = self._copied(number, shared_only=True) if own else ""
+            if why:
+                self._give_up(number, f"worker 0: {why}")
+                return None
+            self._part.write(self._folder(number), number)
             self._capture(number, rounds, [0] if own else [])
         return number or None
 
@@ -232,8 +236,12 @@ class Checkpointing:
         if not number:
             return None
         self._number = max(self._number, number)
-        if own:
-            self._write_own(number)
+        if parts:
+            why = self._meetings.failure(self._copied(number) if own else "")
+            if why:
+                self._give_up(number, why)
+                return None
+            self._part.write(self._folder(number), number)
         if self.rank == 0:
             self._capture(number, rounds, parts)
         return number
@@ -269,11 +277,24 @@ class Checkpointing:
         log.error("there is no checkpoint, and training goes on: %s", reason)
         self.failed += 1
 
-    def _write_own(self, number: int, shared_only: bool = False) -> None:
+    def _give_up(self, number: int, why: str) -> None:
+        """Note, on every worker, that there is no checkpoint ``number``, of which nothing has been written yet."""
+        self.failed += 1
+        if self.rank != 0:
+            return
+        log.error("there is no checkpoint %d, and training goes on: %s", number, why)
         try:
-            self._part.write(self._folder(number), number, self._stores, shared_only)
-        except UsageError as exc:
-            self._failed(str(exc))
+            remove(self._folder(number))
+        except OSError as exc:
+            log.warning("%s could not be removed: %s", self._folder(number), exc)
+
+    def _copied(self, number: int, shared_only: bool = False) -> str:
+        """Copy what is this worker's own; return what keeps it from that, if anything."""
+        try:
+            self._part.copy(self._folder(number), self._stores, shared_only)
+        except CheckpointError as exc:
+            return str(exc)
+        return ""
 
     def _capture(self, number: int, rounds: int, parts: Sequence[int]) -> None:
         """Have all servers capture what this worker has pushed; return when they have noted it."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 KEY = "checkpoint"
+MOST_TEXT = 600  # characters that say why a worker's part failed
 
 
 class MeetingStore(Protocol):
@@ -56,7 +57,9 @@ class Meetings:
     def __init__(self, store: MeetingStore, rank: int, num_workers: int) -> None:
         self._store, self._rank = store, rank
         self._slots = torch.zeros(2 + num_workers, dtype=torch.int64, device="cpu")
-        store.init(f"{KEY}s", self._slots)
+        self._failed = torch.zeros(num_workers, dtype=torch.int64, device="cpu")
+        self._text = torch.zeros(MOST_TEXT, dtype=torch.int64, device="cpu")
+        store.init([f"{KEY}s", f"{KEY}.failed", f"{KEY}.why"], [self._slots, self._failed, self._text])
 
     def meet(self, own: bool, number: int, following: int) -> tuple[int, int, list[int]]:
         """Meet the other workers.
@@ -75,6 +78,27 @@ class Meetings:
         self._store.pushpull(f"{KEY}s", self._slots)
         sums: list[int] = self._slots.tolist()
         return sums[0], sums[1], [rank for rank, has in enumerate(sums[2:]) if has]
+
+    def failure(self, why: str) -> str:
+        """Hear whether all workers have what they add to a checkpoint, after a meeting that has decided on one.
+
+        Args:
+            why: what keeps this worker from it; empty for nothing.
+
+        Returns:
+            Which worker fails, the first of them, and why; empty if none does.
+        """
+        self._failed.zero_()
+        self._failed[self._rank] = int(bool(why))
+        self._store.pushpull(f"{KEY}.failed", self._failed)
+        failed = self._failed.nonzero().flatten().tolist()
+        if not failed:
+            return ""
+        self._text.zero_()
+        if failed[0] == self._rank:
+            self._text[: len(why)] = torch.tensor([*map(ord, why[:MOST_TEXT])], dtype=torch.int64, device="cpu")
+        self._store.pushpull(f"{KEY}.why", self._text)
+        return f"worker {failed[0]}: {''.join(chr(code) for code in self._text.tolist() if code)}"
 
     def begin_join(self) -> None:
         """Let the others meet without this worker."""

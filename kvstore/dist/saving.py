@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvstore.checkpoint.folders import prune, remove, settle
+from kvstore.checkpoint.folders import part_of, promise_of, prune, remove, settle
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, save_manifest
 from kvstore.checkpoint.tensors import FileRecord, record_of
 from kvstore.dist.plans.entries import Entries
@@ -66,6 +66,7 @@ class CheckpointInProgress:
 
     Attributes:
         number: see above.
+        failed: whether it has been given up.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class CheckpointInProgress:
         ended: Callable[[bool], None],
     ) -> None:
         self.number = number
+        self.failed = False
         self._folder, self._rounds = folder, rounds
         self._num_workers, self._num_servers = num_workers, num_servers
         self._stores, self._parts = stores, sorted(parts)
@@ -139,6 +141,7 @@ class CheckpointInProgress:
             log.warning("old checkpoints could not be removed: %s", exc)
 
     def _give_up(self, error: Exception) -> None:
+        self.failed = True
         log.error("there is no checkpoint %d, and training goes on: %s", self.number, error)
         try:
             remove(self._folder)
@@ -173,7 +176,7 @@ class CheckpointInProgress:
         parts = {}
         for rank in self._parts:
             parts[rank] = len(files)
-            files.append(record_of(self._arrived(self._folder / f"worker-{rank}.safetensors")))
+            files.append(record_of(self._arrived(rank)))
         written = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         return Manifest(self.number, self._rounds, self._num_workers, self._num_servers, written, stores, files, parts)
 
@@ -191,11 +194,15 @@ class CheckpointInProgress:
             )
         return FileRecord(name, captured.nbytes, captured.sha256)
 
-    def _arrived(self, path: Path) -> Path:
-        """Wait for another worker's file; it is put in place when it is whole."""
+    def _arrived(self, rank: int) -> Path:
+        """Wait for a worker's file; it is put in place when it is whole."""
+        path, promise = part_of(self._folder, rank), promise_of(self._folder, rank)
         deadline = time.monotonic() + self._timeout_s
         while not path.exists():
+            if not promise.exists():
+                raise CheckpointError(f"worker {rank} could not write {path}; a line of that worker says why")
             if time.monotonic() > deadline:
                 raise CheckpointError(f"{path} did not come within {self._timeout_s:g} s")
             time.sleep(POLL_S)
+        promise.unlink(missing_ok=True)
         return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvstore.errors import UsageError
 from kvstore.store.named import Named
 
 
@@ -23,8 +24,9 @@ class CheckpointInterface(Named):
             wait: return when the checkpoint is complete or has failed; else when servers have noted what to save.
 
         Returns:
-            The number of the checkpoint that was begun, if any. What goes wrong later is logged on worker 0, and
-            counted in ``statistics``.
+            The number of the checkpoint that was begun; None if there is none, because none was due, the last one is
+            still being written, or a state could not be saved. With ``wait``, None also if it has failed since, as far
+            as this worker knows. What goes wrong is logged on worker 0, and counted in ``statistics``.
 
         Raises:
             UsageError: the job has no directory for checkpoints.
@@ -51,6 +53,11 @@ class CheckpointInterface(Named):
             Whether a state was loaded.
 
         Raises:
-            UsageError: in a dist store, if ``thing`` lacks one of the methods.
+            UsageError: ``thing`` lacks one of the methods.
         """
+        if not all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
+            raise UsageError(
+                f"attach({name!r}, ...) takes an object with the methods state_dict and load_state_dict, not "
+                f"{type(thing).__name__}"
+            )
         return False

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from threaded import ThreadedJob
+from waiting import LONG
 
 from kvstore.checkpoint.folders import listed
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.reader import CheckpointReader
+from kvstore.checkpoint.tensors import write_tensors
 from kvstore.checkpoint.verify import verify
 from kvstore.dist import DistStore
 from kvstore.errors import CheckpointError, Mismatch, UsageError
@@ -199,6 +203,61 @@ def test_a_checkpoint_that_fails_is_said_and_counted_and_training_goes_on(
 
     assert run(tmp_path, train)[0] == (1, 1)
     assert "training goes on" in caplog.text
+    assert [folder[::2] for folder in listed(tmp_path)] == [(2, True)]
+
+
+class Unsaveable(Counter):
+    """A thing whose state cannot be saved for a while."""
+
+    bad = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": np.arange(3)} if self.bad else super().state_dict()
+
+
+@pytest.mark.parametrize("whose", [(1,), (0, 1)])
+def test_a_state_that_cannot_be_saved_is_named_at_once_and_later_ones_are_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, whose: tuple[int, ...]
+) -> None:
+    def train(store: DistStore) -> Any:
+        store.set_optimizer("sgd", learning_rate=0.1)
+        store.init(KEYS, first_values())
+        mine = Unsaveable(store.rank)
+        if store.rank in whose:
+            store.attach("mine", mine)
+        saved = []
+        for step in range(3):
+            store.pushpull(KEYS, gradients(store.rank, step))
+            saved.append(store.save_checkpoint(wait=step == 2))
+            mine.bad = step < 1
+        return saved, store.statistics().failed_checkpoints
+
+    assert run(tmp_path, train) == [([None, None, 3], 2)] * 2
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == 2, "one line each, of worker 0"
+    assert f"no checkpoint 1, and training goes on: worker {whose[0]}: what is attached as 'mine' cannot" in said[0]
+    assert [folder[::2] for folder in listed(tmp_path)] == [(3, True)]
+
+
+def test_a_part_that_one_worker_cannot_write_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, *args: Any) -> Any:
+        if path == tmp_path / "checkpoint-00000001" / "worker-1.safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_tensors(path, *args)
+
+    def train(store: DistStore) -> list[int | None]:
+        store.set_optimizer("sgd", learning_rate=0.1)
+        store.init(KEYS, first_values())
+        store.attach("counter", Counter(store.rank))
+        store.pushpull(KEYS, gradients(store.rank, 0))
+        return [store.save_checkpoint(wait=True) for _ in range(2)]
+
+    monkeypatch.setattr("kvstore.dist.worker_part.write_tensors", write)
+    assert run(tmp_path, train, timeout_s=LONG) == [[None, 2]] * 2
+    assert "worker-1.safetensors: this worker's part of the checkpoint failed: No space left" in caplog.text
+    assert f"there is no checkpoint 1, and training goes on: worker 1 could not write {tmp_path}" in caplog.text
     assert [folder[::2] for folder in listed(tmp_path)] == [(2, True)]
 
 

@@ -30,8 +30,10 @@ class End:
         self.sums, self.rank = sums, rank
         self.calls: list[str] = []
 
-    def init(self, key: str, value: torch.Tensor) -> None:
-        if self.rank == 0:
+    def init(self, key: str | list[str], value: torch.Tensor | list[torch.Tensor]) -> None:
+        if self.rank == 0 and isinstance(key, list):
+            self.sums.values |= {name: each.clone() for name, each in zip(key, value, strict=True)}
+        elif self.rank == 0:
             self.sums.values[key] = value.clone()
         self.sums.both.wait()
 
@@ -78,6 +80,16 @@ def test_each_meeting_has_the_decisions_of_that_meeting() -> None:
         return [first, meetings.meet(True, *((0, 30) if end.rank == 0 else (0, 0)))]
 
     assert together(work) == [[(4, 20, [1]), (0, 30, [0, 1])]] * 2
+
+
+def test_all_hear_which_worker_fails_first_and_why() -> None:
+    def work(end: End) -> list[str]:
+        meetings = Meetings(end, end.rank, 2)
+        said = ["", "", ""], ["", "what is attached as 'möbius'", "x" * 1000]
+        return [meetings.failure(why) for why in said[end.rank]] + [meetings.failure("both")]
+
+    told = ["", "worker 1: what is attached as 'möbius'", f"worker 1: {'x' * 600}", "worker 0: both"]
+    assert together(work) == [told] * 2
 
 
 def test_a_join_is_the_stores() -> None:

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from kvstore.checkpoint.folders import promise_of
 from kvstore.checkpoint.stateful import unpacked
 from kvstore.dist.trained import TrainedStore
 from kvstore.dist.worker_part import WorkerPart
-from kvstore.errors import UsageError
+from kvstore.errors import CheckpointError
 
 
 class Holder:
@@ -54,8 +55,9 @@ def part(rank: int) -> WorkerPart:
 
 def written(own: WorkerPart, folder: Path, rank: int, stores: Sequence[TrainedStore] = (), **more: Any) -> Any:
     """What is in a worker's file."""
-    own.write(folder, 1, stores, **more)
-    own.join()
+    own.copy(folder, stores, **more)
+    own.write(folder, 1)
+    assert own.join()
     with safe_open(folder / f"worker-{rank}.safetensors", "pt") as file:
         return unpacked({name: file.get_tensor(name) for name in file.keys()}, file.metadata()["state"])  # noqa: SIM118
 
@@ -90,20 +92,38 @@ def test_the_state_is_that_of_the_call(tmp_path: Path) -> None:
     weight = torch.ones(3)
     own = WorkerPart(0)
     own.attach("model", Holder({"weight": weight}), shared=True)
-    own.write(tmp_path, 1, [])
+    own.copy(tmp_path, [])
     weight.zero_()
+    own.write(tmp_path, 1)
     own.join()
     with safe_open(tmp_path / "worker-0.safetensors", "pt") as file:
-        assert file.get_tensor("0").tolist() == [1] * 3
+        assert file.get_tensor("0.0").tolist() == [1] * 3
 
 
-def test_what_cannot_be_saved_or_written_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    own = WorkerPart(0)
-    own.attach("model", Holder({"weight": object()}), shared=True)
-    with pytest.raises(UsageError, match="this state has a object"):
-        own.write(tmp_path, 1, [])
-    own.attach("model", Holder({}), shared=True)
+class Failing(Holder):
+    """A thing that cannot say its state."""
+
+    def state_dict(self) -> Any:
+        raise RuntimeError("not in this phase")
+
+
+def test_what_cannot_be_saved_or_written_is_said_by_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = part(0)
+    own.attach("mine", Holder({"weight": object()}), shared=True)
+    with pytest.raises(CheckpointError, match=r"attached as 'mine' cannot be saved: .* this state has a object"):
+        own.copy(tmp_path, [])
+    own.attach("mine", Failing({}), shared=True)
+    with pytest.raises(CheckpointError, match="attached as 'mine' cannot be saved: RuntimeError: not in this phase"):
+        own.copy(tmp_path, [])
+    own.attach("mine", Holder({}), shared=True)
+    with pytest.raises(CheckpointError, match=r"gone/worker-0.safetensors: No such file"):
+        own.copy(tmp_path / "gone", [])
+    assert list(tmp_path.iterdir()) == []
+    own.write(tmp_path, 1)  # nothing was copied
+    own.copy(tmp_path, [])
+    (tmp_path / "worker-0.safetensors").mkdir()
     with caplog.at_level(logging.ERROR):
-        own.write(tmp_path / "gone", 1, [])
-        own.join()
-    assert "this worker's part of the checkpoint failed" in caplog.text
+        own.write(tmp_path, 2)
+        assert not own.join()
+    assert "this worker's part of the checkpoint failed: Is a directory" in caplog.text
+    assert not promise_of(tmp_path, 0).exists(), "whoever waits for the part sees at once that it does not come"
