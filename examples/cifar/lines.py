@@ -83,20 +83,25 @@ class Summary:
 
 
 class EpochLine:
-    """Prints d2l's line after each epoch, on rank 0; an `epoch_end_callback` of `fit`. It needs the metric `loss`."""
+    """Prints d2l's line after each evaluation, on rank 0; an `epoch_end_callback` of `fit`. It needs `loss`."""
 
     def begin(self, run: Any) -> None:
         """Remember the run."""
         self._run, self._start = run, time.perf_counter()
 
-    def __call__(self, epoch: int, *_: Any) -> None:
+    def __call__(self, *_: Any) -> None:
+        """Be an `epoch_end_callback`."""
+
+    def evaluated(self, param: BatchEndParam) -> None:
         """Print the line."""
+        if not self._run.history:  # the evaluation of a run before this one, which has gone on from a checkpoint
+            return
         values, lr = self._run.history[-1], self._run.trainer.learning_rate
         seconds, self._start = time.perf_counter() - self._start, time.perf_counter()
         if self._run.rank:
             return
         print(
-            f"epoch {epoch + 1}, loss {values['train-loss']:f}, train acc {values['train-accuracy']:f}, "
+            f"epoch {param.epoch + 1}, loss {values['train-loss']:f}, train acc {values['train-accuracy']:f}, "
             f"test acc {values['validation-accuracy']:f}, time {seconds:.2f} sec, lr {lr:g}",
             flush=True,
         )

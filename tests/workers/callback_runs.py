@@ -15,13 +15,18 @@ class Run:
         self.num_batches, self.evaluates = num_batches, evaluates
         self.stopped = False
         self.saved: list[tuple[str, int, int]] = []
+        self.removed: list[tuple[str, int]] = []
+        self.full: list[int] = []  # epochs whose checkpoints cannot be written
 
     def stop(self) -> None:
         self.stopped = True
 
     def save(self, prefix: str, epoch: int, batch: int = 0) -> bool:
         self.saved.append((prefix, epoch, batch))
-        return True
+        return epoch not in self.full
+
+    def remove(self, prefix: str, epoch: int) -> None:
+        self.removed.append((prefix, epoch))
 
 
 def param(nbatch: int, metric: metrics.EvalMetric | None = None, epoch: int = 0) -> BatchEndParam:

@@ -34,6 +34,10 @@ class Logged(Protocol):
     def trainer(self) -> Any:
         """The ``Trainer``."""
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is evaluation data."""
+
 
 class Log:
     """Passes a run's values on to trackers: JSON lines, CSV, TensorBoard, or any other. Only rank 0 has trackers.
@@ -87,7 +91,7 @@ class Log:
         self._failures = 0
         self._run: Logged | None = None
         self._batches = 0  # seen, for steps where there is no trainer
-        self._evaluated = -1  # the epoch whose evaluation is logged
+        self._epoch: tuple[int, dict[str, float]] | None = None  # step and values of an epoch not yet written
         self._mark = (-1, 0, 0.0)  # an epoch, its samples so far, and when that was
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
@@ -151,7 +155,7 @@ class Log:
         if moment == "eval batch":
             raise UsageError("a Log cannot be an eval_batch_end_callback: pass it as eval_end_callback")
         if moment == "eval":
-            self._evaluated = param.epoch
+            self._write_epoch()
             if self._rank == 0:
                 self._write({"epoch": param.epoch, **_metrics("validation", param)}, self._step(param))
         else:
@@ -159,6 +163,7 @@ class Log:
 
     def end(self) -> None:
         """Close the trackers after a run, unless a ``with`` block keeps them open."""
+        self._write_epoch()  # its evaluation has failed
         self._run = None
         if not self._stays_open:
             self.close()
@@ -199,15 +204,27 @@ class Log:
             values["learning_rate"] = trainer.learning_rate
         self._write(values, step)
 
+    def evaluated(self, param: BatchEndParam) -> None:
+        """Log an epoch with its evaluation, if this is a callback of epochs alone."""
+        if self._epoch is not None:
+            self._epoch[1].update(_metrics("validation", param))
+            self._write_epoch()
+
     def _log_epoch(self, epoch: int) -> None:
         if self._run is None or self._rank != 0 or not self._run.history:
             return
-        values: dict[str, Any] = {"epoch": epoch}
+        values: dict[str, float] = {"epoch": epoch}
         for name, value in self._run.history[-1].items():
             kind, _, metric = name.partition("-")
-            if kind == "train" or self._evaluated != epoch:
-                values[f"{kind}/{metric}"] = value
-        self._write(values, self._run.trainer.num_update)
+            values[f"{kind}/{metric}"] = value
+        self._epoch = self._run.trainer.num_update, values
+        if not self._run.evaluates:
+            self._write_epoch()
+
+    def _write_epoch(self) -> None:
+        if self._epoch is not None:
+            (step, values), self._epoch = self._epoch, None
+            self._write(values, step)
 
     def _step(self, param: BatchEndParam) -> int:
         trainer = param.locals.get("trainer")

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvstore import UnknownName
 from kvstore.job.config import Config
 from workers.metrics import EvalMetric
+
+MODES = ("auto", "max", "min")
+
+
+def improves(name: str, value: float, best: float | None, mode: str, least: float = 0.0) -> bool:
+    """Return whether ``value`` of the metric ``name`` is better than ``best``, by more than ``least``.
+
+    Args:
+        name, value: of the metric. NaN is never better.
+        best: the best value so far; None before the first.
+        mode: ``max``, ``min``, or ``auto``: larger accuracies are better, and smaller values of other metrics.
+        least: a number of at least 0.
+    """
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    upwards = "accuracy" in name if mode == "auto" else mode == "max"
+    return value > best + least if upwards else value < best - least
 
 
 class BatchEndParam(NamedTuple):

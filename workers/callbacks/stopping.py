@@ -7,11 +7,9 @@ from typing import Any, Protocol
 
 from kvstore import UnknownName, UsageError
 from kvstore.optim.hyperparameters import finite
-from workers.callbacks.param import BatchEndParam
+from workers.callbacks.param import MODES, BatchEndParam, improves
 from workers.common.checks import at_least
 from workers.common.run_log import log_line
-
-MODES = ("auto", "max", "min")
 
 
 class Stoppable(Protocol):
@@ -73,7 +71,7 @@ class EarlyStopping:
             UnknownName: there is no metric ``monitor``.
         """
         name, value = param.value(self.monitor)
-        if self._better(name, value):
+        if improves(name, value, self.best, self.mode, self.min_delta):
             self.best, self.best_epoch, self._waited = float(value), param.epoch, 0
             return
         self._waited += 1
@@ -95,11 +93,3 @@ class EarlyStopping:
         self.best = None if best is None else float(best)
         self.best_epoch = None if epoch is None else int(epoch)
         self._waited = waited
-
-    def _better(self, name: str, value: float) -> bool:
-        if math.isnan(value):
-            return False
-        if self.best is None:
-            return True
-        upwards = "accuracy" in name if self.mode == "auto" else self.mode == "max"
-        return value > self.best + self.min_delta if upwards else value < self.best - self.min_delta

@@ -55,6 +55,7 @@ class Archive:
         self._rank, self._num_workers = rank, num_workers
         self._keeps_states = True  # whether this worker has states worth a file
         self._run = 0  # a random number for this run, to tell files of several runs apart
+        self.evaluated = True  # whether what was loaded has the evaluation of its last epoch behind it
         self._together = False  # whether all workers save at the same moments
         self._sums: Reducer | None = None
         self.meeting: KVStore | None = None
@@ -101,7 +102,9 @@ class Archive:
             with suppress(KVStoreError):  # the run has failed, and says why
                 self.meeting.close()
 
-    def save(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric) -> bool:
+    def save(
+        self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric, evaluated: bool = True
+    ) -> bool:
         """Write this worker's part of a checkpoint. Every worker calls this.
 
         A disk that is full ends no training. The checkpoint is there whole or not at all: if one worker's part cannot
@@ -111,6 +114,7 @@ class Archive:
             checkpoint: the files to write.
             batches, samples: how many of the current epoch this worker has used.
             metric: the metric of the current epoch.
+            evaluated: whether there has been the evaluation of the last epoch that is over.
 
         Returns:
             Whether it has been saved.
@@ -122,7 +126,7 @@ class Archive:
             self._position.require()
         failed = False
         try:
-            self._write(checkpoint, batches, samples, metric)
+            self._write(checkpoint, batches, samples, metric, evaluated)
         except OSError as exc:
             failed = True
             log.error(
@@ -146,12 +150,13 @@ class Archive:
             return bool(count)
         return failed
 
-    def _write(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric) -> None:
+    def _write(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric, evaluated: bool) -> None:
         about = {
             "epoch": checkpoint.epoch,
             "batch": checkpoint.batch,
             "run": self._run,
             "num_workers": self._num_workers,
+            "evaluated": evaluated,
         }
         checkpoint.begin(self._rank)
         if self._keeps_states:
@@ -203,6 +208,7 @@ class Archive:
                 f"{checkpoint.weights}: these weights were not saved by fit; read them with load_weights"
             )
         require_fields(checkpoint.weights, about, _ABOUT)
+        self.evaluated = about.get("evaluated") is not False  # older versions saved after the evaluation
         if about["num_workers"] != self._num_workers:
             if checkpoint.batch:
                 raise Mismatch(

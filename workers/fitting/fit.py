@@ -68,8 +68,9 @@ def fit(
 
     Names and order of the arguments are those of MXNet's ``Module.fit``. An epoch consists of a step of a ``Trainer``
     for each batch, the metric over all workers, an average of the model's buffers (batch statistics) over the workers
-    (``Reducer.average_buffers`` says of which), the evaluation, with the metric over all workers, and the callbacks of
-    the epoch.
+    (``Reducer.average_buffers`` says of which), the callbacks of the epoch, and the evaluation, with the metric over
+    all workers. A checkpoint that a callback saves does not depend on the evaluation; ``resume`` makes it first if it
+    had not been made.
 
     Rank 0 prints MXNet's lines to standard error. If the program has set up ``logging``, they are records of the root
     logger on every rank instead:
@@ -95,7 +96,8 @@ def fit(
         initializer: a function that is applied to each module of the model (``model.apply``) before training; not on
             resumption.
         batch_end_callback: one callback or several, called after each batch; see ``workers.callbacks``.
-        epoch_end_callback: called after each epoch with its number, the model, and its parameters and buffers by name.
+        epoch_end_callback: called after each epoch, before its evaluation, with the number of the epoch, the model, and
+            its parameters and buffers by name.
         eval_end_callback: called after each evaluation.
         eval_batch_end_callback: called after each batch of an evaluation.
         validation_metric: the metric of the evaluation; None for ``eval_metric``.

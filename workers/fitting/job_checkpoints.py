@@ -24,6 +24,7 @@ class Training(Protocol):
     epoch: int
     batches: int
     samples: int
+    evaluated: bool
     metric: EvalMetric
 
 
@@ -75,8 +76,9 @@ class _Place:
         self._run = run
 
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self._run.epoch, "batch": self._run.batches}
+        return {"epoch": self._run.epoch, "batch": self._run.batches, "evaluated": self._run.evaluated}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         require_fields(WHERE, state, {"epoch": int, "batch": int})
         self._run.epoch, self._run.batches = state["epoch"], state["batch"]
+        self._run.evaluated = state.get("evaluated") is not False  # older versions evaluated before they saved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class TrainingRun:
         batches, samples: how many of the current epoch this worker has used.
         history: see ``fit``.
         stopped: whether training ends with this epoch.
+        evaluated: whether there has been the evaluation of the last epoch that is over.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TrainingRun:
         self.epoch = self.batches = self.samples = 0
         self.history: list[dict[str, float]] = []
         self.stopped = False
+        self.evaluated = True
         self._report_at = 0.0
         self._copies, self._loss = copies, loss
         (self._train_data, self._part), (self._eval_data, self._eval_part) = train, held_out
@@ -97,11 +99,16 @@ class TrainingRun:
         self.epoch = epoch
         if resume:
             self.batches, self.samples = resume.batch, self._archive.load(resume, self.metric)
+            self.evaluated = self._archive.evaluated
         if self.store is not None and isinstance(self.trainer, Trainer):
             self._in_job = JobCheckpoints(self, self.store, self._archive, self._position)
             self._in_job.attach(resume)
         self._archive.begin(self.reducer, self._in_step(), epoch=epoch, batch=self.batches)
         self._callbacks.tell("begin", self)
+        if not self.evaluated and not self.batches:
+            self._archive.go_on()  # an evaluation may draw random numbers
+            self._evaluate(self.epoch - 1, {})
+            self._agree_to_stop()
 
     def end(self) -> None:
         """Tell the callbacks that training is over."""
@@ -109,7 +116,10 @@ class TrainingRun:
         self._archive.close()
 
     def train_epoch(self) -> None:
-        """Train one epoch, or the rest of it; evaluate; call the callbacks. Every worker calls this."""
+        """Train one epoch, or the rest of it; call the callbacks; evaluate. Every worker calls this.
+
+        As in MXNet the callbacks of the epoch come first: an evaluation that fails costs no checkpoint.
+        """
         tic = time.perf_counter()
         if self.batches == 0:
             self.metric.reset()
@@ -120,7 +130,7 @@ class TrainingRun:
             parts = self._step(*position.pair(batch))
             number, self.batches = self.batches, self.batches + 1
             self.samples += sum(part.samples for part in parts)
-            self._call("batch", number, self.metric, loss=parts[0].loss)
+            self._call("batch", self.epoch, number, self.metric, loss=parts[0].loss)
             self._report(parts[0].loss)
             if self._in_job:
                 self._in_job.store.save_checkpoint(if_due=True)
@@ -136,18 +146,16 @@ class TrainingRun:
             log_line(self.rank, "Epoch[%d] Train-%s=%f", self.epoch, name, value)
         log_line(self.rank, "Epoch[%d] Time cost=%.3f", self.epoch, time.perf_counter() - tic)
         self._copies.average_buffers(self.reducer)
-        if self._eval_data is not None:
-            for name, value in self._evaluate(self._eval_data):
-                values[f"validation-{name}"] = value
-                log_line(self.rank, "Epoch[%d] Validation-%s=%f", self.epoch, name, value)
         self.history.append(values)
-        if self.store is not None:
-            self.store.report(values)
         epoch, self.epoch, self.batches, self.samples = self.epoch, self.epoch + 1, 0, 0
+        self.evaluated = self._eval_data is None
         params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         for callback in self._callbacks.at("epoch"):
             callback(epoch, self.model, params, buffers)
-        self.stopped = self.reducer.sum({"stopped": float(self.stopped)})["stopped"] > 0
+        self._evaluate(epoch, values)
+        if self.store is not None:
+            self.store.report(values)
+        self._agree_to_stop()
 
     def save(self, prefix: str, epoch: int, batch: int = 0) -> bool:
         """Write this worker's part of a checkpoint; return whether all parts are there. Every worker calls this.
@@ -155,7 +163,13 @@ class TrainingRun:
         Raises:
             UsageError: the checkpoint is within an epoch, and the data cannot continue there.
         """
-        return self._archive.save(Checkpoint(prefix, epoch, batch), self.batches, self.samples, self.metric)
+        return self._archive.save(
+            Checkpoint(prefix, epoch, batch), self.batches, self.samples, self.metric, self.evaluated
+        )
+
+    def remove(self, prefix: str, epoch: int) -> None:
+        """Remove this worker's part of a checkpoint."""
+        Checkpoint(prefix, epoch).remove(self.rank)
 
     # ---- helpers
 
@@ -240,28 +254,41 @@ class TrainingRun:
                 "SplitSampler, or update on the store"
             )
 
-    def _evaluate(self, data: Iterable[Any]) -> list[tuple[str, float]]:
+    def _agree_to_stop(self) -> None:
+        self.stopped = self.reducer.sum({"stopped": float(self.stopped)})["stopped"] > 0
+
+    def _evaluate(self, epoch: int, values: dict[str, float]) -> None:
+        """Evaluate after ``epoch``, if there is data for it; add the metrics to ``values``."""
+        if self._eval_data is None:
+            return
         metric, number = self.validation_metric, 0
         metric.reset()
         self._copies.train(False)
         if self._eval_part is not None:
-            require_same_order(self._eval_part, self.epoch, self.reducer, self.num_workers)
-            self._eval_part.set_epoch(self.epoch)
-        for number, batch in enumerate(data, 1):
+            require_same_order(self._eval_part, epoch, self.reducer, self.num_workers)
+            self._eval_part.set_epoch(epoch)
+        for number, batch in enumerate(self._eval_data, 1):
             part = self._copies.forward(*position.pair(batch), self._loss)
             _update(metric, [part])
-            self._call("eval batch", number - 1, metric, loss=part.loss)
+            self._call("eval batch", epoch, number - 1, metric, loss=part.loss)
         metric.reduce(self.reducer)
-        self._call("eval", number, metric)
-        return metric.get_name_value()
+        self.evaluated = True
+        self._call("eval", epoch, number, metric)
+        for name, value in metric.get_name_value():
+            values[f"validation-{name}"] = value
+            log_line(self.rank, "Epoch[%d] Validation-%s=%f", epoch, name, value)
+        self._callbacks.tell("evaluated", self._param("eval", epoch, number, metric))
 
-    def _call(self, moment: str, number: int, metric: EvalMetric, **more: Any) -> None:
+    def _call(self, moment: str, epoch: int, number: int, metric: EvalMetric, **more: Any) -> None:
         callbacks = self._callbacks.at(moment)
         if callbacks:
-            local_values = {"self": self, "model": self.model, "trainer": self.trainer, "moment": moment, **more}
-            param = BatchEndParam(self.epoch, number, metric, local_values)
+            param = self._param(moment, epoch, number, metric, **more)
             for callback in callbacks:
                 callback(param)
+
+    def _param(self, moment: str, epoch: int, number: int, metric: EvalMetric, **more: Any) -> BatchEndParam:
+        local_values = {"self": self, "model": self.model, "trainer": self.trainer, "moment": moment, **more}
+        return BatchEndParam(epoch, number, metric, local_values)
 
 
 def _update(metric: EvalMetric, parts: Sequence[BatchResult]) -> None:

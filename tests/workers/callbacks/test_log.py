@@ -106,7 +106,7 @@ class Ran:
     """A run of ``fit``, as far as a log looks at it."""
 
     def __init__(self, rank: int = 0) -> None:
-        self.rank, self.samples, self.trainer = rank, 0, None
+        self.rank, self.samples, self.trainer, self.evaluates = rank, 0, None, False
         self.history: list[dict[str, float]] = []
 
 
@@ -245,12 +245,12 @@ def test_what_fit_logs(tmp_path: Path) -> None:
     epoch = {"epoch", "train/accuracy", "train/cross-entropy"}
     assert [(step, set(values)) for step, values in tracker.calls] == [
         (2, batch | {"batch/samples_per_s"}),
-        (3, evaluation),
         (3, epoch),
+        (3, evaluation),
         (4, batch),  # the first of its epoch: its speed would count the evaluation
         (6, batch | {"batch/samples_per_s"}),
-        (6, evaluation),
         (6, epoch),
+        (6, evaluation),
     ]
     logged = [{**tracker.calls[at][1], **tracker.calls[at + 1][1]} for at in (1, 5)]
     assert [{name.replace("/", "-"): value for name, value in row.items() if name != "epoch"} for row in logged] == [
@@ -271,6 +271,17 @@ def test_an_epochs_callback_alone_has_the_evaluation_too() -> None:
     ((step, values),) = tracker.calls
     assert step == 2
     assert values.keys() == {"epoch", "train/accuracy", "validation/accuracy"}
+
+
+def test_an_epoch_whose_evaluation_fails_is_logged_all_the_same() -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    tracker = Recorder()
+    options: Any = {"eval_batch_end_callback": fail, "epoch_end_callback": Log(tracker.make)}
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(network(), loader(8, 4), loader(8, 4), num_epoch=1, kvstore=None, **options)
+    assert [values.keys() for _, values in tracker.calls] == [{"epoch", "train/accuracy"}]
 
 
 def test_rank_0_logs_for_all_workers(pair: ThreadedJob) -> None:

@@ -168,6 +168,38 @@ def test_callbacks_remember(tmp_path: Path) -> None:
     assert train(9, callbacks.EarlyStopping("cross-entropy", 3, min_delta=10), Checkpoint(prefix, 2)) == 2
 
 
+def test_an_evaluation_that_fails_costs_no_checkpoint_and_is_made_by_the_run_that_goes_on(tmp_path: Path) -> None:
+    prefix, fails = f"{tmp_path}/model", {"now": 1}
+
+    def train(epochs: int, resume: Checkpoint | None = None) -> tuple[Any, ...]:
+        seen = []
+
+        def evaluate(param: callbacks.BatchEndParam) -> None:
+            if param.epoch == fails["now"]:
+                raise RuntimeError("broken")
+            seen.append((param.epoch, torch.rand(1).item()))  # it draws random numbers
+
+        stopping, saving = callbacks.EarlyStopping(patience=9), callbacks.do_checkpoint(prefix, best="accuracy")
+        model = network(seed=1)
+        torch.manual_seed(5)
+        options: Any = {"eval_batch_end_callback": evaluate, "eval_end_callback": stopping}
+        options |= {"epoch_end_callback": saving, "kvstore": None, "optimizer_params": SGD, "resume": resume}
+        fit(model, loader(12, 4), loader(4, 4), num_epoch=epochs, **options)
+        return seen, state(model), stopping.state_dict(), saving.state_dict(), torch.rand(1).item()
+
+    with pytest.raises(RuntimeError, match="broken"):
+        train(3)
+    fails["now"] = -1
+    resumed = train(3, Checkpoint(prefix, 2))
+    assert [epoch for epoch, _ in resumed[0]] == [1, 2]
+    whole = train(3)
+    assert resumed[0] == whole[0][1:]
+    assert same_bits(resumed[1], whole[1])
+    assert resumed[2:] == whole[2:]
+    again = train(3, Checkpoint(prefix, 3))
+    assert [epoch for epoch, _ in again[0]] == [2], "the last checkpoint has not had its evaluation, either"
+
+
 def test_epochs_that_are_done_are_not_trained_again(saved: Checkpoint) -> None:
     model = network(seed=3)
     assert fit(model, loader(8, 4), num_epoch=1, resume=saved, optimizer_params=SGD) == []

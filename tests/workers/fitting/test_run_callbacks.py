@@ -36,6 +36,9 @@ def test_who_is_called_when_and_with_what() -> None:
         def __call__(self, param: BatchEndParam) -> None:
             pass
 
+        def evaluated(self, param: BatchEndParam) -> None:
+            calls.append(("evaluated", param.epoch))
+
         def end(self) -> None:
             calls.append("end")
 
@@ -56,10 +59,11 @@ def test_who_is_called_when_and_with_what() -> None:
         ("begin", 2),
         ("batch", 5, 0, names),
         ("batch", 5, 1, names),
+        ("epoch", 5, ["0.bias", "0.weight", "3.bias", "3.weight"], []),
         ("eval batch", 0),
         ("eval batch", 1),
         ("eval", 2, "cross-entropy"),
-        ("epoch", 5, ["0.bias", "0.weight", "3.bias", "3.weight"], []),
+        ("evaluated", 5),
         "end",
     ]
 
