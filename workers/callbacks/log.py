@@ -205,7 +205,11 @@ class Log:
         self._write(values, step)
 
     def evaluated(self, param: BatchEndParam) -> None:
-        """Log an epoch with its evaluation, if this is a callback of epochs alone."""
+        """Log an epoch with its evaluation, if this is a callback of epochs alone.
+
+        Args:
+            param: of the evaluation.
+        """
         if self._epoch is not None:
             self._epoch[1].update(_metrics("validation", param))
             self._write_epoch()

@@ -77,6 +77,9 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
     def evaluated(self, param: BatchEndParam) -> None:
         """Remove what is neither the best checkpoint nor the newest, now that the last epoch has been evaluated.
 
+        Args:
+            param: of the evaluation.
+
         Raises:
             UnknownName: there is no such metric.
         """

@@ -151,28 +151,51 @@ class Archive:
         return failed
 
     def _write(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric, evaluated: bool) -> None:
-        about = {
-            "epoch": checkpoint.epoch,
-            "batch": checkpoint.batch,
-            "run": self._run,
-            "num_workers": self._num_workers,
-            "evaluated": evaluated,
-        }
+        about = self._about(checkpoint)
         checkpoint.begin(self._rank)
         if self._keeps_states:
             self._keeps_states = checkpoint.save_states(self._trainer, self._rank)
-        tensors, own = self.own(batches, samples, metric)
-        own = {**about, **own}
+        self._write_own(checkpoint, about, batches, samples, metric, evaluated)
         trainer, model = self._trainer, self._copies.models[0]
-        if isinstance(trainer, DiLoCoTrainer):
-            weights, own["diloco"] = trainer.save_own(checkpoint, self._rank)
-            tensors |= weights
-        checkpoint.save_worker(self._rank, tensors, own)
         if self._rank == 0:
             if isinstance(trainer, DiLoCoTrainer):
                 trainer.save_weights(checkpoint, model, about)
             else:
                 checkpoint.save_weights(model, about)
+
+    def note_evaluation(self, checkpoint: Checkpoint, metric: EvalMetric) -> None:
+        """Write this worker's own state again, after the evaluation: a run that goes on need not make it again."""
+        try:
+            self._write_own(checkpoint, self._about(checkpoint), 0, 0, metric, True)
+        except OSError as exc:
+            log.warning(
+                "%s: %s: what it was before the evaluation stays, which a resumed run makes again",
+                *(checkpoint.worker(self._rank), exc.strerror or exc),
+            )
+
+    def _about(self, checkpoint: Checkpoint) -> dict[str, int]:
+        return {
+            "epoch": checkpoint.epoch,
+            "batch": checkpoint.batch,
+            "run": self._run,
+            "num_workers": self._num_workers,
+        }
+
+    def _write_own(
+        self,
+        checkpoint: Checkpoint,
+        about: Mapping[str, Any],
+        batches: int,
+        samples: int,
+        metric: EvalMetric,
+        evaluated: bool,
+    ) -> None:
+        tensors, own = self.own(batches, samples, metric)
+        own = {**about, **own, "evaluated": evaluated}
+        if isinstance(self._trainer, DiLoCoTrainer):
+            weights, own["diloco"] = self._trainer.save_own(checkpoint, self._rank)
+            tensors |= weights
+        checkpoint.save_worker(self._rank, tensors, own)
 
     def own(self, batches: int, samples: int, metric: EvalMetric) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return what is this worker's own, wherever it is saved: tensors, and JSON values."""
@@ -208,7 +231,6 @@ class Archive:
                 f"{checkpoint.weights}: these weights were not saved by fit; read them with load_weights"
             )
         require_fields(checkpoint.weights, about, _ABOUT)
-        self.evaluated = about.get("evaluated") is not False  # older versions saved after the evaluation
         if about["num_workers"] != self._num_workers:
             if checkpoint.batch:
                 raise Mismatch(
@@ -226,6 +248,7 @@ class Archive:
         require_fields(path, own, {"run": int})
         if own["run"] != about["run"]:
             raise Mismatch(f"{path}: from another run than {checkpoint.weights}")
+        self.evaluated = own.get("evaluated") is not False  # older versions saved after the evaluation
         self.take(path, tensors, own, metric if checkpoint.batch else None)
         checkpoint.load_states(self._trainer, self._rank)
         if isinstance(self._trainer, DiLoCoTrainer):

@@ -67,6 +67,7 @@ class TrainingRun:
         self.history: list[dict[str, float]] = []
         self.stopped = False
         self.evaluated = True
+        self._not_evaluated: list[Checkpoint] = []  # saved in this epoch, before its evaluation
         self._report_at = 0.0
         self._copies, self._loss = copies, loss
         (self._train_data, self._part), (self._eval_data, self._eval_part) = train, held_out
@@ -153,6 +154,9 @@ class TrainingRun:
         for callback in self._callbacks.at("epoch"):
             callback(epoch, self.model, params, buffers)
         self._evaluate(epoch, values)
+        for checkpoint in self._not_evaluated:
+            self._archive.note_evaluation(checkpoint, self.metric)
+        self._not_evaluated.clear()
         if self.store is not None:
             self.store.report(values)
         self._agree_to_stop()
@@ -163,9 +167,11 @@ class TrainingRun:
         Raises:
             UsageError: the checkpoint is within an epoch, and the data cannot continue there.
         """
-        return self._archive.save(
-            Checkpoint(prefix, epoch, batch), self.batches, self.samples, self.metric, self.evaluated
-        )
+        checkpoint = Checkpoint(prefix, epoch, batch)
+        saved = self._archive.save(checkpoint, self.batches, self.samples, self.metric, self.evaluated)
+        if saved and not self.evaluated:
+            self._not_evaluated.append(checkpoint)
+        return saved
 
     def remove(self, prefix: str, epoch: int) -> None:
         """Remove this worker's part of a checkpoint."""
