@@ -11,7 +11,7 @@ from kvstore.checkpoint.export import export
 from kvstore.checkpoint.folders import found, listed
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.verify import verify
-from kvstore.errors import CheckpointError
+from kvstore.errors import CheckpointError, KVStoreError
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(args: Sequence[str] | None = None) -> int:
             folder = _one(given.path)
             record = export(folder, given.out, given.store, given.states)
             print(f"{given.out}: {_size(record.nbytes)} from {folder}, sha256 {record.sha256}")
-    except (CheckpointError, OSError) as exc:
+    except (KVStoreError, OSError) as exc:
         print(f"kvstore-checkpoint: {exc}", file=sys.stderr)
         return 1
     return 0

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvstore.checkpoint.reader import CheckpointReader
-from kvstore.checkpoint.tensors import TensorHeader
+from kvstore.checkpoint.tensors import DTYPES, TensorHeader
+from kvstore.errors import CheckpointError
 from kvstore.rows.open_table import whole_pages
 from kvstore.rows.stripe import STATE
 from kvstore.spec import Key
@@ -29,6 +30,10 @@ class ExportedTable:
         self._pages = list(reader.pages(store, key))  # mapped files, not memory
         ids = [page.ids for page in self._pages]
         self._ids = np.sort(np.concatenate([np.empty(0, np.int64), *ids]))
+        kinds = [{name: (part.dtype.name, part.shape[1:]) for name, part in page.parts.items()} for page in self._pages]
+        known = all(dtype in DTYPES for kind in kinds for dtype, _ in kind.values())
+        if not known or any(kind != kinds[0] for kind in kinds):
+            raise CheckpointError(f"{reader.folder}: damaged: the pages of table {key!r} do not have the same parts")
         self._whole = table.rows is not None
         self._states = (
             [name for name in self._pages[0].parts if name.startswith(STATE)] if states and self._pages else []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvstore.checkpoint.tensors import FileRecord
-from kvstore.errors import CheckpointError, UsageError
+from kvstore.errors import CheckpointError, KVStoreError
 from kvstore.job.files import read_manifest, replacing
 from kvstore.job.settings import MAX_NODES
 from kvstore.rule import MODES
@@ -168,7 +168,9 @@ def from_json(text: str) -> Manifest:
         )
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
         raise CheckpointError(f"{type(exc).__name__}: {exc}") from None
-    except UsageError as exc:
+    except CheckpointError:
+        raise
+    except KVStoreError as exc:  # of a key, a spec, or a table, which is described as in messages
         raise CheckpointError(str(exc)) from None
 
 
@@ -236,5 +238,8 @@ def _require_covered(specs: Mapping[Key, Spec], segments: Sequence[StoredSegment
     for key, stop in reached.items():
         if stop != specs[key].size:
             raise CheckpointError(f"segments of key {key!r:.60} end at {stop}, but it has {specs[key].size} elements")
+    held = {segment.key for segment in segments}
+    if without := [key for key, spec in specs.items() if isinstance(spec, TableSpec) and key not in held]:
+        raise CheckpointError(f"table {without[0]!r:.60} has no segment")
     if len(seen) < len(segments):
         raise CheckpointError("a segment is listed twice")

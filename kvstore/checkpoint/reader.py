@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, load_manifest
-from kvstore.checkpoint.tables import NUMBERS, Rest, StripeNames, read_page, rest_name
+from kvstore.checkpoint.tables import Rest, StripeNames, are_rest, read_page, rest_name
 from kvstore.checkpoint.tensors import opened
 from kvstore.errors import CheckpointError
 from kvstore.optim.states import StateTensors
@@ -115,10 +114,10 @@ class CheckpointReader:
         rests = []
         for segment in self._segments[store][key]:
             names = StripeNames.of(self._names(segment)).rest
-            rest = {name: self._tensor(segment.file, rest_name(segment.id, name)).numpy() for name in names}
-            if NUMBERS not in rest or any(part.dtype != np.int64 or part.ndim != 1 for part in rest.values()):
+            read = partial(self._tensor, segment.file)
+            if not are_rest(tensors := {name: read(rest_name(segment.id, name)) for name in names}):
                 raise CheckpointError(f"{self._path(segment.file)}: damaged: it does not say how {key!r} goes on")
-            rests.append(rest)
+            rests.append({name: tensor.numpy() for name, tensor in tensors.items()})
         return rests
 
     def part(self, rank: int) -> tuple[dict[str, torch.Tensor], str] | None:
@@ -127,7 +126,7 @@ class CheckpointReader:
         if file is None:
             return None
         opened_file = self._file(file)
-        tensors = {name: opened_file.get_tensor(name) for name in opened_file.keys()}  # noqa: SIM118 - not a dict
+        tensors = {name: self._tensor(file, name) for name in opened_file.keys()}  # noqa: SIM118 - not a dict
         return tensors, (opened_file.metadata() or {}).get("state", "{}")
 
     def specs(self, file: int) -> dict[str, tuple[str, list[int]]]:

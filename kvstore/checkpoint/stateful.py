@@ -86,5 +86,5 @@ def unpacked(tensors: Mapping[str, torch.Tensor], text: str) -> Any:
 
     try:
         return whole(json.loads(text))
-    except (LookupError, RecursionError, TypeError, ValueError) as exc:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as exc:
         raise CheckpointError(f"a state is damaged: {type(exc).__name__}: {exc}") from None

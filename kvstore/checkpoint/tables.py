@@ -20,6 +20,7 @@ from kvstore.table import Table
 IDS, VALUES = "ids", "values"
 COUNTED = (("young.ids", "young.counts"), ("old.ids", "old.counts"))  # parts of ``RowTable.rest``
 NUMBERS = "numbers"
+MOST_NUMBERS = 5  # version, steps, rows made, rows gone, ids refused
 
 ReadTensor = Callable[[str], torch.Tensor]
 Rest = dict[str, Any]
@@ -60,20 +61,46 @@ class StripeNames(NamedTuple):
         return cls(pages, rest)
 
 
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return ``tensor`` as an array of numpy.
+
+    Raises:
+        CheckpointError: numpy has no such dtype.
+    """
+    try:
+        return tensor.numpy()
+    except TypeError as exc:
+        raise CheckpointError(str(exc)) from None
+
+
 def read_page(table: Table, segment: int, page: int, parts: Iterable[str], read: ReadTensor) -> Page:
     """Return a page of a segment of ``table``.
 
     Raises:
         CheckpointError: it is not one of this table.
     """
-    arrays = {part: read(page_name(segment, page, part)).numpy() for part in parts}
+    arrays = {part: as_array(read(page_name(segment, page, part))) for part in parts}
     ids, rows = arrays.pop(IDS, None), arrays.pop(VALUES, None)
     if ids is None or rows is None or ids.dtype != np.int64 or ids.ndim != 1:
         raise CheckpointError(f"page {page} of segment {segment} has no ids, or no rows")
     wanted = (len(ids), table.width), table.dtype
-    if (rows.shape, rows.dtype.name) != wanted or any(len(part) != len(ids) for part in arrays.values()):
+    if (rows.shape, rows.dtype.name) != wanted or any(part.shape[:1] != ids.shape for part in arrays.values()):
         raise CheckpointError(f"page {page} of segment {segment} is {rows.dtype}{rows.shape}, not of {table}")
+    outside = table.rows is not None and bool(((ids < 0) | (ids >= table.rows)).any())  # one that grows takes any id
+    if outside or len(np.unique(ids)) < len(ids):
+        raise CheckpointError(f"page {page} of segment {segment} has ids that are not of {table}, or one twice")
     return Page(ids, rows, arrays)
+
+
+def are_rest(parts: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether ``parts`` are what a stripe has beside its rows."""
+    if any(part.dtype != torch.int64 or part.ndim != 1 for part in parts.values()):
+        return False
+    counted = all(
+        (ids in parts) == (counts in parts) and (ids not in parts or len(parts[ids]) == len(parts[counts]))
+        for ids, counts in COUNTED
+    )
+    return counted and NUMBERS in parts and len(parts[NUMBERS]) == MOST_NUMBERS
 
 
 def shared_out(table: Table, rests: Iterable[Rest], rows: Sequence[int]) -> list[Rest]:

@@ -70,7 +70,7 @@ class Requests:
         self._client = session.client
         self.limits = limits
         self.packer = Packer(session.client)
-        fields = {"ordinal": ordinal, "made": made, "place": place, "name": session.store_names[ordinal]}
+        fields = {"ordinal": ordinal, "made": made, "place": place, "name": session.store_names.get(ordinal, "")}
         opened: StoreOpened = self.one(session.scheduler, "opening the store", (), OpenStore, **fields)
         self.store = opened.store
         self._all("opening the store", Open, store=self.store, lineage=new_lineage(), **rule.described)

@@ -115,7 +115,10 @@ class Resumed:
 
     def _read(self, rank: int) -> dict[str, Any]:
         part = self._reader.part(rank)
-        state = {} if part is None else unpacked(*part)
+        try:
+            state = {} if part is None else unpacked(*part)
+        except CheckpointError as exc:
+            raise CheckpointError(f"{self._folder}: the part of worker {rank}: {exc}") from None
         if not isinstance(state, dict):
             raise CheckpointError(f"{self._folder}: damaged: the part of worker {rank} is not a dict")
         return state

@@ -17,6 +17,7 @@ from kvstore.dist.restored_tables import RestoredTables
 from kvstore.dist.resuming import Resumed
 from kvstore.dist.rows.stored import StoredTables
 from kvstore.dist.saving import SavedStore
+from kvstore.errors import CheckpointError
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec, shorten
 
@@ -141,6 +142,8 @@ class TrainedStore:
         state = resumed.part(self.residuals_name, shared=False)
         if state is None:
             return
+        if not isinstance(state, tuple) or [type(each) for each in state] != [dict, dict]:
+            raise CheckpointError(f"{resumed}: damaged: the residuals of a worker are not tensors and options")
         tensors, plain = state
         if plain.get("compression") == how.compression.options():
             how.load_state(tensors, plain, resumed.shapes(self.ordinal))

@@ -34,8 +34,8 @@ def replacing(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterato
         An empty file in the same directory. It is removed if anything raises, ``KeyboardInterrupt`` included.
 
     Raises:
-        OSError: the file cannot be created, written to the disk or put in place. It names ``path``, also where a library
-            that wrote the file has not.
+        OSError: the file cannot be created, written to the disk or put in place. It names ``path``, also where a
+            library that wrote the file has not.
     """
     draft = path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
     try:
