@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kvstore.errors import CheckpointError
-from kvstore.job.files import replacing
+from kvstore.job.files import replacing, require_plain
 from kvstore.spec import ITEMSIZE
 from kvstore.values import spec_of
 
@@ -150,6 +150,7 @@ def opened(path: Path) -> Iterator[Any]:
         CheckpointError: it is missing or damaged; also for such errors inside the block.
     """
     try:
+        require_plain(path)
         with safe_open(os.fspath(path), framework="pt") as file:
             yield file
     except (OSError, SafetensorError, ValueError) as exc:
@@ -163,6 +164,7 @@ def record_of(path: Path) -> FileRecord:
         CheckpointError: it is missing or cannot be read.
     """
     try:
+        require_plain(path)
         with path.open("rb", buffering=0) as file:
             digest, size = hashlib.sha256(), 0
             while piece := file.read(PIECE):

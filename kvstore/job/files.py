@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +92,17 @@ def foreign_format(path: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def require_plain(path: Path) -> None:
+    """Refuse what is no plain file: a pipe would be waited for, and a device read for ever.
+
+    Raises:
+        CheckpointError: it is something else.
+        OSError: it is not there, or cannot be looked at.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise CheckpointError(f"{path}: damaged: it is no plain file")
+
+
 def read_manifest(path: Path, most: int, what: str) -> bytes:
     """Return the bytes of a manifest, without which its folder is no ``what``.
 
@@ -98,6 +110,7 @@ def read_manifest(path: Path, most: int, what: str) -> bytes:
         CheckpointError: it is not there, cannot be read, or has more than ``most`` bytes.
     """
     try:
+        require_plain(path)
         if path.stat().st_size > most:
             raise CheckpointError(f"{path}: damaged: a manifest has at most {most} bytes")
         return path.read_bytes()

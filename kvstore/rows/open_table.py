@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from kvstore.errors import CheckpointError, UsageError
+from kvstore.job.files import require_plain
 from kvstore.rows.beginnings import write_beginnings
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids, require_ids
@@ -220,6 +221,7 @@ class SavedRows:
         """Compare the files with their sha256; see ``OpenTable.verify``."""
         for file in self.manifest.files:
             path, digest = self.folder / file.name, hashlib.sha256()
+            require_plain(path)
             with path.open("rb") as stream:
                 while piece := stream.read(4 << 20):
                     digest.update(piece)
@@ -234,6 +236,7 @@ class SavedRows:
         path = self.folder / name
         dtype = np.dtype(name.rpartition(".")[2]).newbyteorder("<")
         try:
+            require_plain(path)
             size = path.stat().st_size
             if size != self._sizes[name]:
                 raise CheckpointError(f"{path}: damaged: it has {size} bytes, the manifest says {self._sizes[name]}")

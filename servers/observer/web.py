@@ -101,20 +101,42 @@ class _Server(ThreadingHTTPServer):
         self.socket.close()
         self.socket = listener
         self.access, self.files, self.feed, self.answers = access, files, feed, answers
-        self._free = threading.Semaphore(MOST_CONNECTIONS)
         self._lock = threading.Lock()
+        self._open = 0  # connections
+        self._strangers: dict[socket.socket, None] = {}  # those that have not shown that they may read, oldest first
         self.streams = 0
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more connection."""
-        return self._free.acquire(blocking=False)
+        """Whether there is room for one more connection.
+
+        Whoever has been silent for longest goes first. Otherwise slow strangers would take the turn of the owner, whose
+        requests come at once.
+        """
+        with self._lock:
+            if self._open >= MOST_CONNECTIONS:
+                oldest = next(iter(self._strangers), None)
+                if oldest is None:
+                    return False
+                del self._strangers[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+            self._open += 1
+            self._strangers[request] = None
+        return True
+
+    def admit(self, request: socket.socket) -> None:
+        """Note that who is at the other end may read: it keeps its turn."""
+        with self._lock:
+            self._strangers.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one connection, in a thread of its own."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._lock:
+                self._open -= 1
+                self._strangers.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: clients go away when they like, and lines of theirs have no place in the output of a job."""
@@ -176,6 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(400, "a header came twice")
             return
         verdict = self.server.access.judge(path, query, headers)
+        if verdict is None or isinstance(verdict, Entrance):
+            self.server.admit(self.connection)
         if isinstance(verdict, Entrance):
             self._send(
                 303, "text/plain; charset=utf-8", b"", {"Location": verdict.folder, "Set-Cookie": verdict.cookie}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,4 +56,13 @@ def test_a_directory_that_lies_is_found_out(tmp_path: Path, lie: Callable[[Path]
     folder = write(tmp_path, 4, {"w": torch.rand(1000)})
     lie(folder)
     with pytest.raises(CheckpointError, match=said):
+        verify(folder)
+
+
+@pytest.mark.parametrize("name", [NAME, MANIFEST])
+def test_what_is_no_plain_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path, 4, {"w": torch.rand(1000)})
+    (folder / name).unlink()
+    os.mkfifo(folder / name)  # nobody writes to it
+    with pytest.raises(CheckpointError, match=f"{name}: damaged: it is no plain file"):
         verify(folder)

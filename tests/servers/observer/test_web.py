@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -146,12 +147,29 @@ def test_there_are_so_many_connections_at_most(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(web, "MOST_CONNECTIONS", 1)
     site = Site()
     try:
-        with socket.create_connection(("127.0.0.1", site.port), timeout=10) as first:
-            first.sendall(b"GET /page.js HTTP/1.1\r\n")
-            with socket.create_connection(("127.0.0.1", site.port), timeout=10) as second:
-                assert second.recv(1024) == b"", "there is no room for it"
-            first.sendall(b"Host: evil.example\r\n\r\n")
-            assert first.recv(1024).startswith(b"HTTP/1.1 421")
+        site.feed.publish(b"1")
+        first = site.ask("/events")
+        assert first.readline()
+        with socket.create_connection(("127.0.0.1", site.port), timeout=10) as second:
+            assert second.recv(1024) == b"", "there is no room for it: whoever may read keeps its turn"
+        site.feed.publish(b"2")
+        assert first.readline() == b"\n"
+        assert first.readline() == b"data: 2\n"
+    finally:
+        site.feed.close()
+        site.web.close()
+
+
+def test_slow_strangers_do_not_take_the_owners_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MOST_CONNECTIONS", 4)
+    site = Site()
+    try:
+        with ExitStack() as stack:
+            for _ in range(10):
+                slow = stack.enter_context(socket.create_connection(("127.0.0.1", site.port), timeout=10))
+                slow.sendall(b"GET /page.js HTTP/1.1\r\nHost: ")
+            for _ in range(20):
+                assert site.ask("/double?ab").read() == b"abab"
     finally:
         site.web.close()
 
