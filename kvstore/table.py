@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -166,8 +167,9 @@ class Table:
         if init not in INITS:
             raise UsageError(f"init={init!r} of a table must be one of {choices(INITS)}")
         scale = scalar(scale)
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise UsageError(f"scale={scale!r} of a table must be a finite number")
+        # Compared, for isfinite raises OverflowError for an integer that no float is as large as.
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= sys.float_info.max:
+            raise UsageError(f"scale={scale!r:.40} of a table must be a finite number")
         evictions = (evict,) if isinstance(evict, Unseen | Capacity) else tuple(evict)
         if not all(isinstance(each, Unseen | Capacity) for each in evictions) or len(evictions) > MAX_EVICTIONS:
             raise UsageError(f"evict={evict!r} must be Unseen(rounds), Capacity(rows, by), or a short list of these")

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from kvstore.errors import UsageError
+from kvstore.errors import KVStoreError, UsageError
 from kvstore.job.files import foreign_format, replacing
 from kvstore.optim.states import StateTensors
 from kvstore.spec import Key, Spec, check_key
@@ -148,7 +148,11 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             yield file
-    except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
+    except KVStoreError as exc:  # of a key, or a tensor's dtype, unless it is already about the file
+        if f"{exc}".startswith(f"{path}"):
+            raise
+        raise UsageError(f"{path} is damaged: {exc}") from None
+    except (SafetensorError, AttributeError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
         if (other := foreign_format(path)) is not None:
             raise UsageError(f"{path} is {other}") from None
         raise UsageError(f"{path} is damaged: {exc}") from None

@@ -151,7 +151,7 @@ def from_json(text: str) -> TableManifest:
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
             raise CheckpointError(f"expected a manifest of the format {FORMAT!r}")
         return _checked(fields)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as exc:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
         raise CheckpointError(f"a field is missing or of the wrong type: {type(exc).__name__}: {exc}") from None
     except UsageError as exc:  # of the table, or the key
         raise CheckpointError(str(exc)) from None

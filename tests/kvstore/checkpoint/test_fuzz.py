@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from damage import ODD, changed, error_of, fields
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from written import contents, headers
@@ -30,7 +30,7 @@ from kvstore.checkpoint.tables import IDS, NUMBERS, VALUES, page_name, rest_name
 from kvstore.checkpoint.tensors import record_of, write_tensors
 from kvstore.checkpoint.verify import verify
 from kvstore.dist.resuming import Resumed
-from kvstore.errors import CheckpointError, KVStoreError
+from kvstore.errors import KVStoreError
 from kvstore.rows.stripe import STATE
 from kvstore.spec import Spec
 from kvstore.table import MinCount, Table, TableSpec, Unseen
@@ -97,48 +97,11 @@ def read_all(folder: Path, out: Path) -> None:
         pass
 
 
-def error_of(call: Callable[[], Any]) -> str | None:
-    """Return the text of this package's error that ``call`` raises; None without."""
-    try:
-        call()
-    except CheckpointError as exc:
-        return str(exc)
-    return None
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder of a checkpoint, and a file to export to."""
     directory = tmp_path_factory.mktemp("run")
     return folders.begin(directory, 1), directory / "out.safetensors"
-
-
-def fields(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to each field of a JSON value."""
-    yield way
-    if isinstance(value, dict | list):
-        for step in value if isinstance(value, dict) else range(len(value)):
-            yield from fields(value[step], (*way, step))
-
-
-def changed(value: Any, way: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
-    """Return ``value`` with another value for the field at ``way``."""
-    if not way:
-        return change(value)
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[way[0]] = changed(value[way[0]], way[1:], change)
-    return copy
-
-
-ODD: list[Callable[[Any], Any]] = [
-    *(lambda _, new=new: new for new in (None, True, -1, 0, 1, 7, 2**70, 1.5, float("nan"), "", "w", "rows", "x" * 99)),
-    *(lambda _, new=new: new for new in ([], {}, [[]], [None], {"a": 1}, ["float64"], "float64", "bool", "int64")),
-    lambda old: [old],
-    lambda old: f"{old}",
-    lambda old: old[:-1] if isinstance(old, list | str) else old,
-    lambda old: [*old, *old] if isinstance(old, list) else old,
-    lambda old: old + 1 if isinstance(old, int) else old,
-]
 
 
 def test_the_checkpoint_that_is_damaged_here_is_whole(place: tuple[Path, Path]) -> None:

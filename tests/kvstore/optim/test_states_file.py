@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import ODD, changed, error_of, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -189,3 +190,32 @@ def test_the_metadata_is_json(tmp_path: Path) -> None:
     header = (tmp_path / "s").read_bytes()
     metadata = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"]
     assert json.loads(metadata["keys"]) == ["w", "a/b 重み", "h"]
+
+
+def test_each_field_damaged_is_refused_by_name_or_read(tmp_path: Path) -> None:
+    path = tmp_path / "states"
+    good = {
+        "format": FORMAT,
+        "optimizer": "sgd",
+        "keys": ["w", 3],
+        "residuals": {"rank": 0, "plain": {"type": "2bit"}},
+        "note": "{}",
+    }
+    texts = ("format", "optimizer", "note")
+    tensors = {"0/momentum_buffer": torch.ones(2), "1/step": torch.tensor(1.0), "residual/w": torch.ones(2)}
+    for way in fields(good):
+        for change in ODD if way else []:
+            damaged = changed(good, way, change)
+            metadata = {
+                key: value if key in texts and type(value) is str else json.dumps(value)
+                for key, value in damaged.items()
+            }
+            save_file(tensors, path, metadata)
+            for call in (read, read_residuals, read_note, read_keys):
+                said = error_of(lambda call=call: call(path))
+                assert said is None or str(path) in said, (way, metadata)
+    metadata = {key: value if key in texts else json.dumps(value) for key, value in good.items()}
+    for name in ("9/step", "x/step", "step", "residual/", "-1/step", "0/", ""):
+        save_file({**tensors, name: torch.ones(1)}, path, metadata)
+        for call in (read, read_residuals, read_note, read_keys):
+            error_of(lambda call=call: call(path))

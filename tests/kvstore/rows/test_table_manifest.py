@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from damage import ODD, changed, error_of, fields
 from saved_stripes import saved
 
 from kvstore.errors import CheckpointError
@@ -55,3 +56,15 @@ def test_a_manifest_of_very_many_bytes_is_not_read(tmp_path):
     (tmp_path / "manifest.json").write_bytes(b" " * ((1 << 20) + 1))
     with pytest.raises(CheckpointError, match="at most"):
         load_manifest(tmp_path)
+
+
+def test_each_field_damaged_is_refused_by_name_or_read(tmp_path):
+    saved(tmp_path)
+    path = tmp_path / "save-00000001" / "manifest.json"
+    good = json.loads(path.read_text())
+    texts = {json.dumps(changed(good, way, change)): None for way in fields(good) for change in ODD}
+    accepted = [text for text in texts if error_of(lambda text=text: from_json(text)) is None]
+    assert len(texts) > 500
+    for text in accepted[:: max(1, len(accepted) // 40)]:
+        path.write_text(text)
+        error_of(lambda: open_table(tmp_path, verify=True))
