@@ -182,6 +182,9 @@ def test_bytes_that_are_cut_off_or_other_ones(place: tuple[Path, Path], name: st
         for bad in (good[:at], good[:at] + b"\xff" + good[at + 1 :], good[:at] + b'{"' + good[at + 2 :]):
             (folder / name).write_bytes(bad)
             if name != MANIFEST:  # as if it had been written so
-                files = [record_of(folder / file["name"])._asdict() for file in manifest["files"]]
+                files = [
+                    dict(zip(("name", "nbytes", "sha256"), record_of(folder / file["name"]), strict=True))
+                    for file in manifest["files"]
+                ]
                 (folder / MANIFEST).write_text(json.dumps({**manifest, "files": files}))
             read_all(folder, out)

@@ -64,9 +64,7 @@ def test_without_best_all_stay_and_what_cannot_be_decided_is_said() -> None:
     each.begin(run)
     epochs(each, {0: 50, 1: 70, 2: 60})
     assert run.removed == []
-    with pytest.raises(
-        kv.UsageError, match=r"do_checkpoint\(best='accuracy'\) looks at .*: pass eval_data"
-    ):
+    with pytest.raises(kv.UsageError, match=r"do_checkpoint\(best='accuracy'\) looks at .*: pass eval_data"):
         callbacks.do_checkpoint("m", best="accuracy").begin(Run(evaluates=False))
     with pytest.raises(kv.UnknownName, match="mode='up' must be one of auto, max, min"):
         callbacks.do_checkpoint("m", best="accuracy", mode="up")
