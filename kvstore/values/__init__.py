@@ -11,6 +11,7 @@ finite     whether values are finite
 grads      work that autograd does not see; work of one thread
 """
 
+from kvstore.dynamo import mark_early
 from kvstore.values.addresses import collect, scatter
 from kvstore.values.arrays import (
     as_dtype,
@@ -31,6 +32,8 @@ from kvstore.values.overlap import crossed
 from kvstore.values.ranges import PayloadRange, TensorRange, cut, ranges_of, sum_ranges
 from kvstore.values.reduce import reduce_to, sum_in_order, summed_in
 from kvstore.values.staging import Leaving, from_host
+
+mark_early()
 
 __all__ = [
     "Arrays",

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kvstore import UsageError
+from kvstore.dynamo import outside_graphs
 from kvstore.ticket import Ticket
 from workers.common.torch_internals import is_compiled
 from workers.trainer.outside_writes import OutsideWrites
@@ -125,6 +126,7 @@ class Arrivals:
             self._handles.pop().remove()
 
 
+@outside_graphs
 class _Hook:
     """A module's hook. Copies of the module get a hook that does nothing, as they have nothing to wait for."""
 

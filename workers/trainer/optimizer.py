@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from kvstore import UsageError
+from kvstore.dynamo import outside_graphs
 from kvstore.optim.algorithms.tensorwise import evaluated
 from workers.common.torch_internals import multiply
 
@@ -25,6 +26,7 @@ class Trains(Protocol):
         """Whether gradients have overflowed on any worker."""
 
 
+@outside_graphs
 class TrainerOptimizer(torch.optim.Optimizer):
     """A trainer's optimizer, for code that expects a torch optimizer:
 
