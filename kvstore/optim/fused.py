@@ -92,6 +92,8 @@ class FusedGroup:
         self.params = [parameter.tensor for parameter in parameters]
         self.members: dict[Kind, list[torch.Tensor]] = {}
         for param, kind in zip(self.params, kinds, strict=True):
+            if not param.numel():  # nothing to update, and some optimizers divide by the number of elements
+                continue
             self.members.setdefault(kind, []).append(param)
         self.stepped = False
         self._weights = {place: weights[place] for place, parameter in enumerate(parameters) if parameter.master}

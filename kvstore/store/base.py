@@ -276,6 +276,12 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
         if error is None:
             self.close()
 
+    def __reduce__(self) -> Any:
+        raise Unsupported(
+            f"a {self.type!r} store cannot be copied or pickled: it belongs to this process. Make another one with "
+            "kvstore.create(), or pass what it holds: pull() its values"
+        )
+
     # MXNet's names for these, which its scripts use.
     def _barrier(self) -> None:
         self.barrier()
