@@ -36,9 +36,9 @@ IDS = [(torch.arange(12).reshape(4, 3) * (7 + number)) % 30 for number in range(
 
 @pytest.fixture(autouse=True)
 def no_graphs_of_others() -> Iterator[None]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 # ---- which calls are marked
