@@ -206,7 +206,7 @@ def made_of_others(tensor: torch.Tensor) -> str:
     kind = type(tensor)
     if tensor.is_nested:
         return "a nested tensor: pass its tensors one by one (tensor.unbind())"
-    if not hasattr(kind, "__tensor_flatten__"):
+    if kind is torch.Tensor or not hasattr(kind, "__tensor_flatten__"):
         return ""
     if hasattr(kind, "full_tensor"):
         return f"a {kind.__name__}: pass its part in this process (tensor.to_local()), or all of it (full_tensor())"
