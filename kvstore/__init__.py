@@ -26,6 +26,7 @@ placement  which server holds which segment of which key
 rule       what a store's updates and reads guarantee: rounds, quorum, staleness
 ticket     operations that go on after a call, and the caller's tickets for them
 errors     the tree of errors
+dynamo     calls that torch.compile leaves as they are
 cached     properties that are computed once
 rare_log   rate-limited logging
 """

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import UsageError, choices
 from kvstore.plain import integer, scalar
 from kvstore.spec import ITEMSIZE, MAX_ELEMENTS, Key, Spec, as_shape, check_key
@@ -27,6 +28,7 @@ MAX_EVICTIONS = 8
 OWN = 9  # fields of a description that are of the table itself; then comes its parameter, if it has one
 
 
+@outside_graphs
 @dataclass(frozen=True)
 class MinCount:
     """Admission: an id gets a row when it has been pushed in this many rounds (in async stores, by so many pushes).
@@ -41,6 +43,7 @@ class MinCount:
         object.__setattr__(self, "count", integer("MinCount(count)", self.count, 1, 1 << 31))
 
 
+@outside_graphs
 @dataclass(frozen=True)
 class Probability:
     """Admission: each push of an id without a row makes it with this probability; the draw is a hash, not a clock.
@@ -58,6 +61,7 @@ class Probability:
         object.__setattr__(self, "probability", probability)
 
 
+@outside_graphs
 @dataclass(frozen=True)
 class Unseen:
     """Eviction: a row goes that no push has touched for more than this many rounds (in async stores, pushes).
@@ -72,6 +76,7 @@ class Unseen:
         object.__setattr__(self, "rounds", integer("Unseen(rounds)", self.rounds, 1, 1 << 62))
 
 
+@outside_graphs
 @dataclass(frozen=True)
 class Capacity:
     """Eviction: a table has at most this many rows; those go that were touched longest ago, or least often.
@@ -96,6 +101,7 @@ Admission: TypeAlias = "MinCount | Probability"
 Eviction: TypeAlias = "Unseen | Capacity"
 
 
+@outside_graphs
 @dataclass(frozen=True, init=False)
 class Table:
     """A table of rows, for ``init``: all its rows are there from the start, or pushes make them.

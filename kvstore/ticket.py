@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import KVStoreError, again
 from kvstore.spec import Key, shorten
 
@@ -106,6 +107,7 @@ class Operation:
         return "failed" if self.error else "waiting" if self.open else "done"
 
 
+@outside_graphs
 class Ticket:
     """The receipt for a call: ``push``, ``pull`` and ``pushpull`` return one.
 

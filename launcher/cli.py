@@ -16,6 +16,7 @@ from kvstore.errors import ConfigError, meant
 from kvstore.job.settings import AGGREGATE, CHECKPOINT_DIR, GROUPS, OPTIMIZERS, REPLICAS, UPDATE_ON_KVSTORE, VERBOSE
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
+from launcher.job.command import require_program
 from launcher.job.description import Job
 from launcher.kinds.registry import KINDS
 from launcher.options import checkpoints, failures, hosts, observing, output, readers, resources
@@ -104,6 +105,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     if options.checkpoint_every is not None and not CHECKPOINT_DIR.read({**told, **saved}):
         parser.error("--checkpoint-every needs a directory that all hosts share: give --checkpoint-dir DIR, too")
     try:
+        require_program(command)
         job = Job(
             num_workers=options.num_workers,
             num_servers=options.num_workers if options.num_servers is None else options.num_servers,

@@ -28,6 +28,9 @@ ALLOWED = {
     "_foreach_mul_": "of torch: a test takes it away, as a version without it would",
     "_execution_engine": "of torch's Variable: a test takes it away, as a version without it would",
     "_C": "of torch: see the next",
+    "_dynamo": "of torch, and of torch._C: what torch.compile works with",
+    "_enable": "of torch's compiled autograd, which has no public switch for one backward pass",
+    "_torchdynamo_disable": "of torch: what torch.compiler.disable sets, and Dynamo reads",
     "_current_graph_task_id": "of torch._C: a test takes it away, as a version without it would",
 }
 

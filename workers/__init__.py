@@ -29,6 +29,7 @@ import kvstore
 if not hasattr(kvstore, "create"):  # a module of the user's has the name
     raise ImportError(f"workers needs the package kvstore, but `import kvstore` gives {kvstore}; rename that file")
 
+from kvstore.dynamo import outside_graphs
 from workers import callbacks, metrics, schedules
 from workers.averaging import DiLoCo, PartialSync, PeriodicAveraging
 from workers.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -78,6 +79,12 @@ __all__ = [
     "shutdown",
     "size",
 ]
+
+# Here and not at each definition, so that a new public name is not forgotten.
+for _names in (globals(), vars(callbacks), vars(metrics), vars(schedules)):
+    for _name in _names["__all__"]:
+        if callable(_names[_name]):
+            outside_graphs(_names[_name])
 
 
 def __dir__() -> list[str]:

@@ -71,9 +71,7 @@ class Ranks:
         Raises:
             ConfigError: the variables contradict each other; the message names them.
         """
-        for family in FAMILIES:
-            if not (env.get(family.rank, "").strip() and env.get(family.size, "").strip()):
-                continue
+        for family in _said(env):
             rank, size = _number(env, family.rank, 0), _number(env, family.size, 0)
             if rank >= size:
                 raise ConfigError(f"{family.rank}={rank} must be less than {family.size}={size}")
@@ -100,11 +98,52 @@ class Ranks:
 
 def manager_rank(env: Mapping[str, str]) -> int:
     """Which of a cluster manager's processes this one is, counted from 0; -1 if the manager does not say."""
+    by_pmix = env.get("PMIX_RANK", "")
+    if by_pmix and by_pmix == env.get(SRUN.rank):  # srun --mpi=pmix; an mpirun around it may have set its own, too
+        env = {SRUN.rank: by_pmix}
     for name, first in _MANAGER_RANKS:
         text = env.get(name, "")
         if text.isascii() and text.isdigit():
             return int(text) - first
     return -1
+
+
+def _said(env: Mapping[str, str]) -> list[Family]:
+    """Return the families that ``env`` has variables of, the one that counts first.
+
+    ``srun --mpi=pmi2`` and ``--mpi=pmix`` set PMI's or PMIx's rank beside Slurm's. The rank is the same then, but only
+    Slurm's variables say which tasks share a host. Within an mpirun that starts its agents with srun, Slurm's variables
+    are those of the agent, and the ranks differ.
+
+    Raises:
+        ConfigError: two starters give different ranks, and none of them can be the inner one.
+    """
+    said = [each for each in FAMILIES if env.get(each.rank, "").strip() and env.get(each.size, "").strip()]
+    if not said or said[0] is TORCHRUN:
+        return said
+    first, by_pmix = said[0], env.get("PMIX_RANK", "").strip()
+    of_srun = (env.get(SRUN.rank, "").strip(), env.get(SRUN.size, "").strip()) if SRUN in said else ("", "")
+    if first is MPICH and of_srun[0] and not env.get(MPICH.local_rank, "").strip():  # mpirun of MPICH sets that
+        if (env[MPICH.rank].strip(), env[MPICH.size].strip()) != of_srun:
+            raise _contradiction(env, MPICH, SRUN)
+        return [SRUN]
+    if first is OPEN_MPI and by_pmix and by_pmix != env[OPEN_MPI.rank].strip():
+        if by_pmix != of_srun[0]:
+            raise _contradiction(env, OPEN_MPI, SRUN if of_srun[0] else None)
+        return [SRUN]  # its variables came with srun's environment: the mpirun around it has set them
+    if first is SRUN and by_pmix and by_pmix != of_srun[0]:
+        raise _contradiction(env, SRUN, None)
+    return said
+
+
+def _contradiction(env: Mapping[str, str], one: Family, other: Family | None) -> ConfigError:
+    names = [one.rank, one.size, *((other.rank, other.size) if other else ("PMIX_RANK",))]
+    said = ", ".join(f"{name}={env[name]}" for name in names)
+    return ConfigError(
+        f"the environment gives this process two ranks: {said}. Some of these variables are of another starter than "
+        "its own, around it perhaps: unset those (env -u NAME ...), or set DMLC_* or RANK, WORLD_SIZE, "
+        "LOCAL_RANK and LOCAL_WORLD_SIZE, which count before all of these"
+    )
 
 
 def _local_size(env: Mapping[str, str], family: Family) -> int:

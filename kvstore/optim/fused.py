@@ -75,6 +75,8 @@ class FusedGroup:
         flat: the weights of all, if they lie back to back. Thousands of small params then have memory of their own, for
             weights and for gradients, which are copied as a whole: to tell each of them where its own are by now takes
             longer than to update it.
+        whole: whether the optimizer looks at whole arrays. Others treat arrays without elements as all others: these
+            may be parts of a parameter, which has state.
 
     Attributes:
         params: what torch.optim knows, a tensor for each parameter.
@@ -88,10 +90,13 @@ class FusedGroup:
         kinds: Sequence[Kind],
         weights: Sequence[torch.Tensor],
         flat: torch.Tensor | None = None,
+        whole: bool = False,
     ) -> None:
         self.params = [parameter.tensor for parameter in parameters]
         self.members: dict[Kind, list[torch.Tensor]] = {}
         for param, kind in zip(self.params, kinds, strict=True):
+            if whole and not param.numel():  # nothing to update, and Adafactor divides by the number of elements
+                continue
             self.members.setdefault(kind, []).append(param)
         self.stepped = False
         self._weights = {place: weights[place] for place, parameter in enumerate(parameters) if parameter.master}

@@ -75,7 +75,7 @@ class Updater:
         """
         parameters = [self.states.alone(key, weight) for key, weight, _ in items]
         kinds = list(map(self.states.kind, parameters, self._groups.rates([key for key, _, _ in items])))
-        group = FusedGroup(parameters, kinds, [weight for _, weight, _ in items])
+        group = FusedGroup(parameters, kinds, [weight for _, weight, _ in items], whole=self.optimizer.whole)
         grads = [
             aligned(grad.to(param.dtype).view(param.shape), param)
             for (_, _, grad), param in zip(items, group.params, strict=True)
@@ -108,7 +108,7 @@ class Updater:
         ]
         parameters = states.fuse([(keys[start:stop], shapes[start:stop]) for start, stop in ranges], weights)
         kinds = [states.kind(parameter, rates[start]) for parameter, (start, _) in zip(parameters, ranges, strict=True)]
-        return FusedGroup(parameters, kinds, weights, flat)
+        return FusedGroup(parameters, kinds, weights, flat, self.optimizer.whole)
 
     def reads_only(self) -> bool:
         """Whether ``step`` leaves gradients as they are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import ConfigError, UsageError
 from kvstore.job.system import unsupported
 from kvstore.store.maker import GROUP
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from kvstore.reading.reader import Reader
 
 
+@outside_graphs
 def connect(
     address: str | os.PathLike[str] | None = None,
     key: str | None = None,

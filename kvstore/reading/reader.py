@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.job.config import Config
 from kvstore.plain import scalar
@@ -31,6 +32,7 @@ AT_ONCE = 4  # messages to one server
 AGAIN_S = 0.2  # between two questions whether a key has a value
 
 
+@outside_graphs
 class Reader:
     """Reads the values of one store of a running job; ``kvstore.connect`` makes it. One thread at a time uses it.
 

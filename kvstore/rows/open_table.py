@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import require_plain
 from kvstore.rows.beginnings import write_beginnings
@@ -31,6 +32,7 @@ PAGE = 1 << 14  # rows that are read at a time
 MAX_CHAIN = 10_000  # deltas that continue each other
 
 
+@outside_graphs
 def open_table(directory: str | os.PathLike[str], verify: bool = False) -> OpenTable:
     """Open the last save of a table in ``directory``, which ``save_table`` wrote: deltas with all that they continue.
 
@@ -62,6 +64,7 @@ def open_table(directory: str | os.PathLike[str], verify: bool = False) -> OpenT
     return opened
 
 
+@outside_graphs
 class OpenTable:
     """A saved table that is read without servers, for serving. Made by ``open_table``. Any thread may use it.
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import UsageError
 from kvstore.job.files import replacing
 from kvstore.rows.open_table import open_table, whole_pages
@@ -14,6 +15,7 @@ from kvstore.rows.slabs import Array
 ROW_GROUP = 1 << 16  # rows of which a file is written, and read, at a time at most
 
 
+@outside_graphs
 def export_parquet(directory: str | os.PathLike[str], path: str | os.PathLike[str], state: bool = False) -> int:
     """Write the table in ``directory``, as ``open_table`` reads it, to the Parquet file ``path``.
 

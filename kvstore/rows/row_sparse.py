@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import Mismatch, UsageError
 from kvstore.rows.ids import array_of_ids
 from kvstore.spec import Key, as_shape
 from kvstore.values import as_dtype, as_tensor, readable
 
 
+@outside_graphs
 class RowSparse:
     """Rows of a table by their ids: a gradient, or what was pulled. MXNet's ``row_sparse_array``.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import Unsupported, UsageError
 from kvstore.spec import Key, as_shape
 from kvstore.store.arguments import group, one_kind, requests_of
@@ -19,6 +20,7 @@ from kvstore.ticket import Ticket, claim, finish
 T = TypeVar("T", bound="type[KVStore]")
 
 
+@outside_graphs
 class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterface):
     """Arrays by key: pushed values are summed, and assigned or handed to an optimizer; pulled ones are the result.
 
@@ -45,6 +47,7 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
     def __init_subclass__(cls, **options: Any) -> None:
         """Give methods that say no more than "See ``KVStore``." what is said there: a user asks a store for help."""
         super().__init_subclass__(**options)
+        outside_graphs(cls)
         for owner in cls.__mro__[: cls.__mro__.index(KVStore)]:
             for name, member in vars(owner).items():
                 if getattr(member, "__doc__", None) == "See ``KVStore``.":
@@ -272,6 +275,12 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
             self.close()
+
+    def __reduce__(self) -> Any:
+        raise Unsupported(
+            f"a {self.type!r} store cannot be copied or pickled: it belongs to this process. Make another one with "
+            "kvstore.create(), or pass what it holds: pull() its values"
+        )
 
     # MXNet's names for these, which its scripts use.
     def _barrier(self) -> None:

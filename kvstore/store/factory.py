@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import ConfigError
 from kvstore.job.system import unsupported
 from kvstore.store.base import KVStore
 from kvstore.store.registry import Builtin, find
 
 
+@outside_graphs
 def create(name: str = "local", **options: Any) -> KVStore:
     """Return a new store.
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvstore.dynamo import outside_graphs
 
+
+@outside_graphs
 @dataclass(frozen=True)
 class Statistics:
     """What a store has done.

@@ -11,6 +11,7 @@ finite     whether values are finite
 grads      work that autograd does not see; work of one thread
 """
 
+from kvstore.dynamo import mark_early
 from kvstore.values.addresses import collect, scatter
 from kvstore.values.arrays import (
     as_dtype,
@@ -18,6 +19,7 @@ from kvstore.values.arrays import (
     as_tensor,
     as_tensors,
     from_buffer,
+    made_of_others,
     readable,
     spec_of,
     split_like,
@@ -31,6 +33,8 @@ from kvstore.values.overlap import crossed
 from kvstore.values.ranges import PayloadRange, TensorRange, cut, ranges_of, sum_ranges
 from kvstore.values.reduce import reduce_to, sum_in_order, summed_in
 from kvstore.values.staging import Leaving, from_host
+
+mark_early()
 
 __all__ = [
     "Arrays",
@@ -50,6 +54,7 @@ __all__ = [
     "from_buffer",
     "from_host",
     "kinds_of",
+    "made_of_others",
     "many_small",
     "one_thread",
     "outputs_of",

@@ -201,7 +201,21 @@ def _written(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def made_of_others(tensor: torch.Tensor) -> str:
+    """Return what to pass in place of a tensor whose elements lie in other tensors; empty for any other tensor."""
+    kind = type(tensor)
+    if tensor.is_nested:
+        return "a nested tensor: pass its tensors one by one (tensor.unbind())"
+    if kind is torch.Tensor or not hasattr(kind, "__tensor_flatten__"):
+        return ""
+    if hasattr(kind, "full_tensor"):
+        return f"a {kind.__name__}: pass its part in this process (tensor.to_local()), or all of it (full_tensor())"
+    return f"a {kind.__name__}, which is made of other tensors: pass a plain torch.Tensor"
+
+
 def _checked(tensor: torch.Tensor) -> torch.Tensor:
+    if other := made_of_others(tensor):
+        raise UsageError(f"a store takes tensors with memory of their own, and this is {other}")
     if tensor.dtype not in _NAMES:
         raise UsageError(f"dtype {tensor.dtype} cannot be stored; choose from {choices(ITEMSIZE)}")
     if tensor.layout != torch.strided or tensor.device.type == "meta":

@@ -210,12 +210,12 @@ def kinds_of(arrays: Sequence[Any]) -> tuple[Column, list[Spec]] | None:
     if shape is None:
         return None
     numbers: _Numbers = _Numbers()
-    column = np.fromiter(
-        map(numbers.__getitem__, zip(map(_DTYPE, arrays), map(shape, arrays), strict=True)), np.int64, len(arrays)
-    )
     try:
+        column = np.fromiter(
+            map(numbers.__getitem__, zip(map(_DTYPE, arrays), map(shape, arrays), strict=True)), np.int64, len(arrays)
+        )
         return column, [Spec(tuple(size), str(dtype).removeprefix("torch.")) for dtype, size in numbers]
-    except UsageError:
+    except (UsageError, RuntimeError):  # a nested tensor has no sizes
         return None
 
 
@@ -233,11 +233,12 @@ def _fitting(
         if not _TENSORS.issuperset(map(type, arrays)):
             return None
     tensors: Sequence[torch.Tensor] = arrays
-    if list(map(_DTYPE, tensors)) != layout.dtypes or not all(map(eq, map(torch.Tensor.size, tensors), layout.shapes)):
-        return None
-    if not all(map(_ON_CPU, tensors)) or any(map(torch.Tensor.is_neg, tensors)):
-        return None
     try:
+        sizes = map(torch.Tensor.size, tensors)
+        if list(map(_DTYPE, tensors)) != layout.dtypes or not all(map(eq, sizes, layout.shapes)):
+            return None
+        if not all(map(_ON_CPU, tensors)) or any(map(torch.Tensor.is_neg, tensors)):
+            return None
         listed = Arrays.of(tensors, given)
         return listed if all(map(torch.Tensor.is_contiguous, tensors)) else None
     except RuntimeError:  # a layout without plain memory

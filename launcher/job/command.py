@@ -19,6 +19,9 @@ PYTHONS = ("python", "python3")
 
 # Characters that a shell interprets. In quotes it does not, and then the shell is harmless, too.
 _META = frozenset("|&;<>()$`*?[]{}!#~\n\r")
+_PYTHON = re.compile(r"python[0-9.]*")
+_BEFORE_PROGRAMS = frozenset(["env", "exec", "nice", "nohup", "numactl", "stdbuf", "taskset", "time", "timeout"])
+_ENDS_OPTIONS = re.compile(r"-[^WX]*[cmVh]")  # a program, or nothing to run
 _ASSIGNMENT = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_]*=")
 # Commands that exist only in a shell, such as "exit 7".
 # fmt: off
@@ -47,6 +50,35 @@ def argv_of(command: Sequence[str], python: str) -> tuple[str, ...]:
     if words[0] in PYTHONS:
         words[0] = python
     return tuple(words)
+
+
+def require_program(command: Sequence[str]) -> None:
+    """Raise ``LaunchError`` if a command is a Python that reads its program from its standard input.
+
+    The standard input of workers is /dev/null, so each would run an empty program, and the job would succeed.
+    """
+    words = _split(command[0]) if len(command) == 1 else list(command)
+    while words and PurePath(words[0]).name in _BEFORE_PROGRAMS:
+        words = words[1:]
+        # Up to the interpreter: options and values of env, timeout and so on.
+        while words and not _PYTHON.fullmatch(PurePath(words[0]).name):
+            if "/" in words[0] or words[0].endswith(".py"):
+                return
+            words = words[1:]
+    if not words or not _PYTHON.fullmatch(PurePath(words[0]).name):
+        return
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-":
+            break
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(rest, None)
+        elif not word.startswith("-") or word.startswith("--") or _ENDS_OPTIONS.match(word):
+            return
+    raise LaunchError(
+        f"{shlex.join(words)} reads its program from the standard input, which workers do not have: write the program "
+        "to a file and name that, as in launch.py -n 2 python train.py; or pass it with python -c"
+    )
 
 
 def module_directories(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:

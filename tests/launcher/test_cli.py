@@ -87,6 +87,7 @@ def test_the_default_launcher() -> None:
         (["-n", "1", "--lr", "0.1", "x"], "there is no option --lr"),
         (["-n", "1", "--env-worker", "DMLC_ROLE:x", "y"], "--env-worker cannot set DMLC_ROLE"),
         (["-n", "1", "python 'train.py"], "quotes of the command do not match"),
+        (["-n", "1", "python", "-"], "python - reads its program from the standard input"),
         (
             ["-n", "1", "-H", "hosts", "--launcher", "local", "x"],
             "--launcher local does not take --hostfile; leave it out",

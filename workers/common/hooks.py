@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from kvstore.dynamo import outside_graphs
+
 
 class Watcher(Protocol):
     """What is told of gradients."""
@@ -59,6 +61,7 @@ class Hooks:
 
 
 def _hook(me: weakref.ref[Watcher], position: int) -> Callable[[torch.Tensor], None]:
+    @outside_graphs
     def hook(_: torch.Tensor) -> None:
         watcher = me()
         if watcher is not None:

@@ -16,7 +16,7 @@ import torch
 from torch.utils import swap_tensors
 
 from kvstore import UsageError
-from kvstore.values import readable
+from kvstore.values import made_of_others, readable
 
 PLAIN = frozenset(
     [
@@ -44,9 +44,16 @@ def to_tensor(value: Any) -> torch.Tensor:
     return torch.as_tensor(readable(value) if isinstance(value, np.ndarray) else value, device="cpu")
 
 
+def require_own_memory(tensors: Mapping[Any, torch.Tensor]) -> None:
+    """Raise ``UsageError`` if a parameter, by name, is made of other tensors; before anything is sent."""
+    for name, tensor in tensors.items():
+        if other := made_of_others(tensor):
+            raise UsageError(f"parameter {name!r} must have memory of its own, and is {other}")
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is an array of elements that lie in memory, one by one."""
-    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_meta or tensor.is_nested)
+    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_meta or made_of_others(tensor))
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
@@ -56,7 +63,7 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 
 def has_parts(tensor: torch.Tensor) -> bool:
     """Whether ``take_apart`` takes ``tensor``: it is dense, sparse or quantized."""
-    if tensor.is_meta or tensor.is_nested:
+    if tensor.is_meta or made_of_others(tensor):
         return False
     return tensor.layout in (torch.strided, torch.sparse_coo, *_COMPRESSED)
 
@@ -146,8 +153,9 @@ def take_apart(tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Te
     """
     tensor = tensor.detach()
     if not has_parts(tensor):
-        kind = "without memory (meta)" if tensor.is_meta else f"of layout {tensor.layout}"
-        raise UsageError(f"only dense, sparse and quantized tensors can be sent and saved, not one {kind}")
+        kind = "one without memory (meta)" if tensor.is_meta else f"one of layout {tensor.layout}"
+        kind = made_of_others(tensor) or kind
+        raise UsageError(f"only dense, sparse and quantized tensors can be sent and saved, not {kind}")
     shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     if tensor.is_quantized:
         form: dict[str, Any] = {"kind": "quantized", "dtype": dtype, "shape": shape}

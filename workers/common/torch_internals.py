@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, MutableMapping, Sequence, Sized
 from copy import copy
 from types import FrameType
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from kvstore import Unsupported
+from kvstore.dynamo import outside_graphs
 
 
 def write_count(tensor: torch.Tensor) -> int:
@@ -49,6 +51,7 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return flat.clone() if len(tensors) == 1 and at_once is not None else flat
 
 
+@outside_graphs
 def after_backward(act: Callable[[], None]) -> None:
     """Call ``act`` when the backward pass that runs now has ended; DistributedDataParallel and FSDP do the same.
 
@@ -62,7 +65,58 @@ def after_backward(act: Callable[[], None]) -> None:
             f"torch {torch.__version__} has no callback for the end of backward, which DistributedOptimizer needs; use "
             "a version that has it, or workers.Trainer"
         )
-    queue(act)
+    if _ending.acts is not None:
+        _ending.acts.append(act)
+    else:
+        queue(_AtEnd(act))
+
+
+@outside_graphs
+class _AtEnd:
+    """What is queued for the end of a backward pass.
+
+    Compiled autograd (torch 2.13) never calls what was queued while it ran. It drops it, right before ``backward``
+    returns. So there the call is made when the last reference goes, and an error waits for ``raise_late``.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+        self._compiled = getattr(compiled, "in_compiled_autograd_region", False)
+        self._act: Callable[[], None] | None = act
+
+    def __call__(self) -> None:
+        act, self._act = self._act, None
+        if act is not None:
+            act()
+
+    def __del__(self) -> None:
+        if not self._compiled:  # a backward pass that has failed
+            return
+        acts: list[Callable[[], None]] = [self]
+        _ending.acts = acts
+        try:
+            for act in acts:  # what is queued meanwhile, too
+                act()
+        except Exception as exc:
+            _late.append(exc)
+        finally:
+            _ending.acts = None
+
+
+class _Ending(threading.local):
+    acts: list[Callable[[], None]] | None = None  # while a backward pass ends in ``_AtEnd.__del__``
+
+
+_ending = _Ending()
+_late: list[Exception] = []  # raised at the end of a backward pass, where the program could not see them
+
+
+def raise_late() -> None:
+    """Raise the error of an ``after_backward`` that was called where it could not raise it."""
+    if _late:
+        error = _late[0]
+        _late.clear()
+        raise error
 
 
 def current_backward() -> int:

@@ -28,7 +28,7 @@ from workers.common.buckets import Progress, divide
 from workers.common.hooks import Hooks
 from workers.common.pushed import PushedGradients
 from workers.common.sparse_gradients import is_sparse
-from workers.common.torch_internals import after_backward
+from workers.common.torch_internals import after_backward, raise_late
 from workers.ddp.summed_rows import RowSums, SummedRows
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -114,6 +114,7 @@ class GradientAverager:
     @property
     def final(self) -> bool:
         """Whether all gradients that backward has made so far are averages."""
+        raise_late()
         return self._final
 
     def step_over(self) -> None:

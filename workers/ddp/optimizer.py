@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvstore import AlreadyInitialized, KVStore, Mismatch, UnknownName, UsageError
+from kvstore import AlreadyInitialized, KVStore, Mismatch, UnknownName, Unsupported, UsageError
 from kvstore.store.maker import UNNAMED
 from workers import group
 from workers.alike import BETWEEN, STEP, Alike
 from workers.common.checks import at_least
 from workers.common.gather import Gather, digest
+from workers.common.tensors import require_own_memory
 from workers.common.values import describe
 from workers.ddp.averager import GradientAverager, counts_of
 
@@ -93,6 +94,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UnknownName(f"unknown op={op!r}; choose from {Average}, {Sum}")
         self.optimizer = optimizer
         values = _values(optimizer, named_parameters)
+        require_own_memory(values)
         self._names = {tensor: name for name, tensor in values.items()}
         self._how: dict[str, Any] = {
             "average": op == Average,
@@ -260,6 +262,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+    def __reduce__(self) -> Any:
+        raise Unsupported(
+            "a DistributedOptimizer cannot be copied or pickled: it belongs to this process. Copy its state_dict(), or "
+            "make another one"
+        )
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r})"

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from kvstore.dynamo import outside_graphs
+
 Arrive = Callable[[torch.Tensor], None]
 
 
@@ -56,6 +58,7 @@ class _Watched(torch.autograd.Function):
         return rows.detach()
 
     @staticmethod
+    @outside_graphs
     def backward(ctx: Any, grad: torch.Tensor | None) -> Any:
         if grad is not None:
             ctx.arrive(grad)
@@ -70,6 +73,7 @@ class _BagSums(torch.autograd.Function):
         return functional.embedding_bag(places, rows, mode="sum")
 
     @staticmethod
+    @outside_graphs
     def backward(ctx: Any, grad: torch.Tensor | None) -> Any:
         if grad is not None:
             ctx.arrive(grad)

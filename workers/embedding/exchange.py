@@ -23,7 +23,7 @@ import torch
 from kvstore import KVStore, RowSparse, Unsupported, UsageError
 from kvstore.table import Table
 from workers.common.row_steps import row_steps
-from workers.common.torch_internals import after_backward, current_backward
+from workers.common.torch_internals import after_backward, current_backward, raise_late
 from workers.embedding.bag_sums import bag_sums, watched
 from workers.embedding.fetches import Fetch, fetches_of
 from workers.embedding.gradients import RowGradients, RowUse
@@ -149,6 +149,7 @@ class RowExchange:
             UsageError: these are no integers, or one of them is not in the table.
             KVStoreError: the rows did not come.
         """
+        raise_late()
         key = wanted.key
         fetch = self._ahead[-1].ready.get(key) if self._ahead else None
         if fetch is not None and fetch.lookup.matches(wanted.given):
@@ -275,6 +276,7 @@ class RowExchange:
 
     def step_over(self) -> None:
         """Handle the end of a step of the store's trainer: what has not been pushed in it is pushed now."""
+        raise_late()
         if self._steps.trainer is not None:
             with self._lock, torch.no_grad():
                 self._gradients.forget_unfinished()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from kvstore import KVStore, UsageError
+from kvstore.dynamo import outside_graphs
 from kvstore.errors import choices
 from kvstore.spec import Key
 from kvstore.table import Admission, Eviction, Table
@@ -119,6 +120,7 @@ class TableModule(nn.Module):
         """Whether a forward pass now would have its gradients pushed."""
         return self.training and torch.is_grad_enabled() and not self.frozen
 
+    @outside_graphs
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[prefix + "weight"]
@@ -133,6 +135,7 @@ class TableModule(nn.Module):
                 )
             destination[prefix + name] = tensor
 
+    @outside_graphs
     def _load_from_state_dict(
         self,
         state_dict: Mapping[str, Any],

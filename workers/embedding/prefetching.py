@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from kvstore import UsageError
+from kvstore.dynamo import outside_graphs
 from workers.common.checks import at_least
 from workers.common.read_ahead import reading_into
 from workers.embedding.exchange import RowExchange
@@ -57,6 +58,7 @@ def lookahead(loader: Iterable[Any], ids_of_batch: Mapping[Any, Callable[[Any], 
     return Lookahead(loader, ids_of_batch, at_least("stale", stale, 0))
 
 
+@outside_graphs
 class Lookahead:
     """The batches of a loader, with their rows; see ``lookahead``.
 

@@ -17,7 +17,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kvstore import UsageError
+from kvstore.dynamo import outside_graphs
 from kvstore.ticket import Ticket
+from kvstore.values import from_buffer, spec_of, to_buffer
 from workers.common.torch_internals import is_compiled
 from workers.trainer.outside_writes import OutsideWrites
 
@@ -125,6 +127,7 @@ class Arrivals:
             self._handles.pop().remove()
 
 
+@outside_graphs
 class _Hook:
     """A module's hook. Copies of the module get a hook that does nothing, as they have nothing to wait for."""
 
@@ -163,6 +166,24 @@ def require_waiting(model: Any, tensors: Sequence[torch.Tensor], updates_there: 
         raise UsageError(
             "wait_in_forward: this model has none of the trainer's parameters; pass the model that is trained"
         )
+
+
+def unshare_for_state_dict(model: nn.Module, tensors: Collection[torch.Tensor]) -> None:
+    """Give each of ``tensors`` that has become a part of the store's memory a storage of its own in ``state_dict``.
+
+    The memory stays the same. But ``torch.save`` writes whole storages, which hold many parameters here, and
+    ``safetensors.torch.save_model`` refuses parameters that have one storage.
+    """
+    mine = set(tensors)
+
+    def unshare(module: nn.Module, *_: Any) -> None:
+        for tensor in module.parameters(recurse=False):
+            if tensor in mine and tensor.is_cpu and tensor.untyped_storage().nbytes() > tensor.nbytes:
+                flat = from_buffer(to_buffer(tensor.detach()), spec_of(tensor).dtype)
+                tensor.data = flat.view(tensor.shape)
+
+    for module in model.modules():
+        module.register_state_dict_pre_hook(_Hook(unshare))  # type: ignore[no-untyped-call]
 
 
 def write(tensor: torch.Tensor, value: torch.Tensor, share: bool) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from kvstore import UsageError
+from kvstore.dynamo import outside_graphs
 from kvstore.optim.algorithms.tensorwise import evaluated
 from workers.common.torch_internals import multiply
+
+STATE = "trainer"  # the only item of the ``state`` of a ``state_dict``
 
 
 class Trains(Protocol):
@@ -21,10 +27,17 @@ class Trains(Protocol):
     def zero_grad(self) -> None:
         """Drop all gradients."""
 
+    def save_states(self, path: str | os.PathLike[str]) -> None:
+        """Write the optimizer's state."""
+
+    def load_states(self, path: str | os.PathLike[str]) -> None:
+        """Read the optimizer's state."""
+
     def overflows(self, overflowed: bool) -> bool:
         """Whether gradients have overflowed on any worker."""
 
 
+@outside_graphs
 class TrainerOptimizer(torch.optim.Optimizer):
     """A trainer's optimizer, for code that expects a torch optimizer:
 
@@ -79,13 +92,38 @@ class TrainerOptimizer(torch.optim.Optimizer):
         """Drop all gradients; see ``Trainer.zero_grad``."""
         self._trainer.zero_grad()
 
-    def state_dict(self) -> Any:
-        """Raise ``UsageError``: the state may be on the servers."""
-        raise UsageError("this optimizer's state is where updates are made; write it with trainer.save_states(path)")
+    def state_dict(self) -> dict[str, Any]:
+        """Return what ``Trainer.save_states`` writes, as ``{"state": {"trainer": bytes}, "param_groups": [...]}``.
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Raise ``UsageError``: the state may be on the servers."""
-        raise UsageError("this optimizer's state is where updates are made; read it with trainer.load_states(path)")
+        One worker's call suffices, not between backward and step. The state may be on the servers, so it is one tensor
+        of bytes, and only a Trainer's optimizer can load it. ``param_groups`` are to look at.
+        """
+        state = super().state_dict()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "states")
+            self._trainer.save_states(path)
+            state["state"] = {STATE: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)}
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` returned; see ``Trainer.load_states``. Every worker calls this.
+
+        Raises:
+            UsageError: it is the state of another kind of optimizer, or of other parameters.
+        """
+        saved = state_dict.get("state", {}).get(STATE)
+        if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
+            raise UsageError(
+                "this is no state of a Trainer's optimizer: pass what trainer.optimizer.state_dict() returned. The "
+                "states of torch's own optimizers cannot be loaded here"
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "states")
+            path.write_bytes(saved.cpu().contiguous().numpy().tobytes())
+            self._trainer.load_states(path)
+
+    def __reduce__(self) -> Any:
+        return self._trainer.__reduce__()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise ``UsageError`` after construction: all parameters of a trainer are in its store."""

@@ -16,6 +16,7 @@ from torch import nn
 from kvstore import UsageError
 from kvstore.plain import scalar
 from kvstore.values import to_buffer
+from workers.common.tensors import require_own_memory
 
 Key: TypeAlias = "int | str"
 Named: TypeAlias = "list[tuple[Key, torch.Tensor, bool]]"  # key, tensor, and whether the program gave the key
@@ -96,6 +97,7 @@ def collect(params: Any) -> Collected:
     """
     replicas = [_groups(replica) for replica in _replicas(params)]
     first = _listed(replicas[0])
+    require_own_memory({param.key: param.tensors[0] for param in first})
     if not any(param.trains for param in first):
         raise UsageError(
             "no parameters that require a gradient: pass model.named_parameters() of a model that is trained"
@@ -127,6 +129,16 @@ def buffers_beside(params: Any) -> list[dict[str, torch.Tensor]]:
         if not any(isinstance(part, torch.Tensor) or _is_named(part) or _is_group(part) for part in parts):
             return [_buffers_beside(part) for part in parts]
     return [_buffers_beside(params)]
+
+
+def modules_beside(params: Any) -> list[nn.Module]:
+    """Return the modules whose ``parameters()`` or ``named_parameters()`` are given, and not read yet."""
+    if isinstance(params, GeneratorType):
+        module = inspect.getgeneratorlocals(params).get("self")
+        return [module] if isinstance(module, nn.Module) else []
+    if _is_group(params):
+        return modules_beside(params["params"])
+    return [module for part in params for module in modules_beside(part)] if isinstance(params, list | tuple) else []
 
 
 def _buffers_beside(replica: Any) -> dict[str, torch.Tensor]:

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvstore import KVStore, UsageError
+from kvstore import KVStore, Unsupported, UsageError
 from kvstore.optim import states_file
 from kvstore.optim.optimizer import describe
 from kvstore.spec import shorten
 from workers.common.checks import on_off_auto
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import table_key
+from workers.trainer.arrivals import unshare_for_state_dict
 from workers.trainer.decision import decide, give_first, opened, require_alone, require_free
 from workers.trainer.gradient_sync import GradientSync
 from workers.trainer.parameters import (
@@ -31,6 +32,7 @@ from workers.trainer.parameters import (
     buffers_beside,
     collect,
     grouped,
+    modules_beside,
     order_of,
     require_order,
 )
@@ -76,8 +78,9 @@ class TrainedParameters:
                 "kvstore.create(..., check_finite=True)"
             )
         check_finite = check_finite or (store is not None and store.check_finite)
-        buffers = buffers_beside(params)
+        buffers, models = buffers_beside(params), modules_beside(params)
         if isinstance(wait_in_forward, nn.Module):
+            models.append(wait_in_forward)
             buffers[0] |= dict(wait_in_forward.named_buffers())
         collected = collect(params)
         if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) > 1:
@@ -132,6 +135,10 @@ class TrainedParameters:
 
         if self._tables is not None:
             self._tables.begin(self)
+        if share_weights:
+            tensors = [tensor for param in self._params for tensor in param.tensors]
+            for model in {id(model): model for model in models}.values():
+                unshare_for_state_dict(model, tensors)
 
     def has_gradients(self) -> bool:
         """Whether a parameter has a gradient."""
@@ -169,6 +176,12 @@ class TrainedParameters:
             UsageError: every group has its own rate, or an ``lr_scheduler`` sets the rate.
         """
         self._rates.set_learning_rate(lr)
+
+    def __reduce__(self) -> Any:
+        raise Unsupported(
+            "a Trainer and its optimizer cannot be copied or pickled: they belong to this process and its store. Copy "
+            "the model and save_states(path) or trainer.optimizer.state_dict(), or make another Trainer"
+        )
 
     def save_states(self, path: str | os.PathLike[str]) -> None:
         """Write the optimizer's state, its hyper-parameters and ``num_update`` to ``path``.

@@ -62,6 +62,41 @@ def test_what_each_says(env: dict[str, str], ranks: Ranks) -> None:
     assert Ranks.from_env(env) == ranks
 
 
+# What Slurm's plugins for PMI-2 and PMIx add to the variables of srun.
+PMI2 = SRUN | {"PMI_RANK": "4", "PMI_SIZE": "5", "PMI_FD": "9", "PMI_JOBID": "7.0"}
+PMIX = SRUN | {"PMIX_RANK": "4", "PMIX_NAMESPACE": "slurm.pmix.7.0"}
+
+
+@pytest.mark.parametrize("env", [PMI2, PMIX, MPIRUN | PMIX], ids=["pmi2", "pmix", "pmix within mpirun"])
+def test_srun_says_which_tasks_share_a_host_whatever_its_mpi_plugin_is(env: dict[str, str]) -> None:
+    assert Ranks.from_env(env) == Ranks(SLURM, 4, 5, 0, 1)
+    assert manager_rank(env) == 4
+    one_node = env | {"SLURM_STEP_TASKS_PER_NODE": "5", "SLURM_NODEID": "0"}
+    ranks = Ranks.from_env(one_node)
+    assert ranks is not None
+    assert ranks.one_host
+
+
+def test_an_mpirun_that_starts_its_agents_with_srun_counts_its_processes_itself() -> None:
+    assert Ranks.from_env(SRUN | HYDRA) == Ranks(MPICH, 0, 3, 0, 2)
+    assert Ranks.from_env(PMIX | HYDRA) == Ranks(MPICH, 0, 3, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (PMI2 | {"PMI_RANK": "1"}, "PMI_RANK=1, PMI_SIZE=5, SLURM_PROCID=4, SLURM_STEP_NUM_TASKS=5"),
+        (PMI2 | {"PMI_SIZE": "8"}, "PMI_RANK=4, PMI_SIZE=8, SLURM_PROCID=4, SLURM_STEP_NUM_TASKS=5"),
+        (MPIRUN | {"PMIX_RANK": "0"}, "OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=2, PMIX_RANK=0"),
+        (SRUN | {"PMIX_RANK": "0"}, "SLURM_PROCID=4, SLURM_STEP_NUM_TASKS=5, PMIX_RANK=0"),
+    ],
+)
+def test_two_ranks_of_which_none_can_be_the_inner_one_are_refused(env: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"two ranks: {said}\. .* unset those"):
+        Ranks.from_env(env)
+    assert Ranks.from_env(env | TORCHRUN) == Ranks.from_env(TORCHRUN)
+
+
 @pytest.mark.parametrize(
     "env",
     [

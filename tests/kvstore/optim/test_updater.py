@@ -263,3 +263,23 @@ def test_weights_that_are_new_and_weights_that_are_not_in_one_call(name: str) ->
         alone.update([("b", plain[1], torch.ones(3))])
     assert torch.equal(one, plain[0])
     assert torch.equal(other, plain[1])
+
+
+@pytest.mark.parametrize("name", sorted({*names()} - {"sgld"}))
+def test_arrays_without_elements_change_nothing(name: str) -> None:
+    with_empty, without = Updater(describe(name, {})), Updater(describe(name, {}))
+    weights, same = numbers(1), numbers(1)
+    for step in range(2):
+        torch.manual_seed(step)
+        empty = [("none", torch.ones(0, 3), torch.ones(0, 3)), ("nothing", torch.ones(0), torch.ones(0))]
+        grads = numbers(100 + step)
+        with_empty.update([*empty, *((key, weights[key], grads[key].clone()) for key in weights)])
+        torch.manual_seed(step)
+        without.update([(key, same[key], grads[key].clone()) for key in same])
+    equal(weights, same)
+
+
+def test_an_update_of_nothing_but_empty_arrays_is_none() -> None:
+    updater = Updater(describe("adafactor", {}))
+    updater.update([("none", torch.ones(0), torch.ones(0))])
+    assert not updater.states.of(["none"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
-from launcher.job.command import argv_of, module_directories, shim
+from launcher.job.command import argv_of, module_directories, require_program, shim
 
 PYTHON = "/a b/bin/python"
 HOSTILE = ["a b", "it's", '"', "$(echo gone)", "`id`", "x;y", "new\nline", "", "*", "ünï", "--", "\\"]
@@ -102,3 +102,45 @@ def test_the_shim_quotes_the_path() -> None:
 def test_where_a_program_looks_for_modules(command: list[str], directories: list[str]) -> None:
     assert module_directories(command, {}) == directories
     assert module_directories(command, {"PYTHONPATH": "/a::b"}) == [*directories, "/a", "b"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-"],
+        ["python -"],
+        ["python3.12 -u - --epochs 2"],
+        ["python", "-W", "ignore", "-Xdev", "-"],
+        ["/opt/venv/bin/python -"],
+        ["env", "A=1", "python", "-"],
+        ["timeout 60 python -u -"],
+        ["python"],
+        ["python -u"],
+    ],
+)
+def test_a_python_that_would_read_its_program_from_nowhere_is_refused(command: list[str]) -> None:
+    with pytest.raises(
+        LaunchError, match=r"python\S*.* reads its program from the standard input, .* python train\.py"
+    ):
+        require_program(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python train.py -"],
+        ["python", "-u", "train.py"],
+        ["python -m train -"],
+        ["python -c 'print(1)' -"],
+        ["python", "-uc", "print(1)"],
+        ["python -W ignore train.py"],
+        ["python --version"],
+        ["python -V"],
+        ["python - < train.py"],
+        ["env A=1 ./train.py python -"],
+        ["cat -"],
+        [""],
+    ],
+)
+def test_other_commands_have_a_program(command: list[str]) -> None:
+    require_program(command)

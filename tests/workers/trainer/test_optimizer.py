@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from torch.optim import lr_scheduler
 
 import kvstore as kv
 from kvstore.dist import DistStore
-from workers import Trainer
+from workers import DistributedOptimizer, Trainer
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "StepLR": lambda its: lr_scheduler.StepLR(its, 3, 0.5),
@@ -120,9 +122,6 @@ def test_what_the_optimizer_of_a_trainer_is() -> None:
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.param_groups[0]["params"] == [param]
     assert {"lr", "betas", "weight_decay"} <= optimizer.defaults.keys()
-    for call in (optimizer.state_dict, lambda: optimizer.load_state_dict({})):
-        with pytest.raises(kv.UsageError, match=r"trainer\.(save|load)_states"):
-            call()
     with pytest.raises(kv.UsageError, match="make another Trainer"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
@@ -162,3 +161,58 @@ def test_when_one_worker_overflows_all_skip(cluster: ThreadedJob, unscale: bool,
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
         optimizer.step()
     close(run(cluster, work), theirs)
+
+
+def made(update_on_kvstore: bool) -> tuple[nn.Module, Trainer]:
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.arange(6.0).reshape(2, 3))
+        model.bias.zero_()
+    how = {"kvstore": "local", "update_on_kvstore": update_on_kvstore}
+    return model, Trainer(model.named_parameters(), "adam", {"learning_rate": 0.1}, **how)
+
+
+def trained_to(model: nn.Module, trainer: Trainer, steps: range) -> nn.Module:
+    for step in steps:
+        model(torch.sin(torch.arange(6.0) * (1 + step)).reshape(2, 3)).square().sum().backward()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_a_state_dict_goes_on_with_the_same_bits(update_on_kvstore: bool, tmp_path: Path) -> None:
+    whole = trained_to(*made(update_on_kvstore), range(5))
+    model, trainer = made(update_on_kvstore)
+    trainer.optimizer.load_state_dict(trainer.optimizer.state_dict())  # before the first step, as accelerate's prepare
+    trained_to(model, trainer, range(3))
+    trainer.optimizer.param_groups[0]["lr"] = 0.1
+    torch.save({"model": model.state_dict(), "optimizer": trainer.optimizer.state_dict()}, tmp_path / "saved.pt")
+
+    saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+    again = nn.Linear(3, 2)
+    again.load_state_dict(saved["model"])
+    resumed = Trainer(
+        again.named_parameters(), "adam", {"lr": 7.0}, kvstore="local", update_on_kvstore=update_on_kvstore
+    )
+    resumed.optimizer.load_state_dict(saved["optimizer"])
+    assert resumed.num_update == 3
+    assert resumed.optimizer.param_groups[0]["lr"] == 0.1
+    trained_to(again, resumed, range(3, 5))
+    assert torch.equal(again.weight, whole.weight)
+
+
+@pytest.mark.parametrize("other", [{}, {"state": {}, "param_groups": []}, {"state": {0: {"step": torch.ones(1)}}}])
+def test_the_state_of_another_optimizer_is_refused(other: dict[str, Any]) -> None:
+    with pytest.raises(kv.UsageError, match=r"no state of a Trainer's optimizer: pass what trainer\.optimizer"):
+        made(True)[1].optimizer.load_state_dict(other)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_belongs_to_a_process_is_not_copied(copied: Callable[[Any], Any]) -> None:
+    model, trainer = made(True)
+    averaging = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, kvstore="local")
+    for thing in (trainer, trainer.optimizer, trainer.store, averaging):
+        with pytest.raises(kv.Unsupported, match=r"cannot be copied or pickled: .*[mM]ake another"):
+            copied(thing)
+    assert torch.equal(copy.deepcopy(model).weight, model.weight)
