@@ -51,7 +51,6 @@ class SharedSession:
                     raise ConfigError(_FORKED)
                 return self.session
             if self._joining is None:
-                _require_main(config)
                 place: contextlib.AbstractContextManager[Config] = joining(config)
                 config = place.__enter__()
                 try:
@@ -103,6 +102,8 @@ os.register_at_fork(after_in_child=_here.fail_after_fork)
 
 def shared(config: Config) -> Session:
     """Return this process's session as a worker; see ``SharedSession.get``."""
+    if _here.session is None:
+        _require_worker(config)
     return _here.get(config)
 
 
@@ -111,7 +112,7 @@ def joined() -> Session | None:
     return _here.session
 
 
-def _require_main(config: Config) -> None:
+def _require_worker(config: Config) -> None:
     """Raise ``ConfigError`` if this process cannot be a worker; else have its uncaught exceptions reported.
 
     A process that ``multiprocessing`` has started by spawn or forkserver first runs the parent's script, as a module.
