@@ -114,6 +114,9 @@ class WeightsInDoubt(KVStoreError):
 class DeadlineExceeded(KVStoreError, TimeoutError):
     """No answer came within the deadline; the message names the keys and the peers that are missing.
 
+    It is raised earlier where workers wait for each other, so that no answer can come; the message says so, and names
+    the calls.
+
     Attributes:
         silent: the peers that did not even say what they wait for.
     """

@@ -19,6 +19,7 @@ ALLOWED = {
     "_getframe": "of sys: who calls a function of torch",
     "_current_frames": "of sys: a test looks at what is so while it is called",
     "_exit": "of os",
+    "_inheriting": "of multiprocessing: whether a process runs its parent's script, and not its own function yet",
     "_run_exitfuncs": "of atexit, which has no public way to run the hooks",
     "_set_updater": "of MXNet's KVStore",
     "_barrier": "of MXNet's KVStore",

@@ -2,15 +2,20 @@
 
 The supervisor names a file in the process's environment, and reads it while the process runs and when it has ended. So
 it can show one root cause, last, instead of a traceback for each process in the order in which they came.
+
+Whatever a worker starts inherits that environment: an evaluation, a process of a ``DataLoader``. The worker is the
+process that first makes a distributed store. It says so beside that file (``Owner``), and no other process is asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from kvstore.errors import ConfigError
 from kvstore.job.settings import EXIT_REPORT, VERBOSE
@@ -66,6 +71,30 @@ _LONGEST = {"error": MAX_TEXT, "place": MAX_TEXT, "details": MAX_DETAILS, "cause
 _TYPES = {field.name: field.type for field in fields(ExitReport)}
 
 
+class Owner(NamedTuple):
+    """The process that is a worker of the job.
+
+    Attributes:
+        pid: its number.
+        started: when it began, as the system tells; empty if it does not.
+        joined: whether it has joined the job.
+    """
+
+    pid: int
+    started: str
+    joined: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        if self.started:
+            return _start_of(self.pid) == self.started
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, 0)
+            return True
+        return False
+
+
 @dataclass(frozen=True)
 class ReportFile:
     """Where a process writes its report, and which pipe its supervisor reads.
@@ -111,6 +140,45 @@ class ReportFile:
         draft.write_bytes(report.dumps())
         draft.replace(self.path)
 
+    def own(self, joined: bool = False) -> Owner | None:
+        """Make this process the owner, unless another process has joined, or may yet do so; return that one.
+
+        Args:
+            joined: whether this process has joined the job, which it does as the owner.
+        """
+        me = Owner(os.getpid(), _start_of(os.getpid()), joined)
+        draft = self._owner_path.with_name(f"{self._owner_path.name}.{me.pid}")
+        draft.write_text(json.dumps(me))
+        try:
+            os.link(draft, self._owner_path)  # fails if it is there, unlike a replacement
+        except FileExistsError:
+            owner = self.owner
+            if owner is not None and owner[:2] != me[:2] and (owner.joined or owner.alive):
+                return owner
+            draft.replace(self._owner_path)
+        finally:
+            draft.unlink(missing_ok=True)
+        return None
+
+    @property
+    def owner(self) -> Owner | None:
+        """The process that is the worker; None if none has said so."""
+        try:
+            pid, started, joined = json.loads(self._owner_path.read_bytes())
+            return Owner(int(pid), str(started), bool(joined))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process is the one that is asked, as far as is known."""
+        owner = self.owner
+        return owner is None or owner[:2] == (os.getpid(), _start_of(os.getpid()))
+
+    @property
+    def _owner_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.owner")
+
     def read(self) -> ExitReport | None:
         """The report; None if there is none, or something else."""
         try:
@@ -128,10 +196,11 @@ def hand_over(report: ExitReport, env: Mapping[str, str]) -> bool:
 
     Returns:
         Whether the supervisor shows it. If not, this process has to print it. The supervisor does not show it if there
-        is none, if it does not read this process's standard error, or if the user wants all tracebacks whole.
+        is none, if another process is the worker, if the supervisor does not read this process's standard error, or if
+        the user wants all tracebacks whole.
     """
     file = ReportFile.from_env(env)
-    if file is None:
+    if file is None or not file.is_ours:
         return False
     try:
         shown = file.is_stderr() and not is_verbose(env)
@@ -139,6 +208,47 @@ def hand_over(report: ExitReport, env: Mapping[str, str]) -> bool:
     except OSError:
         return False
     return shown
+
+
+def require_own(env: Mapping[str, str], name: str) -> None:
+    """Raise ``ConfigError`` if another process is the worker whose environment this is; else make this process it.
+
+    Args:
+        name: of the worker, for the message.
+    """
+    file = ReportFile.from_env(env)
+    if file is None:
+        return
+    try:
+        owner = file.own()
+    except OSError:  # nobody can be told then either
+        return
+    if owner is None:
+        return
+    known = f"process {owner.pid}"
+    state = f"is {known} already" if owner.alive else f"was {known}, which has ended"
+    raise ConfigError(
+        f"{name} of this job {state}, and this is process {os.getpid()}: a job has one process for each worker, which "
+        "alone makes distributed stores. For another program that makes stores of its own, remove the variables that "
+        "begin with DMLC_ and KVSTORE_ from its environment"
+    )
+
+
+def note_joined(env: Mapping[str, str]) -> None:
+    """Note that this process, which owns its report, has joined the job: no other process can take its place now."""
+    file = ReportFile.from_env(env)
+    if file is not None:
+        with contextlib.suppress(OSError):
+            file.own(joined=True)
+
+
+def _start_of(pid: int) -> str:
+    """When a process began, as Linux tells; empty if it has ended, or on other systems."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in ("Z", "X") else fields[19]
 
 
 def is_verbose(env: Mapping[str, str]) -> bool:

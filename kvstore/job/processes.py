@@ -28,6 +28,16 @@ def words(python: str, module: str) -> tuple[str, ...]:
     return (python, str(_OUR_MODULE), module)
 
 
+def orphaned(command: Sequence[str]) -> list[str]:
+    """Return a command that starts ``command`` and ends at once, so that the latter is no child of the caller's.
+
+    A program may wait for all of its children (``os.wait``), count them, or end them, and ours must not be among them.
+    Its standard input is the caller's: a shell gives /dev/null to what it starts in the background, so the input takes
+    a way around that, over another number. An interpreter between would take 20 ms to start, and a shell takes one.
+    """
+    return ["/bin/sh", "-c", 'exec 9<&0; "$@" <&9 9<&- &', "sh", *command]
+
+
 def source_root() -> str | None:
     """The directory of our packages if that is a clone; None if they are installed."""
     root = str(Path(__file__).resolve().parents[2])

@@ -9,18 +9,20 @@ outstanding.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
-from kvstore.member.blocked_time import BlockedTime
+from kvstore.member.blocked_time import BlockedTime, ThreadWaits
 from kvstore.member.explanations import Explanations
 from kvstore.member.io_lock import under_way
-from kvstore.member.late_calls import find_out
+from kvstore.member.late_calls import EXPLAIN_S, find_out
 from kvstore.member.link_access import LinkAccess
 from kvstore.member.links import Links, Prepare
+from kvstore.member.mutual_waits import LOOK_S, MutualWaits
 from kvstore.member.outstanding import Question, ready
 from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
@@ -53,6 +55,7 @@ class Client:
         alone: calls a function while no other thread uses the links; see ``LinkAccess.alone``.
         failure: the error that has ended the job; None as long as it goes on.
         blocked: how long callers have waited.
+        mutual: whether they wait for workers that wait for this one.
         guide: the link to the scheduler, which can tell where members are; None where it is not asked.
     """
 
@@ -68,6 +71,7 @@ class Client:
         self.limits = limits
         self.failure: KVStoreError | None = None
         self.blocked = BlockedTime()
+        self.mutual = MutualWaits(self.blocked)
         self.guide: Peer | None = None
         self._clock = clock
         self.links = Links(make_transport, Node(role, -1, incarnation), window)
@@ -216,29 +220,60 @@ class Client:
         began = self._clock()
         try:
             waits.since = began
-            self._wait(operation, timeout, began)
+            waits.operation = operation if timeout is None else None
+            self._wait(operation, timeout, began, waits)
         finally:
             waits.over_s, waits.since = waits.over_s + self._clock() - began, 0.0
+            waits.operation = None
+            self.mutual.go_on()
             if self._tracer is not None and self._tracer.open:
                 self._tracer.span("wait", began, operation.keys)
 
-    def _wait(self, operation: Operation, timeout: float | None, began: float) -> None:
+    def _wait(self, operation: Operation, timeout: float | None, began: float, waits: ThreadWaits) -> None:
         answer_s, patience_s = operation.limits or self.limits
         waited = answer_s if timeout is None else timeout
+        look = LOOK_S if timeout is None and self.mutual.say is not None else math.inf  # else nobody can end it
         now = began  # nothing has taken time yet, most often
         if operation.open and self.links.congested:
             self._pace(operation, began + waited)
             self._hurry(operation)
             now = self._clock()
-        while not self.wait_until(lambda: not operation.open, began + waited - now, now):
-            late = self._find_out(operation)
-            if not operation.open:  # the answer came while this was found out
+        over = (lambda: not operation.open) if look == math.inf else lambda: not operation.open or self.mutual.prompted
+        while True:
+            self.wait_until(over, began + min(waited, look) - now, now)
+            if not operation.open:
                 return
-            if timeout is not None or late.silent or waited >= patience_s:
-                raise DeadlineExceeded(f"{operation} is not done after {waited:.3g} s: {late.known}", late.silent)
-            log.warning("%s is not done after %.0f s: %s", operation, waited, late.known)
-            waited = min(waited + NEWS_S, patience_s)
+            if waits.verdict[0] == waits.number:
+                raise DeadlineExceeded(f"{operation} never ends: {waits.verdict[1]}")
             now = self._clock()
+            if look < waited or (look < math.inf and self.mutual.prompted):
+                look = max(look, min(2 * (now - began), now - began + NEWS_S))
+                self._look_for_deadlock()
+            else:
+                late = self._find_out(operation)
+                if not operation.open:  # the answer came while this was found out
+                    return
+                if timeout is not None or late.silent or waited >= patience_s:
+                    raise DeadlineExceeded(f"{operation} is not done after {waited:.3g} s: {late.known}", late.silent)
+                log.warning("%s is not done after %.0f s: %s", operation, waited, late.known)
+                waited = min(waited + NEWS_S, patience_s)
+            now = self._clock()
+
+    def _look_for_deadlock(self) -> None:
+        """Find out whether this worker waits in vain, and tell the scheduler."""
+        self.mutual.look(
+            self.alone(lambda: list(self.links.outstanding)), self.ask, lambda over: self.wait_until(over, EXPLAIN_S)
+        )
+
+    def prompt(self, number: int) -> None:
+        """Look once more whether this worker waits in vain. Any thread may call it."""
+        self.mutual.prompt(number)
+        self._access.wake()
+
+    def condemn(self, waits: Sequence[int], text: str) -> None:
+        """End ``waits``, by their numbers, which are in vain for ``text``. Any thread may call it."""
+        self.mutual.condemn(waits, text)
+        self._access.wake()
 
     def settle(self, operation: Operation, timeout: float) -> bool:
         """Wait for ``operation`` for at most ``timeout`` seconds, and ask nobody why; return whether it is done."""

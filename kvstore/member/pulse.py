@@ -4,6 +4,8 @@ A call into C that keeps the interpreter's lock stops all threads of a worker, t
 for the worker as long as the worker's process exists and is not stopped, since slow is not dead. It reads all that it
 needs from its standard input, and ends when that ends.
 
+It is no child of the worker's process: a program may wait for all of its children, or end them.
+
 It is also a witness: asked where the worker is, it tells where that was at its last beat, and whether it is stopped.
 """
 
@@ -12,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -23,17 +27,18 @@ from typing import IO, Any, cast
 from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys
-from kvstore.job.processes import complete, source_root, words
+from kvstore.job.processes import complete, orphaned, source_root, words
 from kvstore.member.last_place import LastPlace
 from kvstore.transport.choose import links
 from kvstore.wire import Node, ProcessAlive, Stacks, Where, decode, encode
 from kvstore.wire.observing import UNASKED
 
+_ENDED = "has ended"
 _STOPPED = {
     "T": "is stopped by a signal",
     "t": "is stopped by a debugger",
-    "Z": "has ended",
-    "X": "has ended",
+    "Z": _ENDED,
+    "X": _ENDED,
 }  # states of processes that do nothing
 _LONGEST = 1 << 20  # bytes of the input; the keys of 4,096 members are 164 KiB
 END_S = 1.0
@@ -64,35 +69,54 @@ class PulseProcess:
             "transport": config.transport,
             "congestion": config.congestion,
         }
+        ended, its_end = os.pipe()  # it never writes to this pipe but its number, at its start
         try:
-            self._process = subprocess.Popen(
-                words(sys.executable, "kvstore.member.pulse"),
+            between = subprocess.Popen(
+                orphaned(words(sys.executable, "kvstore.member.pulse")),
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=its_end,
                 env=complete(_nobodys(os.environ), source_root()),
                 start_new_session=True,  # Ctrl-C, and a stop of the whole group, are for the worker
                 pass_fds=() if self._place is None else (self._place.fd,),
             )
         except BaseException:
             self._forget_place()
+            os.close(ended)
             raise
+        finally:
+            os.close(its_end)
+        self._pipe = cast("IO[bytes]", between.stdin)
+        self._alive = os.fdopen(ended, "rb", buffering=0)
+        os.set_blocking(ended, False)
+        self._said = b""
+        between.wait()
         with contextlib.suppress(BrokenPipeError):  # it has ended, and has said why
             self._pipe.write(json.dumps(told).encode() + b"\n")
             self._pipe.flush()
 
     @property
-    def _pipe(self) -> IO[bytes]:
-        return cast("IO[bytes]", self._process.stdin)
-
-    @property
     def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+        """Its process id, which it says when it has started; 0 if it has ended before."""
+        while b"\n" not in self._said and not self._look(0.01):
+            pass
+        return int(self._said or b"0")
 
     @property
     def ended(self) -> bool:
         """Whether it has ended by itself."""
-        return self._process.poll() is not None
+        return self._look(0.0)
+
+    def _look(self, timeout: float) -> bool:
+        """Take what it says; return whether it has ended, when nobody can write to its pipe any more."""
+        if self._alive.closed:
+            return True
+        deadline = time.monotonic() + timeout
+        while select.select([self._alive], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            said = self._alive.read(64)
+            if not said:
+                return True
+            self._said += said
+        return False
 
     def note_place(self, place: str) -> None:
         """Let it know where this process is in its code."""
@@ -103,12 +127,13 @@ class PulseProcess:
         """End it."""
         self._forget_place()
         with contextlib.suppress(BrokenPipeError):
+            self._pipe.write(b"\n")  # a fork of this process may keep the pipe open
+        with contextlib.suppress(BrokenPipeError):
             self._pipe.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if not self._look(END_S) and self._said:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self._alive.close()
 
     def _forget_place(self) -> None:
         if self._place is not None:
@@ -136,8 +161,14 @@ def stopped(stat: str) -> str:
     return _STOPPED.get(stat.rpartition(")")[2].split()[0], "")
 
 
+def _start(stat: str) -> str:
+    """Return when a process began; ``stat`` is its line in /proc."""
+    fields = stat.rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else ""
+
+
 class _Pulse:
-    """Beats for the parent, and answers for it, until the parent has ended or has closed the pipe."""
+    """Beats for a process, and answers for it, until that has ended or has closed the pipe."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         keys = None
@@ -149,6 +180,7 @@ class _Pulse:
         self._interval_s = told["interval_s"]
         self._node = Node(*told["node"])
         self._place = None if told["place"] is None else LastPlace(told["place"])
+        self._began = _start(self._stat())
         self._ended = False
         self._transport = links(config)()
         self._scheduler = self._transport.connect(told["root"])
@@ -158,11 +190,14 @@ class _Pulse:
         threading.Thread(target=self._watch, daemon=True).start()
         pulse, due, said = encode(ProcessAlive(self._node)), time.monotonic(), ""
         try:
-            while os.getppid() == self._pid and not self._ended:
+            while not self._ended:
                 now = time.monotonic()
                 if now >= due:
                     due = now + self._interval_s
-                    why = stopped(self._stat())
+                    stat = self._stat()
+                    why = stopped(stat)
+                    if why == _ENDED or _start(stat) != self._began:  # another process may have its number by now
+                        return
                     if not why:
                         self._transport.send(self._scheduler, pulse)
                     elif why != said:  # nobody has asked yet, but the silence that begins will need a reason
@@ -176,8 +211,7 @@ class _Pulse:
 
     def _watch(self) -> None:
         """Wait until the pipe is closed."""
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
+        os.read(sys.stdin.fileno(), 1)
         self._ended = True
         with contextlib.suppress(OSError):  # it is closed already
             self._transport.interrupt()
@@ -203,6 +237,7 @@ class _Pulse:
 
 def main() -> None:
     """Read the input, and beat."""
+    print(os.getpid(), flush=True)
     _Pulse(json.loads(sys.stdin.buffer.readline(_LONGEST))).run()
 
 

@@ -23,13 +23,29 @@ from kvstore.job.valid_values import RoundWindow
 from kvstore.member.activity import WorkerActivity
 from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
+from kvstore.member.mutual_waits import Findings
 from kvstore.member.outstanding import PendingRequest, ready
 from kvstore.member.pulse import PulseProcess
 from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
-from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Moved, Node, Sender, Welcome
+from kvstore.wire import (
+    MAX_REASON,
+    Census,
+    Deadlock,
+    Fault,
+    JobFailed,
+    Join,
+    Leave,
+    Message,
+    Moved,
+    Node,
+    Sender,
+    StillStuck,
+    Stuck,
+    Welcome,
+)
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +178,11 @@ class Session:
             if self.tracer is not None:
                 self.tracer.wake = self._heartbeat.flush_trace
         self._heartbeat.start()
+        if self.config.role == "worker":
+            self.client.mutual.say = self._say_stuck
+
+    def _say_stuck(self, prompt: int, found: Findings) -> None:
+        self.report(Stuck(self.client.node, prompt, list(found.waits), list(found.missing), found.text))
 
     def when_traced(self, take: Callable[[Tracer], None]) -> None:
         """Call ``take`` with this process's tracer: now if there is one, else when it is made.
@@ -308,6 +329,10 @@ class Session:
         elif isinstance(notice, Moved):
             if not self._follow(notice):
                 return
+        elif isinstance(notice, StillStuck):
+            self.client.prompt(notice.number)
+        elif isinstance(notice, Deadlock):
+            self.client.condemn(notice.waits, notice.text)
         elif isinstance(notice, Fault) and notice.number > self._latest_fault:
             self._latest_fault = notice.number
             self._faults.setdefault(notice.store, []).append(rebuild(notice.kind, notice.text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from kvstore.bootstrap import joining
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError
 from kvstore.job import uncaught
 from kvstore.job.config import Config
+from kvstore.job.exit_report import note_joined, require_own
 from kvstore.job.tracebacks import described
 from kvstore.member.pulse import available
 from kvstore.member.session import Session
@@ -66,6 +68,7 @@ class SharedSession:
                 raise
             place.__exit__(None, None, None)
             self._pid, self.session, self._joining = os.getpid(), session, None
+            note_joined(os.environ)
             return session
 
     def fail_after_fork(self) -> None:
@@ -99,13 +102,29 @@ os.register_at_fork(after_in_child=_here.fail_after_fork)
 
 def shared(config: Config) -> Session:
     """Return this process's session as a worker; see ``SharedSession.get``."""
-    uncaught.install()
+    if _here.session is None:
+        _require_worker(config)
     return _here.get(config)
 
 
 def joined() -> Session | None:
     """The session of this process; None if it has not joined a job."""
     return _here.session
+
+
+def _require_worker(config: Config) -> None:
+    """Raise ``ConfigError`` if this process cannot be a worker; else have its uncaught exceptions reported.
+
+    A process that ``multiprocessing`` has started by spawn or forkserver first runs the parent's script, as a module.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            'this script makes a distributed store outside of the guard if __name__ == "__main__". This process was '
+            "started by multiprocessing (by spawn or forkserver), for a DataLoader perhaps, and runs the script once "
+            'more. Put what the script does, except for imports and definitions, below if __name__ == "__main__":'
+        )
+    require_own(os.environ, f"worker {config.rank_hint}" if config.rank_hint >= 0 else "this worker")
+    uncaught.install()
 
 
 def _new(config: Config) -> Session:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType
@@ -89,6 +90,36 @@ def place_of(program: threading.Thread | None) -> str:
     """Return the place of ``where`` alone, which takes some ten microseconds; empty if it is not known."""
     first = (program if program is not None and program.is_alive() else threading.main_thread()).ident
     return described(places(_frames().get(first or 0)))[0]
+
+
+def place_of_thread(ident: int) -> str:
+    """Return the place of one thread, as ``where`` has it."""
+    return described(places(_frames().get(ident)))[0]
+
+
+def only_these_act(idents: Collection[int]) -> bool:
+    """Return whether nothing happens in the program unless one of these threads goes on.
+
+    Threads of libraries, and ours, do what the program's threads give them to do. A thread is the program's if one of
+    its frames is; where the program is an installed package, if one of its frames is that package's. The handler of a
+    timer's signal runs in a thread that waits, and may raise.
+    """
+    if signal.getitimer(signal.ITIMER_REAL)[0]:
+        return False
+    stacks = {ident: places(frame) for ident, frame in _frames().items()}
+    programs = {_package(place) for ident in idents for place in _installed(stacks.get(ident, ()))[:1]}
+    return not any(
+        _kind(place.path) in ("own", "generated") or (_kind(place.path) == "installed" and _package(place) in programs)
+        for ident, stack in stacks.items()
+        if ident not in idents
+        for place in stack
+    )
+
+
+def _installed(stack: Sequence[Place]) -> list[Place]:
+    """Return the frames of installed packages, if no frame is the program's own."""
+    kinds = [_kind(place.path) for place in stack]
+    return [] if "own" in kinds else [place for place, kind in zip(stack, kinds, strict=True) if kind == "installed"]
 
 
 def _frames() -> dict[int, FrameType]:

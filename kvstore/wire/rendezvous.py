@@ -340,6 +340,41 @@ class Fault(Message):
     number: Seq = 0
 
 
+@message(28)
+@dataclass(frozen=True)
+class Stuck(MemberNotice):
+    """All threads of this worker that could go on wait for other workers' calls.
+
+    Attributes:
+        prompt: the number of the latest ``StillStuck`` that came before the worker asked what its calls wait for.
+        waits: a number for each wait, which no other wait of the worker has; none if the worker waits no more.
+        missing: the workers that these calls wait for. Each call ends only when some of them go on.
+        text: which calls, where, and what they wait for, in words.
+    """
+
+    prompt: Annotated[int, f.integer()]
+    waits: Annotated[list[int], f.integers()]
+    missing: Ranks
+    text: Text
+
+
+@message(29)
+@dataclass(frozen=True)
+class StillStuck(Message):
+    """To a worker that has said ``Stuck``: ask once more what your calls wait for, and say it again."""
+
+    number: Seq
+
+
+@message(38)
+@dataclass(frozen=True)
+class Deadlock(Message):
+    """To a worker that is ``Stuck``: these waits never end, for ``text``."""
+
+    waits: Annotated[list[int], f.integers()]
+    text: Text
+
+
 @message(34)
 @dataclass(frozen=True)
 class Stop(Message):

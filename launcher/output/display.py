@@ -81,7 +81,6 @@ class Display:
                 self._unscrolled = {index for index, task in enumerate(tasks) if task.role == "worker"}
         self._lines: dict[tuple[int, int], Prefixer] = {}
         self._last: dict[int, bytes] = {}  # the last lines that each task has written to standard error
-        self._last_writer: int | None = None  # the task that has written the last line of all to standard error
         self._unshown: dict[int, deque[bytes]] = {}  # the last lines of tasks that are hidden
         self._files: LogFiles | None = None
         self._entries: dict[tuple[int, int], LogLines] = {}
@@ -107,14 +106,13 @@ class Display:
             self._remember(index, whole)
             return
         if whole and number == 2:
-            self._last[index], self._last_writer = whole, index
+            self._last[index] = whole
         self._outlet.put(target, whole)
         if self._live is None:
             self._outlet.show(target, (index, number), status)
 
     def say(self, text: str, *, secret: bool = False) -> None:
         """Show a line of the caller's own. One that holds a secret is written into no file."""
-        self._last_writer = None
         self._outlet.put(self._outlet.stderr, f"{self._name}: {text}\n".encode(errors="surrogateescape"))
         if self._files is not None and not secret:
             at = stamp(self._clock())
@@ -139,9 +137,7 @@ class Display:
         return True
 
     def last_line(self, index: int) -> str:
-        """The last line that a task has written to standard error, if others have been shown since."""
-        if self._last_writer == index:
-            return ""
+        """The last line that a task has written to standard error."""
         line = self._without_prefix(index, self._outlet.stderr, b"".join(_tail(self._last.get(index, b""), 1)))
         return line[:_LONGEST].decode(errors="replace").strip()
 

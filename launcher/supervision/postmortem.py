@@ -81,7 +81,7 @@ class Postmortem:
         Args:
             failed: the first process to fail.
             how: what happened to it.
-            last_line: the last line that it wrote to standard error, if others have written since.
+            last_line: the last line that it wrote to standard error.
         """
         root = self.root(failed)
         if root != failed:
@@ -128,7 +128,9 @@ class Postmortem:
         if report is not None and self._knows_only(index):
             return [Line(None, f"the job has failed: {report.error}")]
         if report is None:
-            return [Line(None, f"{title} {how}" + (f"; the last that it printed: {last_line}" if last_line else ""))]
+            return [
+                Line(None, f"{title} {how}" + (f"; the last that it printed: {_first(last_line)}" if last_line else ""))
+            ]
         if report.details and index not in self._shown:
             return [Line(None, f"{title} {how}:"), *(Line(index, text) for text in report.details.splitlines())]
         return [Line(None, f"{title} {how}: {_first(report.error)}{_at(report)}")]

@@ -25,12 +25,14 @@ from kvstore.wire import (
     Reply,
     Request,
     Standing,
+    Stuck,
 )
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.beats import Beats
+from servers.scheduler.deadlocks import Deadlocks
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
 from servers.scheduler.failure import JobFailure
@@ -98,6 +100,7 @@ class Scheduler:
         self._failover = Failover(self.members, self._send)
         self._joining = JoinRequests(self.members, self._reply_links, self._failover, self._send)
         self._rosters = Rosters(self._send)
+        self._deadlocks = Deadlocks()
         self._losses = Losses(self.members, self._reply_links, self._failover, key, self._failure)
         self._beats = Beats(
             self.members, self._reply_links, self._failover, self._rosters, self._send, self._failure, start
@@ -131,6 +134,9 @@ class Scheduler:
             return []
         if isinstance(message, Standing):
             self._losses.stand(peer, message, now)
+            return self._flush([])
+        if isinstance(message, Stuck):
+            self._look_for_deadlock(peer, message)
             return self._flush([])
         if isinstance(message, Lost):
             self._losses.report(peer, message, now)
@@ -309,6 +315,18 @@ class Scheduler:
         if fault is not None:
             self._beats.blame(fault)
         return answers
+
+    def _look_for_deadlock(self, peer: bytes, message: Stuck) -> None:
+        """Take what a worker says of its waits, and have workers that wait for each other raise errors.
+
+        Nothing of it is logged: workers that still wait when the scheduler has been started again will say it again.
+        """
+        if message.node.role != "worker" or not self._beats.is_from_member(peer, message):
+            return
+        for rank, notice in self._deadlocks.take(message):
+            member = self.members.find("worker", rank)
+            if member is not None and member.peer is not None:
+                self._send(member.peer, notice)
 
     def _explain(self, message: Explain) -> Reason:
         joining = self.members.by_nonce(message.node.incarnation)

@@ -178,6 +178,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "received": some(whole, size) if get_origin(kind) is list else whole,
         "values": some(st.tuples(text, numbers).map(list), size),
         "waiting": some(st.integers(0, 4096), size, unique=True).map(sorted),
+        "waits": some(whole, size) if get_origin(kind) is list else text,
         "missing": some(st.integers(0, 4096), size, unique=True).map(sorted),
         "threads": some(st.tuples(text, st.lists(text, max_size=3)).map(list), size),
         "places": some(text, size),

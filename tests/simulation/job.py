@@ -293,7 +293,9 @@ class SimulatedJob:
             partial(self._end, process),
             clock=self.world.clock,
             thread=self._thread(process),
-        ).join()
+        )
+        session.client.mutual.only_these_act = lambda _: True  # its threads are tasks, of which Python does not know
+        session.join()
         try:
             store = DistStore(session, f"dist_{self._rule.mode}", self._rule)
             result = program(store)

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from kvstore.job.exit_report import MAX_DETAILS, MAX_TEXT, ExitReport, ReportFile, hand_over
+from kvstore.errors import ConfigError
+from kvstore.job.exit_report import MAX_DETAILS, MAX_TEXT, ExitReport, ReportFile, hand_over, require_own
 
 REPORT = ExitReport("ValueError: no data", "train.py:13, in step", "Traceback ...\n")
 
@@ -76,3 +79,56 @@ def test_what_a_process_must_print_itself(tmp_path: Path) -> None:
     assert elsewhere.read() == printed
     assert not hand_over(REPORT, ReportFile.of(tmp_path / "gone" / "report", 2).variables)
     assert not hand_over(REPORT, ReportFile.of(tmp_path / "bad", 2).variables | {"KVSTORE_VERBOSE": "perhaps"})
+
+
+# ---- whose it is
+
+
+IN_ANOTHER = """
+import os, sys
+from kvstore.errors import ConfigError
+from kvstore.job.exit_report import ExitReport, hand_over, note_joined, require_own
+
+try:
+    require_own(os.environ, "worker 0")
+except ConfigError as exc:
+    print(exc)
+    print(hand_over(ExitReport("mine"), os.environ))
+else:
+    print("it is the worker")
+    if sys.argv[1] == "joins":
+        note_joined(os.environ)
+"""
+
+
+def in_another_process(file: ReportFile, what: str = "") -> str:
+    argv = [sys.executable, "-c", IN_ANOTHER, what]
+    done = subprocess.run(argv, env={**os.environ, **file.variables}, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_a_process_beside_the_worker_is_told_at_once_and_reports_nothing(tmp_path: Path) -> None:
+    file = ReportFile.of(tmp_path / "report-0", 2)
+    require_own(file.variables, "worker 0")
+    said = in_another_process(file)
+    assert said.startswith(f"worker 0 of this job is process {os.getpid()} already, and this is process ")
+    assert "remove the variables that begin with DMLC_ and KVSTORE_" in said
+    assert said.endswith("False\n")
+    assert file.read() is None
+    hand_over(ExitReport("the worker's"), file.variables)
+    assert file.read() is not None
+
+
+def test_a_process_after_the_worker_is_told_too_but_not_after_one_that_never_joined(tmp_path: Path) -> None:
+    file = ReportFile.of(tmp_path / "report-0", 2)
+    assert in_another_process(file) == "it is the worker\n"
+    assert in_another_process(file, "joins") == "it is the worker\n"
+    said = in_another_process(file)
+    assert said.startswith("worker 0 of this job was process ")
+    assert "which has ended" in said
+    with pytest.raises(ConfigError, match="one process for each worker"):
+        require_own(file.variables, "worker 0")
+
+
+def test_without_a_supervisor_any_process_may_be_the_worker() -> None:
+    require_own({}, "worker 0")

@@ -83,6 +83,17 @@ def test_it_beats_until_it_is_ended_and_tells_where_the_process_was(heard: tuple
     assert process.ended
 
 
+@pytest.mark.parametrize("config", ["unix"], indirect=True)
+def test_it_is_no_child_of_the_process_which_may_wait_for_all_of_its_children(heard: tuple[Transport, Config]) -> None:
+    transport, config = heard
+    process = PulseProcess(config, NODE)
+    try:
+        assert hears(transport)
+        assert f" {os.getpid()} " not in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2][:20]
+    finally:
+        process.end()
+
+
 BESIDE = """
 import sys, time
 from kvstore.job.config import Config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from typing import Any
@@ -113,3 +114,10 @@ def test_a_forked_child_has_no_session(monkeypatch: pytest.MonkeyPatch):
 def test_outside_a_job_there_is_no_session():
     with pytest.raises(ConfigError, match="not part of a distributed job"):
         SharedSession().get(Config())
+
+
+def test_a_process_that_runs_the_script_once_more_is_told_of_the_guard(monkeypatch: pytest.MonkeyPatch):
+    """As ``multiprocessing`` runs it for spawn and forkserver, before the child's own function."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(ConfigError, match=r'below if __name__ == "__main__":$'):
+        shared_session.shared(Config(role="worker"))

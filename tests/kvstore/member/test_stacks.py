@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import signal
 import sys
 import sysconfig
 import threading
@@ -15,7 +16,7 @@ from types import FrameType
 import pytest
 
 import kvstore
-from kvstore.member.stacks import Place, described, place_of, where
+from kvstore.member.stacks import Place, described, only_these_act, place_of, where
 from kvstore.wire import Node, Stacks, decode, encode
 from kvstore.wire.observing import MAX_PLACE, MOST_FRAMES, MOST_THREADS
 
@@ -171,6 +172,26 @@ def test_files_are_named_from_the_working_directory(monkeypatch: pytest.MonkeyPa
         assert until_it_waits(thread, thread).place == "inside/train_here.py:2 in load"
         monkeypatch.chdir("/")
         assert where(NODE, 1, thread).place.endswith("inside/train_here.py:2 in load")
+
+
+def test_a_thread_of_the_program_and_a_timer_may_act_and_a_thread_of_a_library_may_not(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(signal, "getitimer", lambda _: (0.0, 0.0))
+    held: queue.Queue[int] = queue.Queue()
+    library = threading.Thread(target=held.get)
+    library.start()
+    assert only_these_act(everyone() - {library.ident})
+    held.put(1)
+    library.join()
+    with thread_in(queue.Queue.get) as program:
+        assert not only_these_act(everyone() - {program.ident})
+    monkeypatch.setattr(signal, "getitimer", lambda _: (1.0, 0.0))
+    assert not only_these_act(everyone())
+
+
+def everyone() -> set[int]:
+    return {thread.ident for thread in threading.enumerate() if thread.ident is not None}
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="garbage is collected between instructions only")

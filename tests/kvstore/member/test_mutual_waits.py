@@ -1,0 +1,129 @@
+"""What a worker says of calls that may wait in vain, and what it does when that is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import pytest
+from played import BARRIER, Played, ask, client_of
+
+from kvstore.errors import DeadlineExceeded
+from kvstore.member.client import Client
+from kvstore.member.mutual_waits import LOOK_S, Findings
+from kvstore.ticket import Operation
+from kvstore.wire import Ack, Barrier, Explain, Explanation, Message, Request
+
+LONG_S = 100.0
+
+
+def waiting(
+    explained: Callable[[bytes, Explain], Sequence[Message]], calm: Callable[[Collection[int]], bool] = lambda _: True
+) -> tuple[Client, bytes, bytes, Played, list[tuple[float, int, Findings]]]:
+    """A client, its servers, its transport, and what it has said so far, with when."""
+    said: list[tuple[float, int, Findings]] = []
+
+    def answers(peer: bytes, request: Request) -> Sequence[Message]:
+        return explained(peer, request) if isinstance(request, Explain) else []
+
+    transport = Played(answers)
+    transport.now = 1000.0
+    client, a, b = client_of(transport, LONG_S, LONG_S)
+    client.mutual.say = lambda prompt, found: said.append((transport.now, prompt, found))
+    client.mutual.only_these_act = calm
+    return client, a, b, transport, said
+
+
+def of_workers(_peer: bytes, request: Explain) -> list[Message]:
+    """Each request waits for the worker of its number."""
+    return [Explanation(request.seq, f"waits for worker {request.about}", [request.about])]
+
+
+def test_a_worker_says_what_it_waits_for_after_five_seconds_and_rarely_again():
+    client, a, b, _, said = waiting(of_workers)
+    operation = Operation("pushpull", ["w"], client)
+    ask(client, a, operation)
+    ask(client, b, operation)
+    with pytest.raises(DeadlineExceeded, match="after 100 s"):
+        operation.wait()
+    *looks, last = said
+    assert [now - 1000.0 for now, _, _ in looks] == [LOOK_S, 2 * LOOK_S, 4 * LOOK_S, 8 * LOOK_S, 16 * LOOK_S]
+    assert {prompt for _, prompt, _ in looks} == {0}
+    found = looks[0][2]
+    assert (found.missing, len(found.waits)) == ([1, 2], 1)
+    assert found.text.startswith("pushpull of 'w' at ")
+    assert found.text.endswith(": server 0 waits for worker 1; server 1 waits for worker 2")
+    assert last[2] == Findings(), "it waits no more"
+
+
+def test_pushes_that_nobody_waits_for_must_have_arrived_and_are_not_needed():
+    client, a, b, _, said = waiting(of_workers)
+    ask(client, b, Operation("push", ["x"], client))
+    with pytest.raises(DeadlineExceeded):
+        client.call(a, "barrier", Barrier, None, **BARRIER)
+    assert said[0][2].missing == [2]
+
+
+@pytest.mark.parametrize(
+    "explained",
+    [
+        lambda _, request: [Explanation(request.seq, "", [])],
+        lambda _, request: [Explanation(request.seq, "is writing checkpoint 3", [])],
+        lambda peer, request: of_workers(peer, request) if request.about == 1 else [],
+    ],
+    ids=["not known", "waits for no worker", "one is not explained"],
+)
+def test_a_worker_says_nothing_of_what_it_is_not_sure_of(explained: Callable[[bytes, Explain], Sequence[Message]]):
+    client, a, b, _, said = waiting(explained)
+    operation = Operation("pushpull", ["w"], client)
+    ask(client, a, operation)
+    ask(client, b, operation)
+    with pytest.raises(DeadlineExceeded):
+        operation.wait()
+    assert said == []
+
+
+def test_a_worker_says_nothing_where_another_thread_may_go_on():
+    client, a, _, _, said = waiting(of_workers, lambda _: False)
+    with pytest.raises(DeadlineExceeded):
+        client.call(a, "barrier", Barrier, None, **BARRIER)
+    assert said == []
+
+
+def test_a_call_with_a_timeout_of_its_own_ends_by_itself():
+    client, a, _, transport, said = waiting(of_workers)
+    with pytest.raises(DeadlineExceeded, match="after 30 s"):
+        client.call(a, "barrier", Barrier, 30.0, **BARRIER)
+    assert said == []
+    assert transport.now == 1030.0
+
+
+def test_a_worker_that_is_prompted_says_it_again_at_once_with_the_number():
+    def explained(peer: bytes, request: Explain) -> list[Message]:
+        if not said:
+            client.prompt(7)
+        return of_workers(peer, request)
+
+    client, a, _, _, said = waiting(explained)
+    with pytest.raises(DeadlineExceeded):
+        client.call(a, "barrier", Barrier, None, **BARRIER)
+    assert [(now - 1000.0, prompt) for now, prompt, _ in said[:2]] == [(LOOK_S, 0), (LOOK_S, 7)]
+    assert said[0][2] == said[1][2]
+
+
+def test_a_wait_that_is_proven_to_be_in_vain_ends_with_the_reason():
+    client, a, _, transport, _ = waiting(of_workers)
+    say = client.mutual.say
+    assert say is not None
+
+    def proven(prompt: int, found: Findings) -> None:
+        client.condemn([0], "another wait")
+        client.condemn(list(found.waits), "workers 0, 1 wait for each other")
+        say(prompt, found)
+
+    client.mutual.say = proven
+    with pytest.raises(DeadlineExceeded, match=r"^barrier never ends: workers 0, 1 wait for each other$"):
+        client.call(a, "barrier", Barrier, None, **BARRIER)
+    assert transport.now == 1000.0 + LOOK_S
+    client.mutual.say = say
+    transport.answers = lambda peer, request: [] if isinstance(request, Explain) else [Ack(request.seq)]
+    assert client.call(a, "barrier", Barrier, None, **BARRIER) is not None, "the next one is another wait"
