@@ -32,10 +32,11 @@ def orphaned(command: Sequence[str]) -> list[str]:
     """Return a command that starts ``command`` and ends at once, so that the latter is no child of the caller's.
 
     A program may wait for all of its children (``os.wait``), count them, or end them, and ours must not be among them.
+    Ctrl-C is for the caller, and launchers send it to all processes of a job: the command ignores it from its start on.
     Its standard input is the caller's: a shell gives /dev/null to what it starts in the background, so the input takes
     a way around that, over another number. An interpreter between would take 20 ms to start, and a shell takes one.
     """
-    return ["/bin/sh", "-c", 'exec 9<&0; "$@" <&9 9<&- &', "sh", *command]
+    return ["/bin/sh", "-c", 'trap "" INT; exec 9<&0; "$@" <&9 9<&- &', "sh", *command]
 
 
 def source_root() -> str | None:

@@ -237,8 +237,13 @@ class _Pulse:
 
 def main() -> None:
     """Read the input, and beat."""
-    print(os.getpid(), flush=True)
-    _Pulse(json.loads(sys.stdin.buffer.readline(_LONGEST))).run()
+    try:
+        os.write(sys.stdout.fileno(), b"%d\n" % os.getpid())
+    except BrokenPipeError:  # the worker has ended meanwhile
+        return
+    told = sys.stdin.buffer.readline(_LONGEST)
+    if told:
+        _Pulse(json.loads(told)).run()
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def test_live_on_a_terminal(start: Start, tmp_path: Path) -> None:
     assert lines[0] == "launch.py: starting 2 workers, 1 server on this machine"
     assert sorted(lines[1:above]) == ["[worker 1] step 1", "[worker 1] step 2"]
     assert re.fullmatch(r"worker 1  failed  \S+  exited with code 3; step [12]", lines[above + 1])
-    assert lines[-2:] == ["launch.py: worker 1 exited with code 3", ""]
+    assert lines[-2:] == ["launch.py: worker 1 exited with code 3; the last that it printed: step 2", ""]
     assert "\x1b[33m[worker 1]\x1b[0m step 1" in received.decode().replace("\x1b[0;33m", "\x1b[33m")
     assert (tmp_path / "logs" / "worker-0.log").read_text().count("step") == 2
 

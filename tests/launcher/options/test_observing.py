@@ -16,7 +16,7 @@ from launcher.errors import LaunchError
         (["--dashboard", "python", "train.py"], 0, ("python", "train.py")),
         (["--dashboard", "8080", "python", "train.py"], 8080, ("python", "train.py")),
         (["--dashboard=8080", "python", "train.py"], 8080, ("python", "train.py")),
-        (["--dashboard", "-s", "1", "python"], 0, ("python",)),
+        (["--dashboard", "-s", "1", "./train"], 0, ("./train",)),
         (["python", "train.py", "--dashboard"], None, ("python", "train.py", "--dashboard")),
         (["python", "train.py", "--dashboard", "x"], None, ("python", "train.py", "--dashboard", "x")),
         (["--dashboard", "--", "python", "--dashboard"], 0, ("python", "--dashboard")),
@@ -30,13 +30,13 @@ def test_a_dashboard_has_a_port_or_any(words: list[str], port: int | None, comma
 @pytest.mark.parametrize("port", ["0", "65536", "x", "", "999999999"])
 def test_what_is_no_port_is_refused(port: str) -> None:
     with pytest.raises(LaunchError, match="not a port"):
-        parse(["-n", "1", f"--dashboard={port}", "python"], {})
+        parse(["-n", "1", f"--dashboard={port}", "./train"], {})
 
 
 def test_the_file_of_the_token_is_absolute() -> None:
-    job = parse(["-n", "1", "--dashboard-token-file", "t", "python"], {}).job
+    job = parse(["-n", "1", "--dashboard-token-file", "t", "./train"], {}).job
     assert str(job.cluster.dashboard_token_file).startswith("/")
-    assert parse(["-n", "1", "python"], {}).job.cluster.dashboard_token_file is None
+    assert parse(["-n", "1", "./train"], {}).job.cluster.dashboard_token_file is None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_file_of_the_token_is_absolute() -> None:
     ],
 )
 def test_a_trace_is_a_file_and_perhaps_its_rounds(given: str, name: str, rounds: str) -> None:
-    job = parse(["-n", "1", "--trace", given, "python"], {}).job
+    job = parse(["-n", "1", "--trace", given, "./train"], {}).job
     assert job.cluster.trace == f"{Path(name).absolute()}:{rounds}"
 
 
@@ -60,4 +60,4 @@ def test_a_trace_is_a_file_and_perhaps_its_rounds(given: str, name: str, rounds:
 )
 def test_a_trace_without_a_file_or_rounds_is_refused(given: str, said: str) -> None:
     with pytest.raises(LaunchError, match=said):
-        parse(["-n", "1", "--trace", given, "python"], {})
+        parse(["-n", "1", "--trace", given, "./train"], {})

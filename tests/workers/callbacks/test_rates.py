@@ -60,8 +60,8 @@ def test_torchs_schedulers_go_on_to_the_bit(
         model, rates = models[store.rank, resume is not None], []
         data = loader(20 if store.rank == 0 else 12, 4)
 
-        def note(number: int, *_: Any) -> None:
-            rates.append((number, float(scheduler.scheduler.optimizer.param_groups[0]["lr"])))
+        def note(at: Any, *_: Any) -> None:
+            rates.append((getattr(at, "epoch", at), float(scheduler.scheduler.optimizer.param_groups[0]["lr"])))
 
         scheduler = callbacks.TorchScheduler(make)
         called: dict[str, list[Any]] = {"batch": [], "epoch": [], "eval": []}
@@ -69,7 +69,7 @@ def test_torchs_schedulers_go_on_to_the_bit(
             called["epoch"].append(callbacks.do_checkpoint(prefix))
             called["batch"].append(callbacks.do_batch_checkpoint(prefix, 2))
         called[moment].append(scheduler)
-        called["epoch"].append(note)
+        called["eval" if moment == "eval" else "epoch"].append(note)  # behind the scheduler
         fit(
             *(model, data, data),
             num_epoch=3,
