@@ -101,9 +101,8 @@ def hashes(servers: int, aggregators: int, optimizers: Collection[str]) -> dict[
 @pytest.mark.parametrize(
     ("aggregators", "optimizers"),
     [
-        pytest.param(0, FEW, id="workers alone", marks=pytest.mark.long),
         pytest.param(2, FEW, id="aggregators", marks=pytest.mark.long),
-        pytest.param(0, ALL, id="every optimizer", marks=pytest.mark.faults),  # test_cuts.py has all, without a job
+        pytest.param(0, ALL, id="workers alone", marks=pytest.mark.faults),  # test_cuts.py has them without a job
     ],
 )
 def test_the_number_of_servers_changes_no_bit(aggregators: int, optimizers: Collection[str]) -> None:
