@@ -67,7 +67,7 @@ test: $(EXTRA)-test  ## run the tests that need no other program; at most five m
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long and not faults"
 
-test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests, on clusters made of namespaces too; at most twelve minutes
+test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests, on clusters made of namespaces too; some 18 minutes
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults"
 
