@@ -61,8 +61,8 @@ def _mark(target: Any) -> None:
     # What tracing looks at; torch.compiler.disable sets the same.
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = REASON
-    # What is looked at when the frame of the call itself begins, after the break. Of a function that a decorator such
-    # as contextmanager has wrapped it is the inner code: the outer code is that of all functions so decorated.
+    # Dynamo looks at the code object when the frame of the call begins, after the break. Of a function that a decorator
+    # such as contextmanager has wrapped, the inner code is marked: all functions so wrapped share the outer code.
     code = inspect.unwrap(function).__code__
     if "torch" in sys.modules:
         _skip(code)

@@ -79,8 +79,8 @@ def promise_of(folder: Path, rank: int) -> Path:
     """Return the empty file that says that worker ``rank``'s part will come.
 
     The worker removes it if it cannot write its part. Removing a file needs no room on a full disk, and the worker that
-    waits sees it at once. It stays beside a part that is there: in a directory of another host, of two changes the
-    second may be seen first.
+    waits sees it at once. It stays when the part is there: on a file system of another host, a reader may see the
+    removal before it sees the part.
     """
     return folder / f"worker-{rank}.part"
 

@@ -141,7 +141,7 @@ class ReportFile:
         draft.replace(self.path)
 
     def own(self, joined: bool = False) -> Owner | None:
-        """Make this process the owner, unless another process has joined, or may yet do so; return that one.
+        """Make this process the owner. If another one has joined, or lives and may still join, return that one instead.
 
         Args:
             joined: whether this process has joined the job, which it does as the owner.

@@ -13,8 +13,8 @@ A batch's callbacks are called with a ``BatchEndParam``. An epoch's are called w
 and its buffers, both by name. A callback that is an object may have more methods:
 
 - ``begin(run)``: called before the first epoch with the run (``workers/fitting/run.py``);
-- ``evaluated(param)``: called after each evaluation, and after the callbacks of its end, with their ``param``. It is
-  the moment for what an epoch's callback prints of the evaluation, which comes after an epoch's callbacks;
+- ``evaluated(param)``: called after each evaluation, and after the callbacks of its end, with their ``param``. The
+  evaluation comes after the callbacks of the epoch, so such a callback prints the evaluation's values here;
 - ``missed(batches)``, for a batch's callbacks: called at the end of an epoch in which other workers had more batches;
 - ``end()``: called after the last epoch, also when the run fails;
 - ``state_dict()`` and ``load_state_dict(state)``: the state goes into checkpoints, and comes back on resumption.

@@ -95,7 +95,7 @@ def memory_order(strides: Sequence[int]) -> list[int]:
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements of a dense ``tensor``, flat, as they lie in memory.
 
-    Elements with others between them stay where they are, or are copied.
+    The result may be a view with gaps, so it need not be contiguous.
     """
     tensor = tensor.detach()
     if tensor.is_contiguous():
