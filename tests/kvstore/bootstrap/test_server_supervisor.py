@@ -118,7 +118,10 @@ def reporting(role: str, error: str, *, details: str = "", consequence: bool, co
     return SupervisedProcess(role, 0, [sys.executable, "-S", "-c", HAND_OVER, *told], variables)
 
 
-def test_the_root_cause_is_said_once_and_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_root_cause_is_said_once_and_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server_supervisor, "HEARD_S", LONG)  # however long the second takes to start
     error = "worker 1 failed: ValueError: no data"
     ending = [reporting(role, error, consequence=True, code=JOB_FAILED_EXIT) for role in ("scheduler", "server")]
     assert supervise(ending, directory=tmp_path) == (0, [])
