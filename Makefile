@@ -65,19 +65,20 @@ COMPILE = @ls $(COMPILED) >/dev/null 2>&1 || printf '%s\n' 'tests/kvstore' 'test
 
 test: $(EXTRA)-test  ## run the tests that need no other program; at most five minutes on two cores
 	$(COMPILE)
-	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long and not faults"
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long and not release and not faults"
 
-test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests, on clusters made of namespaces too; some 18 minutes
+# Every process that imports torch costs one to two seconds, and a real job has five. So CI has one of each kind of them.
+test-ci: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of a kind that is there already; on clusters made of namespaces too
+	$(COMPILE)
+	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not release and not faults" --defaults each
+
+test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of make faults; before a release; some 18 minutes
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults"
 
 # The suites of what programs call, while torch or numpy has other global defaults than the usual ones: see tests/defaults.py.
 PUBLIC := tests/kvstore/store tests/workers
-UNDER = $(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not long and not faults"
-
-test-defaults: $(EXTRA)-test  ## run a third of the tests of stores and of training under other defaults of torch and numpy, each under some of them
-	$(COMPILE)
-	$(UNDER) --defaults each $(PUBLIC)
+UNDER = $(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not long and not release and not faults"
 
 test-each-default: $(EXTRA)-test  ## run these suites under each of the defaults; half an hour
 	$(COMPILE)
@@ -112,7 +113,9 @@ lint: $(EXTRA)-dev  ## format, lint, types and import contracts
 docs: $(EXTRA)-docs  ## build the site into build/site, with the API reference; every warning is an error
 	$(BIN)/python docs/build.py
 
-check: lint docs test-all test-defaults  ## what CI runs, except the demo
+check: $(EXTRA)-dev $(EXTRA)-docs  ## what CI runs, except the demo
+	printf '%s\n' lint docs | xargs -P 2 -n 1 $(MAKE) --no-print-directory
+	$(MAKE) --no-print-directory test-ci
 
 # Twice the time of the tests alone: each of the processes that they start is measured, too.
 coverage: $(EXTRA)-test $(EXTRA)-dev  ## run all tests and list the lines that none of them runs; fails below 90 %
@@ -137,4 +140,4 @@ clean:  ## remove .venv and everything that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo demo-faults test test-all test-defaults test-each-default faults lint docs check coverage format bench dist clean
+.PHONY: help install demo demo-faults test test-ci test-all test-each-default faults lint docs check coverage format bench dist clean

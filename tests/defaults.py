@@ -100,14 +100,16 @@ DEFAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 SETS = (("device", "numpy"), ("deterministic", "anomaly"))
 OF_STORES = (*SETS, ("inference",), ("no_grad",))  # training needs gradients
 OF_ONE_THREAD = (("float16", "device"), ("float64", "numpy"), ("bfloat16", "deterministic"), ("inference",))
-SHARE = 3  # of the tests, one in so many runs with ``each``: CI has little time, and each suite has many like it
-_now: list[str] = []  # the defaults of the test that runs
+SUITES = ("tests/kvstore/store/", "tests/workers/")  # the tests of what programs call
+SHARE = 3  # of these tests, one in so many runs so with ``each``: CI has little time, and each suite has many like it
 
 
-def chosen(option: str, nodeid: str) -> list[str]:
-    """Return the defaults of a test: those that the option names, or with ``each`` one set of them, by its name."""
+def chosen(option: str, nodeid: str, long: bool) -> list[str]:
+    """Return the defaults of a test: those that the option names, or with ``each`` those that its name gives it."""
     if option != "each":
         return [name for name in option.split(",") if name]
+    if long or not nodeid.startswith(SUITES) or zlib.crc32(nodeid.encode()) % SHARE:
+        return []
     sets = OF_STORES if "/kvstore/store/" in nodeid else SETS
     if sets is OF_STORES and "dist" not in nodeid and re.search(r"[\[-](local|device)\b", nodeid):
         sets = OF_ONE_THREAD
@@ -126,36 +128,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--defaults",
         default="",
-        help=f"what tests run under: several of {', '.join(DEFAULTS)}, with commas; or each: one in {SHARE}, and by "
-        "its name a set of them",
+        help=f"what tests run under: several of {', '.join(DEFAULTS)}, with commas; or each: of the tests of stores "
+        f"and of training one in {SHARE} under a set of them",
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let threads begin with what the main one has: a mode and numpy's errors are each thread's own."""
+@contextlib.contextmanager
+def in_all_threads(names: list[str]) -> Iterator[None]:
+    """As ``under``, also in threads that begin meanwhile: a mode and numpy's errors are each thread's own."""
     run = threading.Thread.run
 
     def run_under(thread: threading.Thread) -> None:
-        with under(_now):
+        with under(names):
             run(thread)
 
-    if config.getoption("--defaults"):
-        threading.Thread.run = run_under  # type: ignore[method-assign]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--defaults") == "each":
-        left_out = [item for item in items if zlib.crc32(item.nodeid.encode()) % SHARE]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not zlib.crc32(item.nodeid.encode()) % SHARE]
+    threading.Thread.run = run_under  # type: ignore[method-assign]
+    try:
+        with under(names):
+            yield
+    finally:
+        threading.Thread.run = run  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Run a test, but not its fixtures, under its defaults."""
-    _now[:] = chosen(item.config.getoption("--defaults"), item.nodeid)
-    try:
-        with under(_now):
-            return (yield)
-    finally:
-        _now.clear()
+    names = chosen(item.config.getoption("--defaults"), item.nodeid, item.get_closest_marker("long") is not None)
+    if not names:
+        return (yield)
+    item.add_report_section("call", "defaults", f"It ran with --defaults {','.join(names)}.")
+    with in_all_threads(names):
+        return (yield)

@@ -90,6 +90,7 @@ def install(programs: Path, *what: str | Path) -> None:
     run([*pip, "--no-build-isolation", *what], programs)
 
 
+@pytest.mark.release
 def test_the_same_files_give_the_same_bytes_which_twine_accepts(dist, tmp_path):
     before = os.umask(0o077)
     try:

@@ -62,7 +62,7 @@ def test_no_password_opens_a_host_and_clients_know_its_key(tmp_path):
     assert "StrictHostKeyChecking yes\n" in client_config(tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_job_over_ssh_whose_hosts_share_no_memory(tmp_path):
     need("ip", "tc", "unshare", "ssh", "sshd", "ssh-keygen")
     script = tmp_path / "sees.py"

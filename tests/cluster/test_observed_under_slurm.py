@@ -64,6 +64,7 @@ def shown(trace: Path) -> set[str]:
     return set(read.names.values())
 
 
+@pytest.mark.release
 def test_a_job_of_srun_alone_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
     words = ["srun", "-N2", "-n2", "--mpi=none", sys.executable, prepare(slurm, tmp_path)]
     slurm.env.update(DMLC_NUM_SERVER="1", KVSTORE_JOB_SECRET=secrets.token_hex(32))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from cluster.hosts import ROOT, Hosts
 from waiting import LONG, until
 
@@ -37,6 +38,7 @@ print("read")
 """
 
 
+@pytest.mark.release
 def test_a_reader_and_an_observer_on_another_host(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "hosts").write_text("".join(f"{name}\n" for name in hosts.names[:2]))

@@ -128,7 +128,7 @@ def smaller(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_jobset_trains(tmp_path: Path) -> None:
     """Its pods are processes of this machine. The address that all have is one of the loopback's."""
     (tmp_path / "train.py").write_text(WORKER)

@@ -150,7 +150,7 @@ def test_as_a_program_from_its_own_folder():
     assert shapes(process.stdout.splitlines()[1 : 1 + len(EPOCH)]) == EPOCH
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_two_workers_and_two_servers_print_the_lines_of_one(tmp_path):
     command = f"train_cifar10.py {' '.join(SMALL)} --num-epochs 2 --model-prefix model"
     process = launch(command, workers=2, servers=2, cwd=tmp_path)
@@ -170,7 +170,7 @@ def test_two_workers_and_two_servers_print_the_lines_of_one(tmp_path):
     }
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_on_a_terminal_there_is_a_bar_and_suggestions_work(tmp_path):
     words = launching(f"train_cifar10.py {' '.join(SMALL)} --num-epochs 1", workers=2, servers=1)
     code, output = screen.run(words, {**environment(), "TERM": "xterm-256color"}, tmp_path)

@@ -52,7 +52,7 @@ def test_what_the_user_can_mend_is_one_line(tmp_path: Path, monkeypatch, capsys)
     assert "--data needs --test-data" in capsys.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(180)
 def test_two_workers() -> None:
     process = launch(f"train_fm.py {' '.join(SMALL)} --optimizer ftrl", workers=2, servers=1)

@@ -32,7 +32,7 @@ def test_runs_under_faults_are_exact_or_loud() -> None:
         assert "1 exact" in said or Plan.of(0, kind).kills
 
 
-@pytest.mark.long
+@pytest.mark.faults
 @pytest.mark.timeout(EACH_S + 10)
 def test_signals_at_any_moment_of_a_call_change_nothing() -> None:
     for said in runs("0", "--signals", "--rounds", "50", "--kinds", "shm,curve"):
@@ -40,7 +40,7 @@ def test_signals_at_any_moment_of_a_call_change_nothing() -> None:
         assert int(re.findall(r"(\d+) interrupts", said)[0]) > 20
 
 
-@pytest.mark.long
+@pytest.mark.faults
 @pytest.mark.timeout(EACH_S + 10)
 def test_servers_with_standbys_and_the_scheduler_are_killed() -> None:
     """Each push counts once, and the bits are those of an undisturbed run."""

@@ -61,7 +61,7 @@ def test_one_root_cause_last_with_the_users_own_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("mistake", "last"),
     [
@@ -76,6 +76,7 @@ def test_whoever_has_made_it_is_named(tmp_path: Path, mistake: str, last: str) -
     assert [line for line in lines if line.startswith("launch.py: worker 0 ")]
 
 
+@pytest.mark.release
 def test_verbose_shows_everything_at_once(tmp_path: Path) -> None:
     lines = fail(tmp_path, SHAPE, verbose=True)
     for rank in (0, 1):

@@ -10,7 +10,7 @@ import pytest
 from cutting import cut
 from jobs import job
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.release
 
 ROUNDS = 60
 SIZES = (1 << 18, 1000, 1)  # elements of keys: of the first so many that connections are cut in the middle of messages

@@ -13,7 +13,7 @@ from plain_diloco import diloco
 HALVES = [(["0.weight", "0.bias"], 2), (["2.weight", "2.bias"], 4)]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_job_is_the_algorithm_of_the_paper(tmp_path: Path) -> None:
     script = f"""
         import sys

@@ -104,7 +104,7 @@ LINKS = """
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_jobs_links_are_zeromqs_where_that_is_set(tmp_path: Path) -> None:
     """ZeroMQ's threads have names, so one can see what a process uses. A death is told over its links, too."""
     with job(tmp_path, LINKS, servers=1, KVSTORE_TRANSPORT="zeromq", KVSTORE_SHM="false") as running:
@@ -114,6 +114,7 @@ def test_a_jobs_links_are_zeromqs_where_that_is_set(tmp_path: Path) -> None:
     assert running.output.count("ZeroMQ") == 2, running.output
 
 
+@pytest.mark.release
 def test_a_worker_that_exits_with_7(tmp_path: Path) -> None:
     with job(tmp_path, TRAIN + "            if store.rank == 1: sys.exit(7)\n", servers=1) as running:
         assert running.wait() == 7
@@ -183,7 +184,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path) -> Non
         assert running.wait() == 0, running.output
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_an_error_nobody_waited_for_fails_the_job(tmp_path: Path) -> None:
     script = """
         import numpy as np
@@ -201,6 +202,7 @@ def test_an_error_nobody_waited_for_fails_the_job(tmp_path: Path) -> None:
         assert "workers disagree on the learning rate" in running.output
 
 
+@pytest.mark.release
 def test_a_worker_that_is_interrupted_while_it_leaves_has_not_left_in_order(tmp_path: Path) -> None:
     """Its last pushes may not have arrived: others hear of it at once, and its exit code says so."""
     script = """
@@ -259,7 +261,7 @@ def test_a_worker_that_never_pushes_is_named_at_the_deadline(tmp_path: Path) -> 
     assert "late: barrier is not done after 5 s: the scheduler waits at the barrier for worker 0" in running.output
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_worker_that_does_not_come_is_named(tmp_path: Path) -> None:
     script = """
         import os, time

@@ -6,10 +6,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from jobs import job
 from waiting import PROMPT
 
 
+@pytest.mark.release
 def test_every_sample_counts_once_though_workers_have_different_numbers_of_batches(tmp_path: Path) -> None:
     script = """
         import torch
@@ -42,6 +44,7 @@ def test_every_sample_counts_once_though_workers_have_different_numbers_of_batch
             assert line in running.output
 
 
+@pytest.mark.release
 def test_a_worker_that_dies_while_another_has_joined(tmp_path: Path) -> None:
     script = """
         import numpy as np

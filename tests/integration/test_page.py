@@ -89,7 +89,7 @@ def test_the_page_of_a_job_names_a_straggler_and_shows_a_killed_worker(tmp_path:
         assert [url for url in tab.requests if not url.startswith(own[0])] == []
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_job_goes_on_without_the_page_and_has_the_same_bits(tmp_path: Path) -> None:
     script = """
         import pathlib, time
@@ -161,7 +161,7 @@ def elsewhere(folder: Path) -> Iterator[str]:
             thread.join(LONG)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_page_of_a_large_job_is_for_its_owner_at_any_width_and_without_a_mouse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ def training(running: Job, workers: int = 2, servers: int = 1) -> str:
     return name
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_job_that_ends_leaves_nothing_over_tcp_either(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     script = TRAIN.format(steps=200) + SEEN.format(seen=str(seen))
@@ -77,8 +77,8 @@ def test_a_job_that_ends_leaves_nothing_over_tcp_either(tmp_path: Path) -> None:
     ("role", "rank"),
     [
         ("worker", 1),
-        pytest.param("server", 0, marks=pytest.mark.long),
-        pytest.param("scheduler", 0, marks=pytest.mark.long),
+        pytest.param("server", 0, marks=pytest.mark.release),
+        pytest.param("scheduler", 0, marks=pytest.mark.release),
     ],
 )
 def test_sigkill_of_a_member_ends_the_job_by_name_and_leaves_nothing(tmp_path: Path, role: str, rank: int) -> None:

@@ -50,7 +50,7 @@ def test_tables_that_are_pushed_together_are_exact_or_loud() -> None:
         require(replace(Plan.of(seed), program="count twins", compression=None), "exact", "loud")
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_many_runs_by_seeds_are_exact_or_loud() -> None:
     for seed in range(6, 50):
         require(Plan.of(seed), "exact", "loud")

@@ -51,7 +51,7 @@ def test_a_server_that_dies_takes_no_assigned_sum_along() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("hosts", "step"), [((), 101), (HOSTS[0], 307)])
+@pytest.mark.parametrize(("hosts", "step"), [((), 101), pytest.param(HOSTS[0], 307, marks=pytest.mark.release)])
 def test_whoever_dies_costs_nothing_but_time(hosts: tuple[tuple[int, ...], ...], step: int) -> None:
     for base in short(1, hosts):
         for plan in exhaustive(base, (*SEATS, "scheduler"), step=step):
@@ -70,7 +70,7 @@ def test_rows_survive_whatever_happens() -> None:
         require(with_tables(replicated(seed)), "exact", "loud")
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_server_with_tables_that_dies_at_any_moment_costs_nothing_but_time() -> None:
     for base in short(0)[:-1]:  # a table needs an optimizer
         for plan in exhaustive(with_tables(base), SEATS, step=211):

@@ -80,6 +80,7 @@ def test_a_signal_ends_it(managed: Site) -> None:
     ends(managed, run, 128 + signum)
 
 
+@pytest.mark.release
 def test_launch_py_is_killed(managed: Site) -> None:
     run = managed.sleepers()
     run.send(signal.SIGKILL)
@@ -90,6 +91,7 @@ def test_launch_py_is_killed(managed: Site) -> None:
         until(lambda: not managed.run(*jobs).stdout, "the job to be gone")  # type: ignore[misc]
 
 
+@pytest.mark.release
 def test_an_agent_is_killed(managed: Site) -> None:
     run = managed.sleepers()
     pid, host = managed.worker(1)
@@ -101,6 +103,7 @@ def test_an_agent_is_killed(managed: Site) -> None:
         assert f"worker 1 on {managed.hosts.names[host]} was lost: " in run.err
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("managed", ["mpich"], indirect=True)
 def test_a_worker_is_killed(managed: Site) -> None:
     run = managed.sleepers()
@@ -110,6 +113,7 @@ def test_a_worker_is_killed(managed: Site) -> None:
     assert f"worker 1 on {managed.hosts.names[host]} was killed by SIGKILL" in run.err
 
 
+@pytest.mark.release
 def test_what_has_started_the_agents_is_killed(managed: Site) -> None:
     run = managed.sleepers()
     name = CARRIERS[managed.kind]
@@ -120,6 +124,7 @@ def test_what_has_started_the_agents_is_killed(managed: Site) -> None:
     assert f"was lost: {name} was killed by SIGKILL" in run.err
 
 
+@pytest.mark.release
 def test_a_host_is_cut_off(managed: Site) -> None:
     run = managed.sleepers()
     host = 1  # on the first is launch.py, if it is inside

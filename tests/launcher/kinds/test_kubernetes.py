@@ -130,7 +130,7 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("encryption", [True, False])
+@pytest.mark.parametrize("encryption", [True, pytest.param(False, marks=pytest.mark.release)])
 def test_a_whole_job(cluster: FakeCluster, encryption: bool) -> None:
     (cluster.home / "cut").touch()
     cluster.start(

@@ -270,6 +270,7 @@ def test_no_encryption_needs_no_keys(over_ssh: Site, hosts: Hosts) -> None:
     assert done(over_ssh.launch(*words, "python", "-S", "-c", code)) == ["[worker 0] 0 False"]
 
 
+@pytest.mark.release
 def test_many_agents(over_ssh: Site, hosts: Hosts) -> None:
     """Thirty-two connections, to four hosts under eight names each."""
     lines = []

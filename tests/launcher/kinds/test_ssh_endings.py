@@ -96,7 +96,14 @@ def job(over_ssh: Site) -> Job:
     return made
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.release),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.release),
+    ],
+)
 def test_a_signal_to_launch_py(job: Job, signum: int, code: int) -> None:
     job.run.send(signum)
     assert job.run.wait(PROMPT) == code
@@ -108,6 +115,7 @@ def test_launch_py_is_killed(job: Job) -> None:
     job.gone()
 
 
+@pytest.mark.release
 def test_an_agent_is_killed(job: Job) -> None:
     os.kill(job.agent(1), signal.SIGKILL)
     assert job.run.wait(PROMPT) != 0
@@ -115,6 +123,7 @@ def test_an_agent_is_killed(job: Job) -> None:
     job.gone()
 
 
+@pytest.mark.release
 def test_an_agent_is_asked_to_end(job: Job) -> None:
     os.kill(job.agent(1), signal.SIGTERM)
     assert job.run.wait() == 1
@@ -122,6 +131,7 @@ def test_an_agent_is_asked_to_end(job: Job) -> None:
     job.gone()
 
 
+@pytest.mark.release
 def test_a_connection_is_killed(job: Job) -> None:
     os.kill(job.ssh(1), signal.SIGKILL)
     assert job.run.wait(PROMPT) == 1
@@ -145,6 +155,7 @@ def test_a_host_is_cut_off(job: Job) -> None:
     job.gone()
 
 
+@pytest.mark.release
 def test_a_host_crashes(over_ssh: Site) -> None:
     with Hosts.up(2, shared=[over_ssh.directory]) as others:
         over_ssh.env = others.launcher_env
@@ -167,6 +178,7 @@ def test_launch_py_is_stopped_for_too_long(job: Job) -> None:
     job.gone()
 
 
+@pytest.mark.release
 def test_launch_py_is_stopped_for_a_moment(over_ssh: Site) -> None:
     worker = """
 import os, time

@@ -38,7 +38,7 @@ def nothing_runs(site: Site) -> None:
     until(lambda: not left(), "the agents to go", step=0.1)
 
 
-@pytest.fixture(params=["refusing", "silent", "nobody"])
+@pytest.fixture(params=["silent", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("refusing", "nobody"))])
 def unreachable(request: pytest.FixtureRequest, hosts: Hosts) -> str:
     return str(getattr(hosts, request.param))
 

@@ -82,6 +82,7 @@ def trained_here(workers: int) -> np.ndarray:
     return first
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("encrypted", [True, False])
 def test_the_weights_are_those_of_a_local_job(over_ssh: Site, hosts: Hosts, encrypted: bool) -> None:
     """To the bit. A worker and a server share memory if they share a host; all else goes over the network."""
@@ -113,7 +114,7 @@ for step in range(1_000_000):
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_an_aggregator_that_is_killed_ends_the_job_by_name(over_ssh: Site, hosts: Hosts) -> None:
     (over_ssh.directory / "endless.py").write_text(ENDLESS)
     words = over(over_ssh, *(f"{address} slots=2" for address in hosts.addresses[:2]))
@@ -142,7 +143,7 @@ for step in range(9):
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_mistake_in_one_worker_is_told_once(over_ssh: Site, hosts: Hosts) -> None:
     """Agents pass on why processes end."""
     (over_ssh.directory / "mistake.py").write_text(MISTAKE)

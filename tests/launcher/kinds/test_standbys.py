@@ -12,7 +12,7 @@ from launched import ROOT
 from sites import Site
 from waiting import LONG, until
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.release]
 
 # Each worker's share of a round is its rank + 1. When there is a file `stop`, worker 0 ends the training.
 WORKER = """

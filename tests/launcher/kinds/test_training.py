@@ -14,7 +14,7 @@ from threaded import ThreadedJob
 from kvstore.dist import DistStore
 
 # Whole trainings, while other tests run beside them.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.cluster, pytest.mark.long]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.cluster, pytest.mark.release]
 
 MODEL = """
 import torch
@@ -67,10 +67,7 @@ def _weights(out: str) -> str:
     return found.pop()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=pytest.mark.faults if kind in ("mpich", "sge") else ()) for kind in MANAGED],
-)
+@pytest.mark.parametrize("kind", MANAGED)
 def test_the_weights_are_the_same_to_the_bit(
     kind: str, weights: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
