@@ -133,6 +133,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no thread read the default dtype while another has set it: torch's optimizers read it for their counts."""
+    read = torch.get_default_dtype
+
+    def read_alone() -> torch.dtype:
+        with LOCK:
+            return read()
+
+    if config.getoption("--defaults"):
+        torch.get_default_dtype = read_alone
+
+
 @contextlib.contextmanager
 def in_all_threads(names: list[str]) -> Iterator[None]:
     """As ``under``, also in threads that begin meanwhile: a mode and numpy's errors are each thread's own."""
