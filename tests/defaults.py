@@ -26,6 +26,7 @@ OURS = tuple(f"{ROOT / package}/" for package in ("kvstore", "workers", "servers
 OTHERS = f"{Path(torch.__file__).parent}/"
 # What torch's own optimizers and loaders make follows the defaults wherever they are used; it is no choice of ours.
 TORCHS = (f"{OTHERS}optim/", f"{OTHERS}utils/data/")
+RUN = threading.Thread.run
 LOCK = threading.RLock()  # the default dtype is one for all threads, and even a quotient of integers has it
 RUNNING = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}  # others' code within
 
@@ -133,41 +134,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def begin_threads(names: list[str]) -> None:
+    """Let threads that begin from now on have these defaults: a mode and numpy's errors are each thread's own."""
+
+    def run(thread: threading.Thread) -> None:
+        with under(names):
+            RUN(thread)
+
+    threading.Thread.run = run if names else RUN  # type: ignore[method-assign]
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Let no thread read the default dtype while another has set it: torch's optimizers read it for their counts."""
+    """Let no thread see the default dtype while another has set it. Torch's optimizers read it for their counts."""
+    option = config.getoption("--defaults")
     read = torch.get_default_dtype
 
     def read_alone() -> torch.dtype:
         with LOCK:
             return read()
 
-    if config.getoption("--defaults"):
+    if option:
         torch.get_default_dtype = read_alone
-
-
-@contextlib.contextmanager
-def in_all_threads(names: list[str]) -> Iterator[None]:
-    """As ``under``, also in threads that begin meanwhile: a mode and numpy's errors are each thread's own."""
-    run = threading.Thread.run
-
-    def run_under(thread: threading.Thread) -> None:
-        with under(names):
-            run(thread)
-
-    threading.Thread.run = run_under  # type: ignore[method-assign]
-    try:
-        with under(names):
-            yield
-    finally:
-        threading.Thread.run = run  # type: ignore[method-assign]
+    if option != "each":  # the servers of a job that a fixture makes wait for the lock only under the mode
+        begin_threads(chosen(option, "", long=False))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Run a test, but not its fixtures, under its defaults."""
-    names = chosen(item.config.getoption("--defaults"), item.nodeid, item.get_closest_marker("long") is not None)
+    """Run a test under its defaults; with ``each`` not its fixtures, which other tests may have, too."""
+    option = item.config.getoption("--defaults")
+    names = chosen(option, item.nodeid, item.get_closest_marker("long") is not None)
     if not names:
         return (yield)
     item.add_report_section("call", "defaults", f"It ran with --defaults {','.join(names)}.")
-    with in_all_threads(names):
-        return (yield)
+    begin_threads(names)
+    try:
+        with under(names):
+            return (yield)
+    finally:
+        if option == "each":
+            begin_threads([])
