@@ -13,6 +13,7 @@ from kvstore.job import threads, uncaught
 from kvstore.job.config import Config
 from kvstore.job.exit_report import ExitReport, hand_over
 from kvstore.job.processes import allow_many_files
+from kvstore.job.title import entitle
 from kvstore.transport.choose import links
 from servers.endpoints import server_endpoint
 from servers.garbage_collector import collect_seldom, importing
@@ -35,6 +36,7 @@ def main() -> int:
     try:
         config = Config.from_env()
         os.environ.update(threads.variables(os.environ, config.role))  # before anything here imports torch
+        entitle(config.role, config.rank_hint)
         allow_many_files()
         collect_seldom(config.num_workers)
         if config.role == "observer":

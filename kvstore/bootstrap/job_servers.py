@@ -25,6 +25,7 @@ from kvstore.job.processes import words
 from kvstore.job.ranks import Ranks
 from kvstore.job.settings import LOCAL_RANK, LOCAL_SIZE, NODE_HOST
 from kvstore.job.system import cores
+from kvstore.job.title import title
 
 
 class JobServers:
@@ -132,7 +133,7 @@ def _process(contract: Contract, role: Role, rank: int, node_host: str = "") -> 
         variables |= {LOCAL_RANK.name: str(place), LOCAL_SIZE.name: str(siblings)}
     if node_host:
         variables[NODE_HOST.name] = node_host
-    return SupervisedProcess(role, rank, list(words(sys.executable, "servers")), variables)
+    return SupervisedProcess(role, rank, [*words(sys.executable, "servers"), title(role, rank)], variables)
 
 
 def _listen(config: Config, ranks: Ranks) -> socket.socket:

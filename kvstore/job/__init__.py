@@ -19,6 +19,7 @@ tracebacks   tracebacks without the frames of this project
 uncaught     what becomes of an exception that nobody catches
 system       the operating systems that jobs run on, and a process's cores
 usage        what this process uses of its machine
+title        the names of this process and of its host
 our_module   executes one of the project's modules, whatever the user's modules are called
 shadows      the user's modules that hide packages of the project
 page_address where the page of a job is, and its token

@@ -113,6 +113,8 @@ class Heartbeat:
         self._transport = make_transport()
         self._scheduler = self._transport.connect(root)
         self._thread = thread(target=self.run, name=f"heartbeat of {node}", daemon=True)
+        # debugpy stops all threads at a breakpoint but these; pdb stops the one that is at it. Beats must go on.
+        setattr(self._thread, "pydev_do_not_trace", True)  # noqa: B010 (no attribute of the class)
 
     def start(self) -> None:
         """Start the pulse, then the thread. When this returns, the caller may enter C at once and stay there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import secrets
 import threading
 import time
@@ -19,6 +20,7 @@ from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
+from kvstore.job.title import host_name
 from kvstore.job.valid_values import RoundWindow
 from kvstore.member.activity import WorkerActivity
 from kvstore.member.client import Client
@@ -365,7 +367,14 @@ class _JoinRequest(PendingRequest):
     def message(self, sender: Sender) -> Join:
         """See ``PendingRequest``."""
         me = sender._replace(node=sender.node._replace(rank=self.config.rank_hint))
-        return Join(me, address=self.address, aggregator=self.config.aggregator, start=self.config.start)
+        return Join(
+            me,
+            address=self.address,
+            aggregator=self.config.aggregator,
+            start=self.config.start,
+            host=host_name(),
+            pid=os.getpid(),
+        )
 
     def take(self, reply: Welcome) -> None:
         """See ``PendingRequest``."""

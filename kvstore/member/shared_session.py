@@ -16,6 +16,7 @@ from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError
 from kvstore.job import uncaught
 from kvstore.job.config import Config
 from kvstore.job.exit_report import note_joined, require_own
+from kvstore.job.title import entitle
 from kvstore.job.tracebacks import described
 from kvstore.member.pulse import available
 from kvstore.member.session import Session
@@ -69,6 +70,7 @@ class SharedSession:
             place.__exit__(None, None, None)
             self._pid, self.session, self._joining = os.getpid(), session, None
             note_joined(os.environ)
+            entitle("worker", session.rank)
             return session
 
     def fail_after_fork(self) -> None:

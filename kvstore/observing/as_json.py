@@ -106,5 +106,7 @@ def _member(member: MemberView) -> dict[str, Any]:
         "state": member.state,
         "silent_s": member.silent_s,
         "address": member.address,
+        "host": member.host,
+        "pid": member.pid or None,
         "figures": figures,
     }

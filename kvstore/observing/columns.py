@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from kvstore.observing.quantities import UNKNOWN
@@ -36,6 +36,14 @@ class Column(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Label(Generic[T]):
+    """A text of each member: members are never compared by it."""
+
+    title: str
+    text: Callable[[T], str]
+
+
+@dataclass(frozen=True)
 class TextLine:
     """A line for people.
 
@@ -63,6 +71,7 @@ def member_table(
     words: Callable[[T], str],
     notable: Callable[[T], bool],
     everybody: bool = False,
+    labels: Sequence[Label[T]] = (),
 ) -> list[TextLine]:
     """Return a table of members: of few a row each, of many what is usual and who differs.
 
@@ -73,29 +82,36 @@ def member_table(
         words: its state, in a word.
         notable: whether it is to be shown whatever its numbers are.
         everybody: whether each member gets a row, however many there are.
+        labels: what stands behind the numbers; one that is empty for all members is left out.
     """
     if not rows:
         return []
     values = [[column.value(row) for row in rows] for column in columns]
     kept = [place for place, numbers in enumerate(values) if any(numbers)]
     columns, values = [columns[place] for place in kept], [values[place] for place in kept]
+    labels = [label for label in labels if any(label.text(row) for row in rows)]
     different = differing(values, columns, len(rows))
     every = range(len(rows))
     summary: list[TableRow] = []
     shown: Collection[int] = every
     if len(rows) > FEW and not everybody:
-        summary = _usual(values, columns, len(rows))
+        summary = [replace(row, cells=(*row.cells, *[""] * len(labels))) for row in _usual(values, columns, len(rows))]
         first = sorted(every, key=lambda row: (not notable(rows[row]), -different[row]))[:MOST_DIFFERENT]
         shown = sorted(row for row in first if notable(rows[row]) or different[row])
-    head = TableRow(("", "state", *(column.title for column in columns)), "faint")
+    head = TableRow(("", "state", *(column.title for column in columns), *(label.title for label in labels)), "faint")
     body = [
         TableRow(
-            (name(rows[row]), words(rows[row]), *_cells([numbers[row] for numbers in values], columns)),
+            (
+                name(rows[row]),
+                words(rows[row]),
+                *_cells([numbers[row] for numbers in values], columns),
+                *(label.text(rows[row]) or UNKNOWN for label in labels),
+            ),
             "bad" if notable(rows[row]) else "odd" if different[row] and len(rows) > 2 else "plain",
         )
         for row in shown
     ]
-    lines = aligned([head, *summary, *body])
+    lines = aligned([head, *summary, *body], len(labels))
     hidden = sum(1 for row in every if (notable(rows[row]) or different[row]) and row not in shown)
     if hidden:
         lines.append(TextLine(f"  {hidden} more differ from the rest; --all shows everybody", "faint"))
@@ -119,14 +135,15 @@ def differing(values: Sequence[Sequence[float | None]], columns: Sequence[Column
     return different
 
 
-def aligned(rows: Sequence[TableRow]) -> list[TextLine]:
-    """Return rows as lines, their cells one below the other."""
+def aligned(rows: Sequence[TableRow], texts: int = 0) -> list[TextLine]:
+    """Return rows as lines, their cells one below the other; the last ``texts`` columns are no numbers."""
+    numbers = range(2, len(rows[0].cells) - texts)
     widths = [max(map(len, cells)) for cells in zip(*(row.cells for row in rows), strict=True)]
     return [
         TextLine(
             "  "
             + "  ".join(
-                cell.ljust(width) if place < 2 else cell.rjust(width)
+                cell.rjust(width) if place in numbers else cell.ljust(width)
                 for place, (cell, width) in enumerate(zip(row.cells, widths, strict=True))
             ).rstrip(),
             row.style,

@@ -6,11 +6,12 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvstore.job.observing_place import ObservingPlace
 from kvstore.observing import quantities as q
 from kvstore.observing.advice import Advice
-from kvstore.observing.columns import Column, TextLine, member_table
+from kvstore.observing.columns import Column, Label, TextLine, member_table
 from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
 from kvstore.observing.view import JobView, MemberView
 from kvstore.observing.waits import LONG_S, MemberWait, waits
@@ -103,7 +104,9 @@ def _head(place: ObservingPlace, view: JobView) -> list[TextLine]:
             counts.append(f"{ready} of {number} {role}{'s' if number > 1 else ''}")
     per_s = job_rounds_per_s(view)
     rounds = max((member.worker.latest.rounds for member in view.members if member.worker is not None), default=0)
-    running = [f"runs for {q.duration(view.at - view.started)}", ", ".join(counts)]
+    host = "".join(_hosts(view)) if len(_hosts(view)) == 1 else ""
+    here = f" on {host}" if host else ""
+    running = [f"runs for {q.duration(view.at - view.started)}{here}", ", ".join(counts)]
     if per_s is not None:
         running.append(f"{rounds} rounds, {q.rate(per_s)} a second")
     lines = [*_name(place), TextLine("  " + " · ".join(running))]
@@ -113,6 +116,17 @@ def _head(place: ObservingPlace, view: JobView) -> list[TextLine]:
     if view.failure is not None:
         lines.append(TextLine(f"  the job has failed: {view.failure}", "bad"))
     return lines
+
+
+def _hosts(view: JobView) -> set[str]:
+    return {member.host for member in view.members}
+
+
+def _labels(view: JobView) -> list[Label[Any]]:
+    """Return where processes are: their hosts only if these differ, for the head has the name of a single one."""
+    pid: Label[Any] = Label("pid", lambda row: str(row[0].pid or ""))
+    host: Label[Any] = Label("host", lambda row: row[0].host)
+    return [pid, host] if len(_hosts(view)) > 1 else [pid]
 
 
 def _logged(view: JobView) -> str:
@@ -202,7 +216,9 @@ def _workers(view: JobView, found: Sequence[MemberWait], parts: StatusParts) -> 
     def notable(row: _Worker) -> bool:
         return _words(row[0]) in ("lost", "silent") or row[0].rank in awaited
 
-    return member_table(rows, WORKER_COLUMNS, _title, lambda row: _words(row[0]), notable, parts.everybody)
+    return member_table(
+        rows, WORKER_COLUMNS, _title, lambda row: _words(row[0]), notable, parts.everybody, _labels(view)
+    )
 
 
 def _servers(view: JobView, everybody: bool) -> list[TextLine]:
@@ -218,6 +234,7 @@ def _servers(view: JobView, everybody: bool) -> list[TextLine]:
         lambda row: _words(row[0]),
         lambda row: _words(row[0]) in ("lost", "silent"),
         everybody,
+        _labels(view),
     )
 
 

@@ -54,6 +54,7 @@ class MemberView:
         address: where others reach it; empty for workers.
         worker: its reports, if it is a worker that has made any.
         server: its reports, if it is a server, a standby or an aggregator that has made any.
+        host, pid: where its process runs; empty and 0 if it has not said so. In a container both are the container's.
     """
 
     role: str
@@ -64,6 +65,8 @@ class MemberView:
     address: str
     worker: Span[WorkerReport] | None = None
     server: Span[ServerReport] | None = None
+    host: str = ""
+    pid: int = 0
 
     @property
     def name(self) -> str:
@@ -149,11 +152,11 @@ class JobView:
 
 
 def _member(record: Sequence[Any], reports: Sequence[AnyReport]) -> MemberView:
-    role, rank, incarnation, state, silent_s, address = record
+    role, rank, incarnation, state, silent_s, address, host, pid = record
     of_worker = [report for report in reports if isinstance(report, WorkerReport)]
     of_server = [report for report in reports if isinstance(report, ServerReport)]
     if len(of_server if role == "worker" else of_worker):
         raise WireError(f"{member_title(role, rank)} has a report that members of its role do not make")
     worker = Span(of_worker[0], of_worker[-1]) if of_worker else None
     server = Span(of_server[0], of_server[-1]) if of_server else None
-    return MemberView(role, rank, incarnation, state, silent_s, address, worker, server)
+    return MemberView(role, rank, incarnation, state, silent_s, address, worker, server, host, pid)

@@ -17,6 +17,8 @@ from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 
 MAX_STORES = 256  # of one job
+MAX_HOST = 255  # characters of a host's name
+MAX_PID = 2**31 - 1
 MAX_REASON = 4000  # characters that an error is cut to, so that no message is refused for its length
 
 Role = Annotated[
@@ -27,6 +29,8 @@ Ranks = Annotated[list[int], f.rising(0, MAX_NODES)]  # of workers
 # Of rounds that members note for the job's trace, the first and the last; both 0 for none.
 TracedRounds = Annotated[list[int], f.tuple_of(f.integer(0, 2**62 - 1), f.integer(0, 2**62 - 1))]
 Seq = Annotated[int, f.integer()]
+Host = Annotated[str, f.text(MAX_HOST)]
+Pid = Annotated[int, f.integer(0, MAX_PID)]
 Store = Annotated[int, f.integer(0, MAX_STORES - 1)]
 Text = Annotated[str, f.text()]
 Keys = Annotated[list[Any], f.keys]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from kvstore.job.settings import MAX_NODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
-from kvstore.wire.messages import Message, Ranks, Reply, Request, Role, Seq, Text, same_length
+from kvstore.wire.messages import MAX_HOST, MAX_PID, Message, Ranks, Reply, Request, Role, Seq, Text, same_length
 from kvstore.wire.rendezvous import MemberNotice
 
 MOST_LOCATED = 64  # members that one question may be about
@@ -41,6 +41,8 @@ MemberRecord = f.tuple_of(
     f.choice("joined", "ready", "left", "lost"),
     f.number,
     f.text(512),
+    f.text(MAX_HOST),
+    f.integer(0, MAX_PID),
 )
 
 
@@ -192,7 +194,8 @@ class Observed(Reply):
         at: the scheduler's time, by its monotonic clock.
         started: when the scheduler began, by the same.
         expected: how many workers, servers, standbys and aggregators the job has.
-        members: those that have joined: role, rank, incarnation, state, seconds since the last sign of life, address.
+        members: those that have joined: role, rank, incarnation, state, seconds since the last sign of life, address,
+            host and process id; see ``Join`` for the last three.
         failure: why the job has failed; None if it has not.
         waits: what the scheduler's own barriers and joins wait for, in words; empty for nothing.
         first_event: the number of the first of ``events``.

@@ -14,11 +14,13 @@ from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 from kvstore.wire.messages import (
     Dtypes,
+    Host,
     Ids,
     Keys,
     Kinds,
     Message,
     NodeField,
+    Pid,
     Rank,
     Ranks,
     Reply,
@@ -54,11 +56,14 @@ class Join(Request):
         address: where other members reach me; empty for workers.
         aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
         start: how often this member's process has been started, 1 for the first time; its incarnation.
+        host, pid: where the process runs, for observers; empty and 0 if it does not say.
     """
 
     address: Annotated[str, f.text(512)]
     aggregator: Rank = -1
     start: Start = 1
+    host: Host = ""
+    pid: Pid = 0
 
 
 @message(11)

@@ -246,7 +246,7 @@ class Agent:
         for index, role, rank, siblings, flat in start.tasks:
             variables = {**p.unpack(flat), AGENT: directory.path.name}
             env = environment(around, role, 1 if divided else siblings, variables, start.gpus)
-            tasks[index] = Task(role, rank, words(job, role, around.python), env)
+            tasks[index] = Task(role, rank, words(job, role, around.python, rank), env)
         return tasks
 
     # ---- the end

@@ -92,7 +92,7 @@ class HostTasks:
     def _here(self, role: Role, rank: int) -> Task:
         around = HostEnvironment(self._environ, sys.executable, cores(), source_root=source_root())
         own = {**self._settings(self._at, role, rank), AGENT: self._at.mark}
-        return Task(role, rank, words(self._job, role, sys.executable), environment(around, role, 1, own))
+        return Task(role, rank, words(self._job, role, sys.executable, rank), environment(around, role, 1, own))
 
     def _there(self, remote: RemoteAgent, role: Role, rank: int) -> Task:
         at_host = replace(self._at, node_host=surveyed(remote).address, fd=None)

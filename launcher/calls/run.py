@@ -148,7 +148,9 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
         report(task, how)
 
     interrupts = Interrupts(timeout)
-    caller = local.Caller("launcher.run", interrupts, Streams(), partial(SpawnedCrew, handover), says_start=False)
+    caller = local.Caller(
+        "launcher.run", interrupts, Streams(), partial(SpawnedCrew, handover), says_start=False, gives_input=False
+    )
     code = local.run(job, on_failure, environ=outside_a_job(os.environ), caller=caller)
     if interrupts.first not in (None, TIME_LIMIT):
         signal.raise_signal(interrupts.first)  # for the caller's handler, now that no job runs; most handlers raise

@@ -10,7 +10,7 @@ from functools import partial
 
 from launcher.calls.handover import Handover, WorkerStart
 from launcher.job.tasks import Task
-from launcher.processes.children import Children
+from launcher.processes.children import Children, Share
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import Sink
 
@@ -20,7 +20,7 @@ class SpawnedCrew(Children):
 
     Args:
         handover: the call, which workers make instead of executing their tasks.
-        tasks, guard, pass_fds: see `Children`.
+        tasks, guard, pass_fds, shares: see `Children`.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class SpawnedCrew(Children):
         guard: Guard,
         *,
         pass_fds: Mapping[int, tuple[int, ...]] | None = None,
+        shares: Mapping[int, Share] | None = None,
     ) -> None:
         starts = {index: handover.starts[task.rank] for index, task in tasks.items() if task.role == "worker"}
         fds = dict(pass_fds or {})
@@ -37,7 +38,7 @@ class SpawnedCrew(Children):
         tasks = {
             index: replace(task, argv=starts[index].argv) if index in starts else task for index, task in tasks.items()
         }
-        super().__init__(tasks, guard, pass_fds=fds)
+        super().__init__(tasks, guard, pass_fds=fds, shares=shares)
         self._handover = handover
         self._fed: list[int] = []
         self._ends: list[int] = []

@@ -33,6 +33,7 @@ class Cluster:
         dashboard: the port of the page that shows the job, 0 for any; None for no page.
         dashboard_token_file: the file with the page's token; None for a new token.
         trace: the file of the job's trace and the rounds that it has, after a colon; None for no trace.
+        attach: the rank of the worker that has the terminal; None for none by option.
         inject: faults to inject, as `launcher.job.injection` reads them.
         job_name: the name of the job in the cluster's tools.
         queue: the queue or partition.
@@ -66,6 +67,7 @@ class Cluster:
     dashboard: int | None = None
     dashboard_token_file: str | None = None
     trace: str | None = None
+    attach: int | None = None
     inject: tuple[str, ...] = ()
     job_name: str = "kvstore"
     queue: str = ""

@@ -55,7 +55,7 @@ def argv_of(command: Sequence[str], python: str) -> tuple[str, ...]:
 def require_program(command: Sequence[str]) -> None:
     """Raise ``LaunchError`` if a command is a Python that reads its program from its standard input.
 
-    The standard input of workers is /dev/null, so each would run an empty program, and the job would succeed.
+    The standard input of several workers is /dev/null, so each would run an empty program, and the job would succeed.
     """
     words = _split(command[0]) if len(command) == 1 else list(command)
     while words and PurePath(words[0]).name in _BEFORE_PROGRAMS:
@@ -76,7 +76,7 @@ def require_program(command: Sequence[str]) -> None:
         elif not word.startswith("-") or word.startswith("--") or _ENDS_OPTIONS.match(word):
             return
     raise LaunchError(
-        f"{shlex.join(words)} reads its program from the standard input, which workers do not have: write the program "
+        f"{shlex.join(words)} reads its program from the standard input, which workers cannot share: write the program "
         "to a file and name that, as in launch.py -n 2 python train.py; or pass it with python -c"
     )
 

@@ -70,6 +70,7 @@ class Job:
             for name in sorted(RESERVED.intersection(names)):
                 raise LaunchError(f"{option} cannot set {name}: launch.py computes it for each process")
         self.output.require_ranks(self.num_workers)
+        self._require_attachable()
         known = set(members(self.num_workers, self.num_servers, replicas=self.cluster.replicas))
         for text in self.cluster.inject:
             if Injection.parse(text).member not in known:
@@ -77,6 +78,16 @@ class Job:
                     f"--inject {text}: the job has no such member; it has {self.num_workers} workers, "
                     f"{self.num_servers} servers and {self.num_standbys} standbys (--replicas), and ranks begin at 0"
                 )
+
+    def _require_attachable(self) -> None:
+        attach = self.cluster.attach
+        if attach is None:
+            return
+        if attach >= self.num_workers:
+            ranks = "rank is 0" if self.num_workers == 1 else f"ranks are 0 to {self.num_workers - 1}"
+            raise LaunchError(f"--attach {attach}: there is no worker {attach}; the workers' {ranks}")
+        if self.output.live:
+            raise LaunchError("--attach gives the terminal to a worker, and --live draws on it; leave one of them out")
 
     @property
     def num_standbys(self) -> int:

@@ -14,6 +14,7 @@ from kvstore.job import contract, processes, settings, threads
 from kvstore.job.contract import Contract, Member, Role, member_name, member_title
 from kvstore.job.exits import Exit, signal_name
 from kvstore.job.keyring import Keyring
+from kvstore.job.title import title
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
 from launcher.job.description import RESERVED, Job
@@ -173,25 +174,30 @@ def again(start: int, how: Exit, when: float) -> dict[str, str]:
     return {settings.START.name: str(start), settings.LOST.name: f"{word} {when:.3f}"}
 
 
-def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
+def words(job: Job, role: Role, python: str, rank: int | None = None) -> tuple[str, ...]:
     """The words that a member of a role executes.
 
     Args:
         job: the job.
         role: the role.
         python: the interpreter that `python` in the command stands for.
+        rank: of the member, to be shown by `ps aux`; None where it does not run.
 
     Raises:
         LaunchError: the command is empty, or its quotes do not match.
     """
     if role == "worker":
         return argv_of(job.command, python)
-    return job.server_argv or our_servers(python)
+    return job.server_argv or our_servers(python, role, rank)
 
 
-def our_servers(python: str) -> tuple[str, ...]:
-    """The words that the scheduler, the servers and standbys execute by default, and aggregators always."""
-    return processes.words(python, "servers")
+def our_servers(python: str, role: Role, rank: int | None) -> tuple[str, ...]:
+    """The words that the scheduler, the servers and standbys execute by default, and aggregators always.
+
+    The last one is for people: the process takes its role and rank from its environment.
+    """
+    named = () if rank is None else (title(role, rank),)
+    return (*processes.words(python, "servers"), *named)
 
 
 def environment(
@@ -244,7 +250,7 @@ def render(job: Job, at: Rendezvous, around: HostEnvironment) -> list[Task]:
         Task(
             role,
             rank,
-            words(job, role, around.python),
+            words(job, role, around.python, rank),
             environment(
                 around,
                 role,

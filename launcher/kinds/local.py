@@ -7,13 +7,14 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from kvstore.errors import ConfigError
 from kvstore.job.processes import source_root
-from kvstore.job.settings import TRANSPORT
+from kvstore.job.settings import COLUMNS, PATIENCE_S, TRANSPORT
 from kvstore.job.system import cores
 from launcher.errors import LaunchError
 from launcher.job import dryrun
@@ -23,11 +24,11 @@ from launcher.kinds.kind import SUPERVISED, Kind
 from launcher.output.display import of_terminal
 from launcher.output.outlet import Outlet
 from launcher.processes.child import cannot_start
-from launcher.processes.children import Children
+from launcher.processes.children import Children, Share, shared
 from launcher.processes.dashboard import companions
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
-from launcher.processes.machine import open_standard_streams, require_files
+from launcher.processes.machine import in_foreground, open_standard_streams, require_files, terminal_kept
 from launcher.processes.observers_file import write_observers_file
 from launcher.processes.readers_file import readers_file
 from launcher.supervision.crew import Crew
@@ -46,7 +47,12 @@ class MakeCrew(Protocol):
     """Makes the crew of a job's tasks, as `Children` does."""
 
     def __call__(
-        self, tasks: Mapping[int, Task], guard: Guard, *, pass_fds: Mapping[int, tuple[int, ...]] | None
+        self,
+        tasks: Mapping[int, Task],
+        guard: Guard,
+        *,
+        pass_fds: Mapping[int, tuple[int, ...]] | None,
+        shares: Mapping[int, Share] | None,
     ) -> Crew:
         """Make a crew of these tasks."""
 
@@ -61,6 +67,7 @@ class Caller:
         outlet: where the output of the job's processes goes.
         crew: makes the crew that runs them.
         says_start: whether a line says what starts.
+        gives_input: whether a worker may have the standard input of this process.
     """
 
     name: str = "launch.py"
@@ -68,6 +75,7 @@ class Caller:
     outlet: Outlet = field(default_factory=Outlet)
     crew: MakeCrew = Children
     says_start: bool = True
+    gives_input: bool = True
 
 
 def run(
@@ -129,8 +137,13 @@ def _run(
     guard: Guard,
 ) -> int:
     listener = _listen() if _transport(environ) == "tcp" else None
+    share = shared(job, in_foreground(), all(map(os.isatty, (0, 1, 2)))) if caller.gives_input else None
+    told: dict[str, str] = of_terminal(caller.outlet, environ, job.output)
+    if share is not None and share[1] is Share.ALL:
+        # Others wait while somebody thinks at a prompt. And their bars would be drawn over it.
+        told |= {PATIENCE_S.name: environ.get(PATIENCE_S.name, "0"), COLUMNS.name: "0"}
     around = HostEnvironment(
-        environ={**environ, **of_terminal(caller.outlet, environ, job.output)},
+        environ={**environ, **told},
         python=sys.executable,
         cores=cores(),
         shims=str(directory.shims(sys.executable)),
@@ -139,7 +152,10 @@ def _run(
     at = replace(_rendezvous(directory, listener), scheduler_log=directory.scheduler_log if job.restarts else "")
     write_observers_file(directory.path, job, at, environ)
     with readers_file(job, at, environ), companions(job, directory.path, environ) as beside:
-        return _run_tasks(job, render(job, at, around), on_failure, environ, limits, caller, guard, listener, beside)
+        tasks = render(job, at, around)
+        shares = {} if share is None else {len(tasks) - job.num_workers + share[0]: share[1]}
+        with terminal_kept() if shares else nullcontext():
+            return _run_tasks(job, tasks, on_failure, environ, limits, caller, guard, listener, beside, shares)
 
 
 def _run_tasks(
@@ -152,10 +168,11 @@ def _run_tasks(
     guard: Guard,
     listener: socket.socket | None,
     beside: Sequence[Crew],
+    shares: Mapping[int, Share],
 ) -> int:
     _check_command(tasks[-job.num_workers])
     pass_fds = {} if listener is None else {0: (listener.fileno(),)}
-    crew = caller.crew(dict(enumerate(tasks)), guard, pass_fds=pass_fds)
+    crew = caller.crew(dict(enumerate(tasks)), guard, pass_fds=pass_fds, shares=shares)
     restarts = Restarts.of(job, tasks)
     supervisor = Supervisor(
         tasks,
@@ -170,6 +187,7 @@ def _run_tasks(
         where="on this machine" if caller.says_start else None,
         restarts=restarts,
         drill=Drill(tasks, job.injections),
+        attached=next((index for index, share in shares.items() if share is Share.ALL), None),
     )
     try:
         supervisor.start()
@@ -228,5 +246,5 @@ def _check_command(worker: Task) -> None:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=SUPERVISED | {"sync_dst_dir"},
+    takes=SUPERVISED | {"sync_dst_dir", "attach"},
 )

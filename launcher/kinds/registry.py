@@ -23,6 +23,14 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     }
 )
 
+# What to do where a launcher does not take an option, by its field.
+INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "attach": ". A process on another host has no terminal: call debugpy.listen in one worker, by store.rank, and "
+        "attach an editor to it"
+    }
+)
+
 
 def find(name: str, job: Job) -> Kind:
     """The launcher of a name, for a job.
@@ -39,5 +47,6 @@ def find(name: str, job: Job) -> Kind:
             others = ", ".join(other for other, candidate in KINDS.items() if field in candidate.takes) or "none"
             raise LaunchError(
                 f"--launcher {name} does not take {option(field)}; leave it out (launchers that take it: {others})"
+                f"{INSTEAD.get(field, '')}"
             )
     return kind

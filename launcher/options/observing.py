@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.job.trace_target import TRACED, TraceTarget
+from launcher.options.values import number
 
 _DASHBOARD = "--dashboard"
 _ANY = f"{_DASHBOARD}=\0"  # no word of a command line can be it
@@ -29,6 +30,12 @@ def add(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         type=lambda text: str(Path(text).absolute()),
         help="the token of the page, so that it is the same for many jobs; FILE is made if it is not there",
+    )
+    group.add_argument(
+        "--attach",
+        metavar="RANK",
+        type=number,
+        help="give this worker the terminal, for breakpoint() in its program (local; by default with -n 1)",
     )
     group.add_argument(
         "--trace",

@@ -42,6 +42,7 @@ class Display:
         environ: the caller's environment, for NO_COLOR.
         options: which lines are shown, and which files are written.
         name: the prefix of the caller's own lines.
+        attached: the task that has the terminal, where nothing is drawn then; None for none.
         clock: the time since the epoch, in seconds.
         monotonic: a clock that nobody sets, for how long something has lasted.
 
@@ -57,12 +58,14 @@ class Display:
         environ: Mapping[str, str],
         options: OutputOptions,
         name: str,
+        attached: int | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
         self._outlet = outlet
         self._name = name
+        self._attached = attached
         self._clock, self._now = clock, monotonic
         self._color = {fd: wants_color(fd, environ) for fd in (outlet.stdout, outlet.stderr)}
         self._terminal = {fd: is_terminal(fd, environ) for fd in self._color}
@@ -108,7 +111,7 @@ class Display:
         if whole and number == 2:
             self._last[index] = whole
         self._outlet.put(target, whole)
-        if self._live is None:
+        if self._live is None and self._attached is None:  # else a bar would be drawn where somebody types
             self._outlet.show(target, (index, number), status)
 
     def say(self, text: str, *, secret: bool = False) -> None:
@@ -152,7 +155,8 @@ class Display:
         again = f", because it {why}" if why else ""
         if self._live is not None:
             self._live.begins(index, start, self._now())
-        self._note(index, f"start {start} of {self._tasks[index].title}{again}")
+        where = "; what it prints is on the terminal alone" if index == self._attached else ""
+        self._note(index, f"start {start} of {self._tasks[index].title}{again}{where}")
 
     def reported(self, index: int, report: ExitReport) -> None:
         """A task has said why it ends. It is shown later; its file has it now."""

@@ -46,6 +46,7 @@ class Child:
         keeper_fd: the keeper's pipe, to which the process writes its pid before it executes the program; -1 for none.
         pass_fds: the file descriptors that it inherits beside its standard streams.
         stdin: its standard input; None for /dev/null.
+        attached: whether it has this process's standard streams, instead of `stdin` and pipes.
         report: the file in which the program may say why it ends; None for none.
 
     Raises:
@@ -59,11 +60,14 @@ class Child:
         pass_fds: tuple[int, ...] = (),
         *,
         stdin: int | None = None,
+        attached: bool = False,
         report: Path | None = None,
     ) -> None:
         self.task = task
         self.exit: Exit | None = None
-        out, err = os.pipe(), os.pipe()
+        # No terminal between: line editing, colors and progress bars are as if the program had been started by hand.
+        out, err = ((-1, 1), (-1, 2)) if attached else (os.pipe(), os.pipe())
+        stdin = 0 if attached else stdin
         self._reported: ExitReport | None = None
         self._report_file = None if report is None else ReportFile.of(report, err[1])
         try:
@@ -72,22 +76,22 @@ class Child:
                 {**task.env, **({} if self._report_file is None else self._report_file.variables)},
                 pass_fds=pass_fds,
                 keeper_fd=keeper_fd,
-                # Workers cannot share the terminal's input, nor read it from sessions of their own.
+                # Several workers cannot share one input. One can: job control does not keep a session from a terminal
+                # that is not its own.
                 stdin=subprocess.DEVNULL if stdin is None else stdin,
                 stdout=out[1],
                 stderr=err[1],
                 start_new_session=True,
             )
         except OSError as error:
-            os.close(out[0])
-            os.close(err[0])
+            _close(() if attached else (out[0], err[0]))
             raise cannot_start(task, error) from None
         finally:
-            os.close(out[1])
-            os.close(err[1])
+            _close(() if attached else (out[1], err[1]))
         self.stdout, self.stderr = out[0], err[0]
-        os.set_blocking(self.stdout, False)
-        os.set_blocking(self.stderr, False)
+        self.pipes = {} if attached else {1: self.stdout, 2: self.stderr}
+        for pipe in self.pipes.values():
+            os.set_blocking(pipe, False)
         self._process = self._tied.process
 
     def execute(self) -> None:
@@ -134,6 +138,11 @@ class Child:
         if state is None:
             return None
         return Exit(code=state.si_status) if state.si_code == os.CLD_EXITED else Exit(signum=state.si_status)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def cannot_start(task: Program, error: OSError, directory: str = ".") -> LaunchError:

@@ -7,10 +7,13 @@ import selectors
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
 
 from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
+from launcher.job.description import Job
+from launcher.job.output_options import OutputOptions
 from launcher.job.tasks import Task
 from launcher.processes.child import Child
 from launcher.processes.guard import Guard
@@ -30,6 +33,30 @@ class _Stream:
     closed: bool = False
 
 
+class Share(Enum):
+    """What a task has of the standard streams of this process."""
+
+    INPUT = auto()
+    ALL = auto()
+
+
+def shared(job: Job, foreground: bool, terminal: bool) -> tuple[int, Share] | None:
+    """Return which worker has what of the standard streams of launch.py; None if none has anything. Pure.
+
+    The single worker of a job has them as without launch.py, unless an option says where its lines go.
+
+    Args:
+        job: the job.
+        foreground: whether launch.py itself may read its standard input.
+        terminal: whether all three are terminals.
+    """
+    if job.cluster.attach is not None:
+        return job.cluster.attach, Share.ALL
+    if job.num_workers > 1 or not foreground:
+        return None
+    return 0, Share.ALL if terminal and job.output == OutputOptions() else Share.INPUT
+
+
 class Children:
     """Runs tasks on this machine; see `Crew`.
 
@@ -37,18 +64,25 @@ class Children:
         tasks: the tasks by index, in the order in which to start them.
         guard: signals them, and kills them if this process dies.
         pass_fds: the file descriptors that a task inherits, by index.
+        shares: what of this process's standard streams a task has, by index; nothing if it is not there.
     """
 
     def __init__(
-        self, tasks: Mapping[int, Task], guard: Guard, *, pass_fds: Mapping[int, tuple[int, ...]] | None = None
+        self,
+        tasks: Mapping[int, Task],
+        guard: Guard,
+        *,
+        pass_fds: Mapping[int, tuple[int, ...]] | None = None,
+        shares: Mapping[int, Share] | None = None,
     ) -> None:
         self._tasks = dict(tasks)
         self._guard = guard
         self._pass_fds = pass_fds or {}
+        self._shares = shares or {}
         self._children: dict[int, Child] = {}
         # Those that were started again. They are not reaped before the end: no other process may get their pids.
         self._former: list[Child] = []
-        self._streams: dict[int, tuple[_Stream, _Stream]] = {}
+        self._streams: dict[int, list[_Stream]] = {}
         self._reading = True
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
@@ -61,10 +95,18 @@ class Children:
 
     def _make(self, index: int) -> Child:
         report = self._guard.directory / _report_name(index)
-        child = Child(self._tasks[index], self._guard.fileno(), self._pass_fds.get(index, ()), report=report)
+        share = self._shares.get(index)
+        child = Child(
+            self._tasks[index],
+            self._guard.fileno(),
+            self._pass_fds.get(index, ()),
+            stdin=0 if share is Share.INPUT else None,
+            attached=share is Share.ALL,
+            report=report,
+        )
         self._guard.add(child.pid)
         self._children[index] = child
-        self._streams[index] = (_Stream(index, 1, child.stdout), _Stream(index, 2, child.stderr))
+        self._streams[index] = [_Stream(index, number, pipe) for number, pipe in child.pipes.items()]
         if self._reading:
             for stream in self._streams[index]:
                 self._register(stream)

@@ -67,7 +67,7 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
         told |= {ROLE.name: "observer", OBSERVE.name: str(directory / FILE), LIFELINE.name: "1"}
         env = processes.complete({**outside_a_job(environ), **told}, processes.source_root())
         name = "trace" if job.cluster.dashboard is None else "dashboard"
-        program = CompanionProgram(name, processes.words(sys.executable, "servers"), env, pass_fds, grace_s)
+        program = CompanionProgram(name, (*processes.words(sys.executable, "servers"), name), env, pass_fds, grace_s)
         yield [Companion(program, announcement)]
 
 

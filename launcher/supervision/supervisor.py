@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
 import time
@@ -33,6 +34,7 @@ _HIGH_WATER = 4 << 20
 _POLL_S = 0.02
 _CHECK_S = 0.25
 _FLUSH_S = 1.0
+_TWICE_S = 2.0  # between two Ctrl-C that are one wish
 
 
 class Supervisor:
@@ -53,6 +55,7 @@ class Supervisor:
         restarts: which tasks may die and are started again; None for none.
         on_loss: called with each of them, in the loop; again and again until it returns True.
         drill: the faults to inject; None for none.
+        attached: the task that has this process's terminal; None for none.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Supervisor:
         restarts: Restarts | None = None,
         on_loss: OnLoss = report_loss,
         drill: Drill | None = None,
+        attached: int | None = None,
     ) -> None:
         self._tasks = tasks
         self._crews = crews
@@ -84,7 +88,16 @@ class Supervisor:
         self._say_again_at = 0.0
         self._ending = Ending(tasks, limits, restarts)
         self._outlet = Outlet() if outlet is None else outlet
-        self._display = Display(tasks, self._outlet, environ=environ, options=output or OutputOptions(), name=name)
+        self._display = Display(
+            tasks,
+            self._outlet,
+            environ=environ,
+            options=output or OutputOptions(),
+            name=name,
+            attached=attached,
+        )
+        self._attached = attached
+        self._interrupted = -math.inf  # when the attached task was
         self._where = where
         self._postmortem = Postmortem(tasks)
         self._own_selector = selector is None
@@ -105,6 +118,8 @@ class Supervisor:
         """
         if self._where is not None:
             self.say(f"starting {self._counted(range(1, len(self._tasks)))} {self._where}")
+        if self._attached is not None:
+            self.say(f"{self._tasks[self._attached].name} has this terminal; Ctrl-C is for it, and twice ends the job")
         for index in range(len(self._tasks)):
             self._display.begins(index)
         for crew in self._crews:
@@ -205,14 +220,27 @@ class Supervisor:
         ready = turn(self._selector, self._timeout())
         received = self._signals.take()
         for signum in received:
-            if signum != CHILD:
+            if signum != CHILD and not (signum == signal.SIGINT and self._interrupt()):
                 self._hurry = True
+                if self._attached is not None:
+                    self._outlet.put(self._outlet.stderr, b"\n")  # behind the prompt, or what was typed
                 self._perform(self._ending.signalled(signum, time.monotonic()))
         # Also without a signal: one may be lost, and crews on other hosts have deadlines.
         if CHILD in received or time.monotonic() >= self._collected + _CHECK_S or not ready:
             self._collected = time.monotonic()
             for crew in self._crews:
                 crew.collect()
+
+    def _interrupt(self) -> bool:
+        """Pass a Ctrl-C on to the task that has the terminal, and runs; return False if it is to end the job.
+
+        The terminal sends it to launch.py's processes only: a task is in a session of its own.
+        """
+        now = time.monotonic()
+        if self._attached is None or self._ending.phase is not Phase.RUNNING or now < self._interrupted + _TWICE_S:
+            return False
+        self._interrupted = now
+        return any(crew.signal_task(self._attached, signal.SIGINT) for crew in self._crews)
 
     def _timeout(self) -> float:
         if self._ending.all_exited:

@@ -181,6 +181,8 @@ def _member(member: MemberView) -> dict[str, Any]:
         "state": member.state,
         "silent": member.silent_s,
         "address": member.address,
+        "host": member.host,
+        "pid": member.pid or None,
     }
 
 

@@ -71,7 +71,17 @@ class JoinRequests:
             return
         key = self._reply_links.key(peer)
         member = JobMember(
-            role, nonce, hint, request.address, peer, request.seq, key, request.aggregator, request.start
+            role,
+            nonce,
+            hint,
+            request.address,
+            peer,
+            request.seq,
+            key,
+            request.aggregator,
+            request.start,
+            request.host,
+            request.pid,
         )
         before = self._members.join(member, now)
         self._reply_links.admit(peer, request, key)

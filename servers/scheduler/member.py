@@ -48,6 +48,7 @@ class JobMember:
         address: where other members reach it; empty for workers.
         aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
         start: how often the member's process has been started.
+        host, pid: where the process runs.
         join_peer, join_seq: the link and number of its request to join.
         key: the public key that its link proved then; empty where links prove no keys.
         peer: the link of its heartbeat, which takes notices; None before the first beat.
@@ -70,6 +71,8 @@ class JobMember:
     key: str = ""
     aggregator: int = -1
     start: int = 1
+    host: str = ""
+    pid: int = 0
     rank: int = -1
     incarnation: int = 0
     state: MemberState = MemberState.JOINED

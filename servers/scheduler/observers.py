@@ -164,4 +164,8 @@ def _record(member: JobMember, now: float) -> list[object]:
     """Return what ``Observed.members`` has of a member; before it has a rank, the one it has asked for."""
     rank = member.hint if member.rank < 0 else member.rank
     silent_s = max(0.0, now - member.heard) if member.heard else 0.0
-    return [member.role, max(-1, rank), member.incarnation, member.state.name.lower(), silent_s, member.address]
+    state = member.state.name.lower()
+    return [
+        *(member.role, max(-1, rank), member.incarnation, state, silent_s),
+        *(member.address, member.host, member.pid),
+    ]

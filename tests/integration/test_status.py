@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,12 @@ def test_a_job_that_hangs_says_who_is_awaited_and_where_that_one_is(tmp_path: Pa
         document = json.loads(status(running, "--json", "--stacks").stdout)
         assert [(wait["waiting"], wait["missing"]) for wait in document["status"]["waits"]] == [([0], [1])]
         assert {one["role"] for one in document["stacks"]} == {"worker", "server"}
+        for member in document["status"]["members"]:
+            assert member["pid"] in running.members(member["role"])
+            assert member["host"] == socket.gethostname()
+            called = Path(f"/proc/{member['pid']}/comm").read_text(encoding="ascii").strip()
+            assert called == f"{member['role']}-{member['rank']}"
+            assert f"  {member['pid']}\n" in shown
 
         (scheduler,) = running.members("scheduler")
         os.kill(scheduler, signal.SIGSTOP)

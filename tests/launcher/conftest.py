@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -58,6 +59,7 @@ def start(tmp_path: Path, short: Path) -> Iterator[Callable[..., Launched]]:
         limits: Mapping[str, float] = HASTE,
         prelude: str = "",
         env: dict[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> Launched:
@@ -67,7 +69,7 @@ def start(tmp_path: Path, short: Path) -> Iterator[Callable[..., Launched]]:
         environ |= {"TMPDIR": str(short), "FAKE_SERVER": server, "LIMITS": json.dumps(dict(limits)), **(env or {})}
         command = [sys.executable, "-c", f"{prelude}\n{DRIVER}", *argv]
         directory, token = tmp_path / f"launch-{len(started)}", uuid.uuid4().hex
-        process = launch(command, environ, token, tmp_path, directory, stdout=stdout, stderr=stderr)
+        process = launch(command, environ, token, tmp_path, directory, stdin=stdin, stdout=stdout, stderr=stderr)
         started.append(Launched(process, directory, token))
         return started[-1]
 

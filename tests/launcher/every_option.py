@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {
     "dashboard": 8080,
     "dashboard_token_file": "/t",
     "trace": "/t.json:5-20",
+    "attach": 0,
     "inject": ("kill:server:0@round:9", "stop:scheduler@0.5s"),
     "job_name": "mnist",
     "queue": "gpu",

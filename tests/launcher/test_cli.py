@@ -86,6 +86,10 @@ def test_the_default_launcher() -> None:
         (["-n", "1", "--env", "NOT_SET", "x"], "--env NOT_SET: this variable is not set"),
         (["-n", "1", "--lr", "0.1", "x"], "there is no option --lr"),
         (["-n", "1", "--env-worker", "DMLC_ROLE:x", "y"], "--env-worker cannot set DMLC_ROLE"),
+        (["-n", "2", "--attach", "2", "x"], "--attach 2: there is no worker 2; the workers' ranks are 0 to 1"),
+        (["-n", "2", "--attach", "0", "--live", "--show", "all", "x"], "--live draws on it; leave one of them out"),
+        (["-n", "2", "-H", "hosts", "--attach", "0", "x"], "that take it: local). A process on another host has no"),
+        (["-n", "2", "--launcher", "slurm", "--attach", "0", "x"], "call debugpy.listen in one worker"),
         (["-n", "1", "python 'train.py"], "quotes of the command do not match"),
         (["-n", "1", "python", "-"], "python - reads its program from the standard input"),
         (

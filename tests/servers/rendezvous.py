@@ -35,7 +35,14 @@ class Member:
 
     def join(self) -> Join:
         me = Sender(Node(self.role, self.hint, self.nonce), 1, 0)
-        return Join(me, address=f"at {self.nonce}", aggregator=self.aggregator, start=self.start)
+        return Join(
+            me,
+            address=f"at {self.nonce}",
+            aggregator=self.aggregator,
+            start=self.start,
+            host=f"node{self.nonce}",
+            pid=self.nonce,
+        )
 
     def again(self) -> Member:
         """The next process of this member."""

@@ -82,7 +82,7 @@ def compose(command: Sequence[str], environ: Mapping[str, str], mount: Path) -> 
         del environ[settings.JOB_SECRET.name]  # the member needs no other keys
     around = HostEnvironment(environ=environ, python=sys.executable, cores=cores())
     try:
-        argv = argv_of(command, sys.executable) if command else our_servers(sys.executable)
+        argv = argv_of(command, sys.executable) if command else our_servers(sys.executable, role, rank)
     except LaunchError as error:
         raise SystemExit(str(error)) from None
     return Task(role, rank, argv, environment(around, role, 1, variables))

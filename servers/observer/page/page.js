@@ -84,6 +84,8 @@ const STATE = { key: "state", title: "State", hint: "Sort by state", show: state
 const MEMORY = { key: "memory", title: "Memory", hint: "Memory of the process", show: bytes };
 const CORES = { key: "cores", title: "Cores", hint: "Processor cores in use", show: number };
 const ROUNDS = { key: "rounds", title: "Rounds", hint: "Rounds since it joined", show: count };
+const HOST = { key: "host", title: "Host", hint: "Sort by the host that it runs on", show: (value) => value || "–", text: true };
+const PROCESS = { key: "pid", title: "Process", hint: "Number of its process, on that host", show: (value) => `${value ?? "–"}` };
 const RATE = { key: "rate", title: "Rounds/s", hint: "Rounds a second", show: number };
 
 const workers = new Table(
@@ -102,6 +104,8 @@ const workers = new Table(
     MEMORY,
     { key: "sent", title: "Sends", hint: "Bytes a second to servers", show: rate },
     { key: "received", title: "Receives", hint: "Bytes a second from servers", show: rate },
+    HOST,
+    PROCESS,
   ],
   openMember,
 );
@@ -119,6 +123,8 @@ const servers = new Table(
     { key: "waiting", title: "Wait there", hint: "Workers that wait for its answer", show: count },
     CORES,
     MEMORY,
+    HOST,
+    PROCESS,
   ],
   openMember,
 );
@@ -252,8 +258,9 @@ async function showMember() {
   const name = own.name;
   const row = [...(page.view?.workers ?? []), ...(page.view?.servers ?? [])].find((each) => each.name === name);
   if (row) {
+    const runs = row.pid ? `; process ${row.pid} on ${row.host}` : "";
     const where = row.address ? `, at ${row.address}` : "";
-    write(element("member-about"), `${stateOf(row.state, row)}; last heard ${seconds(row.silent)} ago${where}`);
+    write(element("member-about"), `${stateOf(row.state, row)}; last heard ${seconds(row.silent)} ago${where}${runs}`);
   }
   try {
     const history = await fetchHistory(page.span, name);

@@ -81,7 +81,7 @@ def test_on_one_host_they_meet_in_a_private_directory_which_goes_with_the_job(st
     for process in job.members:
         assert process.variables["DMLC_PS_ROOT_URI"] == servers.address.uri
         assert process.variables["DMLC_NUM_WORKER"] == "4"
-        assert process.argv[-1] == "servers"
+        assert process.argv[-2:] == ["servers", process.name.replace(" ", "-")]
     assert [process.variables.get("KVSTORE_LOCAL_RANK") for process in job.members] == [None, "0", "1"]
     servers.end()
     servers.end()

@@ -213,6 +213,19 @@ def test_stop_ends_the_thread_at_once_and_may_come_twice():
     heartbeat.stop()
 
 
+def test_debugpy_is_told_to_leave_its_thread_alone():
+    network = InprocNetwork()
+    made: list[Any] = []
+
+    def thread(**options: Any) -> threading.Thread:
+        made.append(threading.Thread(**options))
+        return made[0]
+
+    node, listener = Node("worker", 0, 1), Listener(print, print)
+    Heartbeat(network.transport, "inproc://scheduler", node, 1000.0, 5000.0, lambda: 0.0, listener, thread=thread)
+    assert made[0].pydev_do_not_trace, "a breakpoint would stop the beats, and cost the job"
+
+
 def test_it_may_be_stopped_from_its_own_thread():
     played = Scheduler(lambda n: [Stop()])
     heartbeat = played.heartbeat

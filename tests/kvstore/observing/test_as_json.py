@@ -31,7 +31,7 @@ def test_the_format_is_what_the_reference_describes() -> None:
     ]
     assert described["events"] == [{"number": 1, "ago_s": 59.0, "text": "all have joined"}]
     first = described["members"][0]
-    assert first.keys() == {"role", "rank", "starts", "state", "silent_s", "address", "figures"}
+    assert first.keys() == {"role", "rank", "starts", "state", "silent_s", "address", "host", "pid", "figures"}
     assert (first["figures"]["rounds_per_s"], first["figures"]["input"]) == (0.0, None)
     assert described["members"][2]["figures"]["held"] == 4000
 

@@ -7,7 +7,7 @@ from viewed_job import PLACE, server, view_of, worker
 
 from kvstore.observing.advice import Advice
 from kvstore.observing.text import StatusParts, job_lines, silent_scheduler_lines, status_lines
-from kvstore.observing.view import Event, JobView
+from kvstore.observing.view import Event, JobView, MemberView
 
 ADVICE = (Advice("stuck", "worker", 1, "workers wait"), Advice("straggler_compute", "worker", 1, "worker 1 computes"))
 
@@ -56,6 +56,30 @@ servers
 events
           59 s ago  all have joined"""
     )
+
+
+def test_the_process_of_each_member_is_shown_and_its_host_where_the_hosts_are_several() -> None:
+    def at(member: MemberView, host: str) -> MemberView:
+        return dataclasses.replace(member, host=host, pid=4000 + member.rank)
+
+    one = text(view_of([at(worker(0), "node7"), at(server(0), "node7")]))
+    assert "runs for 1 min 0 s on node7 · 1 of 1 worker" in one
+    assert "  memory  pid\n  worker 0  ready  0.4 s      50  100 MB  4000\n" in one
+    two = text(view_of([at(worker(0), "node7"), at(worker(1), "n8"), server(0), server(1)]))
+    assert "runs for 1 min 0 s ·" in two
+    assert two.split("workers\n")[-1].split("\n\n")[0].split("\n") == [
+        "            state   beat  rounds  memory  pid   host",
+        "  worker 0  ready  0.4 s      50  100 MB  4000  node7",
+        "  worker 1  ready  0.4 s      50  100 MB  4001  n8",
+    ]
+    assert "pid" not in two.split("servers\n")[-1], "nobody there has said it"
+
+
+def test_of_many_the_awaited_one_is_shown_with_its_process() -> None:
+    members = [dataclasses.replace(worker(rank), host=f"node{rank % 2}", pid=4000 + rank) for rank in range(64)]
+    shown = text(view_of(members), StatusParts(advice=[Advice("straggler_compute", "worker", 7, "worker 7 is slow")]))
+    assert "4007  node1" in shown
+    assert "4000" not in shown
 
 
 def test_what_the_scheduler_waits_for_is_shown_before_anybody_has_joined() -> None:

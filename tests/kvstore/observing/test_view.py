@@ -12,7 +12,7 @@ from kvstore.wire import Ack, Message, Node, Observed, ServerReport, WorkerRepor
 
 WORKER = WorkerReport(Node("worker", 1, 1), 5.0, 10, 1000, -1, 50, 60, 2, 0, [100], [200], [["loss", 0.5]])
 SERVER = ServerReport(Node("server", 0, 1), 6.0, 10, 1, 2, 3, 4, 5, 6, 3, [0, 3], [0, 9], [], [], 0)
-MEMBERS = [["worker", 1, 1, "ready", 0.25, ""], ["server", 0, 1, "ready", 0.5, "ipc://s0"]]
+MEMBERS = [["worker", 1, 1, "ready", 0.25, "", "node7", 42], ["server", 0, 1, "ready", 0.5, "ipc://s0", "", 0]]
 
 
 def observed(owners: list[int], *reports: Message) -> Observed:
@@ -36,6 +36,7 @@ def test_members_have_their_reports() -> None:
     assert (server.server.seconds, server.server.rate("rounds")) == (0.0, 0.0), "there is only one"
     assert view.of_role("server") == [server]
     assert (worker.name, server.title) == ("worker 1", "server 0")
+    assert (worker.host, worker.pid) == ("node7", 42)
     assert [(event.number, event.at, event.text) for event in view.events] == [(4, 7.5, "hello")]
 
 

@@ -29,10 +29,13 @@ def test_an_answer_has_a_place_for_each_member() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        ["reader", 0, 1, "ready", 0.0, ""],
-        ["worker", 0, 1, "asleep", 0.0, ""],
-        ["worker", 0, 1, "ready", float("nan"), ""],
-        ["worker", 0, 1, "ready", 0.0],
+        ["reader", 0, 1, "ready", 0.0, "", "node7", 42],
+        ["worker", 0, 1, "asleep", 0.0, "", "node7", 42],
+        ["worker", 0, 1, "ready", float("nan"), "", "node7", 42],
+        ["worker", 0, 1, "ready", 0.0, "", "n" * 256, 42],
+        ["worker", 0, 1, "ready", 0.0, "", "node7", -1],
+        ["worker", 0, 1, "ready", 0.0, "", "node7", "42"],
+        ["worker", 0, 1, "ready", 0.0, ""],
     ],
 )
 def test_a_record_of_a_member_is_checked(record: list[object]) -> None:

@@ -47,7 +47,10 @@ def test_servers_are_ours_whatever_the_working_directory_holds() -> None:
 def test_scheduler_then_servers_then_workers() -> None:
     tasks = render(job(num_servers=2), AT, HERE)
     assert [task.name for task in tasks] == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
-    assert [task.argv for task in tasks] == [words(job(), "server", "/py")] * 3 + [("/py", "train.py")] * 2
+    ours = words(job(), "server", "/py")
+    assert [task.argv[:-1] for task in tasks[:3]] == [ours] * 3
+    assert [task.argv[-1] for task in tasks[:3]] == ["scheduler", "server-0", "server-1"], "for people who look at ps"
+    assert [task.argv for task in tasks[3:]] == [("/py", "train.py")] * 2
 
 
 def test_standbys_are_servers_after_the_servers_with_numbers_of_their_own() -> None:
@@ -56,7 +59,7 @@ def test_standbys_are_servers_after_the_servers_with_numbers_of_their_own() -> N
     assert [task.title for task in tasks[3:5]] == ["the standby of server 0", "the standby of server 1"]
     assert {task.env.get("KVSTORE_REPLICAS") for task in tasks} == {"1"}
     server, standby = by_name(tasks)["server 1"], by_name(tasks)["standby 1"]
-    assert standby.argv == server.argv
+    assert standby.argv == (*server.argv[:-1], "standby-1")
     assert standby.env == {**server.env, "DMLC_ROLE": "standby"}
     assert (standby.env["X"], standby.env["OMP_NUM_THREADS"]) == ("1", "4")
 

@@ -31,7 +31,7 @@ CLOCK = 1772357400.0  # that time
 class Shown:
     """A display whose output goes to files, or to a terminal."""
 
-    def __init__(self, stdout: int, stderr: int, options: OutputOptions) -> None:
+    def __init__(self, stdout: int, stderr: int, options: OutputOptions, attached: int | None = None) -> None:
         self.outlet = Outlet(stdout, stderr)
         self.now = 0.0
         self.received = b""  # by the terminal
@@ -41,6 +41,7 @@ class Shown:
             environ={"TERM": "xterm", "NO_COLOR": "1"},
             options=options,
             name="launch.py",
+            attached=attached,
             clock=lambda: CLOCK,
             monotonic=lambda: self.now,
         )
@@ -226,6 +227,18 @@ def test_one_line_for_each_process_on_a_terminal(tmp_path: Path) -> None:
             *("launch.py: it is over", ""),
         ]
         live.display.close()
+
+
+def test_no_bar_is_drawn_on_a_terminal_where_somebody_types(tmp_path: Path) -> None:
+    with screen.terminal() as (ours, theirs):
+        debugged = Shown(theirs, theirs, OutputOptions(log_dir=str(tmp_path)), attached=FIRST)
+        debugged.display.begins(FIRST)
+        debugged.display.output(SECOND, 2, b"50%\r")
+        debugged.lines(SECOND, "hi")
+        debugged.display.output(SECOND, 2, b"100%\r")
+        assert drawn(ours, debugged) == ["[worker 1] hi", ""]
+        debugged.display.close()
+    assert "what it prints is on the terminal alone" in (tmp_path / "worker-0.log").read_text()
 
 
 def test_a_terminal_that_is_closed_ends_nothing(tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ from waiting import until
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
+from launcher.job.cluster import Cluster
+from launcher.job.description import Job
+from launcher.job.output_options import OutputOptions
 from launcher.job.tasks import Task
-from launcher.processes.children import Children
+from launcher.processes.children import Children, Share, shared
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import turn
 
@@ -51,6 +54,24 @@ class Crew:
         self.children.close()
         assert not self.selector.get_map()
         self.selector.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "foreground", "terminal", "share"),
+    [
+        ({"num_workers": 1}, True, True, (0, Share.ALL)),
+        ({"num_workers": 1}, True, False, (0, Share.INPUT)),
+        ({"num_workers": 1}, False, True, None),
+        ({"num_workers": 1, "output": OutputOptions(log_dir="logs")}, True, True, (0, Share.INPUT)),
+        ({"num_workers": 2}, True, True, None),
+        ({"num_workers": 2, "cluster": Cluster(attach=1)}, True, False, (1, Share.ALL)),
+    ],
+)
+def test_one_worker_alone_has_the_terminal_or_the_input_and_of_several_the_one_that_is_named(
+    options: dict[str, Any], foreground: bool, terminal: bool, share: tuple[int, Share] | None
+) -> None:
+    job = Job(**{"num_servers": 1, "command": ("x",), **options})
+    assert shared(job, foreground, terminal) == share
 
 
 def test_output_comes_before_the_exit_and_ends(guard: Guard) -> None:

@@ -149,6 +149,7 @@ def run(
     where: str | None = None,
     roles: frozenset[str] = frozenset(),
     faults: Sequence[str] = (),
+    attached: int | None = None,
 ) -> int:
     with SignalQueue() as signals:
         supervisor = Supervisor(
@@ -164,6 +165,7 @@ def run(
             restarts=Restarts(TASKS, roles, 5),
             on_loss=told.on_loss,
             drill=Drill(TASKS, map(Injection.parse, faults)),
+            attached=attached,
         )
         try:
             supervisor.start()
@@ -239,6 +241,26 @@ def test_after_a_signal_it_says_what_has_been_ended(told: Told) -> None:
     crew = Played(ends(1), lambda _: os.kill(os.getpid(), signal.SIGINT))
     assert run(crew, told) == 130
     assert told.err == "the test: Ctrl-C: ended 1 worker, the scheduler; no process of the job is left\n"
+
+
+def interrupt(_: Played) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_is_for_the_worker_that_has_the_terminal_and_twice_for_the_job(told: Told) -> None:
+    crew = Played(interrupt, interrupt)
+    assert run(crew, told, attached=2) == 130
+    assert (crew.hits, crew.signals) == ([(2, signal.SIGINT)], [signal.SIGTERM])
+    assert told.err.splitlines()[0] == (
+        "the test: worker 0 has this terminal; Ctrl-C is for it, and twice ends the job"
+    )
+    assert "the test: Ctrl-C: ended 1 worker" in told.err
+
+
+def test_ctrl_c_ends_the_job_if_the_worker_that_has_the_terminal_has_ended(told: Told) -> None:
+    crew = Played(ends(2), interrupt)
+    assert run(crew, told, attached=2, limits=EndingLimits(linger=LONG)) == 130
+    assert (crew.hits, crew.signals) == ([], [signal.SIGTERM])
 
 
 def test_it_does_not_say_that_nothing_is_left_if_it_cannot_know(told: Told) -> None:

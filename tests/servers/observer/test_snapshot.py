@@ -22,6 +22,14 @@ def test_rates_are_of_the_time_between_two_reports() -> None:
     assert (told["expected"]["worker"], len(told["servers"])) == (3, 2)
 
 
+def test_it_says_where_each_process_runs() -> None:
+    view = JOB.view(9.0)
+    members = [replace(view.members[0], host="node7", pid=42), *view.members[1:]]
+    first, second = snapshot(replace(view, members=members))["workers"][:2]
+    assert (first["host"], first["pid"]) == ("node7", 42)
+    assert (second["host"], second["pid"]) == ("", None)
+
+
 def test_it_says_who_waits_for_whom() -> None:
     first, second = snapshot(JOB.view(100.0))["waiting"]
     assert (first["at"], first["waiting"], first["missing"], first["seconds"]) == ("server 0", [0, 2], [1], 0.04)

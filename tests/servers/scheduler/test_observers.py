@@ -65,6 +65,22 @@ def test_who_has_not_joined_is_named() -> None:
     assert [(member.name, member.state) for member in seen.members] == [("worker 0", "joined"), ("server 0", "joined")]
 
 
+def test_observers_are_told_where_each_process_runs_and_members_are_not() -> None:
+    job = Job(2, 1, replicas=1)
+    lost = job.standbys[0]
+    job.scheduler.handle(b"launcher", Lost("standby", 0, "was killed by SIGKILL", 1, False), job.now)
+    later = lost.again()
+    welcomed = job.say(later, later.join())
+    assert {member.name: (member.host, member.pid) for member in view(job).members} == {
+        "worker 0": ("node100", 100),
+        "worker 1": ("node101", 101),
+        "server 0": ("node20", 20),
+        "standby 0": (f"node{later.nonce}", later.nonce),
+    }
+    assert welcomed
+    assert "node" not in repr([message for _, message in welcomed]).replace("node=", "")
+
+
 def test_silence_loss_and_failure_are_shown() -> None:
     job = Job(2, 1)
     job.now += 3.0

@@ -49,7 +49,7 @@ def test_it_is_a_command_of_the_package() -> None:
 
 def test_without_a_command_it_is_a_server_or_the_scheduler(tmp_path: Path) -> None:
     task = compose([], {"DMLC_ROLE": "scheduler", INDEX: "0"}, tmp_path)
-    assert (task.role, task.argv[0], task.argv[-1]) == ("scheduler", sys.executable, "servers")
+    assert (task.role, task.argv[0], *task.argv[-2:]) == ("scheduler", sys.executable, "servers", "scheduler")
     assert "KVSTORE_SECRET_KEY" not in task.env
 
 
