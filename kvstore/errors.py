@@ -26,7 +26,7 @@ import copy
 import difflib
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 # A server or scheduler ends with this exit code if the job has failed elsewhere.
 JOB_FAILED_EXIT = 3
@@ -108,7 +108,18 @@ class WireError(PeerError):
 
 
 class WeightsInDoubt(KVStoreError):
-    """An optimizer failed after it had updated some of several weights. On a server, that ends the job."""
+    """An optimizer failed in the middle of an update: some weights may be half updated. The message names their keys.
+
+    Every later push or pull of these keys raises this, too: no value that may be wrong is ever read. Other keys, and
+    other stores, go on. There is no checkpoint of a store with such keys; go on from an earlier one.
+
+    Attributes:
+        keys: of the weights, where the optimizer runs in this process; empty otherwise.
+    """
+
+    def __init__(self, text: str = "", keys: Collection[Any] = ()) -> None:
+        super().__init__(text)
+        self.keys = keys
 
 
 class DeadlineExceeded(KVStoreError, TimeoutError):
@@ -152,7 +163,10 @@ def rebuild(name: str, text: str) -> KVStoreError:
     return BY_NAME.get(name, ServerError)(text)
 
 
-def again(error: KVStoreError) -> KVStoreError:
+Error = TypeVar("Error", bound=KVStoreError)
+
+
+def again(error: Error) -> Error:
     """Return a copy of ``error`` to raise. An error that is raised repeatedly would keep the frames of every raise."""
     made = copy.copy(error)
     made.__cause__ = error.__cause__

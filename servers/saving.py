@@ -79,6 +79,8 @@ class Saver:
 
     def _written(self, capture: StoreCapture) -> FileRecord | CheckpointError:
         path = self._path(capture)
+        if capture.doubt is not None:
+            return CheckpointError(f"checkpoint {capture.number} failed: server {self._rank}: {capture.doubt}")
         try:
             capture.copy()
             _yield_to_others()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from kvstore.errors import WeightsInDoubt, WireError
+from kvstore.errors import WireError
 from kvstore.rare_log import Drops
 from kvstore.transport import Transport
 from kvstore.wire import Buffer, Message, Values, decode, encode
@@ -150,8 +150,6 @@ class Service:
             self._drops.note("a bad message", exc)
             self._transport.refuse(peer)
             return
-        except WeightsInDoubt:  # no later answer of this server could be trusted
-            raise
         except Exception:
             log.exception("a %s could not be handled", "message" if message is None else type(message).__name__)
             return

@@ -144,10 +144,8 @@ class Shard:
                 answers = self.checkpoints.serve(peer, message)
             else:
                 answers = self._stores.serve(peer, message)
-        except WeightsInDoubt:
-            raise
         except Exception as exc:
-            if not isinstance(exc, UsageError | WireError):
+            if not isinstance(exc, UsageError | WireError | WeightsInDoubt):
                 log.exception("a request of %s failed", message.node)
             answers = [refuse(peer, message, exc)]
         return self._note(answers) if answers else []
@@ -181,7 +179,6 @@ class Shard:
 
         Raises:
             ValueError, WireError: the change does not follow from this state, which is in doubt from now on.
-            WeightsInDoubt: see ``handle``.
         """
         if isinstance(message, Roster):
             self._note(self._stores.depart(message.departed))
@@ -267,7 +264,7 @@ class Shard:
         self.ledger.note(message, None)  # it may wait: the server that answered it first was another one
         try:
             answers = self._stores.serve(peer, before)
-        except UsageError as exc:
+        except (UsageError, WeightsInDoubt) as exc:
             answers = [refuse(peer, before, exc)]
         return self._note(answers)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from kvstore.job.exit_report import ExitReport
 
+INTERRUPTED = f": {KeyboardInterrupt.__name__}"  # a worker's error after Ctrl-C, which needs no explanation
+
 
 @dataclass(frozen=True)
 class MemberEnd:
@@ -41,7 +43,7 @@ def root_cause(ends: Sequence[MemberEnd]) -> str:
             return _in_full(end)
     # All others hear of a failure from the scheduler. Supervisors on other hosts leave it to this one to say so.
     error = next((end.report.error for end in ends if end.name == "scheduler" and end.report is not None), "")
-    return f"the job has failed: {error}" if error else ""
+    return f"the job has failed: {error}" if error and not error.endswith(INTERRUPTED) else ""
 
 
 def _in_full(end: MemberEnd) -> str:

@@ -4,7 +4,8 @@ Rank 0 starts the scheduler and the servers so, and a rank of each host with an 
 
 Its members tell it why they end. It prints one root cause, after what the workers print: what comes last is read first.
 
-It is ``python -m kvstore.bootstrap``, a child of the rank's process, with a ``SupervisedJob`` on its standard input.
+It is ``python -m kvstore.bootstrap``, with a ``SupervisedJob`` on its standard input. The rank's process has started
+it, but is not its parent: see ``MemberProcesses``. Its standard output says its number, and its end, to that process.
 Only a process of its own can do this: SIGKILL cannot be caught, and a parent-death signal would come when the thread
 ends that made the store. The servers get that signal from this process, whose only thread ends with it.
 
@@ -32,7 +33,7 @@ from kvstore.bootstrap.root_cause import MemberEnd, root_cause
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import inherited
 from kvstore.job.contract import member_name
-from kvstore.job.exit_report import ReportFile
+from kvstore.job.exit_report import Owner, ReportFile
 from kvstore.job.exits import Exit
 from kvstore.job.processes import TiedProcess
 
@@ -110,6 +111,7 @@ class ServerSupervisor:
     def __init__(self, task: SupervisedJob, report: Callable[[str, int, str], object]) -> None:
         self._task = task
         self._report = report
+        self._parent = Owner.of(task.parent)
         self._running: list[tuple[SupervisedProcess, subprocess.Popen[bytes]]] = []
         self._ends: list[MemberEnd] = []
         self._deadline = self._explain_at = float("inf")
@@ -160,7 +162,7 @@ class ServerSupervisor:
 
     def _look_up(self) -> None:
         """Notice that the rank's process has gone without waiting for this one, or wants all to end."""
-        if self._deadline == float("inf") and (self._told_to_end or os.getppid() != self._task.parent):
+        if self._deadline == float("inf") and (self._told_to_end or not self._parent.alive):
             self._fail("worker", self._task.rank, GONE, LAST_WORDS_S)
 
     def _fail(self, role: str, rank: int, how: str, patience_s: float) -> None:
@@ -206,5 +208,7 @@ def main() -> int:
     """Follow the orders on standard input."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
+    with suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), b"%d\n" % os.getpid())
     task = SupervisedJob.loads(sys.stdin.read())
     return ServerSupervisor(task, partial(tell, inherited(task.reporter))).run()

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.errors import ConfigError
-from kvstore.job.settings import EXIT_REPORT, VERBOSE
+from kvstore.job.settings import EXIT_REPORT, VERBOSE, WORKER_PROCESS
 
 MAX_TEXT = 2000  # characters of an error or a place
 MAX_CAUSE = 64
@@ -82,7 +82,12 @@ class Owner(NamedTuple):
 
     pid: int
     started: str
-    joined: bool
+    joined: bool = False
+
+    @classmethod
+    def of(cls, pid: int) -> Owner:
+        """Return process ``pid``."""
+        return cls(pid, _start_of(pid))
 
     @property
     def alive(self) -> bool:
@@ -210,36 +215,49 @@ def hand_over(report: ExitReport, env: Mapping[str, str]) -> bool:
     return shown
 
 
-def require_own(env: Mapping[str, str], name: str) -> None:
+def require_own(env: Mapping[str, str], name: str, rank: str = "") -> None:
     """Raise ``ConfigError`` if another process is the worker whose environment this is; else make this process it.
 
     Args:
         name: of the worker, for the message.
+        rank: what tells this worker from those of other jobs, where no ``launch.py`` has started it.
     """
     file = ReportFile.from_env(env)
-    if file is None:
-        return
     try:
-        owner = file.own()
+        owner = _worker_above(env, rank) if file is None else file.own()
     except OSError:  # nobody can be told then either
         return
     if owner is None:
         return
     known = f"process {owner.pid}"
     state = f"is {known} already" if owner.alive else f"was {known}, which has ended"
+    which = "that begin with DMLC_ and KVSTORE_" if file else "by which torchrun, mpirun or srun gives it a rank"
     raise ConfigError(
         f"{name} of this job {state}, and this is process {os.getpid()}: a job has one process for each worker, which "
-        "alone makes distributed stores. For another program that makes stores of its own, remove the variables that "
-        "begin with DMLC_ and KVSTORE_ from its environment"
+        "alone makes distributed stores. For another program that makes stores of its own, remove the variables "
+        f"{which} from its environment"
     )
 
 
-def note_joined(env: Mapping[str, str]) -> None:
-    """Note that this process, which owns its report, has joined the job: no other process can take its place now."""
+def note_joined(env: MutableMapping[str, str], rank: str = "") -> None:
+    """Note that this process has joined the job: no other process can take its place now. See ``require_own``."""
     file = ReportFile.from_env(env)
     if file is not None:
         with contextlib.suppress(OSError):
             file.own(joined=True)
+    elif rank:  # torchrun and mpirun leave no place for a file, but what this process starts inherits its environment
+        me = Owner.of(os.getpid())
+        env[WORKER_PROCESS.name] = f"{me.pid}:{me.started}:{rank}"
+
+
+def _worker_above(env: Mapping[str, str], rank: str) -> Owner | None:
+    """Return the process that is worker ``rank``, if this one is another that inherits from it."""
+    pid, _, rest = WORKER_PROCESS.read(env).partition(":")
+    started, _, its_rank = rest.partition(":")
+    if not (rank and pid.isdigit() and its_rank == rank):
+        return None  # in a job of its own, which the worker has started with another torchrun
+    owner = Owner(int(pid), started, True)
+    return None if owner[:2] == Owner.of(os.getpid())[:2] else owner
 
 
 def _start_of(pid: int) -> str:

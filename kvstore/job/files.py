@@ -65,9 +65,10 @@ def foreign_format(path: str | os.PathLike[str]) -> str | None:
     For files that could not be read: somebody who comes from MXNet passes MXNet's, which are not damaged.
     """
     try:
+        require_plain(Path(path))
         with Path(path).open("rb") as file:
             start = file.read(16)
-    except OSError:
+    except (OSError, CheckpointError):
         return None
     if start[8:9] == b"{":  # safetensors, whose length of header may begin like the others
         return None

@@ -46,7 +46,9 @@ def _report(error: BaseException) -> bool:
     consequence, where = report.consequence, report.place
     if hand_over(report, os.environ):
         return True
-    if consequence and not is_verbose(os.environ) and ReportFile.from_env(os.environ) is None:
+    # Ctrl-C is for all workers at once, and each is somewhere inside a call of ours: frames help nobody.
+    short = consequence or isinstance(error, KeyboardInterrupt)
+    if short and not is_verbose(os.environ) and ReportFile.from_env(os.environ) is None:
         line = described(error) + (f" (at {where})" if where else "")
         print(f"{line}\n", end="", file=sys.stderr, flush=True)  # one write: other processes print at the same time
         return True

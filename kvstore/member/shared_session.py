@@ -46,6 +46,7 @@ class SharedSession:
         Raises:
             ConfigError: the environment describes no job, or this process was forked from a member.
         """
+        rank = _rank(config)
         with self._lock:
             if self.session is not None:
                 if self._pid != os.getpid():
@@ -69,7 +70,7 @@ class SharedSession:
                 raise
             place.__exit__(None, None, None)
             self._pid, self.session, self._joining = os.getpid(), session, None
-            note_joined(os.environ)
+            note_joined(os.environ, rank)
             entitle("worker", session.rank)
             return session
 
@@ -125,8 +126,15 @@ def _require_worker(config: Config) -> None:
             "started by multiprocessing (by spawn or forkserver), for a DataLoader perhaps, and runs the script once "
             'more. Put what the script does, except for imports and definitions, below if __name__ == "__main__":'
         )
-    require_own(os.environ, f"worker {config.rank_hint}" if config.rank_hint >= 0 else "this worker")
+    number = config.rank_hint if config.ranks is None else config.ranks.rank
+    require_own(os.environ, f"worker {number}" if number >= 0 else "this worker", _rank(config))
     uncaught.install()
+
+
+def _rank(config: Config) -> str:
+    """Return what tells this rank from those of other jobs; empty if launch.py has started it."""
+    ranks = config.ranks
+    return "" if ranks is None else f"{ranks.rank} of {ranks.size} at {ranks.master}:{ranks.port}"
 
 
 def _new(config: Config) -> Session:

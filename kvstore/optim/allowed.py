@@ -113,6 +113,7 @@ def load(reference: ClassReference) -> AllowedClass:
         own_aliases=getattr(cls, "aliases", {}),
         state_options=getattr(cls, "state_options", ()),
         own_counts=with_own_counts(cls) if GROUPS_COUNT in made.group else None,
+        unseen=True,
     )
 
 

@@ -80,6 +80,7 @@ class FusedGroup:
 
     Attributes:
         params: what torch.optim knows, a tensor for each parameter.
+        keys: of each parameter.
         members: the same, by kind.
         stepped: whether they have been updated; then all have state.
     """
@@ -93,6 +94,7 @@ class FusedGroup:
         whole: bool = False,
     ) -> None:
         self.params = [parameter.tensor for parameter in parameters]
+        self.keys = [parameter.keys for parameter in parameters]
         self.members: dict[Kind, list[torch.Tensor]] = {}
         for param, kind in zip(self.params, kinds, strict=True):
             if whole and not param.numel():  # nothing to update, and Adafactor divides by the number of elements

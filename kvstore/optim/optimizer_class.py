@@ -34,6 +34,7 @@ class OptimizerClass:
         rows: how it updates rows of tables; None: it cannot.
         alone: whether torch must step with one thread. Several would sum an array in an order that depends on their
             number, and a server has more threads where its host has fewer servers.
+        unseen: whether its steps may change tensors so that torch does not count it, as through ``data``.
     """
 
     cls: type[torch.optim.Optimizer]
@@ -43,6 +44,7 @@ class OptimizerClass:
     state_options: tuple[str, ...] = ()
     rows: RowRule | None = None
     alone: bool = False
+    unseen: bool = False
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

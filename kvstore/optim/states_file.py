@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from kvstore.errors import KVStoreError, UsageError
-from kvstore.job.files import foreign_format, replacing
+from kvstore.job.files import foreign_format, replacing, require_plain
 from kvstore.optim.states import StateTensors
 from kvstore.spec import Key, Spec, check_key
 from kvstore.values import spec_of
@@ -146,6 +146,7 @@ def alike(path: str | os.PathLike[str], one: Key, other: Key) -> bool:
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """The file, to read from in the block: what goes wrong there is its damage."""
     try:
+        require_plain(Path(path))
         with safe_open(os.fspath(path), framework="pt") as file:
             yield file
     except KVStoreError as exc:  # of a key, or a tensor's dtype, unless it is already about the file

@@ -15,7 +15,7 @@ from kvstore.optim.fused import FusedGroup, Kind, alike
 from kvstore.optim.optimizer import Changes, Optimizer
 from kvstore.optim.param_groups import ParamGroups, Rates, build
 from kvstore.optim.states import StateStore, aligned
-from kvstore.spec import Key
+from kvstore.spec import Key, shorten
 from kvstore.values import one_thread, split_like
 
 
@@ -134,7 +134,7 @@ class Updater:
             keep: whether the gradients, one tensor for each group, must stay as they are.
 
         Raises:
-            WeightsInDoubt: the optimizer failed when it had updated some of them.
+            WeightsInDoubt: the optimizer failed when it had perhaps updated some of them, those of its ``keys``.
         """
         if keep and not self.reads_only():
             copies = [torch.mul(grad, self.rescale_grad) for grad in grads if isinstance(grad, torch.Tensor)]
@@ -150,17 +150,40 @@ class Updater:
             for (*same, old), params in group.members.items():
                 kind: Kind = (*same, old or group.stepped)  # type: ignore[assignment]
                 by_kind[kind] = [*by_kind[kind], *params] if kind in by_kind else params
+        touched: list[torch.Tensor] = []
         try:
             for group, given in zip(groups, grads, strict=True):
                 group.take(given)
-            for place, ((number, lr_mult, wd_mult, _, _, old), params) in enumerate(by_kind.items()):
+            for (number, lr_mult, wd_mult, _, _, old), params in by_kind.items():
                 settings = self._groups.settings(Rates(number, lr_mult, wd_mult), self.lr, self.changes)
-                self._call(settings, params, first=not place, old=old)
+                self._call(settings, params, touched, old=old)
+            for group in groups:
+                group.finish()
+        except Exception as exc:
+            if not touched:
+                raise
+            raise self._in_doubt(groups, touched, exc) from exc
         finally:
             for group in groups:
                 group.drop()
-        for group in groups:
-            group.finish()
+
+    def _in_doubt(
+        self, groups: Sequence[FusedGroup], touched: Sequence[torch.Tensor], exc: Exception
+    ) -> WeightsInDoubt:
+        which = set(map(id, touched))
+        keys = [
+            key
+            for group in groups
+            for param, its_keys in zip(group.params, group.keys, strict=True)
+            if id(param) in which
+            for key in its_keys
+        ]
+        names = shorten(dict.fromkeys(map(self._groups.name_of, keys)))
+        return WeightsInDoubt(
+            f"{self.optimizer.name} failed in the middle of an update of {names}, which may be half made: "
+            f"{type(exc).__name__}: {exc}",
+            keys,
+        )
 
     def _clip(self, grads: list[torch.Tensor]) -> None:
         """Clip gradients in place."""
@@ -168,13 +191,16 @@ class Updater:
             torch._foreach_clamp_min_(grads, -self.optimizer.clip_gradient)
             torch._foreach_clamp_max_(grads, self.optimizer.clip_gradient)
 
-    def _call(self, settings: Mapping[str, Any], params: Sequence[torch.Tensor], *, first: bool, old: bool) -> None:
+    def _call(
+        self, settings: Mapping[str, Any], params: Sequence[torch.Tensor], touched: list[torch.Tensor], *, old: bool
+    ) -> None:
         """Update ``params``, which have one dtype and are on one device, in one call of the optimizer.
 
-        A fused step is one kernel, which runs or does not. What other steps have changed, the tensors' versions tell.
+        A fused step is one kernel, which runs or does not. What other steps have changed, the tensors' versions tell,
+        unless the optimizer's class may go past them.
 
         Args:
-            first: whether nothing else of the same update has been changed before.
+            touched: gets those that have changed, and perhaps only in part if this raises.
             old: whether they have state already, if they have any.
         """
         # torch's step looks at all parameters that it has, so it has those of this call alone.
@@ -183,20 +209,23 @@ class Updater:
         try:
             with one_thread() if self.optimizer.found.alone else nullcontext():
                 self._torch.step()
-        except Exception as exc:
+        except Exception:
+            unseen = self.optimizer.found.unseen
+            touched += params if unseen else [param for param, tensor, was in before if tensor._version != was]
             if not old:
                 self.states.forget(params)
-            if first and all(tensor._version == version for tensor, version in before):
-                raise
-            raise WeightsInDoubt(
-                f"{self.optimizer.name} failed in the middle of an update, of which a part has been made: {exc!r}"
-            ) from exc
+            raise
+        touched += params
 
-    def _versions(self, params: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-        """Return ``params`` and their states, and how often torch has changed each in place."""
+    def _versions(self, params: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+        """Return ``params`` with each of their states and themselves, and how often torch has changed that in place."""
         by_param = self.states.by_param
-        tensors = [value for param in params for value in (param, *by_param.get(param, {}).values())]
-        return [(value, value._version) for value in tensors if torch.is_tensor(value) and value.dim()]
+        return [
+            (param, value, value._version)
+            for param in params
+            for value in (param, *by_param.get(param, {}).values())
+            if value is param or (torch.is_tensor(value) and value.dim())
+        ]
 
 
 @contextmanager

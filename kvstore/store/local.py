@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from kvstore.errors import AlreadyInitialized, Mismatch, NotFinite, UsageError
+from kvstore.errors import AlreadyInitialized, Mismatch, NotFinite, UsageError, WeightsInDoubt, again
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import describe, log_replaced, require_shapes
@@ -48,6 +48,7 @@ class LocalStore(KVStore):
         self._factor = 1.0  # of sums that become values
         self._tables = LocalTables(check_finite)
         self._pushes = self._pulls = 0
+        self._doubts: dict[Key, WeightsInDoubt] = {}  # what an optimizer may have half updated, and how
         self._closed = False
 
     @classmethod
@@ -81,6 +82,7 @@ class LocalStore(KVStore):
         """Make one update of each key; return the ids of each table's rows that have changed."""
         self._check()
         values = self._tables.resolved(values)
+        self._require_sound(values)
         arrays = {key: its_arrays for key, its_arrays in values.items() if key not in self._tables}
         require_dense(arrays, self._specs)
         given = {key: self._checked(key, as_tensors(its_arrays)) for key, its_arrays in arrays.items()}
@@ -91,26 +93,31 @@ class LocalStore(KVStore):
         if self._check_finite:
             self._require_finite(merged)
         self._pushes += len(values)
-        changed = {
-            key: self._tables.update(key, ids, sums, self._row_hyperparameters(), self._function)
-            for key, (ids, sums) in rows.items()
-        }
-        if self._updater is not None:
-            # The gradient is overwritten, so one that still is the caller's memory is copied first.
-            fresh = {k: m.clone() if m.data_ptr() == given[k][0].data_ptr() else m for k, m in merged.items()}
-            if fresh:
-                self._updater.update([(key, self._stored[key], grad) for key, grad in fresh.items()])
-        elif self._function is not None:
-            for key, total in merged.items():
-                self._function(key, total, self._stored[key])
-        else:
-            for key, total in merged.items():
-                self._stored[key].copy_(total)
+        try:
+            changed = {
+                key: self._tables.update(key, ids, sums, self._row_hyperparameters(), self._function)
+                for key, (ids, sums) in rows.items()
+            }
+            if self._updater is not None:
+                # The gradient is overwritten, so one that still is the caller's memory is copied first.
+                fresh = {k: m.clone() if m.data_ptr() == given[k][0].data_ptr() else m for k, m in merged.items()}
+                if fresh:
+                    self._updater.update([(key, self._stored[key], grad) for key, grad in fresh.items()])
+            elif self._function is not None:
+                for key, total in merged.items():
+                    self._function(key, total, self._stored[key])
+            else:
+                for key, total in merged.items():
+                    self._stored[key].copy_(total)
+        except WeightsInDoubt as exc:
+            self._doubts |= dict.fromkeys(exc.keys, exc)
+            raise
         return changed
 
     def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool = True) -> Ticket:
         self._check()
         outs = self._tables.resolved(outs)
+        self._require_sound(outs)
         tables = [self._tables.whole(key, its_outs) for key, its_outs in outs.items() if key in self._tables]
         targets = {
             key: self._checked(key, [as_output(out) for out in its_outs])
@@ -265,6 +272,7 @@ class LocalStore(KVStore):
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
+        self._require_sound(self._doubts)
         states = updater.states.of(self._stored) | self._tables.states()
         states_file.write(path, updater.optimizer.rule, states, note=note)
 
@@ -323,6 +331,11 @@ class LocalStore(KVStore):
                     f"push {self._pushed[key]} of {key!r} has NaN or infinite elements; no value has been updated"
                 )
 
+    def _require_sound(self, keys: Iterable[Key]) -> None:
+        for key in keys if self._doubts else ():
+            if key in self._doubts:
+                raise again(self._doubts[key])
+
     def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         self._check()
         spec = self._specs.get(key)
@@ -338,6 +351,7 @@ class LocalStore(KVStore):
         known: Key = check_key(key)
         one_kind([known], self._kind)
         known = self._tables.moved.get(known, known)
+        self._require_sound([known])
         if known in self._specs:
             raise Mismatch(f"key {key!r} is {self._specs[known]}, an array, and no table: use pull")
         if known not in self._tables:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.errors import UsageError
+from kvstore.errors import UsageError, WeightsInDoubt
 from kvstore.lineage import Version, new_lineage
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
@@ -117,7 +117,15 @@ class LocalTables:
         updater = self._updaters.get(key)
         if updater is not None and sums.base is not None:  # perhaps the caller's memory
             sums = sums.copy()
-        return rows.update(ids, sums, updater, hyper)
+        version = rows.version
+        try:
+            return rows.update(ids, sums, updater, hyper)
+        except Exception as exc:
+            if rows.version == version and (updater is None or updater.lazy):
+                raise
+            name = self.specs[key].name(key)
+            text = f"an update of {name!r} failed in the middle, and may be half made: {type(exc).__name__}: {exc}"
+            raise WeightsInDoubt(text, [key]) from exc
 
     def pull(self, key: Key, wanted: Wanted, changed: Ids | None = None) -> None:
         """Write the rows that are wanted.

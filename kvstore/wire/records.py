@@ -156,6 +156,16 @@ class EncodedAnswer(Message):
     back: CodecDescription
 
 
+@message(76)
+@dataclass(frozen=True)
+class InDoubt(Message):
+    """The values of segments ``ids`` may be half updated, and are served no more: ``why`` in words."""
+
+    store: Store
+    ids: Ids
+    why: Annotated[str, f.text()]
+
+
 # ---- the whole state, for a new standby
 
 

@@ -35,6 +35,7 @@ class RowRead:
     """
 
     def __init__(self, store: ServedStore, message: ReadRows, memory: Memory) -> None:
+        self._store = store
         self._message = message
         self._memory = memory
         (target,) = store.buckets.read_tables([message.id])
@@ -76,6 +77,7 @@ class RowRead:
 
     def step(self, nbytes: int) -> RowsRead | None:
         """See ``PiecewiseRead``."""
+        self._store.buckets.require_sound([self._message.id])
         if self._table.at != self._at:  # rows that are put do not move the number
             self._begin()
         count = len(self._chosen)

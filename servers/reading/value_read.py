@@ -32,7 +32,7 @@ class PiecewiseRead(Protocol):
         """Copy about so many bytes; return the answer if that was the last piece.
 
         Raises:
-            UsageError: it cannot be answered.
+            UsageError, WeightsInDoubt: it cannot be answered.
         """
         ...
 
@@ -79,6 +79,7 @@ class ValueRead:
 
     def step(self, nbytes: int) -> ValuesRead | None:
         """See ``PiecewiseRead``."""
+        self._store.buckets.require_sound(self._message.ids)
         while self._at < len(self._positions) and nbytes > 0:
             nbytes -= max(LEAST_BYTES, self._copy(nbytes))
         if self._at < len(self._positions):

@@ -7,11 +7,12 @@ changes a bit of the values, nor the rounds, nor which requests wait for them.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
-from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError
+from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError, WeightsInDoubt, again
 from kvstore.spec import Key, Spec, shorten
 from kvstore.transport.memory import Memory
 from kvstore.values import TensorRange, cut
@@ -21,6 +22,9 @@ from servers.store.row_target import RowTarget
 from servers.store.table_group import TableGroups
 from servers.store.target import AnyTarget, HeldSegment, HeldSegments
 
+log = logging.getLogger(__name__)
+
+NO_MORE = "; no push or pull of these keys is served any more: go on from a checkpoint"
 MAX_SPLITS = 2  # segments that were split more often are not merged again: workers push different lists
 
 
@@ -35,11 +39,14 @@ class Buckets:
     Attributes:
         grouping: another object whenever segments have come, or are grouped otherwise.
         groups: of its tables.
+        doubts: the segments whose values an optimizer may have half updated, and how. Nothing reads these, or updates
+            them: whoever does looks here first. A dict of segments, for buckets and groups are split and merged.
     """
 
     def __init__(self, rounds: Callable[[], Progress], memory: Memory, recording: Recording | None = None) -> None:
         self.grouping = object()
         self.groups = TableGroups()
+        self.doubts: dict[int, WeightsInDoubt] = {}
         self._rounds = rounds
         self._memory = memory
         self._recording = recording or Recording()
@@ -55,6 +62,31 @@ class Buckets:
     def ids(self) -> Collection[int]:
         """All segments, those of tables, too."""
         return self._at.keys() | self._tables.keys() if self._tables else self._at.keys()
+
+    def doubt(self, ids: Collection[int], error: WeightsInDoubt) -> WeightsInDoubt:
+        """Serve segments ``ids`` no more, because of ``error``; tell the standby. Return what to tell workers."""
+        made = WeightsInDoubt(f"{error}{NO_MORE}")
+        made.__cause__ = error.__cause__ or error
+        log.error("%s", made, exc_info=made.__cause__)
+        self.doubts |= dict.fromkeys(ids, made)
+        self._recording.doubt(ids, made)
+        return made
+
+    def follow_doubt(self, ids: Collection[int], why: str) -> None:
+        """Serve segments ``ids`` no more, as another server does."""
+        self.doubts |= dict.fromkeys(ids, WeightsInDoubt(why))
+
+    def doubt_of(self, ids: Collection[int]) -> WeightsInDoubt | None:
+        """Return why one of segments ``ids`` is not served; None if all are."""
+        if not self.doubts:
+            return None
+        return next((again(self.doubts[number]) for number in ids if number in self.doubts), None)
+
+    def require_sound(self, ids: Collection[int]) -> None:
+        """Raise ``WeightsInDoubt`` if one of segments ``ids`` is not served."""
+        error = self.doubt_of(ids)
+        if error is not None:
+            raise error
 
     @property
     def tables(self) -> Collection[RowTarget]:

@@ -17,6 +17,7 @@ import torch
 
 from kvstore.checkpoint.reader import state_name, value_name
 from kvstore.checkpoint.tensors import TensorHeader
+from kvstore.errors import WeightsInDoubt
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.capture_memory import CaptureMemory
@@ -65,6 +66,7 @@ class StoreCapture:
         clocks: by segment, the round that it was captured at.
         copied: whether all has been copied.
         optimizer: the name of the rule that updates; None if there is none.
+        doubt: why there can be no checkpoint, though all segments count as captured; None if there can.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class StoreCapture:
         self.clocks: dict[int, int] = {}
         self.copied = False
         self.optimizer: str | None = None
+        self.doubt: WeightsInDoubt | None = None
         self._missing = dict(clocks)
         self._on_complete = on_complete
         self._tensors: dict[str, tuple[TensorHeader, Bytes]] = {}
@@ -96,6 +99,7 @@ class StoreCapture:
 
     def reached(self, target: AnyTarget, updates: Updates) -> None:
         """Note the segments of ``target`` that have reached their rounds. Where there are no rounds, it is now."""
+        doubt = updates.doubt_of(target.ids)
         version = target.rounds.version
         now = not isinstance(target.rounds, Rounds)
         ids = [number for number in target.ids if number in self._missing and (now or self._missing[number] <= version)]
@@ -103,7 +107,12 @@ class StoreCapture:
             return
         if updates.updater is not None:
             self.optimizer = updates.updater.optimizer.rule
-        if isinstance(target, RowTarget):
+        if doubt is not None:
+            self.doubt = doubt
+            for number in ids:
+                self.clocks[number] = version
+                del self._missing[number]
+        elif isinstance(target, RowTarget):
             self._tables.append(TableCapture(target))
             self.clocks[target.number] = version
             del self._missing[target.number]

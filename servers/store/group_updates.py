@@ -11,7 +11,7 @@ from kvstore.rows.part_updates import update_in_parts
 from kvstore.rows.sums import sum_batches
 from kvstore.rows.updates import update_together
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by
-from servers.store.row_updates import RowUpdates, failed
+from servers.store.row_updates import RowUpdates
 from servers.store.table_group import GroupContribution, TableGroup
 
 
@@ -36,16 +36,14 @@ class GroupUpdates:
     def make(
         self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters
     ) -> Exception | None:
-        """Make one update; return why no row has changed, if it has failed.
-
-        Raises:
-            WeightsInDoubt: an optimizer has failed in the middle of it.
-        """
+        """Make one update; return why it has failed, if it has."""
+        if (doubt := self._updates.doubt_of(group.ids)) is not None:
+            return doubt
         versions = [table.version for table in group.tables]
         try:
             self._make(group, items, hyper)
         except Exception as exc:
-            return failed(exc, group.targets, versions)[group.targets[0]]
+            return self._updates.failed(exc, group.targets, versions)[group.targets[0]]
         return None
 
     def _make(self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters) -> None:

@@ -45,6 +45,7 @@ class GroupedPushes:
     ) -> None:
         self._possible = rule.quorum is None and not rule.finite
         self._each = rule.mode == "async"
+        self._buckets = buckets
         self._groups = buckets.groups
         self._tables = tables
         self._captures = captures
@@ -64,11 +65,7 @@ class GroupedPushes:
             self._groups.make(targets)
 
     def take(self, peer: bytes, message: PushRows) -> list[Answer] | None:
-        """Take a push as ``ServedStore.push_rows`` does; return None, and change nothing, if it is not a usual one.
-
-        Raises:
-            WeightsInDoubt: an optimizer has failed in the middle of an update.
-        """
+        """Take a push as ``ServedStore.push_rows`` does; return None, and change nothing, if it is not a usual one."""
         group = self._groups.find(message.ids)
         if group is None or message.changes or not self._now():
             return None
@@ -92,7 +89,9 @@ class GroupedPushes:
 
     def _now(self) -> bool:
         """Return whether there may be groups now: nobody needs tables one by one, and no request may wait in vain."""
-        return self._possible and not (self._waiting.uneven or self._recording.on or self._captures)
+        return self._possible and not (
+            self._waiting.uneven or self._recording.on or self._captures or self._buckets.doubts
+        )
 
     def _mixed(self, targets: Sequence[RowTarget]) -> bool:
         """Return whether one of ``targets`` is pushed in lists that change, so that a group would be split again."""

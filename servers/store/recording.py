@@ -7,7 +7,7 @@ recorded when it is closed: its sum before the optimizer steps with it, or its v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,11 +20,13 @@ from kvstore.rows.sums import Rows
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import from_buffer, spec_of, to_buffer
 from kvstore.wire import (
+    MAX_REASON,
     ClosedRounds,
     ClosedRowRounds,
     CodecDescription,
     EncodedAnswer,
     Grouped,
+    InDoubt,
     Message,
     ReadBy,
     StatesState,
@@ -175,6 +177,10 @@ class Recording:
         """Record that the values of segments ``ids`` are encoded with ``back`` now, with error feedback."""
         self.note(EncodedAnswer(self._store, list(ids), back))
 
+    def doubt(self, ids: Collection[int], error: Exception) -> None:
+        """Record that segments ``ids`` are served no more, because of ``error``."""
+        self.note(in_doubt_record(self._store, ids, error))
+
     def _rounds(
         self,
         buckets: Sequence[Bucket],
@@ -218,6 +224,11 @@ class Recording:
 def grouped_record(store: int, buckets: Sequence[Bucket]) -> Grouped:
     """Return a record that ``buckets`` are there, with these segments."""
     return Grouped(store, *_segments(buckets))
+
+
+def in_doubt_record(store: int, ids: Collection[int], error: Exception) -> InDoubt:
+    """Return a record that segments ``ids`` are served no more, because of ``error``."""
+    return InDoubt(store, list(ids), str(error)[:MAX_REASON])
 
 
 def states_record(store: int, states: StateTensors) -> StatesState:

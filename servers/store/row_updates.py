@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -84,6 +84,9 @@ class RowUpdates:
         errors: dict[RowTarget, Exception] = {}
         updates: list[RowUpdate] = []
         for target, items in wave:
+            if (doubt := self._updates.doubt_of(target.ids)) is not None:
+                errors[target] = doubt
+                continue
             try:
                 hyper = agreed_by(items, target.segments.keys)
             except Mismatch as exc:
@@ -102,11 +105,13 @@ class RowUpdates:
             recording: records the sums, which are those of closed rounds; None if nobody does.
 
         Returns:
-            The errors, by table; such a table is unchanged.
-
-        Raises:
-            WeightsInDoubt: an optimizer has failed in the middle of an update.
+            The errors, by table; such a table is unchanged, unless it is ``WeightsInDoubt``.
         """
+        if self._updates.doubts:
+            found = {update.target: self._updates.doubt_of(update.target.ids) for update in updates}
+            refused: dict[RowTarget, Exception] = {target: doubt for target, doubt in found.items() if doubt}
+            if refused:
+                return refused | self.make([update for update in updates if update.target not in refused], recording)
         if len(updates) == 1:
             return self._make(updates[0].hyper, updates, recording)
         by_hyper: dict[UpdateHyperparameters, list[RowUpdate]] = {}
@@ -123,7 +128,6 @@ class RowUpdates:
         Raises:
             ValueError: they are not the next ones of these tables.
             WireError: the buffers do not fit.
-            WeightsInDoubt: see ``make``.
         """
         failures = {place: rebuild(kind, text) for place, kind, text in message.failures}
         updated = [target for place, target in enumerate(targets) if place not in failures]
@@ -158,7 +162,7 @@ class RowUpdates:
                 sums = batch.of_each() if batch is not None else [_summed(update, room) for update in members]
             errors = self._not_finite(members, sums, batch)
         except Exception as exc:  # no memory, for one: the rounds are over all the same
-            errors = failed(exc, [update.target for update in members])
+            errors = self.failed(exc, [update.target for update in members])
             if recording is not None:
                 recording.row_sums([], [], hyper, errors)
             return errors
@@ -221,7 +225,7 @@ class RowUpdates:
         try:
             rows = table.update_there(item.ids, item.rows, self.answers.room(request), updater, numbers)
         except Exception as exc:
-            return failed(exc, [target], [version])
+            return self.failed(exc, [target], [version])
         if rows is None:
             return None
         if request is not None:
@@ -251,7 +255,7 @@ class RowUpdates:
         try:
             made = update_in_parts(tables, batches, updater, numbers, list(map(self.answers.room, requests)))
         except Exception as exc:
-            return failed(exc, targets, versions)
+            return self.failed(exc, targets, versions)
         if made is None:
             return None
         self.answers.keep(requests, made, tables)
@@ -268,7 +272,7 @@ class RowUpdates:
         try:
             changed = update_together(tables, batch, targets[0].updater, numbers, keep)
         except Exception as exc:
-            return failed(exc, targets, versions)
+            return self.failed(exc, targets, versions)
         for target, ids in zip(targets, changed, strict=True):
             target.note_changed(ids)
         return {}
@@ -280,11 +284,31 @@ class RowUpdates:
         version = target.table.version
         try:
             target.note_changed(target.table.update(ids, sums, target.updater, numbers, keep))
-        except WeightsInDoubt:
-            raise
         except Exception as exc:
-            return failed(exc, [target], [version], in_place=not (target.updater is None or target.updater.lazy))
+            return self.failed(exc, [target], [version], in_place=not (target.updater is None or target.updater.lazy))
         return {}
+
+    def failed(
+        self, exc: Exception, targets: Sequence[RowTarget], versions: Sequence[int] = (), in_place: bool = False
+    ) -> dict[RowTarget, Exception]:
+        """Return why an update of ``targets``, whose tables had ``versions``, has failed.
+
+        Either no row of them has changed, or some have perhaps: a table has another version, or rows are changed
+        ``in_place``. Then none of them is served from now on.
+        """
+        keys = shorten(target.name for target in targets)
+        if in_place or any(target.table.version != version for target, version in zip(targets, versions, strict=False)):
+            text = f"an update of {keys} failed in the middle, and may be half made: {type(exc).__name__}: {exc}"
+            doubt = WeightsInDoubt(text)
+            doubt.__cause__ = exc
+            return dict.fromkeys(targets, self._updates.doubt([target.number for target in targets], doubt))
+        error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {keys} has changed")
+        error.__cause__ = exc
+        return dict.fromkeys(targets, error)
+
+    def doubt_of(self, ids: Collection[int]) -> WeightsInDoubt | None:
+        """See ``Buckets.doubt_of``."""
+        return self._updates.doubt_of(ids)
 
     def numbers(self, hyper: UpdateHyperparameters) -> RowHyperparameters:
         """Return the hyper-parameters of an update. In an async store, None takes the last ones that were given."""
@@ -332,19 +356,3 @@ def _batches(updates: Sequence[RowUpdate]) -> list[RowBatch] | None:
                 return None
         batches.append(batch)
     return batches
-
-
-def failed(
-    exc: Exception, targets: Sequence[RowTarget], versions: Sequence[int] = (), in_place: bool = False
-) -> dict[RowTarget, Exception]:
-    """Return why no row of ``targets``, whose tables had ``versions``, has changed.
-
-    Raises:
-        WeightsInDoubt: some have perhaps: a table has another version, or rows are changed ``in_place``.
-    """
-    keys = shorten(target.name for target in targets)
-    if in_place or any(target.table.version != version for target, version in zip(targets, versions, strict=False)):
-        raise WeightsInDoubt(f"{type(exc).__name__}: {exc}, in the middle of an update of {keys}") from exc
-    error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {keys} has changed")
-    error.__cause__ = exc
-    return dict.fromkeys(targets, error)

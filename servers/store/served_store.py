@@ -147,7 +147,7 @@ class ServedStore:
         for bucket, (part,), *_ in updates:
             if not bucket.rounds.counts(part.ranks, part.clock):
                 contribute(message, bucket, part)
-        error = self._update(message, updates) if rule.mode == "async" else None
+        error = self._update(message, updates) if rule.mode == "async" else self.buckets.doubt_of(message.ids)
         self._shortcuts.learn(message, buckets)
         return self.progress.pushed(peer, message, buckets, late, error)
 
@@ -181,7 +181,8 @@ class ServedStore:
                 target.rounds.contribute(part.ranks, part.clock, part)
         errors = self.tables.updates.make(updates) if self.rule.mode == "async" else {}
         targets = [update.target for update in updates]
-        answers = self.progress.pushed(peer, message, targets, late, next(iter(errors.values()), None))
+        error = next(iter(errors.values()), None) or self.buckets.doubt_of(message.ids)
+        answers = self.progress.pushed(peer, message, targets, late, error)
         self.tables.updates.answers.forget()
         self._grouped.learn(targets)
         return answers

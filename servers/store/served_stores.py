@@ -17,9 +17,12 @@ from kvstore.wire import (
     ClosedRowRounds,
     EncodedAnswer,
     EncoderState,
+    EvictRows,
     Explain,
+    FreezeTable,
     GetStates,
     Grouped,
+    InDoubt,
     Init,
     InitTables,
     Message,
@@ -27,6 +30,7 @@ from kvstore.wire import (
     OptimizerCalls,
     Pause,
     Pull,
+    PullRows,
     Push,
     PutRows,
     PutStates,
@@ -54,6 +58,7 @@ from servers.store.snapshot import restore, snapshot
 from servers.store.table_snapshot import restore_table, table_snapshot
 
 SERVED: TypeAlias = Init | Pull | Pause | SetOptimizer | GetStates | PutStates | RowRequest
+OF_VALUES = (Pull, PullRows, FreezeTable, EvictRows, GetStates, PutStates)  # a push contributes to its round first
 WHOLE = (
     Open,
     Close,
@@ -139,6 +144,8 @@ class ServedStores:
             return served.follow_updated(message)
         if isinstance(message, Grouped):
             served.buckets.group(message.ids, message.sizes)
+        elif isinstance(message, InDoubt):
+            served.buckets.follow_doubt(message.ids, message.why)
         elif isinstance(message, ReadBy):
             served.values.remember(message.ids, message.ranks)
         elif isinstance(message, EncodedAnswer):
@@ -203,6 +210,10 @@ class ServedStores:
         if not isinstance(message, SERVED):
             raise UsageError(f"servers do not handle a {type(message).__name__}")
         served = self.require(message.store)
+        if isinstance(message, OF_VALUES):
+            served.buckets.require_sound(message.ids)
+        elif isinstance(message, PutRows | PutTableRest):
+            served.buckets.require_sound([message.id])
         if isinstance(message, RowRequest):
             return serve_rows(served, peer, message)
         if isinstance(message, Pull):
@@ -279,6 +290,7 @@ class ServedStores:
 
 FOLLOWED = (
     Grouped,
+    InDoubt,
     ClosedRounds,
     ClosedRowRounds,
     Updated,

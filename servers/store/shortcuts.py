@@ -68,7 +68,7 @@ class Shortcuts:
         if self._grouping is not self._buckets.grouping:
             self._look()
         known = self._known.get(message.shared)
-        if known is None or self._waiting.uneven:
+        if known is None or self._waiting.uneven or self._buckets.doubts:
             return None
         clocks, ranks = message.clocks, message.workers
         clock = clocks[0]

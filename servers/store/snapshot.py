@@ -19,7 +19,7 @@ from kvstore.wire import BucketState, EncoderState, Message, Node, Push, Sender,
 from servers.requests.replies import described_error
 from servers.store.bucket import Bucket, Contribution
 from servers.store.compression import ReplyEncoder
-from servers.store.recording import states_record
+from servers.store.recording import in_doubt_record, states_record
 from servers.store.rounds import Rounds
 from servers.store.served_store import ServedStore
 from servers.store.target import HeldSegments
@@ -31,6 +31,9 @@ def snapshot(store: int, served: ServedStore) -> Iterator[Message]:
     Take all of them before the next message is handled. They refer to the values, and have copies of the rest.
     """
     buckets = served.buckets.all()
+    for error in dict.fromkeys(served.buckets.doubts.values()):
+        ids = [number for number, why in served.buckets.doubts.items() if why is error]
+        yield in_doubt_record(store, ids, error)
     for bucket in buckets:
         yield _bucket(store, bucket)
         if isinstance(bucket.rounds, Rounds):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvstore.errors import UsageError
+from kvstore.errors import UsageError, WeightsInDoubt
 from kvstore.rule import Rule
 from kvstore.tracing.tracer import Tracer
 from kvstore.wire import Ack, FreezeTable, Pull, PullRows, Push, PushRows, Reply, Resume, Values
@@ -101,6 +101,8 @@ class StoreProgress:
             ready = self._waiting.release(touched, {})
             if push is not None:
                 self._times.updated(behind_most(push), touched, ready)
+            if self._buckets.doubts:
+                ready += self._waiting.give_up_hopeless()
             return self.answer(ready)
         answers: list[Answer] = []
         while wave := [(target, items) for target in touched if (items := target.rounds.complete()) is not None]:
@@ -125,6 +127,8 @@ class StoreProgress:
             if self.tracer is not None:
                 self.note(self.tracer, "update", began, [target.rounds.version for target in touched], touched)
             answers += self.answer(self._waiting.release(touched, errors))
+        if self._buckets.doubts:  # others may have pushed further already
+            answers += self.answer(self._waiting.give_up_hopeless())
         return answers
 
     def without_pushes(self, targets: Sequence[AnyTarget]) -> list[Answer]:
@@ -159,7 +163,7 @@ class StoreProgress:
             return refuse(parked.peer, parked.request, parked.error)
         try:
             return Answer(parked.peer, parked.request, self._reply(parked.request, parked.late))
-        except UsageError as exc:
+        except (UsageError, WeightsInDoubt) as exc:
             return refuse(parked.peer, parked.request, exc)
 
     def resume(self) -> list[Answer]:
@@ -177,6 +181,8 @@ class StoreProgress:
         ]
 
     def _reply(self, message: WaitingRequest, late: int = 0) -> Reply:
+        if self._buckets.doubts:
+            self._buckets.require_sound(message.ids)
         ahead = self._ahead(message) if self._rule.mode == "async" else 0
         if isinstance(message, OF_ARRAYS):
             return self._values.reply(message, late, ahead)

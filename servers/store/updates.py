@@ -100,6 +100,9 @@ class Updates:
         errors: dict[Bucket, Exception] = {}
         updates: list[Update] = []
         for bucket, items in wave:
+            if (doubt := self._buckets.doubt_of(bucket.ids)) is not None:
+                errors[bucket] = doubt
+                continue
             try:
                 hyper = agreed_by(items, bucket.segments.keys)
                 scale = 1.0 if self._rule.quorum is None else _scale(bucket, items)
@@ -120,17 +123,18 @@ class Updates:
             recording: records the updates, which are those of closed rounds; None if nobody does.
 
         Returns:
-            The errors, by bucket; such a bucket is unchanged.
-
-        Raises:
-            WeightsInDoubt: see ``Updater.step``.
+            The errors, by bucket; such a bucket is unchanged, unless it is ``WeightsInDoubt``.
         """
+        errors: dict[Bucket, Exception] = {}
+        if self._buckets.doubts:
+            doubts = {update.bucket: self._buckets.doubt_of(update.bucket.ids) for update in updates}
+            errors |= {bucket: doubt for bucket, doubt in doubts.items() if doubt is not None}
+            updates = [update for update in updates if update.bucket not in errors]
         if self.updater is None:
-            return self._assign(updates, recording)
+            return errors | self._assign(updates, recording)
         by_hyper: dict[UpdateHyperparameters, list[Update]] = {}
         for update in updates:
             by_hyper.setdefault(update.hyper, []).append(update)
-        errors: dict[Bucket, Exception] = {}
         for hyper, members in by_hyper.items():
             self.take(hyper)
             errors |= self._step(self.updater, members, recording)
@@ -253,10 +257,8 @@ class Updates:
             return errors
         try:
             updater.step(list(groups.values()), totals, keep=recording is not None)
-        except WeightsInDoubt:
-            raise
         except Exception as exc:
-            errors |= dict.fromkeys(groups, _none_made(exc, groups))
+            errors |= self._failed(exc, groups)
             self._hand_over.fail()
         else:
             if self._recording.on and (updater.optimizer.random or self._hand_over.due(buckets, every)):
@@ -264,6 +266,29 @@ class Updates:
                     buckets, updater.states.parts([id_ for bucket in buckets for id_ in bucket.ids])
                 )
         return errors
+
+    def _failed(self, exc: Exception, buckets: Collection[Bucket]) -> dict[Bucket, Exception]:
+        """Return why an update of ``buckets`` has failed. What it may have changed is not served from now on."""
+        errors: dict[Bucket, Exception] = {}
+        if isinstance(exc, WeightsInDoubt):
+            ids = [int(number) for number in exc.keys]
+            errors = dict.fromkeys(self._buckets.of(ids), self.doubt(ids, exc))
+            exc = exc.__cause__ if isinstance(exc.__cause__, Exception) else exc
+        unchanged = [bucket for bucket in buckets if bucket not in errors]
+        return errors | dict.fromkeys(unchanged, _none_made(exc, unchanged))
+
+    @property
+    def doubts(self) -> Collection[int]:
+        """See ``Buckets.doubts``."""
+        return self._buckets.doubts
+
+    def doubt(self, ids: Collection[int], error: WeightsInDoubt) -> WeightsInDoubt:
+        """See ``Buckets.doubt``."""
+        return self._buckets.doubt(ids, error)
+
+    def doubt_of(self, ids: Collection[int]) -> WeightsInDoubt | None:
+        """See ``Buckets.doubt_of``."""
+        return self._buckets.doubt_of(ids)
 
     def _interval(self, updater: Updater, buckets: Sequence[Bucket]) -> int:
         """Return after how many rounds the standby is handed ``buckets``; see ``interval``."""

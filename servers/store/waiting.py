@@ -92,7 +92,7 @@ class Waiting:
         if not parked.left:
             return [parked]
         self._parked[message.sender[:2]] = parked
-        return [parked] if self.uneven and self._give_up_if_hopeless(parked) else []
+        return [parked] if (self.uneven or self._buckets.doubts) and self._give_up_if_hopeless(parked) else []
 
     def wait(self, peer: bytes, message: PushRequest, target: AnyTarget, clock: int) -> None:
         """Keep ``message`` until round ``clock`` of ``target``, which is open, is over. See ``uneven``."""
@@ -114,8 +114,15 @@ class Waiting:
         self.departed = frozenset(workers)
 
     def give_up_hopeless(self) -> list[ParkedRequest]:
-        """Give up, and return with their errors, the requests that wait for workers which will not push."""
-        if not (self.departed and self._needs_all) and self.pauses.all_know(self._buckets.ids):
+        """Give up, and return with their errors, the requests that wait in vain.
+
+        They wait for workers which will not push, or for values that are served no more.
+        """
+        if (
+            not self._buckets.doubts
+            and not (self.departed and self._needs_all)
+            and self.pauses.all_know(self._buckets.ids)
+        ):
             return []
         return [parked for parked in list(self._parked.values()) if self._give_up_if_hopeless(parked)]
 
@@ -186,7 +193,8 @@ class Waiting:
         return list(latest.items())
 
     def _give_up_if_hopeless(self, parked: ParkedRequest) -> bool:
-        """Give up a request that waits for workers which have left, or are inside ``join`` and do not know its keys.
+        """Give up a request that waits for workers which have left, or are inside ``join`` and do not know its keys, or
+        for values in doubt.
 
         Returns:
             Whether it is one: it has its error then, and waits no more.
@@ -201,7 +209,9 @@ class Waiting:
         return True
 
     def _hopeless(self, message: WaitingRequest) -> Exception | None:
-        """Return why rounds that a request waits for will never be over; None if they may be."""
+        """Return why rounds that a request waits for will never be over, or give it nothing; None if they may be."""
+        if (doubt := self._buckets.doubt_of(message.ids)) is not None:
+            return doubt
         if self.departed and self._needs_all:
             missing = self._missing(message, lambda rank, _: rank in self.departed)
             if missing:

@@ -19,7 +19,7 @@ from cluster.hosts import ROOT, Hosts
 from waiting import LONG, PROMPT, until
 
 SCRIPT = """
-    import os, signal, sys
+    import contextlib, os, signal, sys
     import numpy as np
     import kvstore as kv
 
@@ -30,6 +30,9 @@ SCRIPT = """
     out = np.zeros(4, "float32")
     store.pushpull("w", np.full(4, store.rank + 1, "float32"), out=out)
     print(f"rank {store.rank} of {store.num_workers} has {out[0]:g}", flush=True)
+    with contextlib.suppress(ChildProcessError):
+        while True:  # a script may wait for all of its children, and there is none of ours
+            os.wait()
     store.barrier()
     match sys.argv[1:], store.rank:
         case ["kill"], 0:

@@ -29,7 +29,7 @@ from torch import nn
 
 from kvstore import CheckpointError, KVStoreError, Mismatch, UsageError
 from kvstore.checkpoint.tensors import require_names
-from kvstore.job.files import foreign_format, replacing
+from kvstore.job.files import foreign_format, replacing, require_plain
 from kvstore.optim.states_file import read_residuals
 from workers.common.tensors import PLAIN, is_dense, is_expanded, overwrite, pack, unpack
 from workers.embedding.modules import TableModule
@@ -238,6 +238,7 @@ def _read(
     path: Path, wanted: str, names: Iterable[str] | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     try:
+        require_plain(path)
         with reading(path), safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             about = json.loads((file.metadata() or {}).get("about", "{}"))

@@ -69,6 +69,7 @@ from kvstore.job.settings.members import (
     SCHEDULER_LOG,
     START,
     TASK_ID,
+    WORKER_PROCESS,
 )
 from kvstore.job.settings.setting import Setting
 from kvstore.job.settings.training import (
@@ -166,6 +167,7 @@ __all__ = [
     "TRANSPORTS",
     "UPDATE_ON_KVSTORE",
     "VERBOSE",
+    "WORKER_PROCESS",
     "Setting",
     "markdown",
 ]
@@ -206,6 +208,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
             AGENT,
             ENLIST,
             EXIT_REPORT,
+            WORKER_PROCESS,
         ),
     ),
 }

@@ -82,3 +82,9 @@ EXIT_REPORT = Setting(
     "",
     "the file that tells `launch.py` why a process ends, and the pipe that it reads as standard error",
 )
+WORKER_PROCESS = Setting(
+    "KVSTORE_WORKER_PROCESS",
+    Text("a number, a time and a rank, with colons"),
+    "",
+    "in what a worker starts under torchrun, mpirun or srun: the worker's process, which alone makes stores",
+)

@@ -107,6 +107,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class OwnerGoneError(WireError):
+    """The arena of a peer is not there: the peer has ended since, as readers do at any time. Nothing is wrong."""
+
+
 class PeerPresence:
     """Another process's presence, as its sender sees it.
 
@@ -149,6 +153,7 @@ def open_peers(name: str, number: int) -> tuple[int, int]:
     """Open a file of another process's arena, whose name came from the wire; return the descriptor and its size.
 
     Raises:
+        OwnerGoneError: it is the control file, and not there any more.
         WireError: the name is not an arena's, or no process of this user has made the file.
     """
     if not NAME.fullmatch(name):
@@ -157,6 +162,8 @@ def open_peers(name: str, number: int) -> tuple[int, int]:
         fd = os.open(DIRECTORY / f"{name}.{number}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
         require_systems(exc)
+        if isinstance(exc, FileNotFoundError) and not number:  # the owner removes it last
+            raise OwnerGoneError(f"shared memory {name} is gone, with the process that has announced it") from None
         raise WireError(f"shared memory {name}.{number} cannot be opened: {exc.strerror}") from None
     info = os.fstat(fd)
     if not _is_own(info) or info.st_blocks * 512 < info.st_size:  # reading a hole in a full directory is a SIGBUS

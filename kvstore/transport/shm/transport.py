@@ -34,7 +34,7 @@ from kvstore.transport.shm.own_frames import (
     introduction,
     resolved,
 )
-from kvstore.transport.shm.presence import CONTROL, DIRECTORY, PeerPresence, available, exists, room
+from kvstore.transport.shm.presence import CONTROL, DIRECTORY, OwnerGoneError, PeerPresence, available, exists, room
 from kvstore.transport.system_errors import require_systems
 from kvstore.wire import Buffer
 
@@ -183,7 +183,10 @@ class SharedMemoryTransport:
             try:
                 message = self._take(peer, frames)
             except WireError as exc:
-                self._drops.note("a bad message", exc)
+                if isinstance(exc, OwnerGoneError):
+                    log.debug("dropped the answer of a peer that has ended: %s", exc)
+                else:
+                    self._drops.note("a bad message", exc)
                 self._inner.refuse(peer)
                 message = None
             if message is not None:

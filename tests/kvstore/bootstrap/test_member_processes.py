@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.bootstrap import member_processes
 from kvstore.bootstrap.member_processes import MemberProcesses
 from kvstore.bootstrap.server_supervisor import SupervisedProcess
 from kvstore.job.config import Config
@@ -17,31 +17,23 @@ from kvstore.job.config import Config
 AGGREGATOR = SupervisedProcess("aggregator", 1, ["python"], {})
 
 
-class Deaf:
-    """Stands for a supervisor's process that ends only when it is killed."""
-
-    def __init__(self) -> None:
-        self.stdin = io.BytesIO()
-        self.told: list[str] = []
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.told.append("wait")
-        if timeout is not None and "kill" not in self.told:
-            raise subprocess.TimeoutExpired("python", timeout)
-        return 0
-
-    def terminate(self) -> None:
-        self.told.append("terminate")
-
-    def kill(self) -> None:
-        self.told.append("kill")
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, b"%d\\n" % os.getpid())
+time.sleep(1000)
+"""
 
 
 @pytest.fixture
-def deaf(monkeypatch: pytest.MonkeyPatch) -> Deaf:
-    supervisor = Deaf()
-    monkeypatch.setattr(subprocess, "Popen", lambda *_words, **_options: supervisor)
-    return supervisor
+def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor's process that ends only when it is killed."""
+    monkeypatch.setattr(member_processes, "words", lambda python, _module: (python, "-S", "-c", DEAF))
+    monkeypatch.setattr(member_processes, "END_S", 0.1)
+
+
+def children() -> list[str]:
+    return [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
 def made(directory: Path) -> MemberProcesses:
@@ -59,18 +51,17 @@ def test_a_supervisor_that_cannot_be_started_leaves_nothing(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_supervisor_that_does_not_end_is_killed(deaf: Deaf, tmp_path: Path) -> None:
-    made(tmp_path / "job").end()
-    assert deaf.told == ["terminate", "wait", "kill", "wait"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_fork_of_the_rank_has_no_supervisor_to_wait_for(
-    deaf: Deaf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("deaf")
+def test_a_supervisor_is_nobodys_child_and_one_that_does_not_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processes, pid = made(tmp_path / "job"), os.getpid()
+    before, pid = children(), os.getpid()
+    processes = made(tmp_path / "job")
+    assert children() == before
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
-    processes.wait()
-    assert deaf.told == []
+    processes.wait()  # a fork of the rank has nobody to wait for
     monkeypatch.undo()
     assert (tmp_path / "job").exists()
+    processes.end()
+    processes.end()
+    assert list(tmp_path.iterdir()) == []

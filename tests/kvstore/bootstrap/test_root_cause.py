@@ -23,6 +23,10 @@ def test_what_the_scheduler_has_heard_is_the_cause() -> None:
     assert root_cause(ends[2:]) == ""  # on another host
 
 
+def test_ctrl_c_needs_no_words() -> None:
+    assert root_cause([end("scheduler", ExitReport("worker 1 failed: KeyboardInterrupt", consequence=True))]) == ""
+
+
 def test_who_fails_by_itself_is_the_cause() -> None:
     killed = end("server 1", how="was killed by SIGKILL", blameless=False)
     later = end("server 0", how="exited with code 1", blameless=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -95,9 +96,10 @@ def test_who_ends_because_the_job_has_failed_is_not_to_blame() -> None:
 @pytest.mark.parametrize(("role", "rank"), [("scheduler", 0), ("aggregator", 2)])
 def test_when_the_ranks_process_is_gone_all_are_ended(monkeypatch: pytest.MonkeyPatch, role: str, rank: int) -> None:
     monkeypatch.setattr(server_supervisor, "LAST_WORDS_S", 0.1)
-    gone = 1 if os.getppid() != 1 else 2
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    gone.wait()
     expected = (1, [("worker", rank, "ended without leaving the job; torchrun, mpirun or srun may say why")])
-    assert supervise([process(role, 0, FOREVER)], parent=gone, rank=rank) == expected
+    assert supervise([process(role, 0, FOREVER)], parent=gone.pid, rank=rank) == expected
 
 
 HAND_OVER = """

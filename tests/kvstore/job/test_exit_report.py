@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.job.exit_report import MAX_DETAILS, MAX_TEXT, ExitReport, ReportFile, hand_over, require_own
+from kvstore.job.exit_report import (
+    MAX_DETAILS,
+    MAX_TEXT,
+    ExitReport,
+    ReportFile,
+    hand_over,
+    note_joined,
+    require_own,
+)
 
 REPORT = ExitReport("ValueError: no data", "train.py:13, in step", "Traceback ...\n")
 
@@ -132,3 +140,17 @@ def test_a_process_after_the_worker_is_told_too_but_not_after_one_that_never_joi
 
 def test_without_a_supervisor_any_process_may_be_the_worker() -> None:
     require_own({}, "worker 0")
+
+
+def test_where_no_launcher_gives_a_file_what_a_worker_starts_knows_it_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env: dict[str, str] = {}
+    note_joined(env, "1 of 2 at host:7")
+    for rank in ("1 of 2 at host:7", "0 of 2 at host:7", ""):
+        require_own(env, "worker 1", rank)  # the worker itself, in whatever job
+    me = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: me + 1)
+    require_own(env, "worker 0", "0 of 2 at host:9")  # of a job that the worker has started
+    with pytest.raises(ConfigError, match=f"worker 1 of this job is process {me} already, and this is"):
+        require_own(env, "worker 1", "1 of 2 at host:7")

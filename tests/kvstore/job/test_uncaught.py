@@ -79,6 +79,11 @@ def test_without_a_supervisor_a_cause_is_printed_in_full_and_a_consequence_in_a_
     assert printed == "RuntimeError: training has failed (at script.py:8)\n"
 
 
+def test_without_a_supervisor_ctrl_c_is_a_line_too(tmp_path: Path) -> None:
+    printed, _ = run(tmp_path, FAILS.replace("1 / 0", "raise KeyboardInterrupt"), supervised=False)
+    assert printed == "KeyboardInterrupt (at script.py:3)\n"
+
+
 def test_verbose_processes_print_for_themselves(tmp_path: Path) -> None:
     printed, report = run(tmp_path, FOLLOWS, supervised=True, KVSTORE_VERBOSE="1")
     assert printed.count("Traceback (most recent call last):\n") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,13 @@ def test_a_file_of_another_library_is_called_what_it_is(content: bytes, called: 
     (tmp_path / "s").write_bytes(content)
     for read_it in (read, read_residuals, read_note, read_keys):
         with pytest.raises(UsageError, match=f"s is {called}"):
+            read_it(tmp_path / "s")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "s")
+    for read_it in (read, read_residuals, read_note, read_keys):
+        with pytest.raises(UsageError, match="s: damaged: it is no plain file"):
             read_it(tmp_path / "s")
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import kvstore as kv
+from kvstore.errors import WeightsInDoubt
+from kvstore.optim.registry import OptimizerClass, builtin
 
 NAMES = pytest.mark.parametrize("name", ["local", "device"])
 
@@ -110,3 +112,37 @@ def test_a_closed_store_says_so(name: str) -> None:
     for call in (lambda: store.push("w", torch.ones(1)), lambda: store.set_optimizer("sgd", learning_rate=0.1)):
         with pytest.raises(kv.UsageError, match="this store is closed"):
             call()
+
+
+class Diverges(torch.optim.RMSprop):
+    """It changes arrays one after the other, and fails at one of two elements."""
+
+    def step(self, closure: Any = None) -> None:
+        for param in self.param_groups[0]["params"]:
+            if param.numel() == 2:
+                raise ArithmeticError("it diverged")
+            with torch.no_grad():
+                param.sub_(param.grad)
+
+
+def test_what_an_optimizer_may_have_half_updated_cannot_be_read_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = kv.create("local")
+    store.init(["a", "b", "c"], [torch.zeros(1), torch.zeros(2), torch.zeros(3)])
+    monkeypatch.setitem(builtin(), "rmsprop", OptimizerClass(Diverges))
+    store.set_optimizer("rmsprop", learning_rate=1.0)
+    with pytest.raises(ArithmeticError, match="it diverged"):  # nothing was changed before
+        store.push("b", torch.ones(2))
+    calls = [
+        lambda: store.push(["a", "b"], [torch.ones(1), torch.ones(2)]),
+        lambda: store.push("a", torch.ones(1)),
+        lambda: store.pull("a", torch.empty(1)),
+        lambda: store.save_optimizer_states("states"),
+    ]
+    for call in calls:
+        with pytest.raises(WeightsInDoubt, match="rmsprop failed in the middle of an update of 'a', which may be half"):
+            call()
+    for key, size, expected in (("b", 2, 0), ("c", 3, 0)):
+        out = torch.empty(size)
+        store.pull(key, out)
+        assert out.tolist() == [expected] * size
+    store.push("c", torch.ones(3))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from asking import Desk, floats, optimized, read, text_of, updating, values_in
+from asking import Desk, floats, optimized, read, sender, sent, text_of, updating, values_in
+from pairs import Pair, copied
+from waiting import until
 
 from kvstore.errors import WeightsInDoubt
 from kvstore.optim.registry import OptimizerClass, builtin
 from kvstore.optim.updater import Updater
 from kvstore.spec import Spec
-from kvstore.wire import Ack
+from kvstore.transport.memory import Heap
+from kvstore.wire import Ack, Capture, ReadValues, Values
+from kvstore.wire.reading import NOT_HELD
+from servers.reading.value_read import ValueRead
+from servers.saving import Saver
 
 
 def test_a_gradient_is_corrected_for_what_others_have_changed() -> None:
@@ -89,19 +95,82 @@ class Fails(torch.optim.RMSprop):
                     param.sub_(param.grad)
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_an_update_that_fails_is_made_of_no_array_or_the_server_ends(monkeypatch, at):
-    """Two arrays of one update: if the first fails, neither is changed; if the second does, nothing can go on."""
-    desk = Desk(1, values={1: floats(0), 2: floats(0, 0)})
-    monkeypatch.setitem(builtin(), "rmsprop", OptimizerClass(Fails))
-    optimized(desk, "rmsprop", lr=1.0)
-    (a,) = desk.workers
+def failing(monkeypatch, at, workers=1, mode="sync", unseen=False, make=Desk):
+    """A shard with arrays 1 to 3, whose updates fail at array ``at``."""
+    desk = make(workers, mode, values={1: floats(0), 2: floats(0, 0), 3: floats(0, 0, 0)})
+    monkeypatch.setitem(builtin(), "rmsprop", OptimizerClass(Fails, unseen=unseen))
+    for worker in reversed(desk.workers):
+        desk.ask(worker, worker.set_optimizer("rmsprop", lr=1.0))
     monkeypatch.setattr(Fails, "at", at)
+    return desk
+
+
+DOUBT = (
+    "rmsprop failed in the middle of an update of 'k1', 'k2', which may be half made: ArithmeticError: it diverged; "
+    "no push or pull of these keys is served any more: go on from a checkpoint"
+)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_an_optimizer_may_have_half_updated_is_not_served_any_more_and_all_else_is(monkeypatch, mode):
+    desk = failing(monkeypatch, 2, workers=2, mode=mode)
+    a, b = desk.workers
+    early = a.push({1: floats(1), 2: floats(1, 1)}, want=True)
+    replies = desk.ask(a, early)
+    ahead = a.push({1: floats(1), 2: floats(1, 1)}, 2)
+    replies |= desk.ask(a, ahead)  # in rounds, it waits for b's second push, which never comes
+    late = b.push({1: floats(1), 2: floats(1, 1)})
+    replies |= desk.ask(b, late)
+    for answer in (replies[0, early.seq], replies[0, ahead.seq], replies[1, late.seq]):
+        assert text_of(answer, "WeightsInDoubt") == DOUBT
+    monkeypatch.setattr(Fails, "at", 0)
+    for asked in (b.push({1: floats(1)}, 2), b.pull([1]), b.pull([3, 2]), b.get_states([1, 3])):
+        assert text_of(desk.reply(b, asked), "WeightsInDoubt") == DOUBT
+    for worker in desk.workers:
+        desk.ask(worker, worker.push({3: floats(1, 1, 1)}))
+    assert desk.value(3, clock=1).tolist() == [-2, -2, -2]
+
+
+def test_where_torch_does_not_count_changes_each_array_of_the_update_is_in_doubt(monkeypatch):
+    desk = failing(monkeypatch, 1, unseen=True)
+    (a,) = desk.workers
+    reply = desk.reply(a, a.push({1: floats(1), 2: floats(1, 1)}))
+    assert text_of(reply, "WeightsInDoubt") == DOUBT
+
+
+@pytest.mark.parametrize("fails_too", [False, True])
+def test_a_standby_refuses_the_same_arrays_whether_it_has_followed_or_is_new(monkeypatch, fails_too):
+    desk = failing(monkeypatch, 2, make=Pair)
+    (a,) = desk.workers
+    desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}))
+    monkeypatch.setattr(Fails, "at", 2 if fails_too else 0)
+    desk.catch_up()
+    for shard in (desk.shard, desk.standby, copied(desk.shard, 1)):
+        told = [shard.handle(a.peer, sent(a.pull([number])))[0][1] for number in (1, 3)]
+        assert text_of(told[0], "WeightsInDoubt") == DOUBT
+        assert isinstance(told[1], Values)
+
+
+def test_of_arrays_in_doubt_there_is_no_checkpoint_and_readers_are_told(monkeypatch, tmp_path):
+    desk = failing(monkeypatch, 2)
+    (a,) = desk.workers
+    written = []
+    saver = Saver(desk.shard.checkpoints.memory, tmp_path, 0, lambda *outcome: written.append(outcome[2]))
+    desk.shard.checkpoints.save = saver.save
+    desk.ask(a, Capture(a.me(), 0, 1, [1, 2], [1, 1]))  # as they are after the round that fails
+    desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}))
+    until(lambda: bool(written))
+    assert [str(error) for error in written] == [f"checkpoint 1 failed: server 0: {DOUBT}"]
+    (store,) = desk.shard.stores.values()
+    read = ValueRead(store, ReadValues(sender(role="reader"), 0, [1], 0, [NOT_HELD], 0), Heap())
+    with pytest.raises(WeightsInDoubt, match="of 'k1', 'k2'"):
+        read.step(1 << 20)
+
+
+def test_an_update_that_fails_before_it_has_changed_anything_is_over_and_others_follow(monkeypatch):
+    desk = failing(monkeypatch, 1)
+    (a,) = desk.workers
     push = a.push({1: floats(1), 2: floats(1, 1)})
-    if at == 2:
-        with pytest.raises(WeightsInDoubt, match=r"rmsprop failed in the middle .*it diverged"):
-            desk.ask(a, push)
-        return
     replies = desk.ask(a, push)
     assert text_of(replies[0, push.seq], "ServerError") == (
         "ArithmeticError: it diverged; no array of this update of 'k1', 'k2' has changed"

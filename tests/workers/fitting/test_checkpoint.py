@@ -59,6 +59,14 @@ def test_files_of_mxnet_are_called_what_they_are(saved: Checkpoint) -> None:
         go_on(saved)
 
 
+def test_a_pipe_is_not_waited_for(saved: Checkpoint) -> None:
+    for path in (saved.weights.with_suffix(".params"), saved.weights):
+        saved.weights.unlink(missing_ok=True)
+        os.mkfifo(path)
+        with pytest.raises(CheckpointError, match=r"safetensors: (missing or damaged|damaged: it is no plain file)"):
+            go_on(saved)
+
+
 def test_another_network_and_another_optimizer(saved: Checkpoint) -> None:
     with pytest.raises(
         kv.Mismatch, match=r"another network's checkpoint: for .1\.bias. it has \[8\], and the model no"

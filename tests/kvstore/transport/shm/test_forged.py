@@ -126,3 +126,14 @@ def test_a_flood_costs_few_lines_and_does_not_hold_recv(ends: Ends, caplog: pyte
     assert [ends.listener.recv(20) for _ in range(3)] == [None] * 3
     assert ends.listener.recv(0)[1] == [b"head"]
     assert caplog.text.count("dropped a bad message") == 3
+
+
+def test_a_peer_that_ends_before_its_answer_is_read_has_done_nothing_wrong(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+):
+    arena = introduce(ends)
+    name, nonce = arena.presence.name, arena.presence.nonce
+    arena.close()
+    ends.raw.send(ends.raw_link, [hello(name, nonce, kind=2)])
+    assert ends.send(b"head", b"next") == [b"head", b"next"]
+    assert "dropped" not in caplog.text
