@@ -7,14 +7,19 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
 from kvstore.errors import ConfigError
 from kvstore.job import settings
 from kvstore.job.address import host_and_port, is_loopback, tcp_endpoint
 from kvstore.job.curve_keys import CurveKeys, split_key, with_key
 from kvstore.job.ranks import Ranks
+from kvstore.job.settings import Setting
 from kvstore.job.valid_values import Interval, RoundWindow
+
+T = TypeVar("T")
+_SETTING = "setting"  # of a field's metadata
 
 FOR_EVER_S = 1e9  # thirty years; clocks and sockets take no infinity
 MAX_JOB = 40  # characters of a job's name
@@ -28,104 +33,75 @@ WINDOW_PIECES = 4  # with fewer, lines are idle; with more, a server may fall fa
 HOST_PIECE = 64 << 20  # no network card is idle meanwhile: what counts is how many messages there are
 
 
+def _by(setting: Setting[T], *, shown: bool = True) -> T:
+    """A field of ``Config`` that is the value of a setting. ``shown`` is whether ``repr`` has it."""
+    made: T = field(default=setting.default, repr=shown, metadata={_SETTING: setting})
+    return made
+
+
 @dataclass(frozen=True)
 class Config:
-    """What one process needs to know of its job.
+    """What one process needs to know of its job: the settings, which ``settings`` explains, and what follows from them.
 
     Attributes:
-        role: ``worker``, ``server``, ``standby``, ``aggregator`` or ``scheduler``.
         root: the scheduler's endpoint, ``ipc://path`` or ``tcp://host:port``, this with the scheduler's key if there
             are keys; empty outside a job.
-        num_workers, num_servers: how many the job has; 0 outside a job.
-        num_aggregators: how many hosts of the job have an aggregator.
-        aggregator: the rank of the aggregator of this worker's host, -1 for none.
-        replicas: how many standbys each server has.
-        start: how often this member's process has been started.
-        lost: how the process before this one has ended, and when, by this host's monotonic clock; empty for the first.
-        inject: what this process does to itself, ``kill`` or ``stop``, and at which of its rounds, in their order.
-        scheduler_log: the file with the scheduler's log; empty for none.
-        aggregate: whether hosts with several workers are to have aggregators.
-        device_sum: where aggregators sum what workers push from devices: ``off``, ``cuda`` or ``host``.
-        node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
-        interface: the network interface whose address it is, if ``node_host`` is empty; empty for the default.
-        rank_hint: the rank to ask for, -1 for any.
         local_rank, local_size: which of its host's members of its role this is, and how many there are; -1 and 0 where
             nobody has said.
-        root_fd: a listening socket that was opened for the scheduler, -1 for none.
-        timeout_s: how long a peer may take to answer, or to report what it is waiting for, in seconds.
-        patience_s: how long a wait goes on whose peers say that; 0 for ever.
-        join_timeout_s: how long a worker waits for the others to be there; 0 for ``patience_s``.
-        heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
-        pulse: whether a small process beside each worker says so, too.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
         least_piece_bytes: in small stores messages are smaller, but not than this; 0: they are not.
-        transport: one of ``settings.TRANSPORTS``.
-        congestion: the congestion control of links over TCP; empty for the system's, but not BBR.
-        pacing: whether plain TCP links keep to a rate, so that they share lines well.
-        update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
-        checkpoint_dir: where checkpoints go; empty for none.
-        checkpoint_every: how often there is one, beside those that the program asks for.
-        checkpoint_keep: how many are kept.
-        checkpoint_resume: the checkpoint to continue from, or a directory of them; empty to begin anew.
-        columns: the width of the terminal on which ``launch.py`` shows a line that this process rewrites; 0 for none.
         job: a name for the job that a file name can have; the same in all processes of it.
-        shm: whether processes of one host share memory.
-        encryption: whether links over TCP are to be encrypted, which takes keys.
         keys: those of this process; None for plain links.
-        job_secret: what all processes make their keys from, where nobody gives each its own.
-        readers: how many readers the job has at most at once.
-        reader_share: the part of a server's time that they get, however busy its host is.
-        trace: which rounds this process notes for the job's trace.
         ranks: who this is among those that torchrun, mpirun or srun has started; None if nobody has said, or if
             ``root`` says where the job is.
     """
 
-    role: str = "worker"
+    role: str = _by(settings.ROLE)
     root: str = ""
-    num_workers: int = 0
-    num_servers: int = 0
-    num_aggregators: int = 0
-    aggregator: int = -1
-    replicas: int = 0
-    start: int = 1
-    lost: tuple[str, float] | tuple[()] = ()
-    inject: tuple[tuple[str, int], ...] = ()
-    scheduler_log: str = ""
-    aggregate: bool = True
-    device_sum: str = settings.DEVICE_SUM.default
-    node_host: str = ""
-    interface: str = ""
-    rank_hint: int = -1
-    local_rank: int = -1
-    local_size: int = 0
-    root_fd: int = -1
-    timeout_s: float = settings.TIMEOUT_S.default
-    patience_s: float = settings.PATIENCE_S.default
-    join_timeout_s: float = settings.JOIN_TIMEOUT_S.default
-    heartbeat_s: float = settings.HEARTBEAT_S.default
-    heartbeat_timeout_s: float = settings.HEARTBEAT_TIMEOUT_S.default
-    pulse: bool = True
+    num_workers: int = _by(settings.NUM_WORKER)
+    num_servers: int = _by(settings.NUM_SERVER)
+    num_aggregators: int = _by(settings.NUM_AGGREGATORS)
+    aggregator: int = _by(settings.AGGREGATOR)
+    replicas: int = _by(settings.REPLICAS)
+    start: int = _by(settings.START)
+    lost: tuple[str, float] | tuple[()] = _by(settings.LOST)
+    inject: tuple[tuple[str, int], ...] = _by(settings.INJECT)
+    scheduler_log: str = _by(settings.SCHEDULER_LOG)
+    aggregate: bool = _by(settings.AGGREGATE)
+    device_sum: str = _by(settings.DEVICE_SUM)
+    node_host: str = _by(settings.NODE_HOST)
+    interface: str = _by(settings.INTERFACE)
+    rank_hint: int = _by(settings.TASK_ID)
+    root_fd: int = _by(settings.ROOT_FD)
+    timeout_s: float = _by(settings.TIMEOUT_S)
+    patience_s: float = _by(settings.PATIENCE_S)
+    join_timeout_s: float = _by(settings.JOIN_TIMEOUT_S)
+    heartbeat_s: float = _by(settings.HEARTBEAT_S)
+    heartbeat_timeout_s: float = _by(settings.HEARTBEAT_TIMEOUT_S)
+    pulse: bool = _by(settings.PULSE)
+    transport: str = _by(settings.TRANSPORT)
+    congestion: str = _by(settings.CONGESTION)
+    pacing: bool = _by(settings.PACING)
+    update_on_kvstore: bool = _by(settings.UPDATE_ON_KVSTORE)
+    checkpoint_dir: str = _by(settings.CHECKPOINT_DIR)
+    checkpoint_every: Interval = _by(settings.CHECKPOINT_EVERY)
+    checkpoint_keep: int = _by(settings.CHECKPOINT_KEEP)
+    checkpoint_resume: str = _by(settings.CHECKPOINT_RESUME)
+    columns: int = _by(settings.COLUMNS)
+    shm: bool = _by(settings.SHM)
+    encryption: bool = _by(settings.ENCRYPTION)
+    job_secret: str = _by(settings.JOB_SECRET, shown=False)
+    readers: int = _by(settings.READERS)
+    reader_share: float = _by(settings.READER_SHARE)
+    trace: RoundWindow = _by(settings.TRACE)
+    local_rank: int = settings.LOCAL_RANK.default
+    local_size: int = settings.LOCAL_SIZE.default
     bigarray_bound: int = settings.BIGARRAY_BOUND.default
     piece_bytes: int = FEW_PIECE
     least_piece_bytes: int = 0
-    transport: str = settings.TRANSPORT.default
-    congestion: str = ""
-    pacing: bool = True
-    update_on_kvstore: bool = True
-    checkpoint_dir: str = ""
-    checkpoint_every: Interval = settings.CHECKPOINT_EVERY.default
-    checkpoint_keep: int = settings.CHECKPOINT_KEEP.default
-    checkpoint_resume: str = ""
-    columns: int = 0
     job: str = "none"
-    shm: bool = True
-    encryption: bool = True
     keys: CurveKeys | None = field(default=None, repr=False)
-    job_secret: str = field(default="", repr=False)
-    readers: int = 0
-    reader_share: float = settings.READER_SHARE.default
-    trace: RoundWindow = settings.TRACE.default
     ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
@@ -163,58 +139,20 @@ class Config:
             ConfigError: a variable has a value that is not valid; the message says which would be.
         """
         env = os.environ if env is None else env
-        role = settings.ROLE.read(env)
+        values = {each.name: each.metadata[_SETTING].read(env) for each in fields(cls) if _SETTING in each.metadata}
         root = _root(env)
-        encryption = settings.ENCRYPTION.read(env)
-        keys = CurveKeys.from_env(env) if encryption else None
-        ranks = Ranks.from_env(env) if role == "worker" and not root else None
-        num_workers = settings.NUM_WORKER.read(env)
+        keys = CurveKeys.from_env(env) if values["encryption"] else None
+        ranks = Ranks.from_env(env) if values["role"] == "worker" and not root else None
         return cls(
-            role=role,
+            **values,
             root=with_key(root, keys.root) if keys is not None and root.startswith("tcp://") else root,
-            num_workers=num_workers,
-            num_servers=settings.NUM_SERVER.read(env),
-            num_aggregators=settings.NUM_AGGREGATORS.read(env),
-            aggregator=settings.AGGREGATOR.read(env),
-            replicas=settings.REPLICAS.read(env),
-            start=settings.START.read(env),
-            lost=settings.LOST.read(env),
-            inject=settings.INJECT.read(env),
-            scheduler_log=settings.SCHEDULER_LOG.read(env),
-            aggregate=settings.AGGREGATE.read(env),
-            device_sum=settings.DEVICE_SUM.read(env),
-            node_host=settings.NODE_HOST.read(env),
-            interface=settings.INTERFACE.read(env),
-            rank_hint=settings.TASK_ID.read(env),
             local_rank=settings.LOCAL_RANK.read(env, ranks.local_rank if ranks else None),
             local_size=settings.LOCAL_SIZE.read(env, ranks.local_size if ranks else None),
-            root_fd=settings.ROOT_FD.read(env),
-            timeout_s=settings.TIMEOUT_S.read(env),
-            patience_s=settings.PATIENCE_S.read(env),
-            join_timeout_s=settings.JOIN_TIMEOUT_S.read(env),
-            heartbeat_s=settings.HEARTBEAT_S.read(env),
-            heartbeat_timeout_s=settings.HEARTBEAT_TIMEOUT_S.read(env),
-            pulse=settings.PULSE.read(env),
-            bigarray_bound=settings.BIGARRAY_BOUND.read(env, bound_of(settings.NUM_SERVER.read(env))),
-            piece_bytes=settings.PIECE_BYTES.read(env, _piece(root, num_workers)),
+            bigarray_bound=settings.BIGARRAY_BOUND.read(env, bound_of(values["num_servers"])),
+            piece_bytes=settings.PIECE_BYTES.read(env, _piece(root, values["num_workers"])),
             least_piece_bytes=_least_piece(env, root),
-            transport=settings.TRANSPORT.read(env),
-            congestion=settings.CONGESTION.read(env),
-            pacing=settings.PACING.read(env),
-            update_on_kvstore=settings.UPDATE_ON_KVSTORE.read(env),
-            checkpoint_dir=settings.CHECKPOINT_DIR.read(env),
-            checkpoint_every=settings.CHECKPOINT_EVERY.read(env),
-            checkpoint_keep=settings.CHECKPOINT_KEEP.read(env),
-            checkpoint_resume=settings.CHECKPOINT_RESUME.read(env),
-            columns=settings.COLUMNS.read(env),
             job=_job(env, root),
-            shm=settings.SHM.read(env),
-            encryption=encryption,
             keys=keys,
-            job_secret=settings.JOB_SECRET.read(env),
-            readers=settings.READERS.read(env),
-            reader_share=settings.READER_SHARE.read(env),
-            trace=settings.TRACE.read(env),
             ranks=ranks,
         )
 
