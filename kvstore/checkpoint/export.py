@@ -2,18 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from kvstore.checkpoint.exported_table import ExportedTable
+import numpy as np
+
 from kvstore.checkpoint.reader import CheckpointReader
-from kvstore.checkpoint.tensors import FileRecord, TensorHeader, require_names, write_tensors
+from kvstore.checkpoint.tensors import DTYPES, FileRecord, TensorHeader, require_names, write_tensors
 from kvstore.checkpoint.verify import verify
 from kvstore.errors import CheckpointError
-from kvstore.table import TableSpec
+from kvstore.rows.open_table import whole_pages
+from kvstore.rows.stripe import STATE
+from kvstore.spec import Key
+from kvstore.table import Table, TableSpec
 from kvstore.values import to_buffer
 
 _RENAME = "give one of the keys another name"
+
+
+PAGE_ROWS = 1 << 16  # rows that nobody has pushed are made so many at a time
+
+
+class ExportedTable:
+    """The tensors of a table: its ids, sorted, its rows, and what the optimizer keeps of them.
+
+    A table with a shape has all its rows: those that nobody has pushed are as they begin.
+    """
+
+    def __init__(self, reader: CheckpointReader, store: int, key: Key, table: Table, states: bool) -> None:
+        self._table = table
+        self._key = table.name(key)
+        self._pages = list(reader.pages(store, key))  # mapped files, not memory
+        ids = [page.ids for page in self._pages]
+        self._ids = np.sort(np.concatenate([np.empty(0, np.int64), *ids]))
+        kinds = [{name: (part.dtype.name, part.shape[1:]) for name, part in page.parts.items()} for page in self._pages]
+        known = all(dtype in DTYPES for kind in kinds for dtype, _ in kind.values())
+        if not known or any(kind != kinds[0] for kind in kinds):
+            raise CheckpointError(f"{reader.folder}: damaged: the pages of table {key!r} do not have the same parts")
+        self._whole = table.rows is not None
+        self._states = (
+            [name for name in self._pages[0].parts if name.startswith(STATE)] if states and self._pages else []
+        )
+
+    def headers(self) -> list[TensorHeader]:
+        """What the file says of them."""
+        table, count = self._table, len(self._ids)
+        shape = (table.rows if table.rows is not None else count, *table.row)
+        headers = [TensorHeader(str(self._key), table.dtype, shape)]
+        if not self._whole or self._states:
+            headers.append(TensorHeader(f"{self._key}.ids", "int64", (count,)))
+        for name in self._states:
+            part = self._pages[0].parts[name]
+            headers.append(
+                TensorHeader(f"{self._key}.{name.removeprefix(STATE)}", part.dtype.name, (count, *part.shape[1:]))
+            )
+        return headers
+
+    def names(self) -> list[tuple[str, str]]:
+        """The names of the tensors, and what each is."""
+        rows, *others = [header.name for header in self.headers()]
+        whose = f"table {self._key!r}"
+        named = [(name, name.removeprefix(f"{rows}.")) for name in others]
+        return [(rows, whose)] + [
+            (name, f"the ids of {whose}" if what == "ids" else f"state {what!r} of {whose}") for name, what in named
+        ]
+
+    def contents(self) -> Iterator[memoryview]:
+        """The bytes of each."""
+        yield self._bytes(self._rows() if self._whole else self._sorted([page.rows for page in self._pages]))
+        if not self._whole or self._states:
+            yield self._bytes(self._ids)
+        for name in self._states:
+            yield self._bytes(self._sorted([page.parts[name] for page in self._pages]))
+
+    def _sorted(self, parts: Sequence[Any]) -> Any:
+        """Return the parts of all pages, in the order of ids."""
+        if not parts:
+            return np.empty(0)
+        order = np.argsort(np.concatenate([page.ids for page in self._pages]))
+        return np.concatenate(parts)[order]
+
+    def _rows(self) -> Any:
+        table, count = self._table, self._table.rows or 0
+        rows = np.empty((count, table.width), table.dtype)
+        for page in whole_pages(table, self._pages, PAGE_ROWS):
+            rows[page.ids] = page.rows
+        return rows
+
+    @staticmethod
+    def _bytes(array: Any) -> memoryview:
+        view: memoryview = np.ascontiguousarray(array).data if array.size else memoryview(b"")
+        return view.cast("B")
 
 
 def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> FileRecord:

@@ -12,7 +12,7 @@ import torch
 from kvstore.errors import UsageError, choices
 from kvstore.optim.algorithms.momentum import MOMENTUM_STYLES, MxnetSGD
 from kvstore.optim.eager import eager
-from kvstore.optim.rows.rule import RowRule
+from kvstore.optim.rows.row_rules import RowRule
 
 # Names that MXNet gives to what torch calls otherwise.
 ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}

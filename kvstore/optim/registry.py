@@ -22,11 +22,7 @@ from kvstore.optim.algorithms.momentum import DCASGD, Signum
 from kvstore.optim.algorithms.tensorwise import Tensorwise
 from kvstore.optim.allowed import allowed, load
 from kvstore.optim.optimizer_class import OptimizerClass, SGDClass, TorchClass
-from kvstore.optim.rows.adagrad import AdagradRows
-from kvstore.optim.rows.adam import AdamRows
-from kvstore.optim.rows.algorithms import TensorwiseRows
-from kvstore.optim.rows.rule import RowRule
-from kvstore.optim.rows.sgd import SGDRows
+from kvstore.optim.rows.row_rules import AdagradRows, AdamRows, RowRule, SGDRows, TensorwiseRows
 
 NOT_HERE = {
     "lbfgs": "it evaluates the loss several times a step, through a closure, which cannot travel to a server",

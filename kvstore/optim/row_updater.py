@@ -11,7 +11,7 @@ import torch
 
 from kvstore.optim.optimizer import Changes, Optimizer, require_rule
 from kvstore.optim.param_groups import ParamGroups
-from kvstore.optim.rows.rule import RowRule, RowState
+from kvstore.optim.rows.row_rules import RowRule, RowState
 from kvstore.spec import Key
 
 BLOCK = 1 << 18  # elements: rows are updated in blocks, so that scratch memory is small and stays in the cache

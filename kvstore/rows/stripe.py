@@ -11,7 +11,7 @@ import numpy as np
 
 from kvstore.errors import Mismatch, UsageError
 from kvstore.lineage import UNKNOWN, Version
-from kvstore.optim.rows.rule import RowState
+from kvstore.optim.rows.row_rules import RowState
 from kvstore.rows.admission import AdmissionRule
 from kvstore.rows.beginnings import write_beginnings
 from kvstore.rows.eviction import EvictionRule

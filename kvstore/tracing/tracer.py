@@ -9,6 +9,7 @@ they are taken out, the newest are lost, and the gap in their numbers says how m
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,6 @@ from typing import Any
 from kvstore.job.valid_values import RoundWindow
 from kvstore.spec import Key
 from kvstore.tracing.offsets import ClockOffsets
-from kvstore.tracing.words import Words
 from kvstore.wire import Node, TraceChunk
 from kvstore.wire.tracing import (
     ANSWERED,
@@ -41,6 +41,24 @@ BATCH = 64  # events that become rows together
 _ident = threading.get_ident
 _row = ROW.pack
 NOBODY = ("", -1, 0)  # who has asked for what is done without a request
+
+
+class Words(dict[Any, int]):
+    """The number of each value that has been asked for since the last call of ``take``; no number is used twice."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def __missing__(self, value: Any) -> int:
+        """Give ``value`` a number."""
+        number = self[value] = next(self._numbers)
+        return number
+
+    def take(self) -> list[tuple[int, Any]]:
+        """Return the numbers, and what they stand for, and forget them."""
+        taken = [(number, value) for value, number in self.items()]
+        self.clear()
+        return taken
 
 
 class Tracer:

@@ -21,7 +21,7 @@ from kvstore.dist import DistStore
 from kvstore.errors import rebuild
 from kvstore.job.config import Config
 from kvstore.reading.held import HeldValue, ReadSegment, reads_of
-from kvstore.reading.row_pull import RowPull
+from kvstore.reading.reader import RowPull
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.transport.memory import Heap

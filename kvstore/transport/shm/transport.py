@@ -10,9 +10,17 @@ itself.
 from __future__ import annotations
 
 import logging
+import mmap
+import os
+import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.errors import WireError
 from kvstore.job.config import Config
@@ -20,21 +28,23 @@ from kvstore.rare_log import Drops
 from kvstore.transport.base import Frames, Peer, Transport
 from kvstore.transport.memory import Heap, ScatteredFrame
 from kvstore.transport.shm.arena import Arena, ArenaUsage
-from kvstore.transport.shm.mapped import Mapped
-from kvstore.transport.shm.own_frames import (
-    CANNOT,
-    HELLO,
-    MAPPED,
-    MARK,
-    NO_REFERENCES,
-    REFERENCE,
-    REFERENCES,
-    REFUSAL,
-    introduced,
-    introduction,
-    resolved,
+from kvstore.transport.shm.presence import (
+    CELLS,
+    CELLS_AT,
+    CONTROL,
+    DIRECTORY,
+    FREE,
+    HELD,
+    SENT,
+    OwnerGoneError,
+    PeerPresence,
+    Presence,
+    available,
+    exists,
+    open_control,
+    open_peers,
+    room,
 )
-from kvstore.transport.shm.presence import CONTROL, DIRECTORY, OwnerGoneError, PeerPresence, available, exists, room
 from kvstore.transport.system_errors import require_systems
 from kvstore.wire import Buffer
 
@@ -42,6 +52,142 @@ log = logging.getLogger(__name__)
 
 LARGE = 32 << 10  # bytes; smaller frames are as fast through a socket
 MAX_OWN = 100  # frames of our own that one recv takes before it returns without a message
+
+
+MARK = 0xC1
+REFERENCES, HELLO, MAPPED, CANNOT = range(4)
+MAX_HELLO = 512
+
+REFERENCE = struct.Struct("<HHIQQ")  # position in the message, chunk, cell, offset, length
+NO_REFERENCES = bytes((MARK, REFERENCES))  # what references are added to
+REFUSAL = bytes((MARK, CANNOT))
+
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class _ReferenceView(weakref.ref[Bytes]):
+    """Notices when the last view of a reference is gone."""
+
+    __slots__ = ("cell", "mapped")
+    cell: int
+    mapped: Mapped
+
+
+# A weak reference must live to be called. It keeps our presence locked too, or the peer would take us for dead.
+_views: dict[int, _ReferenceView] = {}
+
+
+def _let_go(view: weakref.ref[Bytes]) -> None:
+    """Tell the owner that its memory is free. Runs at any time, in any thread."""
+    if isinstance(view, _ReferenceView) and _views.pop(id(view), None) is not None:
+        view.mapped.let_go(view.cell)
+
+
+class Mapped:
+    """The arena of one peer.
+
+    Args:
+        name: the arena's name.
+        nonce: what its control file must begin with.
+        presence: this process's, by which the peer knows how long this process may hold what it sends.
+
+    Raises:
+        WireError: this host has no such arena: the peer is on another host, or lies.
+    """
+
+    def __init__(self, name: str, nonce: bytes, presence: Presence) -> None:
+        self.name = name
+        self._presence = presence
+        fd, size = open_control(name, nonce)
+        self._cells = memoryview(_mapping(fd, size))[CELLS_AT:]
+        self._chunks: dict[int, Bytes] = {}
+
+    def view(self, number: int, cell: int, offset: int, length: int) -> memoryview:
+        """Return a view of what a reference refers to. The memory does not change until its last view is dropped.
+
+        Raises:
+            WireError: the reference is out of bounds, or was not sent.
+        """
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            fd, size = open_peers(self.name, number + 1)
+            chunk = self._chunks[number] = np.frombuffer(_mapping(fd, size), np.uint8)
+        if length == 0 or offset + length > len(chunk):
+            raise WireError(f"a reference to {length} bytes at {offset} of {len(chunk)}")
+        if cell >= CELLS or self._cells[cell] != SENT:
+            raise WireError("a reference that was not sent, or was received before")
+        array = chunk[offset : offset + length]
+        view = _ReferenceView(array, _let_go)
+        view.cell, view.mapped = cell, self
+        _views[id(view)] = view
+        self._cells[cell] = HELD
+        return array.data
+
+    def let_go(self, cell: int) -> None:
+        """Give the memory back to the owner. In a child after fork, that is left to the parent."""
+        if not self._presence.inherited:
+            self._cells[cell] = FREE
+
+
+def _mapping(fd: int, size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, size)
+    except (OSError, ValueError) as exc:
+        require_systems(exc)
+        raise WireError(f"shared memory cannot be mapped: {exc}") from None
+    finally:
+        os.close(fd)
+
+
+def introduction(kind: int, name: str, nonce: bytes) -> bytes:
+    """Return a ``HELLO`` or a ``MAPPED`` of the arena of this name and nonce."""
+    return bytes((MARK, kind)) + bytes(msgpack.packb([name, nonce]))
+
+
+def introduced(own: Buffer) -> tuple[str, bytes]:
+    """Return the name and the nonce in a ``HELLO`` or a ``MAPPED``.
+
+    Raises:
+        WireError: it has something else.
+    """
+    try:
+        fields = msgpack.unpackb(own[2:]) if len(own) <= MAX_HELLO else None
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        fields = None
+    if type(fields) is not list or [type(field) for field in fields] != [str, bytes]:
+        raise WireError("a hello without a name and a nonce")
+    return fields[0], fields[1]
+
+
+def resolved(frames: Frames, view: Callable[[int, int, int, int], memoryview] | None) -> Frames:
+    """Return the message whose first frame is references: views where frames were left out.
+
+    Args:
+        frames: as they came.
+        view: returns the memory at a chunk, a cell, an offset and a length; None if the peer has shown no arena.
+
+    Raises:
+        WireError: they make no message, or ``view`` raises it.
+    """
+    references = memoryview(frames[0])[2:]
+    if len(references) % REFERENCE.size:
+        raise WireError(f"references of {len(references)} bytes")
+    if references and view is None:
+        raise WireError("a reference to memory that was not introduced")
+    message = frames[1:]
+    if view is not None:
+        last = -1
+        for position, chunk, cell, offset, length in REFERENCE.iter_unpack(references):
+            if position > len(message):
+                raise WireError("a reference behind the end of its message")
+            if position <= last:
+                raise WireError("references out of order")
+            message.insert(position, view(chunk, cell, offset, length))
+            last = position
+    if not message:
+        raise WireError("a message without frames")
+    return message
 
 
 def sharing(make: Callable[[], Transport], config: Config) -> Callable[[], Transport]:

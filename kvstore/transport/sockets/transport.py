@@ -18,15 +18,15 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 from kvstore.errors import WireError
 from kvstore.transport.base import Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed
 from kvstore.transport.sockets.courier import Courier
-from kvstore.transport.sockets.link import Link
+from kvstore.transport.sockets.link import Address, Link
 from kvstore.transport.sockets.pacing import LOOK_S
-from kvstore.transport.sockets.places import Places
 from kvstore.transport.sockets.strangers import StrangerLimits, Strangers
 from kvstore.transport.sockets.stream import packed
 from kvstore.transport.system_errors import require_systems
@@ -34,6 +34,42 @@ from kvstore.wire import Buffer
 
 _ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
 _READS = 128  # from one link, before it is another's turn
+
+
+class Places(Protocol):
+    """One kind of sockets: how to listen and connect, and who may connect."""
+
+    def listen(self, endpoint: str) -> tuple[socket.socket, str]:
+        """Return a listening socket and its endpoint; raise ``ConfigError`` if that is not possible."""
+        ...
+
+    def check(self, endpoint: str) -> None:
+        """Raise ``ConfigError`` if ``endpoint`` cannot be connected to."""
+        ...
+
+    def addresses(self, endpoint: str, wait: bool) -> list[Address]:
+        """Return the addresses of ``endpoint``; empty if it has none, or if they are slow to find and not ``wait``."""
+        ...
+
+    def admit(self, made: socket.socket) -> bool:
+        """Prepare a new connection for use; return whether its peer may connect."""
+        ...
+
+    def wake_at(self, made: socket.socket, count: int) -> None:
+        """Have a connection count as readable only when so many bytes have come, if the kind can do that."""
+        ...
+
+    def share(self, made: Sequence[socket.socket], now: float) -> None:
+        """Balance the connections that share a network line. Called every ``LOOK_S`` while a thread receives."""
+        ...
+
+    def on_way(self, made: socket.socket) -> bool:
+        """Whether closing the connection now may lose some of what was sent."""
+        ...
+
+    def leave(self) -> None:
+        """Remove what listening has left behind."""
+        ...
 
 
 class SocketTransport(Heap):

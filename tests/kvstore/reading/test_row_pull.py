@@ -9,7 +9,7 @@ import torch
 from kvstore.errors import KVStoreError, Mismatch, UsageError
 from kvstore.lineage import Version
 from kvstore.reading.held import HeldValue, ReadSegment
-from kvstore.reading.row_pull import RowPull
+from kvstore.reading.reader import RowPull
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec
 from kvstore.wire import RowsRead

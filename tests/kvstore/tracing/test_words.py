@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.tracing.words import Words
+from kvstore.tracing.tracer import Words
 
 
 def test_a_value_keeps_its_number_until_it_is_taken() -> None:
