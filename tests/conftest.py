@@ -44,7 +44,7 @@ def _outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is asked what a late call waits for can say it, however busy the machine. Tests of silence set it back."""
-    monkeypatch.setattr("kvstore.member.late_calls.EXPLAIN_S", PROMPT)
+    monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", PROMPT)
 
 
 @pytest.fixture

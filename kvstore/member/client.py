@@ -8,18 +8,18 @@ outstanding.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
 from kvstore.member.blocked_time import BlockedTime, ThreadWaits
 from kvstore.member.explanations import Explanations
 from kvstore.member.io_lock import under_way
-from kvstore.member.late_calls import EXPLAIN_S, find_out
 from kvstore.member.link_access import LinkAccess
 from kvstore.member.links import Links, Prepare
 from kvstore.member.mutual_waits import LOOK_S, MutualWaits
@@ -28,7 +28,7 @@ from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Message, Node, Request
+from kvstore.wire import Buffer, Explain, Locate, Message, Node, Request
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,59 @@ T = TypeVar("T")
 SLICE_S = 0.5  # the longest single wait for the transport
 STALL_S = 0.1  # if no answer comes for so long, requests that a caller waits for go out of turn
 NEWS_S = 60.0  # how often a wait that goes on logs what it waits for
+
+
+EXPLAIN_S = 15.0  # how long a peer may take to explain what a late request waits for
+LOCATE_S = 3.0  # how long the answer may take where those are that it waits for
+
+
+class Asks(Protocol):
+    """What asks; see ``Client``."""
+
+    guide: Peer | None
+
+    @property
+    def node(self) -> Node:
+        """This process."""
+        ...
+
+    def ask(self, operation: Operation, *questions: Question) -> None:
+        """Make ``questions`` of ``operation``."""
+        ...
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Take in answers until ``condition``, for at most ``timeout`` seconds; return whether it holds."""
+        ...
+
+    def give_up(self, operation: Operation) -> None:
+        """Give up the rest of ``operation``."""
+        ...
+
+
+def find_out(client: Asks, operation: Operation, requests: Mapping[Peer, int]) -> Explanations:
+    """Ask what ``operation`` waits for.
+
+    Args:
+        requests: of ``operation`` without an answer, the number of one for each peer.
+    """
+    explanations, question = Explanations(requests), Operation("explanation")
+    for peer, seq in requests.items():
+        client.ask(question, Question(peer, question, Explain, {"about": seq}, partial(explanations.take, peer)))
+    client.wait_until(lambda: not question.open, EXPLAIN_S)
+    if client.guide is not None and client.guide.decode() not in explanations.silent:
+        _locate(client, client.guide, operation, explanations)
+    return explanations
+
+
+def _locate(client: Asks, guide: Peer, operation: Operation, explanations: Explanations) -> None:
+    """Ask where those are that ``operation`` waits for. Without an answer the message says less."""
+    question = Operation("question where others are")
+    with contextlib.suppress(UsageError):
+        for role, ranks in explanations.awaited(client.node).items():
+            take = partial(explanations.take_places, role)
+            client.ask(question, Question(guide, question, Locate, {"role": role, "ranks": ranks}, take))
+        client.wait_until(lambda: not (question.open and operation.open), LOCATE_S)
+    client.give_up(question)
 
 
 class Client:

@@ -82,7 +82,7 @@ def test_a_thousand_idle_connections_change_nothing(job: SecuredJob):
 
 def test_a_stranger_does_not_get_into_the_job(job: SecuredJob, monkeypatch: pytest.MonkeyPatch):
     """With the code and the scheduler's public key, and a key of its own that it has put on its own list."""
-    monkeypatch.setattr("kvstore.member.late_calls.EXPLAIN_S", 1.0)
+    monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 1.0)
     public, secret = pair()
     keys = CurveKeys(secret, job.keys["scheduler"].root, job.keys["scheduler"].members | {public})
     config = Config("worker", job.config("worker").root, 2, 2, timeout_s=1.0, keys=keys)

@@ -19,12 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.nn import functional
 
 from kvstore import KVStore, RowSparse, Unsupported, UsageError
+from kvstore.dynamo import outside_graphs
 from kvstore.table import Table
 from workers.common.row_steps import row_steps
 from workers.common.torch_internals import after_backward, current_backward, raise_late
-from workers.embedding.bag_sums import bag_sums, watched
 from workers.embedding.fetches import Fetch, fetches_of
 from workers.embedding.gradients import RowGradients, RowUse
 from workers.embedding.id_order import sort_for
@@ -33,10 +34,71 @@ from workers.embedding.lookups import Lookup, TableIds, look_up_all
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-
 log = logging.getLogger(__name__)
 
 FROZEN = 0.0  # the factor that a push asks for which says that its tables are frozen; see ``_say_frozen``
+
+
+Arrive = Callable[[torch.Tensor], None]
+
+
+def watched(rows: torch.Tensor, weight: torch.Tensor, arrive: Arrive) -> torch.Tensor:
+    """Return ``rows``; in each backward pass ``arrive`` is called with their gradient, dense or sparse.
+
+    Args:
+        rows: of shape (rows, width).
+        weight: requires a gradient, and gets none.
+        arrive: takes the gradient. It is called as long as the graph lives, in backward's thread.
+    """
+    leaf: torch.Tensor = _Watched.apply(weight, rows.detach(), arrive)  # type: ignore[no-untyped-call]
+    return leaf
+
+
+def bag_sums(
+    rows: torch.Tensor, places: torch.Tensor, arrive: Arrive, weight: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the sums of bags of rows; in each backward pass ``arrive`` is called with their gradient.
+
+    Args:
+        rows: of shape (rows, width); they get no gradient.
+        places: of shape (bags, ids of each): which rows each bag has.
+        arrive: takes a tensor of the shape of the sums; see ``watched``.
+        weight: see ``watched``; None for a tensor that nobody knows.
+    """
+    if weight is None:
+        weight = rows.detach().requires_grad_()
+    sums: torch.Tensor = _BagSums.apply(weight, rows.detach(), places, arrive)  # type: ignore[no-untyped-call]
+    return sums
+
+
+class _Watched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _weight: torch.Tensor, rows: torch.Tensor, arrive: Arrive) -> Any:
+        ctx.arrive = arrive
+        ctx.set_materialize_grads(False)
+        return rows.detach()
+
+    @staticmethod
+    @outside_graphs
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:
+        if grad is not None:
+            ctx.arrive(grad)
+        return None, None, None
+
+
+class _BagSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _weight: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, arrive: Arrive) -> Any:
+        ctx.arrive = arrive
+        ctx.set_materialize_grads(False)
+        return functional.embedding_bag(places, rows, mode="sum")
+
+    @staticmethod
+    @outside_graphs
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:
+        if grad is not None:
+            ctx.arrive(grad)
+        return None, None, None, None
 
 
 class TableUser(Protocol):

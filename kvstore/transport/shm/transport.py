@@ -1,10 +1,9 @@
 """Shared memory for links inside one host, around a transport that carries everything else.
 
-Messages go through the inner transport, large frames of them as *references* to memory that the peer can map
-(``own_frames.py``). A hello goes out when the first large frame does; until it is answered, and after a refusal, frames
-go as they are. So a peer on another host, in another container or of another kind costs one small message, and nobody
-has to know who is where. The first frame of a message is its header and never goes by reference. Each direction is for
-itself.
+Messages go through the inner transport, large frames of them as *references* to memory that the peer can map.
+A hello goes out when the first large frame does; until it is answered, and after a refusal, frames go as they are. So a
+peer on another host, in another container or of another kind costs one small message, and nobody has to know who is
+where. The first frame of a message is its header and never goes by reference. Each direction is for itself.
 """
 
 from __future__ import annotations
@@ -53,11 +52,10 @@ log = logging.getLogger(__name__)
 LARGE = 32 << 10  # bytes; smaller frames are as fast through a socket
 MAX_OWN = 100  # frames of our own that one recv takes before it returns without a message
 
-
+# Frames of our own, beside messages.
 MARK = 0xC1
 REFERENCES, HELLO, MAPPED, CANNOT = range(4)
 MAX_HELLO = 512
-
 REFERENCE = struct.Struct("<HHIQQ")  # position in the message, chunk, cell, offset, length
 NO_REFERENCES = bytes((MARK, REFERENCES))  # what references are added to
 REFUSAL = bytes((MARK, CANNOT))

@@ -17,7 +17,7 @@ from waiting import LONG
 
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
-from kvstore.member import late_calls
+from kvstore.member import client as client_module
 from kvstore.transport.shm.presence import available
 
 KEYS = list(range(6))
@@ -121,7 +121,7 @@ def test_arrays_may_change_after_a_call_that_failed(directory: Path, monkeypatch
         return recv_into(made, *room)
 
     monkeypatch.setattr(socket.socket, "recv_into", reluctant)
-    monkeypatch.setattr(late_calls, "EXPLAIN_S", 0.1)  # nobody will
+    monkeypatch.setattr(client_module, "EXPLAIN_S", 0.1)  # nobody will
 
     def work(store: DistStore) -> list[torch.Tensor]:
         values, outs = started(store, KEYS), [torch.empty(SIZE) for _ in KEYS]

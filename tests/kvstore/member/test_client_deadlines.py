@@ -8,7 +8,7 @@ import pytest
 from played import BARRIER, Answers, Played, ask, client_of
 
 from kvstore.errors import DeadlineExceeded
-from kvstore.member import late_calls
+from kvstore.member import client as client_module
 from kvstore.member.client import SLICE_S, Client
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.wire import (
@@ -44,7 +44,7 @@ def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
     assert info.value.silent == ("server 1",)
     assert isinstance(info.value, TimeoutError)
     assert sum(isinstance(request, Explain) for _, request in transport.asked) == 2, "each peer is asked once"
-    assert transport.now == 3.0 + late_calls.EXPLAIN_S
+    assert transport.now == 3.0 + client_module.EXPLAIN_S
     assert max(transport.waits) <= SLICE_S
 
 
@@ -102,7 +102,7 @@ def test_an_error_says_less_where_nobody_knows_where_the_missing_are(refused: bo
     )
     with pytest.raises(DeadlineExceeded, match=r"server 0 waits for worker 1$"):
         client.call(a, "x", Barrier, 1.0, **BARRIER)
-    assert transport.now == 1.0 + (0.0 if refused else late_calls.LOCATE_S)
+    assert transport.now == 1.0 + (0.0 if refused else client_module.LOCATE_S)
 
 
 def test_an_answer_that_comes_while_the_missing_are_looked_for_is_not_too_late():
@@ -169,4 +169,4 @@ def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
     began = transport.now
     with pytest.raises(DeadlineExceeded, match="y is not done"):
         client.wait_all([failed, late], 4.0)
-    assert transport.now - began == 4.0 + late_calls.EXPLAIN_S
+    assert transport.now - began == 4.0 + client_module.EXPLAIN_S

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.member import late_calls
-from kvstore.member.late_calls import find_out
+from kvstore.member import client as client_module
+from kvstore.member.client import find_out
 from kvstore.member.outstanding import Question
 from kvstore.ticket import Operation
 from kvstore.wire import Explain, Explanation, Locate, Located, Node, Sender
@@ -74,7 +74,7 @@ def test_each_question_has_its_time() -> None:
     client = PlayedAsker(lambda _, message: None)
     found = find_out(client, late(), {b"server 0": 1})
     assert (found.known, found.silent) == ("server 0 does not answer", ("server 0",))
-    assert client.waited == [late_calls.EXPLAIN_S, late_calls.LOCATE_S]
+    assert client.waited == [client_module.EXPLAIN_S, client_module.LOCATE_S]
     assert [message.role for _, message in client.asked[1:]] == ["server"]
     assert client.given_up == ["question where others are"]
 

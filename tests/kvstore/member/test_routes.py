@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.member.routes import Routes
+from kvstore.member.links import Routes
 
 A, B = b"server 0", b"server 1"
 

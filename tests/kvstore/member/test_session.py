@@ -223,7 +223,7 @@ def test_leaving_without_the_schedulers_answer_says_so_and_goes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(sessions, "LEAVE_S", 0.05)
-    monkeypatch.setattr("kvstore.member.late_calls.EXPLAIN_S", 0.05)
+    monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 0.05)
     network = InprocNetwork()
     far = network.transport()
     far.bind("inproc://scheduler")

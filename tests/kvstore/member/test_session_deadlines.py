@@ -121,7 +121,7 @@ def test_a_worker_that_gave_up_joining_may_come_back():
 
 @pytest.mark.parametrize("role", ["worker", "server"])
 def test_joining_without_a_scheduler_ends_at_the_deadline(role: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvstore.member.late_calls.EXPLAIN_S", 0.05)
+    monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 0.05)
     network = InprocNetwork()
     config = Config(role, "inproc://scheduler", 1, 1, timeout_s=0.05)
     joins: dict[str, Callable[[], Any]] = {
@@ -170,7 +170,7 @@ def test_a_scheduler_whose_name_nobody_knows_is_not_only_silent(monkeypatch: pyt
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    monkeypatch.setattr("kvstore.member.late_calls.EXPLAIN_S", 0.05)
+    monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 0.05)
     config = Config("worker", "tcp://nosuch.invalid:9091", 1, 1, join_timeout_s=0.05)
     with pytest.raises(
         DeadlineExceeded, match=r"does not answer: cannot resolve .nosuch\.invalid., .*not known"

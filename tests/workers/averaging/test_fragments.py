@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvstore as kv
-from workers.averaging.fragments import Schedule, layer_of, split
+from workers.averaging.diloco import Schedule, layer_of, split
 
 
 def times(schedule: Schedule, steps: int) -> tuple[list[list[int]], list[list[int]]]:

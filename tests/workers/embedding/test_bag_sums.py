@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from workers.embedding.bag_sums import bag_sums
+from workers.embedding.exchange import bag_sums
 
 PLACES = torch.tensor([[0, 2], [2, 2], [1, 0]])
 

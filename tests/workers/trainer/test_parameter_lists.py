@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kvstore as kv
-from workers.trainer.parameter_lists import ParameterLists
+from workers.trainer.gradient_sync import ParameterLists
 from workers.trainer.parameters import Parameter
 
 
