@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.cores import Core, Said, Step
 from benchmarks.networks import Shape
-from kvstore.dist.plans.entries import Entries, SegmentColumns
-from kvstore.dist.plans.parcels import Parcel
-from kvstore.dist.plans.plan import Plan
+from kvstore.client.plans.entries import Entries, SegmentColumns
+from kvstore.client.plans.parcels import Parcel
+from kvstore.client.plans.plan import Plan
 from kvstore.job.config import NETWORK_PIECE, bound_of
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap

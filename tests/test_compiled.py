@@ -45,7 +45,7 @@ def no_graphs_of_others() -> Iterator[None]:
 
 
 def public_classes() -> set[type]:
-    from kvstore.dist import DistStore
+    from kvstore.client import DistStore
     from kvstore.store.local import DeviceStore
 
     named = [

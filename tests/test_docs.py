@@ -96,11 +96,11 @@ def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     """So that the tests above can fail."""
     page = tmp_path / "page.md"
     page.write_text(
-        "# A b\n[x](gone.md) [y](#a-b)\n```\n[z](w)\n```\n`Store.push`, `kvstore/dist/` and `kvstore/no.py`\n"
+        "# A b\n[x](gone.md) [y](#a-b)\n```\n[z](w)\n```\n`Store.push`, `kvstore/client/` and `kvstore/no.py`\n"
     )
     assert _LINK.findall(prose(page)) == ["gone.md", "#a-b"]
     assert anchors(page) == {"a-b"}
-    assert paths(page) == {"kvstore/dist/", "kvstore/no.py"}
-    assert _NAMED.findall(prose(page)) == [("Store.push", "kvstore/dist/")]
-    assert "Store.push" not in names(ROOT / "kvstore" / "dist")
-    assert "DistStore.pushpull" in names(ROOT / "kvstore" / "dist")
+    assert paths(page) == {"kvstore/client/", "kvstore/no.py"}
+    assert _NAMED.findall(prose(page)) == [("Store.push", "kvstore/client/")]
+    assert "Store.push" not in names(ROOT / "kvstore" / "client")
+    assert "DistStore.pushpull" in names(ROOT / "kvstore" / "client")

@@ -10,7 +10,7 @@ import torch
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 
 def test_the_first_failure_is_raised_and_the_others_do_not_wait_for_it() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import jobkeys
 from waiting import LONG
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded, KVStoreError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, with_key

@@ -50,7 +50,7 @@ def create(name: str = "local", **options: Any) -> KVStore:
     maker = find(name)
     store: KVStore
     if isinstance(maker, Builtin):
-        if maker.module == "kvstore.dist" and (why := unsupported(f"kv.create({name!r})")):
+        if maker.module == "kvstore.client" and (why := unsupported(f"kv.create({name!r})")):
             raise ConfigError(why)  # now, before modules are imported that are not there
         cls = getattr(importlib.import_module(maker.module), maker.cls)
         store = cls.create(name.lower(), maker.canonical, options)

@@ -23,10 +23,10 @@ _BUILTIN = {
     for module, cls, names in (
         ("kvstore.store.local", "LocalStore", ("local", "local_update_cpu", "local_allreduce_cpu")),
         ("kvstore.store.local", "DeviceStore", ("device", "local_allreduce_device")),
-        ("kvstore.dist", "DistStore", ("dist_sync", "dist")),
-        ("kvstore.dist", "DistStore", ("dist_device_sync", "dist_sync_device")),
-        ("kvstore.dist", "DistStore", ("dist_async", "dist_async_device", "dist_device_async")),
-        ("kvstore.dist", "DistStore", ("dist_ssp", "dist_ssp_device", "dist_device_ssp")),
+        ("kvstore.client", "DistStore", ("dist_sync", "dist")),
+        ("kvstore.client", "DistStore", ("dist_device_sync", "dist_sync_device")),
+        ("kvstore.client", "DistStore", ("dist_async", "dist_async_device", "dist_device_async")),
+        ("kvstore.client", "DistStore", ("dist_ssp", "dist_ssp_device", "dist_device_ssp")),
     )
     for name in names
 }

@@ -13,7 +13,7 @@ import train_fm
 from fm import options
 from reading_job import job_with_readers, reader_of
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 SMALL = ("--clicks", "1000", "--batch-size", "200", "--input-size", "500", "--factor-size", "4")
 

@@ -21,7 +21,7 @@ import jobkeys
 import torch
 from cutting import cut
 
-import kvstore.dist  # noqa: F401 - so that forks have them
+import kvstore.client  # noqa: F401 - so that forks have them
 import servers.server  # noqa: F401
 from faults.plan import Plan
 from faults.training import Training, Wrong

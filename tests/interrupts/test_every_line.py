@@ -21,7 +21,7 @@ from interrupting import Interrupt
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import AlreadyInitialized, UsageError
 from kvstore.member.session import Session
 from kvstore.rule import Rule

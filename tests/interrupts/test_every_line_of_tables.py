@@ -12,7 +12,7 @@ from interrupting import Interrupt
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import AlreadyInitialized
 from kvstore.member.session import Session
 from kvstore.rule import Rule

@@ -6,9 +6,10 @@ import itertools
 
 import numpy as np
 
-from kvstore.dist.plans.entries import Entries, SegmentColumns
-from kvstore.placement import WHOLE, ServerRange
+from kvstore.client.plans.entries import Entries, SegmentColumns
+from kvstore.placement import WHOLE, ServerRange, place
 from kvstore.spec import Key, Spec
+from kvstore.table import TableSpec
 
 
 def cut_anywhere(
@@ -17,11 +18,14 @@ def cut_anywhere(
     """Place arrays that may have only a few elements, cut at any of them, as older versions did.
 
     An array of ``bound`` elements or more is on all servers, another one on the server that holds the least. Segments
-    have at most ``longest`` bytes.
+    have at most ``longest`` bytes. Tables are where they always are.
     """
     placed: dict[Key, tuple[ServerRange, ...]] = {}
     loads = [0] * servers
     for key, spec in specs.items():
+        if isinstance(spec, TableSpec):
+            placed |= place({key: spec}, loads, bound)
+            continue
         across = servers > 1 and spec.size >= max(bound, servers)
         shares = enumerate(_split(0, spec.size, servers)) if across else [(loads.index(min(loads)), (0, spec.size))]
         most = max(1, longest // spec.itemsize)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from played_session import PlayedSession
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.placement import place
 from kvstore.rows.ids import stripes_of
 from kvstore.rows.layout import part_bytes, read_rows, write_rows

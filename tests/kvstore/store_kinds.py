@@ -12,7 +12,7 @@ from typing import Any
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.rule import Rule
 
 Run = Callable[[Callable[[kv.KVStore], Any]], list[Any]]

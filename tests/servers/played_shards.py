@@ -17,7 +17,7 @@ from played_tables import placed
 
 from kvstore.checkpoint.folders import folder_of
 from kvstore.checkpoint.tensors import write_tensors
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import rebuild
 from kvstore.job.config import Config
 from kvstore.reading.held import HeldValue, ReadSegment, reads_of

@@ -12,7 +12,7 @@ from jobkeys import variables
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.transport import Transport

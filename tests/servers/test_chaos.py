@@ -10,7 +10,7 @@ import torch
 from chaos import Chaos
 from threaded import ThreadedJob
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 SHAPES = {"cut": (40, 20), "odd": (611,), "mid": (9, 11), "tiny": (3,), "one": ()}
 ROUNDS = 24

@@ -9,7 +9,7 @@ import torch
 from threaded import ThreadedJob
 from torch import nn
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Trainer
 
 STEPS = 20

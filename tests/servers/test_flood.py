@@ -19,7 +19,7 @@ import torch
 from malformed import flood
 from waiting import LONG
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.job.config import Config
 from kvstore.member.session import Session
 from kvstore.transport.sockets.stream import GREETING, packed

@@ -14,7 +14,7 @@ from secured import SecuredJob, Training
 from threaded import ThreadedJob
 from waiting import LONG, until
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.transport import Transport
 from kvstore.transport.sockets.tcp import TcpTransport
 from kvstore.transport.zeromq.transport import ZmqTransport

@@ -13,7 +13,7 @@ from torch import nn
 from waiting import LONG
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded, NodeLost, UsageError
 from kvstore.member.session import Session
 from kvstore.rule import Rule

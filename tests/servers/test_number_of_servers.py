@@ -12,7 +12,7 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.optim.registry import find, names, names_for_rows
 
 ROUNDS = 3

@@ -14,7 +14,7 @@ from reading_job import KeyedJob, job_with_readers, reader_of
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.job.curve_keys import pair
 from kvstore.transport.zeromq.transport import ZmqTransport

@@ -11,7 +11,7 @@ import torch
 from simulation.job import Outcome, SimulatedJob
 from simulation.network import Weather
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from secured import SecuredJob, Training
 from strangers import BYTES, HELLO_BYTES, Tap, attempt, idle, throw
 from waiting import LONG, until
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, pair, split_key

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from simulation.programs import KEYS, SIZES, Interrupted, Wrong
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 PUSHES = 12  # of all workers together to one key: 4 ** 12 elements of float32 are exact
 

@@ -21,7 +21,7 @@ from simulation.network import Network, Process, Weather
 from simulation.transport import SimulatedTransport
 from simulation.world import Task, World
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.job.config import Config
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit

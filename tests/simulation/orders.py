@@ -12,7 +12,7 @@ from simulation.launcher import Supervision
 from simulation.network import Process, Weather
 from simulation.world import Task
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.wire import Buffer, View, decode
 
 LIMIT_S = 2.0  # of the heartbeat

@@ -14,7 +14,7 @@ import torch
 from faults.plan import pushed, total
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 # Elements: over the bound, so that all servers have some of it, and so much that it is sent without a copy; under it.
 SIZES = {"cut": 10_000, "whole": 5, "one": 1}

@@ -15,7 +15,7 @@ import torch
 from simulation.exactness import Counting
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 KEYS = ["fixed", "grows"]
 IDS = {"fixed": np.arange(12), "grows": np.array([-(2**62), -5, *range(10), 2**40, 2**62])}

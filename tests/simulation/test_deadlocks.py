@@ -11,7 +11,7 @@ import torch
 from simulation.job import SimulatedJob
 from simulation.network import Weather
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.member.mutual_waits import LOOK_S
 from kvstore.rule import Rule

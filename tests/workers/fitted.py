@@ -11,7 +11,7 @@ from threaded import ThreadedJob
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 from workers import Checkpoint, Reducer, SplitSampler, fit

@@ -10,7 +10,7 @@ import torch
 from threaded import ThreadedJob
 from torch import nn
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 BOTH = pytest.mark.parametrize("update_on_kvstore", [True, False], ids=["on the servers", "in the workers"])
 

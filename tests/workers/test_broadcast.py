@@ -14,7 +14,7 @@ from torch import nn
 
 import kvstore as kv
 import workers
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from workers.common.tensors import fingerprint
 

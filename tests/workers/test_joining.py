@@ -6,7 +6,7 @@ from torch import nn
 
 import kvstore as kv
 import workers
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.member.session import Session
 from workers import Trainer
 

@@ -13,7 +13,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Reducer
 from workers.common.tensors import fingerprint
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from kvstore import KVStore, UsageError
-from kvstore.dist.compression import describe as described
+from kvstore.client.compression import describe as described
 from kvstore.plain import scalar
 from kvstore.ticket import Ticket
 from workers.averaging.agreement import require_alike

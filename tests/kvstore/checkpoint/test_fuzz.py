@@ -29,7 +29,7 @@ from kvstore.checkpoint.stateful import packed, unpacked
 from kvstore.checkpoint.tables import IDS, NUMBERS, VALUES, page_name, rest_name, shared_out
 from kvstore.checkpoint.tensors import record_of, write_tensors
 from kvstore.checkpoint.verify import verify
-from kvstore.dist.resuming import Resumed
+from kvstore.client.resuming import Resumed
 from kvstore.errors import KVStoreError
 from kvstore.rows.stripe import STATE
 from kvstore.spec import Spec

@@ -18,6 +18,6 @@ def test_the_setting_says_which_memory_it_is():
 
 
 def test_a_store_brings_neither_kind_before_it_is_asked_for():
-    code = "import sys, kvstore.dist; sys.exit(sum(name in sys.modules for name in (%r, %r)))"
+    code = "import sys, kvstore.client; sys.exit(sum(name in sys.modules for name in (%r, %r)))"
     words = [sys.executable, "-c", code % ("kvstore.devices.cuda", "kvstore.devices.host")]
     assert subprocess.run(words, check=False).returncode == 0

@@ -13,7 +13,7 @@ from tapped import Tapped, outcome
 from threaded import ThreadedJob
 from waiting import LONG, until
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import (
     JOB_FAILED_EXIT,
     Mismatch,

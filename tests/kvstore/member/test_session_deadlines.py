@@ -14,7 +14,7 @@ from tapped import outcome
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import (
     DeadlineExceeded,
     UsageError,

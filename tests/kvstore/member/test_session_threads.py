@@ -9,7 +9,7 @@ import torch
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.member.session import Session
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from threaded import ThreadedJob
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import JOB_FAILED_EXIT, ConfigError, DeadlineExceeded, ServerError
 from kvstore.job.config import Config
 from kvstore.member import shared_session

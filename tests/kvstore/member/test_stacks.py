@@ -33,7 +33,7 @@ def at(path: Path | str, line: int = 1, function: str = "f", root: Path | None =
 
 MAIN = at("/home/me/train.py", 90, "main")
 LOAD = at("/home/me/data/images.py", 41, "load_batch")
-PULL = at(OURS / "dist" / "store.py", 7, "pull", OURS.parent)
+PULL = at(OURS / "client" / "store.py", 7, "pull", OURS.parent)
 CLIENT = at(OURS / "member" / "client.py", 9, "wait", OURS.parent)
 FIT = at(OURS.parent / "workers/training/fit.py", 7, "fit", OURS.parent)
 QUEUE = at(STANDARD / "queue.py", 171, "get", STANDARD)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from reading_job import job_with_readers, reader_of
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.member.session import Session
 from kvstore.rows.row_sparse import RowSparse

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.store import registry as names_of_stores
 from kvstore.store.local import LocalStore
 

@@ -11,7 +11,7 @@ from threaded import ThreadedJob
 from waiting import LONG
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.store import registry as names_of_stores
 from kvstore.store.local import DeviceStore, LocalStore
 from kvstore.ticket import WaitLimits
@@ -29,7 +29,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only worker of a job with two servers."""
     with ThreadedJob(workers=1, servers=2) as cluster:
         session = cluster.run_sessions(lambda session: session)[0]
-        monkeypatch.setattr("kvstore.dist.store.shared", lambda config: session)
+        monkeypatch.setattr("kvstore.client.store.shared", lambda config: session)
         yield
 
 

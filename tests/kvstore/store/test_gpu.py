@@ -13,7 +13,7 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.optim.registry import names
 from kvstore.rule import Rule
 from kvstore.values import Leaving, as_tensor, from_host, reduce_to

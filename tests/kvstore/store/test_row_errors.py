@@ -31,7 +31,7 @@ from small_jobs import SOON
 from store_kinds import Jobs, Kind, Run
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.rule import Rule
 from kvstore.ticket import WaitLimits
 

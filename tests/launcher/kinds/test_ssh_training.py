@@ -12,7 +12,7 @@ from sites import Site
 from threaded import ThreadedJob
 from waiting import until
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 # The array is cut over all servers.
 TRAIN = """

@@ -11,7 +11,7 @@ import pytest
 from sites import MANAGED, place
 from threaded import ThreadedJob
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 
 # Whole trainings, while other tests run beside them.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.cluster, pytest.mark.release]

@@ -9,7 +9,7 @@ from simulation.network import Weather
 from simulation.programs import add
 from simulation.runs import HOSTS, Plan, carry_out, verdict
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import JOB_FAILED_EXIT
 
 

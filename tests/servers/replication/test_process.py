@@ -11,7 +11,7 @@ import torch
 from simulation.job import Outcome, Program, SimulatedJob
 from simulation.network import Weather
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import REPLACED_EXIT
 from servers.shard import Shard
 

@@ -10,7 +10,7 @@ from asking import Desk, Worker, floats, text_of, values_in
 from threaded import ThreadedJob, set_limits
 from waiting import LONG
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded, NodeLost
 from kvstore.member.session import Session
 from kvstore.spec import Spec

@@ -9,7 +9,7 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers.averaging.agreement import require_alike
 from workers.common.gather import Gather
 

@@ -16,7 +16,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import DiLoCo, PeriodicAveraging
 
 HALVES = [(["0.weight", "0.bias"], 2), (["2.weight", "2.bias"], 4)]  # of ``network``, with four inner steps

@@ -12,7 +12,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import PartialSync
 
 SYNCHRONOUS = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}]

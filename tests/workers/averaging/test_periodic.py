@@ -12,7 +12,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import PeriodicAveraging
 
 MARKS = 64  # bytes of what a worker shows the others before an average

@@ -12,7 +12,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.store.local import LocalStore
 from workers import DiLoCo, PartialSync, PeriodicAveraging
 from workers.common.tensors import fingerprint

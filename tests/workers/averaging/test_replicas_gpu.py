@@ -10,7 +10,7 @@ import torch
 from threaded import ThreadedJob
 from torch import nn
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import PartialSync, PeriodicAveraging
 
 pytestmark = pytest.mark.gpu

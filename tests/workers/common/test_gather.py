@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers.common.gather import Gather, digest, require_sums
 
 

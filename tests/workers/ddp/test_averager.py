@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kvstore as kv
 import workers
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import DistributedOptimizer
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import kvstore as kv
 import workers
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import DistributedOptimizer
 
 

@@ -7,7 +7,7 @@ import torch
 from threaded import ThreadedJob
 from torch import nn
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import DistributedOptimizer, broadcast_optimizer_state, broadcast_parameters
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ from singa import WORKERS
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.member.session import Session
 
 

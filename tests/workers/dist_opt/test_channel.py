@@ -10,7 +10,7 @@ from singa import OPTIONS, loss_of, network, weights
 from threaded import ThreadedJob
 from torch import Tensor
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.member.session import Session
 from workers import DistOpt, group
 from workers.dist_opt.channel import fuse

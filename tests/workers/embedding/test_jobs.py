@@ -12,7 +12,7 @@ from torch import nn
 
 import kvstore as kv
 import workers
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Trainer
 
 STEPS = 6

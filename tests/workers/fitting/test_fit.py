@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Reducer, callbacks, fit, metrics
 
 

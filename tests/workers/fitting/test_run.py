@@ -14,7 +14,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.member.session import Session
 from workers import Reducer, callbacks, fit, metrics
 from workers.callbacks import BatchEndParam

@@ -7,7 +7,7 @@ from joined import BOTH, SGD, close, loss_of, network, run
 from threaded import ThreadedJob
 from torch import nn
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Trainer
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 from torch.nn.utils import prune
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.errors import NodeLost
 from kvstore.store.local import LocalStore
 from kvstore.ticket import Operation, Ticket

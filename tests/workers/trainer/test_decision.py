@@ -10,7 +10,7 @@ from torch import nn
 from trained import network, on_devices, weights
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Trainer
 
 

@@ -11,7 +11,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.optim.registry import find, names
 from workers import Trainer
 

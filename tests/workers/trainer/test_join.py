@@ -14,7 +14,7 @@ from torch import nn
 from waiting import LONG
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Trainer, schedules
 
 SGD = {"learning_rate": 0.1, "momentum": 0.9}

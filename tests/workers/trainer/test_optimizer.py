@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import DistributedOptimizer, Trainer
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {

@@ -11,7 +11,7 @@ from torch import nn
 from trained import backward, batch, network
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Trainer
 from workers.trainer.outside_writes import SAMPLE, OutsideWrites
 from workers.trainer.parameters import Parameter

@@ -16,7 +16,7 @@ from overlapping import FIRST, LAYERS, SECOND, THIRD, Recorder, Rig
 from threaded import ThreadedJob
 from torch import nn
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Trainer
 from workers.common import buckets
 from workers.trainer import overlap

@@ -10,7 +10,7 @@ from layers import SGD, equal, weights
 from threaded import ThreadedJob
 from torch import nn
 
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Trainer
 
 pytestmark = pytest.mark.usefixtures("small_buckets")

@@ -14,7 +14,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.ticket import Ticket, claim
 from workers import Trainer
 

@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from trained import HOWS, backward, batch, network, stepped_and_saved, weights
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.optim import states_file
 from workers import Trainer
 

@@ -17,7 +17,7 @@ import kvstore as kv
 from kvstore.checkpoint.export import export
 from kvstore.checkpoint.folders import listed
 from kvstore.checkpoint.manifest import MANIFEST
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.rule import Rule
 from workers import Trainer
 

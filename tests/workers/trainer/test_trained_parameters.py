@@ -13,7 +13,7 @@ from torch import nn
 from trained import on_devices, weights
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.member.session import Session
 from kvstore.optim import states_file
 from workers import Trainer

@@ -11,7 +11,7 @@ from torch import nn
 from trained import HOWS, backward, batch, network, on_devices, plain_run, same, weights
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from workers import Trainer
 
 

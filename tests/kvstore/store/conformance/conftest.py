@@ -13,7 +13,7 @@ from every_store import BOUND, Kind, Run
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.rule import Rule
 
 

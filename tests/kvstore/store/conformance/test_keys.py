@@ -12,7 +12,7 @@ from every_store import ALL, BOUND, Kind, Run, every, pulled, settled
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.dist import DistStore
+from kvstore.client import DistStore
 from kvstore.rule import Rule
 
 

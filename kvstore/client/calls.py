@@ -1,0 +1,233 @@
+"""A call's arguments, checked: what its keys mean, which values go out, and where those that come back are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kvstore.client.incoming import Writer
+from kvstore.client.plans.plan import Plan, Plans
+from kvstore.client.rows.arguments import RowArguments
+from kvstore.client.rows.pending import RowCall
+from kvstore.rows.row_sparse import require_dense
+from kvstore.spec import Key, require_same
+from kvstore.store.arguments import RowRequest, RowRequests, array_outs, group, one_kind
+from kvstore.values import Arrays, as_output, as_tensors, reduce_to, spec_of, summed_in, tensors_of
+from kvstore.values.addresses import Column
+
+ABSENT: Any = object()  # for an argument that a call does not have
+CPU = torch.device("cpu")
+_KEYS = frozenset({int, str})  # True and 1.0 would be found as 1
+
+
+class StoreCall(NamedTuple):
+    """A push, a pull, or both at once.
+
+    Attributes:
+        plan: of the keys that have arrays; None if there are none.
+        values: what to push, for each of these an array, contiguous; None to push nothing.
+        writer: writes the new values; None if they are not wanted.
+        rows: what the call has of tables.
+    """
+
+    plan: Plan | None
+    values: Arrays | Sequence[torch.Tensor] | None
+    writer: Writer | None
+    rows: Sequence[RowCall] = ()
+
+    @property
+    def pushes(self) -> bool:
+        """Whether something is pushed."""
+        return self.values is not None or (bool(self.rows) and any(call.contribution is not None for call in self.rows))
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """All keys, by the names that users know; a table of which several parts are wanted is listed once."""
+        arrays = () if self.plan is None else self.plan.keys
+        if not self.rows:
+            return arrays
+        return tuple(dict.fromkeys([*arrays, *(key for call in self.rows for key in call.plan.names)]))
+
+    @property
+    def places(self) -> Column:
+        """Of all keys, among those of the store."""
+        if self.plan is not None and not self.rows:
+            return self.plan.places
+        parts = [call.plan.places for call in self.rows]
+        if self.plan is not None:
+            parts.append(self.plan.places)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class Arguments:
+    """Checks the arguments of one store's calls.
+
+    Args:
+        plans: of the store.
+        tables: checks what calls have of tables.
+        on_device: sum the values of several devices on the first one's device, not on the CPU.
+    """
+
+    def __init__(self, plans: Plans, tables: RowArguments, on_device: bool) -> None:
+        self._plans = plans
+        self._tables = tables
+        self._on_device = on_device
+
+    def check(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
+        """Return the call that pushes ``value`` and pulls into ``out``, as ``KVStore`` takes them.
+
+        Args:
+            key, value: see ``KVStore``.
+            out: None pulls into ``value``.
+            copy: see ``KVStore``.
+
+        Raises:
+            KeyNotInitialized, Mismatch, UsageError: there can be no such call.
+        """
+        key = self.resolved(key)
+        known = self._plans.known(key)
+        if known is None and self.has_tables(key):
+            return self._mixed(key, value, out, copy)
+        return self._arrays(known, key, value, value if out is None else out, copy)
+
+    def check_rows(self, key: Any, requests: RowRequests, value: Any = ABSENT, copy: bool = True) -> StoreCall:
+        """Return the call that pulls the rows of ``requests``, and pushes ``value``, if that is given.
+
+        Raises:
+            KeyNotInitialized, Mismatch, UsageError: there can be no such call.
+        """
+        one_kind(requests.by_key, self._plans.entries.kind)
+        moved = self._plans.entries.moved
+        by_key = {moved.get(each, each): of for each, of in requests.by_key.items()} if moved else requests.by_key
+        if value is ABSENT:
+            return StoreCall(None, None, None, self._tables.pull(by_key))
+        return self._split(self._grouped(self.resolved(key), value), by_key, copy)
+
+    def resolved(self, key: Any) -> Any:
+        """Return ``key``, or a list of keys, with those of arrays whose rows tables have now replaced by the tables'.
+
+        What such an array was is still on the servers, and nothing updates it any more.
+        """
+        moved = self._plans.entries.moved
+        if not moved:
+            return key
+        if not isinstance(key, list | tuple):
+            return moved.get(key, key) if type(key) in _KEYS else key
+        if not _KEYS.issuperset(map(type, key)) or moved.keys().isdisjoint(key):
+            return key
+        return [moved.get(each, each) for each in key]
+
+    def without_tables(self, key: Any, out: Any) -> tuple[dict[Key, Any], list[Key]]:
+        """Return those of ``out``, by key, whose keys have no tables; and the keys that do."""
+        grouped, tables = self._grouped(key, out), self._plans.entries.tables
+        arrays = {each: outs for each, outs in grouped.items() if each not in tables}
+        return arrays, [each for each in grouped if each in tables]
+
+    def has_tables(self, key: Any) -> bool:
+        """Whether ``key`` is that of a table, or a list that has one."""
+        tables = self._plans.entries.tables
+        if not tables:
+            return False
+        if isinstance(key, list | tuple):
+            return any(isinstance(each, int | str) and each in tables for each in key)
+        return isinstance(key, int | str) and key in tables
+
+    def _mixed(self, key: Any, value: Any, out: Any, copy: bool) -> StoreCall:
+        """``check``, for keys some of which have tables."""
+        tables = self._plans.entries.tables
+        if out is ABSENT:
+            return self._split(self._grouped(key, value), None, copy)
+        if value is ABSENT:
+            outs = self._grouped(key, out)
+            whole = [call for each, of in outs.items() if each in tables for call in self._tables.pull_whole(each, of)]
+            arrays = {each: of for each, of in outs.items() if each not in tables}
+            if not arrays:
+                return StoreCall(None, None, None, whole)
+            return self._arrays(None, list(arrays), out=list(arrays.values()), copy=copy)._replace(rows=whole)
+        values = self._grouped(key, value)
+        if out is None:
+            requests = {each: [RowRequest(None, None) for _ in of] for each, of in values.items()}
+        else:
+            outs = self._grouped(key, out)
+            requests = {each: [RowRequest(None, one) for one in of] for each, of in outs.items()}
+        return self._split(values, requests, copy)
+
+    def _split(
+        self, values: Mapping[Key, list[Any]], requests: Mapping[Key, list[RowRequest]] | None, copy: bool
+    ) -> StoreCall:
+        """Return the call that pushes ``values``, and reads what ``requests`` say, if there are any."""
+        tables = self._plans.entries.tables
+        sparse = {key: of for key, of in values.items() if key in tables}
+        arrays = {key: of for key, of in values.items() if key not in tables}
+        rows: Sequence[RowCall] = ()
+        if sparse and requests is None:
+            rows = self._tables.push(sparse)
+        elif sparse and requests is not None:
+            rows = self._tables.pushpull(sparse, {key: requests[key] for key in sparse})
+        if not arrays:
+            return StoreCall(None, None, None, rows)
+        keys, listed = list(arrays), list(arrays.values())
+        if requests is None:
+            return self._arrays(None, keys, listed)._replace(rows=rows)
+        outs = [array_outs(each, requests[each], of) for each, of in arrays.items()]
+        return self._arrays(None, keys, listed, outs, copy)._replace(rows=rows)
+
+    def _arrays(
+        self, known: Plan | None, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True
+    ) -> StoreCall:
+        if out is ABSENT:
+            plan, values = self._values(known, key, value)
+            return StoreCall(plan, values, None)
+        if value is ABSENT:
+            plan, writer = self._writer(known, key, out, copy)
+            return StoreCall(plan, None, writer)
+        plan, values = self._values(known, key, value)
+        _, writer = self._writer(known, key, out, copy)
+        if not (isinstance(values, Arrays) and values.own) and writer.disturbs(tensors_of(values)):
+            values = [tensor.clone() for tensor in tensors_of(values)]
+        return StoreCall(plan, values, writer)
+
+    def _values(self, known: Plan | None, key: Any, value: Any) -> tuple[Plan, Arrays | Sequence[torch.Tensor]]:
+        """Return the plan of ``key``, and the sum over devices of each key's values, contiguous.
+
+        A sum is on the first value's device or on the CPU. That of half precision is float32: the servers round it.
+        """
+        arrays = None if known is None else known.values(value if isinstance(key, list | tuple) else [value])
+        if known is not None and arrays is not None:
+            return known, arrays
+        grouped = self._grouped(key, value)
+        plan = self._plans.of(grouped)
+        require_dense(grouped, self._plans.entries)
+        by_key = [self._checked(key, as_tensors(values)) for key, values in grouped.items()]
+        return plan, [
+            tensors[0].contiguous()
+            if len(tensors) == 1
+            else reduce_to(
+                tensors, tensors[0].device if self._on_device else CPU, summed_in(tensors[0].dtype)
+            ).contiguous()
+            for tensors in by_key
+        ]
+
+    def _writer(self, known: Plan | None, key: Any, out: Any, copy: bool) -> tuple[Plan, Writer]:
+        """Return the plan of ``key``, and what writes its values into ``out``."""
+        arrays = None if known is None else known.outputs(out if isinstance(key, list | tuple) else [out])
+        if known is not None and arrays is not None:
+            return known, Writer(known, arrays, copy)
+        grouped = self._grouped(key, out)
+        plan = self._plans.of(grouped)
+        outs = [self._checked(key, [as_output(array) for array in arrays]) for key, arrays in grouped.items()]
+        return plan, Writer(plan, outs, copy)
+
+    def _grouped(self, key: Any, value: Any) -> dict[Key, list[Any]]:
+        grouped = group(key, value)
+        one_kind(grouped, self._plans.entries.kind)
+        return grouped
+
+    def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        entry = self._plans.entries[key]
+        for tensor in tensors:
+            require_same(key, entry.spec, spec_of(tensor), "this call has")
+        return tensors

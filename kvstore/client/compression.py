@@ -1,0 +1,153 @@
+"""A store's compression, at the worker's end: what goes out is encoded, and what comes back is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from kvstore.client.outgoing import Contents, Load, Packer, Plain
+from kvstore.client.plans.parcels import Parcel, PayloadSource
+from kvstore.client.plans.plan import Plan
+from kvstore.codecs import Compression, Compressor, ResumableEncodings, parse
+from kvstore.codecs.description import fold, travelling
+from kvstore.codecs.payloads import check_payloads
+from kvstore.spec import FLOATS, Key
+from kvstore.values import Arrays, Leaving, tensors_of, to_buffer
+from kvstore.wire import CodecDescription, Values, pack_arrays
+
+OFF = "none"
+SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and decode them on their own
+
+
+def describe(options: Mapping[str, object] | None) -> Compression | None:
+    """Return what ``set_gradient_compression`` was given, checked; None if it turns compression off.
+
+    Raises:
+        UnknownName, UsageError: see ``kvstore.codecs.parse``.
+    """
+    if options is None or (isinstance(options, Mapping) and dict(options) == {"type": OFF}):
+        return None
+    return parse(options)
+
+
+def finite_floats(
+    plan: Plan, values: Arrays | Sequence[torch.Tensor], compressor: Compressor
+) -> dict[Key, torch.Tensor]:
+    """Return those of a plan's arrays that ``compressor`` is for, by key.
+
+    Raises:
+        UsageError: some of them have elements that are infinite or NaN in float32.
+    """
+    floats = {
+        key: value
+        for key, spec, value in zip(plan.keys, plan.specs, tensors_of(values), strict=True)
+        if spec.dtype in FLOATS
+    }
+    for key, value in floats.items():
+        compressor.require_finite(key, value)
+    return floats
+
+
+class Compressing:
+    """Encodes what one worker pushes to one store, and keeps the residuals: what the encodings have left out so far.
+
+    Args:
+        compression: how.
+        plain_back: whether values come back as they are, because an aggregator has decoded them.
+    """
+
+    def __init__(self, compression: Compression, plain_back: bool = False) -> None:
+        self.compression = compression
+        self.fold = fold(travelling(compression), travelling(compression.pull))
+        self._plain_back = plain_back
+        self._pushed = travelling(compression)
+        self._pulled = travelling(compression.pull)
+        self._compressor = Compressor(compression)
+
+    @property
+    def small(self) -> int:
+        """Whole arrays of at most so many elements share payloads; 0 if none do."""
+        return SMALL if self._compressor.joins else 0
+
+    def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor], packer: Packer) -> Load:
+        """Return what a push of a plan's arrays carries.
+
+        Raises:
+            UsageError: some of them have elements that are infinite or NaN; nothing has been encoded.
+        """
+        floats = finite_floats(plan, values, self._compressor)
+        return _Compressed(self._compressor, self._pushed, floats, Plain(packer, Leaving(values)))
+
+    def asked(self, parcel: Parcel) -> CodecDescription:
+        """How a parcel's values are to come back."""
+        return self._pulled if parcel.dtype in FLOATS else None
+
+    def decoder(self, parcel: Parcel) -> Callable[[Values, Sequence[torch.Tensor]], None] | None:
+        """Return what writes the reply for a parcel into flat float32, one after the other; None if it comes plain."""
+        back = self.compression.pull
+        if back is None or self._plain_back or parcel.dtype not in FLOATS:
+            return None
+
+        def decode(reply: Values, targets: Sequence[torch.Tensor]) -> None:
+            payloads = check_payloads(back, reply, parcel.sizes)
+            for part, (_, way) in zip(_dealt(targets, [size for size, _ in payloads]), payloads, strict=True):
+                way.spread(part)
+
+        return decode
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+        """Return the residuals of all keys; see ``Compressor.state``."""
+        return self._compressor.state()
+
+    def load_state(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        plain: Mapping[str, object],
+        shapes: Mapping[Key, tuple[int, ...]],
+    ) -> None:
+        """Take what ``state`` returned, for arrays of these shapes; see ``Compressor.load_state``."""
+        self._compressor.load_state(tensors, plain, shapes)
+
+
+class _Compressed:
+    """See ``Load``. An array is encoded when the first of it goes, so that the wire need not wait for all of them."""
+
+    def __init__(
+        self, compressor: Compressor, codec: CodecDescription, values: Mapping[Key, torch.Tensor], others: Load
+    ) -> None:
+        self._compressor, self._codec, self._others = compressor, codec, others
+        self._values = values
+        self._works: ResumableEncodings = {}
+
+    def pack(self, parcel: Parcel, gather: bool) -> Contents:
+        """See ``Load``."""
+        if parcel.dtype not in FLOATS:
+            return self._others.pack(parcel, gather)
+        parts = [to_buffer(self._payload(source)) for source in parcel.sources]
+        lengths, spans = [part.nbytes for part in parts], [source.segments for source in parcel.sources]
+        return Contents(pack_arrays(parts), self._codec, lengths, spans)
+
+    def _payload(self, source: PayloadSource) -> torch.Tensor:
+        if len(source.keys) == 1:
+            (key,) = source.keys
+            return self._compressor.encode(key, self._values[key], self._works).payload(source.start, source.stop)
+        arrays = [self._values[key].detach().reshape(-1) for key in source.keys]
+        flat = torch.cat([array.to(arrays[0].device) for array in arrays])
+        encoded = self._compressor.encode_joined(source.keys, [array.numel() for array in arrays], flat, self._works)
+        return encoded.payload(0, encoded.size)
+
+
+def _dealt(targets: Sequence[torch.Tensor], sizes: Sequence[int]) -> Iterator[list[torch.Tensor]]:
+    """Yield, for each of ``sizes``, as many elements of ``targets``, which are cut where need be."""
+    left = list(reversed(targets))
+    for size in sizes:
+        taken = []
+        while size:
+            target = left.pop()
+            if target.numel() > size:
+                left.append(target[size:])
+                target = target[:size]
+            taken.append(target)
+            size -= target.numel()
+        yield taken

@@ -1,0 +1,180 @@
+"""Gradients that the aggregator of this host reads from the device that has them, in place of copies to the host.
+
+A push copies them to memory of the same device that was lent to the aggregator, so the caller may change its arrays.
+The memory is used again when the push has been answered: the aggregator has read it by then. A push for which no memory
+is lent yet, or cannot be lent, goes the usual way.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from kvstore.client.outgoing import Contents, is_sum
+from kvstore.client.plans.parcels import Parcel
+from kvstore.client.plans.plan import Plan, views_of
+from kvstore.client.requests import Requests
+from kvstore.devices import MOST_LOANS, CannotLend, DeviceMemory, Filling, device_memory
+from kvstore.member.client import Client
+from kvstore.member.outstanding import Question
+from kvstore.spec import sum_dtype
+from kvstore.ticket import Operation
+from kvstore.transport import Peer
+from kvstore.values import Arrays, as_dtype, tensors_of, without_grad
+from kvstore.wire import Borrowed, Lend
+
+log = logging.getLogger(__name__)
+
+MOST_COPIES = 2  # how often the gradients of all arrays may be in lent memory: two pushes of each under way
+
+
+class LentLoad:
+    """What one push carries in lent memory; see ``Load``. The memory is in use for as long as this is."""
+
+    def __init__(self) -> None:
+        self._parcels: dict[Parcel, tuple[_Block, Filling, bool]] = {}
+
+    def add(self, parcel: Parcel, block: _Block, filling: Filling, in_float32: bool) -> None:
+        """Note where the values of a message are copied to; ``in_float32``: see ``Push``."""
+        self._parcels[parcel] = block, filling, in_float32
+
+    def loan(self, parcel: Parcel) -> int:
+        """Return the number of the memory that has the values of a message."""
+        return self._parcels[parcel][0].loan
+
+    def pack(self, parcel: Parcel, _gather: bool) -> Contents:
+        """Wait until the values of a message are in their memory; the message itself carries nothing of them."""
+        _, filling, in_float32 = self._parcels[parcel]
+        filling.wait()
+        return Contents([], in_float32=in_float32)
+
+
+class _Block:
+    """One piece of lent memory.
+
+    Attributes:
+        memory: flat, of bytes.
+        loan: its number.
+        taken: whether the aggregator has opened it.
+        user: the push that uses it, if that is still there.
+    """
+
+    __slots__ = ("loan", "memory", "taken", "user")
+
+    def __init__(self, memory: torch.Tensor, loan: int) -> None:
+        self.memory = memory
+        self.loan = loan
+        self.taken = False
+        self.user: weakref.ref[LentLoad] | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether no push needs it any more."""
+        return self.user is None or self.user() is None
+
+
+class Lending:
+    """The lent memory of one store.
+
+    Args:
+        kind: see ``device_memory``.
+        requests: the store's.
+        client: sends what is lent.
+        aggregator: of this host.
+        stored: returns how many bytes all arrays of the store have.
+
+    Attributes:
+        nbytes: how many bytes of gradients have been pushed in lent memory.
+        refusal: why the last push has not been; empty if it has, or if there was none.
+    """
+
+    def __init__(
+        self, kind: str, requests: Requests, client: Client, aggregator: Peer, stored: Callable[[], int]
+    ) -> None:
+        self.nbytes = 0
+        self.refusal = ""
+        self._requests = requests
+        self._client = client
+        self._aggregator = aggregator
+        self._memory: DeviceMemory | None = None
+        self._blocks: dict[tuple[torch.device, int], list[_Block]] = {}  # by device and size
+        self._made = 0
+        self._made_bytes = 0
+        self._stored = stored
+        try:
+            self._memory = device_memory(kind)
+        except CannotLend as exc:
+            self._stop(str(exc))
+
+    def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor]) -> LentLoad | None:
+        """Begin to copy the values of a push to lent memory; return None if it is to go the usual way."""
+        memory = self._memory
+        if memory is None:
+            return None
+        tensors = tensors_of(values)
+        devices = {tensor.device for tensor in tensors}
+        device = next(iter(devices))
+        if len(devices) > 1 or device.type != memory.kind or any(not parcel.nbytes for parcel in plan.parcels):
+            self.refusal = f"the values are not on one {memory.kind} device, or some are empty"
+            return None
+        blocks: dict[_Block, Parcel] = {}
+        for parcel in plan.parcels:
+            wide = is_sum(parcel, tensors)
+            block = self._block(memory, device, parcel.sum_bytes if wide else parcel.nbytes, blocks)
+            if block is not None:
+                blocks[block] = parcel
+        if len(blocks) < len(plan.parcels) or not all(block.taken for block in blocks):
+            return None
+        load = LentLoad()
+        for block, parcel in blocks.items():
+            block.user = weakref.ref(load)
+            wide = is_sum(parcel, tensors)
+            out = block.memory.view(as_dtype(sum_dtype(parcel.dtype) if wide else parcel.dtype))
+            load.add(parcel, block, without_grad(memory.fill, out, views_of(parcel, tensors)), wide)
+            self.nbytes += out.nbytes
+        self.refusal = ""
+        return load
+
+    def _block(
+        self, memory: DeviceMemory, device: torch.device, nbytes: int, taken: Collection[_Block]
+    ) -> _Block | None:
+        """Return free memory of this size that is not one of ``taken``, or lend more; None if there may be no more."""
+        blocks = self._blocks.setdefault((device, nbytes), [])
+        for block in blocks:
+            if block.free and block not in taken:
+                return block
+        if self._made >= MOST_LOANS or self._made_bytes + nbytes > MOST_COPIES * self._stored():
+            self.refusal = "all lent memory is in use, or lent for messages of other sizes"
+            return None
+        try:
+            lent = memory.lend(nbytes, device)
+        except CannotLend as exc:
+            self._stop(str(exc))
+            return None
+        self._made, self._made_bytes = self._made + 1, self._made_bytes + nbytes
+        block = _Block(lent.memory, self._made)
+        blocks.append(block)
+        operation = Operation("lending memory", (), self._client, self._failed)
+        fields = {"store": self._requests.store, "loan": block.loan, **lent.handle._asdict()}
+
+        def answered(reply: Borrowed) -> None:
+            block.taken = not reply.refusal
+            if reply.refusal:
+                self._stop(reply.refusal)
+
+        self.refusal = "the aggregator has not opened the memory yet"
+        self._client.ask(operation, Question(self._aggregator, operation, Lend, fields, answered))
+        return block
+
+    def _failed(self, _operation: Operation) -> None:
+        self._stop("the aggregator has not taken what was lent")
+
+    def _stop(self, why: str) -> None:
+        """Lend nothing any more. What has been opened stays until the store is closed, for CUDA wants that."""
+        self.refusal = why
+        self._memory = None
+        self._blocks = {key: [block for block in blocks if block.taken] for key, blocks in self._blocks.items()}
+        log.info("gradients go to the aggregator through host memory: %s", why)

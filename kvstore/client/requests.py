@@ -1,0 +1,351 @@
+"""The requests of one store to the scheduler and the servers, apart from pushes and pulls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.client.outgoing import Packer
+from kvstore.client.plans.entries import Entries, Segment, SegmentColumns
+from kvstore.client.plans.parcels import Parcel
+from kvstore.client.plans.plan import Plan
+from kvstore.lineage import new_lineage
+from kvstore.member.outstanding import Effect, PendingRequest, Question, ready
+from kvstore.member.session import Session
+from kvstore.optim.optimizer import Optimizer
+from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
+from kvstore.rule import Rule
+from kvstore.spec import Key, Spec
+from kvstore.table import TableSpec
+from kvstore.ticket import Operation, WaitLimits
+from kvstore.transport import Peer
+from kvstore.values import Leaving
+from kvstore.wire import (
+    Barrier,
+    Close,
+    CloseStore,
+    Declare,
+    Describe,
+    GetStates,
+    Init,
+    Open,
+    OpenStore,
+    OptimizerStates,
+    Pause,
+    Placed,
+    PutStates,
+    Ready,
+    Reply,
+    Request,
+    Resume,
+    Sender,
+    SetOptimizer,
+    StoreOpened,
+)
+
+
+class Requests:
+    """The requests of one store. Those that return no operation wait for the answer.
+
+    Args:
+        session: this process's membership in the job.
+        ordinal: which of this worker's stores it is: the n-th store of one worker is the n-th of the others.
+        rule: how updates and reads go together; all servers are told.
+        limits: of every wait.
+        made: what the store is, and what makes it.
+        place: where in the program; empty if workers may make it at different places.
+
+    Attributes:
+        store: its number on the wire.
+    """
+
+    def __init__(
+        self, session: Session, ordinal: int, rule: Rule, limits: WaitLimits, made: str = "", place: str = ""
+    ) -> None:
+        self._session = session
+        self._client = session.client
+        self.limits = limits
+        self.packer = Packer(session.client)
+        fields = {"ordinal": ordinal, "made": made, "place": place, "name": session.store_names.get(ordinal, "")}
+        opened: StoreOpened = self.one(session.scheduler, "opening the store", (), OpenStore, **fields)
+        self.store = opened.store
+        self._all("opening the store", Open, store=self.store, lineage=new_lineage(), **rule.described)
+
+    def close(self) -> None:
+        """Tell the servers and the aggregator, then the scheduler, that this worker does not use the store any more."""
+        self._all("closing the store", Close, store=self.store)
+        self.one(self._session.scheduler, "closing the store", (), CloseStore, store=self.store)
+
+    def declare(
+        self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
+    ) -> Entries:
+        """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers.
+
+        Args:
+            keys, kinds, specs: the array of ``keys[i]`` is one of ``specs[kinds[i]]``.
+            bound, longest: see ``Declare``.
+        """
+        placed: Placed = self.one(
+            self._session.scheduler,
+            "init",
+            keys,
+            Declare,
+            store=self.store,
+            keys=list(keys),
+            kinds=list(kinds),
+            shapes=[list(spec.shape) for spec in specs],
+            dtypes=[spec.dtype for spec in specs],
+            bound=bound,
+            longest=longest,
+            tables=[spec.table.described if isinstance(spec, TableSpec) else None for spec in specs],
+        )
+        columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
+        segments = SegmentColumns(*(np.array(column, np.int64) for column in columns))
+        if self._session.aggregator is not None:
+            self._describe(self._session.aggregator, keys, kinds, specs, segments)
+        return Entries.of(keys, kinds, specs, segments)
+
+    def _describe(
+        self, aggregator: Peer, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], placed: SegmentColumns
+    ) -> None:
+        """Tell the aggregator where arrays are, before it is given anything of them. It takes no part in tables."""
+        tables = np.array([isinstance(spec, TableSpec) for spec in specs], bool)
+        arrays = ~tables[np.array(kinds, np.int64)]
+        if not arrays.any():
+            return
+        of_arrays = np.repeat(arrays, placed.counts)
+        fields = {
+            "keys": [key for key, is_array in zip(keys, arrays.tolist(), strict=True) if is_array],
+            "kinds": np.array(kinds, np.int64)[arrays].tolist(),
+            "counts": placed.counts[arrays].tolist(),
+            "ids": placed.ids[of_arrays].tolist(),
+            "servers": placed.servers[of_arrays].tolist(),
+            "sizes": (placed.stops - placed.starts)[of_arrays].tolist(),
+        }
+        self.one(
+            aggregator,
+            "init",
+            keys,
+            Describe,
+            store=self.store,
+            shapes=[list(spec.shape) for spec in specs],
+            dtypes=[spec.dtype for spec in specs],
+            **fields,
+        )
+
+    def put_values(self, plan: Plan, values: Leaving) -> None:
+        """Send the first values of a plan's keys to the servers, and wait until they are there."""
+        operation = self.operation("init", plan.keys)
+        for parcel in plan.parcels:
+            peer = self._session.servers[parcel.server]
+            self._client.submit(
+                operation, ready, [_FirstValues(peer, operation, self.store, parcel, values, self.packer)]
+            )
+        operation.wait()
+
+    def ready(self, keys: Sequence[Key], effect: Effect) -> None:
+        """Report keys ready, which other workers may use from then on; this has ``effect``."""
+        operation = self.operation("init", keys)
+        fields = {"store": self.store, "keys": list(keys)}
+        question = Question(self._session.scheduler, operation, Ready, fields)
+        self._client.exchange(operation, ready, [question], effect)
+
+    def set_optimizer(self, version: int, optimizer: Optimizer, effect: Effect) -> None:
+        """Have all servers update with ``optimizer``; when the last of them does, ``effect`` follows."""
+        fields = {
+            "store": self.store,
+            "version": version,
+            "name": optimizer.name,
+            "hyper": [[name, value] for name, value in optimizer.hyper.items()],
+            "clip_gradient": optimizer.clip_gradient,
+            "lr_mult": [[key, value] for key, value in optimizer.lr_mult.items()],
+            "wd_mult": [[key, value] for key, value in optimizer.wd_mult.items()],
+            "lr": optimizer.lr,
+            "rescale": optimizer.rescale_grad,
+            "groups": [[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
+        }
+        operation = self.operation("set_optimizer")
+        questions = [_Last(peer, operation, SetOptimizer, fields, effect) for peer in self._session.servers]
+        self._client.exchange(operation, ready, questions)
+
+    def optimizer(self) -> str | None:
+        """Return the name of the optimizer that the servers have, or None."""
+        reply: OptimizerStates = self.one(
+            self._session.servers[0], "asking for the optimizer", (), GetStates, store=self.store, ids=[]
+        )
+        return reply.optimizer
+
+    def get_states(self, parcel: Parcel, aggregator: Peer | None = None) -> dict[tuple[Segment, str], torch.Tensor]:
+        """Return the optimizer's states of a parcel's segments, by (segment, name of the state).
+
+        Args:
+            parcel: of which segments.
+            aggregator: asked for the residuals of its compression instead.
+        """
+        reply: OptimizerStates = self.one(
+            aggregator or self._session.servers[parcel.server],
+            "save_optimizer_states",
+            (),
+            GetStates,
+            store=self.store,
+            ids=parcel.ids,
+        )
+        by_id = {segment.id: segment for segment in parcel.segments}
+        return {(by_id[number], name): value for number, name, value in unpack_states(reply)}
+
+    def put_states(
+        self, server: int, states: Mapping[tuple[Segment, str], torch.Tensor], aggregator: Peer | None = None
+    ) -> None:
+        """Send a server the optimizer's states of segments that it holds; see ``get_states``."""
+        by_id = (SegmentState(segment.id, name, value) for (segment, name), value in states.items())
+        self.one(
+            aggregator or self._session.servers[server],
+            "load_optimizer_states",
+            (),
+            PutStates,
+            store=self.store,
+            **pack_states(by_id),
+        )
+
+    def barrier(self, number: int, begun: Callable[[Operation], None]) -> None:
+        """Come to the store's barrier ``number``.
+
+        Args:
+            begun: gets the operation that is done when all workers have come.
+        """
+        operation = self.operation("barrier")
+        fields = {"store": self.store, "number": number}
+        question = Question(self._session.scheduler, operation, Barrier, fields)
+        self._client.submit(operation, ready, [question], partial(begun, operation))
+
+    def announce_pause(self, number: int) -> None:
+        """Announce this worker's pause ``number`` to the scheduler, before any server lets others go on."""
+        self.one(
+            self._session.scheduler,
+            "join",
+            (),
+            Pause,
+            store=self.store,
+            number=number,
+            pushes=0,
+            ids=[],
+            clocks=[],
+        )
+
+    def pause(
+        self,
+        number: int,
+        clocks: Callable[[], Mapping[Segment, int]],
+        tables: Collection[Key],
+        take: Callable[[Sequence[int], Resume], None],
+        begun: Callable[[Operation], None],
+    ) -> None:
+        """Tell all servers, and the aggregator, that this worker has nothing more to contribute.
+
+        Args:
+            clocks: returns how often each segment has been pushed.
+            tables: the keys that have tables, of which the aggregator knows nothing.
+            take: is given each server's answer, with the segments that it is about.
+            begun: gets the operation that is done when the servers let this worker go on.
+        """
+        self._client.submit(self.operation("join"), self._pauses, number, clocks, tables, take, begun)
+
+    def _pauses(
+        self,
+        operation: Operation,
+        number: int,
+        clocks: Callable[[], Mapping[Segment, int]],
+        tables: Collection[Key],
+        take: Callable[[Sequence[int], Resume], None],
+        begun: Callable[[Operation], None],
+    ) -> tuple[Sequence[PendingRequest], Effect]:
+        by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
+        pushes: dict[Key, int] = {}
+        every: dict[int, int] = {}
+        for segment, clock in clocks().items():
+            by_server[segment.server][segment.id] = clock
+            pushes[segment.key] = clock
+            if segment.key not in tables:
+                every[segment.id] = clock
+        questions = []
+        for peer, pushed in zip(self._session.servers, by_server, strict=True):
+            ids = list(pushed)
+            fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": ids}
+            fields["clocks"] = list(pushed.values())
+            questions.append(Question(peer, operation, Pause, fields, partial(take, ids)))
+        if self._session.aggregator is not None:
+            fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": list(every)}
+            fields["clocks"] = list(every.values())
+            questions.append(Question(self._session.aggregator, operation, Pause, fields))
+        return questions, partial(begun, operation)
+
+    def one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[Request], /, **fields: Any) -> Any:
+        """Ask ``peer``, and return the reply.
+
+        Args:
+            what: the call, for messages.
+            keys: it is about.
+            kind, fields: the request.
+        """
+        operation = self.operation(what, keys)
+        return self._client.exchange(operation, ready, [Question(peer, operation, kind, fields, operation.take)])
+
+    def _all(self, what: str, kind: type[Request], /, **fields: Any) -> None:
+        """Ask all servers, and the aggregator, and wait for their answers."""
+        operation = self.operation(what)
+        peers = [*self._session.servers, *([self._session.aggregator] if self._session.aggregator is not None else [])]
+        questions = [Question(peer, operation, kind, fields) for peer in peers]
+        self._client.exchange(operation, ready, questions)
+
+    def operation(self, what: str, keys: Iterable[Key] = ()) -> Operation:
+        """Return a new operation for requests of the store; ``what`` names the call in messages."""
+        return Operation(what, list(keys), self._client, limits=self.limits)
+
+
+class _FirstValues(PendingRequest):
+    """The first values of a parcel's segments. They are packed when the message is made."""
+
+    __slots__ = ("packer", "parcel", "store", "values")
+
+    def __init__(
+        self, peer: bytes, operation: Operation, store: int, parcel: Parcel, values: Leaving, packer: Packer
+    ) -> None:
+        super().__init__(peer, operation)
+        self.store = store
+        self.parcel = parcel
+        self.values = values
+        self.packer = packer
+
+    def message(self, sender: Sender) -> Init:
+        """See ``PendingRequest``."""
+        kinds, shapes = self.parcel.shapes()
+        return Init(
+            sender,
+            store=self.store,
+            ids=self.parcel.ids,
+            keys=self.parcel.keys(),
+            kinds=kinds,
+            shapes=shapes,
+            dtype=self.parcel.dtype,
+            buffers=self.packer.pack(self.parcel, self.values),
+        )
+
+
+class _Last(Question):
+    """One of several questions; the last one that is answered well has an effect."""
+
+    __slots__ = ("effect",)
+
+    def __init__(
+        self, peer: bytes, operation: Operation, kind: type[Request], fields: Mapping[str, Any], effect: Effect
+    ) -> None:
+        super().__init__(peer, operation, kind, fields)
+        self.effect = effect
+
+    def take(self, reply: Reply) -> Effect | None:
+        """See ``PendingRequest``."""
+        return self.effect if self.operation.open == {self.seq} and self.operation.error is None else None

@@ -1,0 +1,179 @@
+"""The arguments of calls that are about tables, checked: which rows go out, and which come back into what."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kvstore.client.rows.incoming_rows import IncomingRows, RowReader, UnionRows
+from kvstore.client.rows.outgoing_rows import OutgoingRows
+from kvstore.client.rows.pending import RowCall
+from kvstore.client.rows.plan import RowPlan, RowPlans
+from kvstore.client.rows.striped import Striped
+from kvstore.client.rows.usual import UsualRows, overlap, usual_requests, usual_values
+from kvstore.errors import UsageError
+from kvstore.rows.contribution import contribution
+from kvstore.rows.ids import Ids
+from kvstore.rows.row_sparse import RowSparse
+from kvstore.rows.sums import Rows
+from kvstore.rows.wanted import Wanted
+from kvstore.rule import Rule
+from kvstore.spec import Key
+from kvstore.store.arguments import ROUND, RowRequest
+from kvstore.store.wanted_rows import described, wanted_rows
+
+PAGE = 16 << 20  # bytes of rows in one answer, where a whole table is pulled
+
+
+class _Given(NamedTuple):
+    """The rows that a call pushes to one table, each id once."""
+
+    ids: Ids
+    rows: Rows
+
+
+class RowArguments:
+    """Checks what the calls of one store have of tables.
+
+    Args:
+        plans: of the store's tables.
+        rule: of the store.
+        rank: of this worker, for messages.
+    """
+
+    def __init__(self, plans: RowPlans, rule: Rule, rank: int) -> None:
+        self._plans = plans
+        self._rule = rule
+        self._rank = rank
+
+    def push(self, values: Mapping[Key, Sequence[Any]]) -> list[RowCall]:
+        """Return what is pushed to tables, by key, of each device."""
+        plan = self._plans.of(values)
+        usual = self._usual_values(plan, values)
+        if usual is not None:
+            return [RowCall(plan, _outgoing(plan, usual), None)]
+        return [self._call(list(values), self._given("push", values), None)]
+
+    def pushpull(
+        self, values: Mapping[Key, Sequence[Any]], requests: Mapping[Key, Sequence[RowRequest]]
+    ) -> list[RowCall]:
+        """Return what is pushed to tables, and what is read back; ``requests`` are of the same keys.
+
+        Tables of which all rows are wanted that the round changes have messages of their own.
+        """
+        usual = self._usual_pushpull(values, requests)
+        if usual is not None:
+            return [usual]
+        given = self._given("pushpull", values)
+        wanted = {key: self._wanted("pushpull", key, requests[key], of) for key, of in values.items()}
+        _keep(given, wanted.values())
+        calls = []
+        for united in (False, True):
+            keys = [key for key, each in wanted.items() if each.changed == united]
+            if keys:
+                plan, of = self._plans.of(keys), [wanted[key] for key in keys]
+                calls.append(self._call(keys, given, UnionRows(plan, of) if united else IncomingRows.of(plan, of)))
+        return calls
+
+    def pull(self, requests: Mapping[Key, Sequence[RowRequest]]) -> list[RowCall]:
+        """Return what is read from tables: the rows of each request's ids."""
+        plan = self._plans.of(requests)
+        usual = usual_requests(plan, list(requests.values()))
+        if usual is not None:
+            return [RowCall(plan, None, _incoming(plan, usual, Striped(plan, usual.ids, usual.whole)))]
+        wanted = [self._wanted("row_sparse_pull", key, of, None) for key, of in requests.items()]
+        return [RowCall(plan, None, IncomingRows.of(plan, wanted))]
+
+    def pull_whole(self, key: Key, outs: Sequence[Any]) -> list[RowCall]:
+        """Return what reads all rows of a table with a shape, some of them with each message."""
+        table = self._plans.require(key)
+        plan, what = self._plans.of([key]), described("pull", table.name(key), self._rank)
+        if table.rows is None:
+            raise UsageError(f"{what}: {table} has no last row; use row_sparse_pull, or table_rows")
+        whole = Wanted(what, table)
+        numbers = np.arange(table.rows)
+        targets = [torch.empty((table.rows, *table.row), dtype=getattr(torch, table.dtype), device="cpu") for _ in outs]
+        for at, out in enumerate(outs):
+            whole.add(numbers, out)  # which checks it
+            if isinstance(out, RowSparse):
+                out.ids, out.rows, out.shape = torch.from_numpy(numbers.copy()), targets[at], tuple(targets[at].shape)
+            else:
+                targets[at] = out
+        step = max(1, plan.servers * PAGE // table.row_bytes)
+        calls = []
+        for start in range(0, table.rows, step):
+            page = Wanted(what, table)
+            for target in targets:
+                page.add(numbers[start : start + step], target[start : start + step])
+            calls.append(RowCall(plan, None, IncomingRows.of(plan, [page])))
+        return calls
+
+    def _usual_values(self, plan: RowPlan, values: Mapping[Key, Sequence[Any]]) -> UsualRows | None:
+        return None if self._rule.finite else usual_values(plan, list(values.values()))
+
+    def _usual_pushpull(
+        self, values: Mapping[Key, Sequence[Any]], requests: Mapping[Key, Sequence[RowRequest]]
+    ) -> RowCall | None:
+        """Return the call, if all is as it usually is; see ``kvstore.client.rows.usual``."""
+        plan = self._plans.of(values)
+        given = self._usual_values(plan, values)
+        wanted = None if given is None else usual_requests(plan, [requests[key] for key in values], given)
+        if given is None or wanted is None or overlap(given, wanted):
+            return None
+        outgoing = _outgoing(plan, given)
+        striped = outgoing.striped if wanted.ids is given.ids else Striped(plan, wanted.ids, wanted.whole)
+        return RowCall(plan, outgoing, _incoming(plan, wanted, striped))
+
+    def _given(self, call: str, values: Mapping[Key, Sequence[Any]]) -> dict[Key, _Given]:
+        tables = {key: self._plans.require(key) for key in values}
+        return {
+            key: _Given(
+                *contribution(described(call, tables[key].name(key), self._rank), tables[key], of, self._rule.finite)
+            )
+            for key, of in values.items()
+        }
+
+    def _wanted(self, call: str, key: Key, requests: Sequence[RowRequest], pushed: Sequence[Any] | None) -> Wanted:
+        table = self._plans.require(key)
+        wanted = wanted_rows(call, key, self._rank, table, requests, pushed)
+        if wanted.changed:
+            what = described(call, table.name(key), self._rank)
+            if len(wanted.ids):
+                raise UsageError(f"{what}: row_ids={ROUND!r} is for all outs of a key, or for none")
+            if self._rule.mode != "sync" or self._rule.quorum is not None:
+                raise UsageError(
+                    f"{what}: row_ids={ROUND!r} needs rounds that have every worker's push, those of dist_sync without "
+                    "a quorum; elsewhere pull the rows that the next batch needs, as workers.Embedding does"
+                )
+        return wanted
+
+    def _call(self, keys: Sequence[Key], given: Mapping[Key, _Given], reader: RowReader | None) -> RowCall:
+        plan = self._plans.of(keys)
+        ids, rows = [given[key].ids for key in keys], [given[key].rows for key in keys]
+        return RowCall(plan, OutgoingRows(plan, ids, rows), reader)
+
+
+def _outgoing(plan: RowPlan, usual: UsualRows) -> OutgoingRows:
+    return OutgoingRows(plan, usual.ids, usual.rows, usual.block, usual.whole)
+
+
+def _incoming(plan: RowPlan, usual: UsualRows, striped: Striped) -> IncomingRows:
+    return IncomingRows(plan, striped, usual.rows, usual.block)
+
+
+def _keep(given: dict[Key, _Given], wanted: Iterable[Wanted]) -> None:
+    """Copy rows that are to be pushed where an output shares their memory: it may be written before they have left."""
+    memory = [out.untyped_storage() for each in wanted for out in each.targets]
+    written = sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in memory)
+    starts = [start for start, _ in written]
+    reach = list(itertools.accumulate((stop for _, stop in written), max))  # where the outputs up to each end
+    for key, (ids, rows) in given.items() if written else ():
+        low = rows.__array_interface__["data"][0]
+        before = bisect.bisect_left(starts, low + rows.nbytes)  # outputs that begin before the rows end
+        if before and reach[before - 1] > low:
+            given[key] = _Given(ids, rows.copy())

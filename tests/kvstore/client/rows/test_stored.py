@@ -1,0 +1,58 @@
+"""Whole tables: rows that replace others go to their servers in pages, and counts are of all servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from placed import entries_for
+from played_session import PlayedSession
+from played_tables import PlayedTables
+
+from kvstore.client.requests import Requests
+from kvstore.client.rows.plan import RowPlan
+from kvstore.client.rows.stored import StoredRows, StoredTables
+from kvstore.errors import UsageError
+from kvstore.rows.row_sparse import RowSparse
+from kvstore.rule import Rule
+from kvstore.table import Table, TableSpec
+from kvstore.ticket import WaitLimits
+from kvstore.wire import EvictRows, PutRows
+
+
+def test_rows_are_put_in_pages(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kvstore.client.rows.stored.PAGE", 100)
+    played = PlayedTables(2)
+    played.store.init("t", Table(shape=(40, 3)))
+    played.store.put_rows("t", RowSparse(range(30), torch.arange(90.0).view(30, 3)))
+    assert max(message.count for message in played.asked(PutRows)) == 5
+    found = played.store.row_sparse_pull("t", row_ids=range(30))
+    assert torch.equal(found, torch.arange(90.0).view(30, 3))
+    with pytest.raises(UsageError, match="id 3 comes twice"):
+        played.store.put_rows("t", RowSparse([3, 3], torch.ones(2, 3)))
+
+
+def test_what_belongs_to_a_row_goes_with_it():
+    session: Any = PlayedSession(2)
+    entries = entries_for({"t": TableSpec.of(Table(shape=(40, 2)))}, 2, 10)
+    stored = StoredTables(session, Requests(session, 1, Rule(), WaitLimits(1.0, 1.0)), entries.tables)
+    session.asked.clear()
+    parts = {"seen": np.array([7, 8]), "state.m": np.ones((2, 2), np.float32)}
+    given = StoredRows(np.array([2, 4]), np.ones((2, 2), np.float32), parts, version=9, steps=3)
+    stored.put("load_table", RowPlan(entries, ["t"]), "t", given)
+    first, second = (message for _, message in session.asked)
+    assert (first.count, second.count) == (2, 0), "the other server hears of the version, too"
+    for message in (first, second):
+        assert (message.version, message.steps) == (9, 3)
+        assert (message.names, message.dtypes, message.columns) == (["seen", "state.m"], ["int64", "float32"], [0, 2])
+
+
+def test_statistics_are_of_all_servers_and_evictions_follow_the_last_push():
+    played = PlayedTables(2)
+    played.store.init("g", Table(dim=2))
+    played.store.push("g", RowSparse([1], torch.ones(1, 2)))
+    assert played.store.table_statistics("g") == {"rows": 21, "version": 6}
+    played.store.evict("g")
+    assert [(message.id, message.clock) for message in played.asked(EvictRows)] == [(0, 1), (1, 1)]

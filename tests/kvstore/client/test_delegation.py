@@ -1,0 +1,351 @@
+"""Compression by an aggregator: what its workers send and get, and where what is left out goes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from played_session import AGGREGATOR, SCHEDULER, PlayedSession
+from simulation.job import SimulatedJob
+
+from kvstore.client import DistStore
+from kvstore.client.compression import Compressing
+from kvstore.client.delegation import Delegated
+from kvstore.codecs import Compressor, decode, parse
+from kvstore.codecs.description import described, travelling
+from kvstore.errors import Mismatch, UsageError
+from kvstore.optim import states_file
+from kvstore.rule import Rule
+from kvstore.spec import Key
+from kvstore.values import from_buffer, to_buffer
+from kvstore.wire import (
+    Ack,
+    Declare,
+    GetStates,
+    OptimizerStates,
+    Placed,
+    Pull,
+    Push,
+    PutStates,
+    Reply,
+    Request,
+    Values,
+)
+from servers.aggregator.encoding import EncodedSum, Encoding
+
+ARRAYS = {"w": torch.zeros(5), "cut": torch.zeros(3, 4), "counts": torch.zeros(2, dtype=torch.int64)}
+ASYNC = Rule("async")
+HOST = Rule("async", aggregate="host")
+
+
+def compressed(encoded: EncodedSum, seq: int = 1) -> Values:
+    """Values, encoded."""
+    return Values(seq, lengths=encoded.lengths, segment_counts=encoded.segment_counts, buffers=encoded.buffers)
+
+
+class Host:
+    """A store of one worker, with a scheduler, two servers and an aggregator, whose values are the last push.
+
+    Args:
+        rule: of the store.
+    """
+
+    def __init__(self, rule: Rule | None = None, keeper: int = 0) -> None:
+        self.encoding = Encoding(lambda number: self.of[number][0], lambda number: self.of[number][1], keeper)
+        self.of: dict[int, tuple[Key, int, str]] = {}  # by segment: key, size and dtype
+        self.value: dict[int, torch.Tensor] = {}
+        self.session = PlayedSession(answer=self._answer, aggregator=True)
+        self.store = DistStore(self.session, "dist", rule)  # type: ignore[arg-type]
+        self.session.asked.clear()
+        self.session.client.made.clear()
+
+    def asked(self, kind: type) -> list[Any]:
+        """The messages of a class that were sent to the aggregator; to others there must be none."""
+        listed = [(peer, message) for peer, message in self.session.asked if isinstance(message, kind)]
+        assert {peer for peer, _ in listed} <= {AGGREGATOR}
+        return [message for _, message in listed]
+
+    def _answer(self, peer: bytes, request: Request) -> Reply:
+        if isinstance(request, Declare):
+            assert peer == SCHEDULER
+            return self._place(request)
+        if isinstance(request, GetStates) and peer != AGGREGATOR:
+            return OptimizerStates(request.seq, "sgd", [], [], [], [], [])
+        if isinstance(request, GetStates):
+            return self.encoding.get_states(request)
+        if isinstance(request, PutStates):
+            self.encoding.put_states(request)
+        if isinstance(request, Push | Pull):
+            assert peer == AGGREGATOR
+            return self._values(request)
+        return Ack(request.seq)
+
+    def _place(self, request: Declare) -> Placed:
+        placed = Placed(request.seq, [], [], [], [], [])
+        for key, kind in zip(request.keys, request.kinds, strict=True):
+            size = torch.Size(request.shapes[kind]).numel()
+            edges = [0, 7, size] if key == "cut" else [0, size]
+            placed.counts.append(len(edges) - 1)
+            for server, (start, stop) in enumerate(itertools.pairwise(edges)):
+                number = len(self.of) + 1
+                self.of[number] = key, stop - start, request.dtypes[kind]
+                columns = placed.ids, placed.servers, placed.starts, placed.stops
+                for column, item in zip(columns, (number, server, start, stop), strict=True):
+                    column.append(item)
+        return placed
+
+    def _values(self, request: Push | Pull) -> Reply:
+        sizes = [self.of[number][1] for number in request.ids]
+        if isinstance(request, Push):
+            flat = self._arrived(request, sizes, self.of[request.ids[0]][2])
+            self.value |= dict(zip(request.ids, flat.split(sizes), strict=True))
+            if not request.want:
+                return Ack(request.seq)
+        flat = torch.cat([self.value[number] for number in request.ids])
+        if self.store.rule.merges or request.back is None:
+            return Values(request.seq, buffers=[to_buffer(flat)])
+        return compressed(Encoding(str, sizes.__getitem__).encode(request.back, request.ids, sizes, flat), request.seq)
+
+    def _arrived(self, request: Push, sizes: list[int], dtype: str) -> torch.Tensor:
+        """What a server makes of a push."""
+        if request.codec is None:
+            flat = from_buffer(bytearray(b"".join(map(bytes, request.buffers))), dtype)
+            if request.encode is None:
+                return flat
+            encoded = self.encoding.encode(request.encode, request.ids, sizes, flat)
+        else:
+            encoded = EncodedSum(request.codec, request.lengths, request.segment_counts, list(request.buffers))
+        out = torch.empty(sum(sizes))
+        self.encoding.decode(encoded.codec, compressed(encoded), sizes, out)
+        return out
+
+    def init(self) -> None:
+        self.store.init(list(ARRAYS), list(ARRAYS.values()))
+        self.session.asked.clear()
+        self.session.client.made.clear()
+
+
+def gradient(seed: int = 0) -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return {
+        key: torch.randint(9, like.shape, generator=made)
+        if key == "counts"
+        else torch.randn(like.shape, generator=made)
+        for key, like in ARRAYS.items()
+    }
+
+
+def round_of(host: Host, seed: int = 0, **how: Any) -> dict[str, torch.Tensor]:
+    """What a push of all keys gives."""
+    outs = {key: torch.empty_like(like) for key, like in ARRAYS.items()}
+    host.store.pushpull(list(ARRAYS), list(gradient(seed).values()), out=list(outs.values()), **how)
+    return outs
+
+
+def arrives(compressor: Compressor, key: str, values: torch.Tensor) -> torch.Tensor:
+    """What is made of an array that a worker encodes."""
+    encoded = compressor.encode(key, values)
+    return decode(compressor.compression, encoded.payload(0, encoded.size), encoded.size).view(values.shape)
+
+
+@pytest.mark.parametrize("options", [{"type": "2bit"}, {"type": "fp16", "pull": "bf16"}, {"type": "int8"}], ids=str)
+def test_gradients_go_to_the_aggregator_as_they_are(options: dict[str, object]) -> None:
+    host, compression = Host(), parse(options)
+    host.store.set_gradient_compression(options)
+    host.init()
+    compressor = Compressor(compression)
+    for step in range(3):
+        outs = round_of(host, step)
+        for key, value in gradient(step).items():
+            expected = arrives(compressor, key, value) if key == "w" else None if key == "cut" else value
+            assert expected is None or torch.equal(outs[key], expected)
+    host.store.pull(list(ARRAYS), out=list(outs.values()))
+    for message in host.asked(Push):
+        floats = host.of[message.ids[0]][2] == "float32"
+        assert (message.codec, message.lengths, message.segment_counts) == (None, [], [])
+        assert message.encode == (travelling(compression) if floats else None)
+    for message in [*host.asked(Push), *host.asked(Pull)]:
+        floats = host.of[message.ids[0]][2] == "float32"
+        assert described(message.back) == (compression.pull if floats else None)
+    sizes = sum(like.numel() * like.itemsize for like in ARRAYS.values())
+    statistics = host.store.statistics()
+    assert (statistics.bytes_pushed, statistics.bytes_pulled) == (3 * sizes, 4 * sizes), "plain, between them"
+
+
+def test_without_compression_they_say_nothing_of_it() -> None:
+    host = Host()
+    host.init()
+    outs = round_of(host)
+    assert all(torch.equal(outs[key], value) for key, value in gradient().items())
+    assert {(message.codec, message.encode, message.back) for message in host.asked(Push)} == {(None, None, None)}
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_pushes_wait_for_their_turn_if_their_caller_does_and_say_how_urgent_they_are(wait: bool) -> None:
+    host = Host()
+    host.init()
+    round_of(host, priority=3, wait=wait)
+    host.store.pull("w", out=torch.empty(5), priority=2, wait=wait)
+    *pushes, pull = host.session.client.made
+    assert [request.turn and request.turn.priority for request in pushes] == [3 if wait else None] * 3
+    assert [request.priority for request in pushes] == [None if wait else 3] * 3
+    assert (pull.turn, pull.priority) == (None, None), "it is small, and the aggregator decides what goes next"
+    assert {message.priority for message in host.asked(Push)} == {3}
+
+
+def test_values_that_are_not_finite_are_refused_before_anything_is_sent() -> None:
+    host = Host()
+    host.store.set_gradient_compression({"type": "2bit"})
+    host.init()
+    with pytest.raises(UsageError, match="'w' has infinite or NaN elements"):
+        host.store.push("w", torch.full((5,), torch.nan))
+    assert host.asked(Push) == []
+
+
+@pytest.mark.parametrize("kind", ["1bit", "powersgd"])
+def test_what_an_aggregator_cannot_do_a_worker_does_and_gets_plain_values(kind: str) -> None:
+    host, options = Host(), {"type": kind, "pull": "fp16"}
+    host.store.set_gradient_compression(options)
+    host.init()
+    outs, compressor = round_of(host), Compressor(parse(options))
+    for key, value in gradient().items():
+        assert torch.equal(outs[key], value if key == "counts" else arrives(compressor, key, value))
+    floats = [message for message in host.asked(Push) if host.of[message.ids[0]][2] == "float32"]
+    assert {message.codec[0] for message in floats} == {kind}
+    assert {(message.encode, message.back[0]) for message in floats} == {(None, "fp16")}
+
+
+@pytest.mark.parametrize(("rule", "kind"), [(ASYNC, Compressing), (HOST, Delegated)])
+def test_where_pushes_are_not_summed_the_worker_compresses(rule: Rule, kind: type) -> None:
+    host, options = Host(rule), {"type": "2bit", "threshold": 0.5, "pull": "fp16"}
+    host.store.set_gradient_compression(options)
+    host.init()
+    outs = round_of(host)
+    assert torch.equal(outs["w"], arrives(Compressor(parse(options)), "w", gradient()["w"]))
+    floats = [message for message in host.asked(Push) if host.of[message.ids[0]][2] == "float32"]
+    assert {(message.codec is None, message.encode is None) for message in floats} == {
+        (kind is Delegated, kind is Compressing)
+    }
+
+
+OPTIONS = {"type": "topk", "k": 1, "momentum": 0.5}
+
+
+def test_what_was_left_out_is_saved_by_one_worker_of_the_host_and_is_good_for_any_job(tmp_path: Path) -> None:
+    """With an aggregator and without: the files are the same."""
+    host = Host()
+    host.store.set_gradient_compression(OPTIONS)
+    host.init()
+    for step in range(3):
+        round_of(host, step)
+    host.store.save_optimizer_states(tmp_path / "one")
+    saved = states_file.read_residuals(tmp_path / "one")
+    assert saved is not None
+    flat = Compressor(parse(OPTIONS))
+    flat.load_state(saved.tensors, saved.plain, {key: like.shape for key, like in ARRAYS.items()})
+    assert [memo.step for memo in flat.memos] == [3, 3]
+    for key in ("w", "cut"):
+        memos = [host.encoding.kept(number) for number, of in host.of.items() if of[0] == key]
+        assert torch.equal(flat.kept(key).residual, torch.cat([memo.residual for memo in memos]))
+    again = Host()
+    again.store.set_gradient_compression(OPTIONS)
+    again.init()
+    again.store.load_optimizer_states(tmp_path / "one")
+    for step in range(3, 5):
+        outs, others = round_of(host, step), round_of(again, step)
+        assert all(torch.equal(outs[key], others[key]) for key in ARRAYS)
+
+
+def test_the_other_workers_of_the_host_save_none(tmp_path: Path) -> None:
+    host = Host(keeper=1)
+    host.store.set_gradient_compression(OPTIONS)
+    host.init()
+    round_of(host)
+    host.store.save_optimizer_states(tmp_path / "other")
+    saved = states_file.read_residuals(tmp_path / "other")
+    assert saved is not None
+    assert (dict(saved.tensors), saved.plain["steps"]) == ({}, [])
+
+
+def test_states_of_another_compression_are_refused(tmp_path: Path) -> None:
+    host = Host()
+    host.store.set_gradient_compression({"type": "fp16"})
+    host.init()
+    round_of(host)
+    host.store.save_optimizer_states(tmp_path / "one")
+    host.store.set_gradient_compression({"type": "int8"})
+    with pytest.raises(Mismatch, match="fp16"):
+        host.store.load_optimizer_states(tmp_path / "one")
+    assert host.asked(PutStates) == []
+
+
+def test_an_array_that_is_cut_may_have_been_encoded_in_part(tmp_path: Path) -> None:
+    host = Host()
+    host.store.set_gradient_compression(OPTIONS)
+    host.init()
+    number, (_, size, _) = next((number, of) for number, of in host.of.items() if of[0] == "cut")
+    host.encoding.encode(travelling(parse(OPTIONS)), [number], [size], torch.arange(1.0, size + 1))
+    host.store.save_optimizer_states(tmp_path / "one")
+    saved = states_file.read_residuals(tmp_path / "one")
+    assert saved is not None
+    assert saved.tensors["residual.0"].tolist() == [1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0]
+
+
+HOSTS = ((0, 1), (2, 3))
+
+
+def grad(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(300, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+@pytest.mark.parametrize(
+    "options", [{"type": "2bit", "threshold": 0.5, "pull": "fp16"}, {"type": "topk", "momentum": 0.5}], ids=str
+)
+def test_a_round_of_a_whole_job_is_what_the_encodings_of_the_hosts_sums_say(options: dict[str, Any]) -> None:
+    def work(store: DistStore) -> list[torch.Tensor]:
+        store.set_gradient_compression(options)
+        store.init("w", torch.zeros(300))
+        return [store.pushpull("w", grad(store.rank, step), out := torch.empty(300)).wait() or out for step in range(3)]
+
+    outcome = SimulatedJob(1, workers=4, hosts=HOSTS).run(work)
+    assert outcome.errors == {}
+    compression = parse(options)
+    hosts = [Compressor(compression.of_sum(2)) for _ in HOSTS]
+    server = None if compression.pull is None else Compressor(compression.pull)
+    for step in range(3):
+        sums = [grad(ranks[0], step) + grad(ranks[1], step) for ranks in HOSTS]
+        expected = sum(arrives(host, "w", total) for host, total in zip(hosts, sums, strict=True))
+        expected = expected if server is None else arrives(server, "w", expected)
+        assert all(torch.equal(results[step], expected) for results in outcome.results)
+
+
+def test_what_is_left_out_goes_from_job_to_job_with_aggregators_and_without(tmp_path: Path) -> None:
+    """Nothing reaches the threshold, so all that was pushed is in the files, one for each worker."""
+
+    def work(store: DistStore) -> None:
+        store.set_gradient_compression({"type": "2bit", "threshold": 1000.0})
+        store.set_optimizer("sgd")
+        store.init(["w", "cut"], [torch.zeros(300), torch.zeros(40, 50)])
+        path = tmp_path / str(store.rank)
+        if path.exists():
+            store.load_optimizer_states(path)
+        store.push(["w", "cut"], [torch.full((300,), 1.0), torch.full((40, 50), 2.0 * (store.rank + 1))])
+        store.save_optimizer_states(path)
+
+    for number, hosts in enumerate([HOSTS, (), ((1, 2, 3),), HOSTS], 1):
+        outcome = SimulatedJob(1, workers=4, hosts=hosts, bigarray_bound=1000).run(work)
+        assert outcome.errors == {}
+        files = [states_file.read_residuals(tmp_path / str(rank)) for rank in range(4)]
+        assert [bool(file and file.tensors) for file in files] == [
+            rank in {ranks[0] for ranks in hosts} or not any(rank in ranks for ranks in hosts) for rank in range(4)
+        ]
+        total = {"w": torch.zeros(300), "cut": torch.zeros(2000)}
+        for file in files:
+            assert file is not None
+            for i, (key, _) in enumerate(file.plain["steps"]):  # type: ignore[call-overload]
+                total[key] += file.tensors[f"residual.{i}"]
+        assert set(total["w"].tolist()) == {4.0 * number}
+        assert set(total["cut"].tolist()) == {20.0 * number}
