@@ -85,7 +85,7 @@ def test_what_the_user_can_mend_is_one_line(tmp_path, monkeypatch, alone):
         run("-m", "1", "-d", "sparseTopK", "-s", "1.5")
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(180)  # seconds, but on a busy machine a job takes long to start
 def test_two_workers(tmp_path):
     small = f"--dataset mnist --data-dir {write_mnist(tmp_path)} -m 1 -b 8 --split-batch"

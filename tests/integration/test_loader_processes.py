@@ -8,7 +8,7 @@ import pytest
 from jobs import job
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_run_goes_on_within_an_epoch_though_its_loader_reads_ahead(tmp_path: Path) -> None:
     script = f"""
         import torch

@@ -52,7 +52,7 @@ print("GOT", out.tolist())
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_servers_operator_decides(tmp_path: Path) -> None:
     for name in ("good", "sneaky"):
         (tmp_path / f"{name}.py").write_text(MODULE)

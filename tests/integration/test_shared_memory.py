@@ -95,6 +95,7 @@ def test_sigkill_of_a_member_ends_the_job_by_name_and_leaves_nothing(tmp_path: P
         assert files(name) == []
 
 
+@pytest.mark.release
 def test_sigkill_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
     with job(tmp_path, FOREVER, servers=1) as running:
         name = training(running)
@@ -176,7 +177,7 @@ WHOLE = """
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_values_are_whole_while_others_update_and_a_job_that_ends_leaves_nothing(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     with job(tmp_path, WHOLE + SEEN.format(seen=str(seen)), servers=1) as running:

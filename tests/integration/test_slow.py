@@ -38,7 +38,7 @@ LATE = """
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_whoever_waits_for_a_worker_that_is_late_says_so_and_goes_on(tmp_path: Path) -> None:
     script = LATE.replace("sys.argv[1]", repr(str(LATE_S)))
     with job(tmp_path, script, servers=1, KVSTORE_TIMEOUT_S=f"{DEADLINE_S}") as running:

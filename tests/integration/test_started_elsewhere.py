@@ -116,6 +116,7 @@ def test_torchrun_and_a_worker_that_fails(script: str, env: dict[str, str]) -> N
     nothing_left(env)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(("kind", "how"), [("openmpi", ""), pytest.param("mpich", "kill", marks=pytest.mark.faults)])
 def test_mpirun(kind: str, how: str, script: str, env: dict[str, str]) -> None:
     mpirun = shutil.which(f"mpirun.{kind}")

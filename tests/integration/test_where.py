@@ -110,7 +110,7 @@ SAID = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_line_at_which_a_missing_worker_is_is_named_whatever_it_does(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with job(tmp_path, HANGS, servers=1) as running:

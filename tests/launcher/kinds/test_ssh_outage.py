@@ -38,7 +38,8 @@ print(f"worker {store.rank}: the longest of the rounds took {longest:.2f} s", fl
 """
 
 
-@pytest.mark.parametrize("encryption", ["keys", pytest.param("plain", marks=pytest.mark.release)])
+@pytest.mark.release
+@pytest.mark.parametrize("encryption", ["keys", "plain"])
 def test_a_job_outlives_an_outage_and_goes_on_when_the_line_is_back(over_ssh: Site, encryption: str) -> None:
     hosts = over_ssh.hosts
     hostfile = over_ssh.directory / "hosts"
