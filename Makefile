@@ -68,11 +68,11 @@ test: $(EXTRA)-test  ## run the tests that need no other program; at most five m
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long and not release and not faults"
 
 # Every process that imports torch costs one to two seconds, and a real job has five. So CI has one of each kind of them.
-test-ci: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of a kind that is there already; on clusters made of namespaces too
+test-ci: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of a kind that is there already; on clusters made of namespaces too; some 11 minutes
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not release and not faults" --defaults each
 
-test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of make faults; before a release; some 18 minutes
+test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests but those of make faults; before a release; some 17 minutes
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults"
 

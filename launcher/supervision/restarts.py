@@ -18,6 +18,7 @@ from launcher.job.tasks import Task
 
 DELAY_S = 0.5  # before a server or standby is started again
 LONGEST_S = 30.0  # of these delays
+SCHEDULER_LONGEST_S = 1.0  # nobody takes its place: beyond the heartbeat's limit all others give the job up
 SOON_S = 5.0  # a process that lives no longer has died soon
 ERRORS = 3  # as many errors of its own, each soon after a start: the next start would end so, too
 
@@ -118,8 +119,8 @@ class Restarts:
         """A server's standby takes over meanwhile. The scheduler is missed from the beginning."""
         times = self._soon[index]
         if self._tasks[index].role == "scheduler":
-            times -= 1
-        return min(DELAY_S * 2.0**times, LONGEST_S) if times >= 0 else 0.0
+            return min(DELAY_S * 2.0 ** (times - 1), SCHEDULER_LONGEST_S) if times else 0.0
+        return min(DELAY_S * 2.0**times, LONGEST_S)
 
 
 def survivable(job: Job) -> frozenset[str]:

@@ -9,7 +9,15 @@ from kvstore.job.exits import Exit
 from launcher.job.cluster import Cluster
 from launcher.job.description import RESTARTS, Job
 from launcher.job.tasks import Task
-from launcher.supervision.restarts import DELAY_S, ERRORS, LONGEST_S, SOON_S, Restarts, survivable
+from launcher.supervision.restarts import (
+    DELAY_S,
+    ERRORS,
+    LONGEST_S,
+    SCHEDULER_LONGEST_S,
+    SOON_S,
+    Restarts,
+    survivable,
+)
 
 TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 1, ("x",), {}), Task("standby", 1, ("x",), {})]
 SCHEDULER, SERVER, STANDBY = range(3)
@@ -51,6 +59,15 @@ def test_the_scheduler_is_started_again_at_once() -> None:
     assert made.dies(SCHEDULER, KILLED, 60.0).at == 60.0
     made.begins(SCHEDULER, 60.0)
     assert made.dies(SCHEDULER, KILLED, 61.0).at == 61.0 + DELAY_S
+
+
+def test_a_scheduler_that_dies_again_and_again_is_not_missed_for_long() -> None:
+    made = restarts()
+    for now in range(9):
+        made.begins(SCHEDULER, now)
+        at = made.dies(SCHEDULER, KILLED, now + 0.1).at
+        assert at is not None
+    assert at == 8.1 + SCHEDULER_LONGEST_S
 
 
 def test_a_loop_is_slowed_down_and_each_process_has_its_own() -> None:
