@@ -63,7 +63,7 @@ COMPILED := tests/__pycache__/test_docs.cpython-*-pytest-*.pyc
 COMPILE = @ls $(COMPILED) >/dev/null 2>&1 || printf '%s\n' 'tests/kvstore' 'tests --ignore=tests/kvstore' | \
   xargs -P 2 -L 1 $(BIN)/python -m pytest -q -p no:cacheprovider --collect-only >/dev/null || true
 
-test: $(EXTRA)-test  ## run the tests that need no other program; at most five minutes on two cores
+test: $(EXTRA)-test  ## run the tests that need no other program; some six minutes on two cores
 	$(COMPILE)
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long and not release and not faults"
 
