@@ -8,7 +8,7 @@ store.init("w", weight)
 store.pushpull("w", grad, out=weight)
 
 store      the interface, ``create``, and the stores in one process
-dist       a worker's side of a distributed store
+client     a worker's side of a distributed store
 reading    ``connect``: reads the values of a running job without taking part
 member     a process as a member of a job: its links, requests and heartbeat
 optim      optimizers: their names, their updates, their states

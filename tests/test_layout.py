@@ -51,6 +51,17 @@ def test_a_class_name_exists_once_in_its_package() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+def test_the_index_of_a_package_names_only_what_is_there() -> None:
+    missing = []
+    for package in PACKAGES:
+        for index in sorted((ROOT / package).rglob("__init__.py")):
+            said = ast.get_docstring(ast.parse(index.read_text(encoding="utf-8"))) or ""
+            for name in re.findall(r"^([a-z_]+)  +\S", said, re.MULTILINE):
+                if not (index.parent / f"{name}.py").exists() and not (index.parent / name).is_dir():
+                    missing.append(f"{index.relative_to(ROOT)}: {name}")
+    assert missing == []
+
+
 def own(node: ast.expr) -> bool:
     """Whether attributes of a node are the class's own: of ``self``, ``cls`` or ``super()``."""
     if isinstance(node, ast.Call):

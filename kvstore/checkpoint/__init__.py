@@ -10,7 +10,6 @@ A folder without a manifest is no checkpoint.
 
 command    ``kvstore-checkpoint``: list, verify and export
 export     a checkpoint as one plain file of arrays by name
-exported_table  a table in such a file
 verify     whether the files are what the manifest says
 tables     tables in these files: rows page by page
 reader     values and states of whole arrays, from however many servers

@@ -5,10 +5,8 @@ session         joining, and leaving in order
 client          sends requests and waits for replies, for any thread
 activity        what a worker's process has done so far, as it reports with its beats
 blocked_time    how long its callers have waited
-late_calls      what a late call waits for: who is asked, and for how long
 explanations    what peers say a late answer waits for
 links           the links to the scheduler and the servers, and how they are mended
-routes          where each peer listens, and what the transport in use calls the link to it
 outstanding     the requests that have not been answered
 window          the send window: which request goes next, while the bytes in flight are bounded
 link_access     one thread at a time uses the links, and leaves them whole

@@ -5,7 +5,6 @@ partial         ``PartialSync``: the mean of one chunk of the weights after each
 replicas        what both share: agreement, averages, an end
 diloco          ``DiLoCo``: an outer optimizer on the servers makes a step of many steps of each worker
 global_weights  the outer gradients of a worker, and its copy of the servers' weights
-fragments       which layers are synchronized together, and after which steps
 stepper         steps of an optimizer, each followed by what is due
 agreement       that all workers have the same settings and model
 """

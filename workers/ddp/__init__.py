@@ -2,7 +2,6 @@
 
 optimizer    ``DistributedOptimizer``
 averager     averages gradients during backward
-summed_rows  sums of sparse gradients
 partition    ``partition_dataset``: a worker's part of a data set
 
 ``init``, ``rank`` and ``size`` are in ``workers/group.py``, and broadcasts in ``workers/broadcast.py``.

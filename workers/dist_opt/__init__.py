@@ -2,7 +2,6 @@
 
 optimizer     ``DistOpt``
 communicator  who the workers are, and sums over them
-gradients     the optimizer's gradients in the order in which they are sent
 channel       an all-reduce through one store, compressed or not
 """
 

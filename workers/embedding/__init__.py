@@ -3,7 +3,6 @@
 modules      ``Embedding`` and ``EmbeddingBag``, in the place of torch's
 prefetching  ``lookahead``: asks for the next batch's rows while this one is trained
 exchange     what the modules of one store push and pull together
-bag_sums     sums of bags, whose gradient needs no sparse tensor
 gradients    the gradients of a step, until they are pushed
 fetches      rows that have been asked for
 lookups      which rows a batch needs. Pure

@@ -7,13 +7,10 @@ decision           where updates happen, and whether gradients are pushed during
 overlap            pushes gradients during backward, once the first steps have shown that this is right
 arrivals           makes forward passes wait for new values
 outside_writes     finds what the program has written into parameters that the store updates
-clipping           clips by the norm of all workers' gradients together
 rates              learning rates and other hyper-parameters, as torch's ``param_groups``
 updates            updates in the worker
-local_rows         updates in the worker of rows with sparse gradients
 peers              what workers ask each other before a step
 optimizer          a trainer as torch's schedulers and GradScaler know an optimizer
-parameter_lists    keys, weights and gradients, as a store takes them
 sparse_parameters  parameters with sparse gradients, whose rows are pushed and pulled
 parameters         what a model gives, as one list of parameters by key
 """

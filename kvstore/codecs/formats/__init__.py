@@ -4,7 +4,6 @@ planes     the base of codecs that encode every element by itself, or in small b
 halves     fp16 and bf16
 int8       int8
 bits       1bit and 2bit, MXNet's
-sparse     the base of codecs that send some of the elements, exactly
 selection  topk, threshold and randomk: which elements those are
 powersgd   powersgd
 """

@@ -5,7 +5,6 @@ link       one link: how it is made, and mended when it is lost
 queue      the messages that have not left yet, by priority
 stream     messages in a stream of bytes
 courier    the thread that connects, and sends what did not leave at once
-places     what the kinds of sockets differ in: the interface of the next two
 tcp        TCP sockets: addresses, options, pacing
 unix       unix sockets in a private directory
 pacing     fair shares of a network line

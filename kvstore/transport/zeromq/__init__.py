@@ -2,5 +2,4 @@
 
 transport    one member's end of its links
 curve        keys, and who may connect
-connections  what new connections are given, and which are lost
 """
