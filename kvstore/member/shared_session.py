@@ -46,12 +46,12 @@ class SharedSession:
         Raises:
             ConfigError: the environment describes no job, or this process was forked from a member.
         """
-        rank = _rank(config)
         with self._lock:
             if self.session is not None:
                 if self._pid != os.getpid():
                     raise ConfigError(_FORKED)
                 return self.session
+            rank = _rank(config)  # before ``joining``, whose Config is that of the job which it has made
             if self._joining is None:
                 place: contextlib.AbstractContextManager[Config] = joining(config)
                 config = place.__enter__()
