@@ -29,7 +29,10 @@ _PROCESSES = {"integration", "cluster", "launcher", "examples", "benchmarks", "f
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with long tests, then those that start processes: as the last ones they would leave processors idle."""
     items.sort(
-        key=lambda item: (item.get_closest_marker("long") is None, _PROCESSES.isdisjoint(item.path.parent.parts))
+        key=lambda item: (
+            not any(map(item.get_closest_marker, ("long", "release"))),
+            _PROCESSES.isdisjoint(item.path.parent.parts),
+        )
     )
 
 

@@ -60,7 +60,6 @@ REFERENCE = struct.Struct("<HHIQQ")  # position in the message, chunk, cell, off
 NO_REFERENCES = bytes((MARK, REFERENCES))  # what references are added to
 REFUSAL = bytes((MARK, CANNOT))
 
-
 Bytes = npt.NDArray[np.uint8]
 
 
