@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from kvstore.wire import Message, decode, encode
+from kvstore import wire
 from servers.requests.replies import Outbox
 
-Said = tuple[bytes, Message]  # a link, and what comes over it
+Said = tuple[bytes, wire.Message]  # a link, and what comes over it
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Core:
         handle: the core.
     """
 
-    def __init__(self, role: str, handle: Callable[[bytes, Message], Outbox]) -> None:
+    def __init__(self, role: str, handle: Callable[[bytes, wire.Message], Outbox]) -> None:
         self.role = role
         self._handle = handle
         self.last: Outbox = []
@@ -74,9 +74,9 @@ class Core:
         """Let the core handle messages as if they had come over links."""
         step = Step(self.role, name)
         for peer, message in messages:
-            frames = list(map(bytearray, encode(message)))
+            frames = list(map(bytearray, wire.encode(message)))
             began = time.thread_time()
-            received = decode(frames)
+            received = wire.decode(frames)
             decoded = time.thread_time()
             self.last = self._handle(peer, received)
             decided = time.thread_time()
@@ -92,11 +92,11 @@ class Core:
 
 def _encoded(outbox: Outbox) -> int:
     """Encode what is sent, as ``Service`` does; return the bytes of the headers."""
-    before: Message | None = None
+    before: wire.Message | None = None
     header = total = 0
     for _, message in outbox:
         if message is not before:
-            header, before = len(encode(message)[0]), message
+            header, before = len(wire.encode(message)[0]), message
         total += header
     return total
 

@@ -19,33 +19,13 @@ import numpy as np
 
 from benchmarks.cores import Core, Said, Step
 from benchmarks.networks import Shape
+from kvstore import wire
 from kvstore.client.plans.entries import Entries, SegmentColumns
 from kvstore.client.plans.parcels import Parcel
 from kvstore.client.plans.plan import Plan
 from kvstore.job.config import NETWORK_PIECE, bound_of
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
-from kvstore.wire import (
-    Barrier,
-    Beat,
-    Close,
-    Declare,
-    Describe,
-    Init,
-    Join,
-    Leave,
-    Lost,
-    Node,
-    Open,
-    OpenStore,
-    Placed,
-    ProcessAlive,
-    Push,
-    Ready,
-    Sender,
-    Values,
-    encode,
-)
 from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.scheduler import Scheduler
@@ -106,7 +86,7 @@ class SimulatedJob:
 
     # ---- the scheduler's
 
-    def schedule(self) -> tuple[list[Step], Placed]:
+    def schedule(self) -> tuple[list[Step], wire.Placed]:
         """Run the scheduler from the first member's request to join to the end of a job that fails.
 
         Returns:
@@ -116,50 +96,50 @@ class SimulatedJob:
         aggregators = crowd.hosts if crowd.aggregated else 0
         scheduler = Scheduler(crowd.workers, crowd.servers, LIMIT_S, 1.0, num_aggregators=aggregators)
         core = Core("scheduler", lambda peer, message: scheduler.handle(peer, message, now))
-        workers = [Node("worker", rank, 1) for rank in range(crowd.workers)]
-        members = [Node("server", rank, 1) for rank in range(crowd.servers)]
-        members += [Node("aggregator", rank, 1) for rank in range(aggregators)] + workers
+        workers = [wire.Node("worker", rank, 1) for rank in range(crowd.workers)]
+        members = [wire.Node("server", rank, 1) for rank in range(crowd.servers)]
+        members += [wire.Node("aggregator", rank, 1) for rank in range(aggregators)] + workers
         steps = [core.take("all join", map(self._join, itertools.count(), members))]
         assert len(core.last) == len(members)
-        steps.append(core.take("all open a store", ((_link(who), OpenStore(self._me(who), 1)) for who in workers)))
+        steps.append(core.take("all open a store", ((_link(who), wire.OpenStore(self._me(who), 1)) for who in workers)))
         steps.append(core.take("all but rank 0 declare keys", map(self._declare, workers[1:])))
         steps.append(core.take("rank 0 declares keys", [self._declare(workers[0])]))
         placed = core.last[0][1]
-        assert isinstance(placed, Placed)
-        ready = Ready(self._me(workers[0]), 0, list(self.keys))
+        assert isinstance(placed, wire.Placed)
+        ready = wire.Ready(self._me(workers[0]), 0, list(self.keys))
         steps.append(core.take("rank 0 is ready", [(_link(workers[0]), ready)]))
         assert len(core.last) == crowd.workers
         steps.append(
-            core.take("all come to a barrier", ((_link(who), Barrier(self._me(who), 0, 1)) for who in workers))
+            core.take("all come to a barrier", ((_link(who), wire.Barrier(self._me(who), 0, 1)) for who in workers))
         )
         assert len(core.last) == crowd.workers
         for _ in range(2):
             now += 1.0
-            beats = core.take("beats of a second", ((_link(who), Beat(who)) for who in members))
-            pulses = core.take("pulses of a second", ((_link(who), ProcessAlive(who)) for who in workers))
+            beats = core.take("beats of a second", ((_link(who), wire.Beat(who)) for who in members))
+            pulses = core.take("pulses of a second", ((_link(who), wire.ProcessAlive(who)) for who in workers))
         steps += [beats, pulses]
-        steps.append(core.take("one is lost", [(b"launcher", Lost("worker", 1, "was killed"))]))
+        steps.append(core.take("one is lost", [(b"launcher", wire.Lost("worker", 1, "was killed"))]))
         assert len(core.last) == len(members) - 1
-        steps.append(core.take("all leave", ((_link(who), Leave(self._me(who), None)) for who in workers)))
+        steps.append(core.take("all leave", ((_link(who), wire.Leave(self._me(who), None)) for who in workers)))
         return steps, placed
 
-    def _join(self, nonce: int, who: Node) -> Said:
+    def _join(self, nonce: int, who: wire.Node) -> Said:
         own = who.rank // self.crowd.workers_per_host if self.crowd.aggregated and who.role == "worker" else -1
-        sender = Sender(who._replace(incarnation=nonce), 1, 0)
-        return _link(who), Join(sender, "" if who.role == "worker" else ADDRESS, own)
+        sender = wire.Sender(who._replace(incarnation=nonce), 1, 0)
+        return _link(who), wire.Join(sender, "" if who.role == "worker" else ADDRESS, own)
 
-    def _declare(self, who: Node) -> Said:
+    def _declare(self, who: wire.Node) -> Said:
         shapes, dtypes = [list(spec.shape) for spec in self.specs], [spec.dtype for spec in self.specs]
         keys, kinds = list(self.keys), list(self.kinds)
-        return _link(who), Declare(self._me(who), 0, keys, kinds, shapes, dtypes, self.bound, self.longest)
+        return _link(who), wire.Declare(self._me(who), 0, keys, kinds, shapes, dtypes, self.bound, self.longest)
 
-    def _me(self, who: Node) -> Sender:
+    def _me(self, who: wire.Node) -> wire.Sender:
         number = next(self._numbers)
-        return Sender(who, number, 0)
+        return wire.Sender(who, number, 0)
 
     # ---- a server's
 
-    def parcels(self, placed: Placed) -> list[list[Parcel]]:
+    def parcels(self, placed: wire.Placed) -> list[list[Parcel]]:
         """Return what each server gets of a contributor in a round, one parcel a message."""
         columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
         arrays = SegmentColumns(*(np.array(column, np.int64) for column in columns))
@@ -172,14 +152,14 @@ class SimulatedJob:
     def serve(self, server: int, parcels: Sequence[Parcel], rounds: int = 2) -> list[Step]:
         """Run a server from its first worker to its last. Of the rounds, the last is counted."""
         core = self.server(server)
-        workers = [Node("worker", rank, 1) for rank in range(self.crowd.workers)]
-        steps = [core.take("all open a store", ((_link(who), Open(self._me(who), 0, "sync")) for who in workers))]
+        workers = [wire.Node("worker", rank, 1) for rank in range(self.crowd.workers)]
+        steps = [core.take("all open a store", ((_link(who), wire.Open(self._me(who), 0, "sync")) for who in workers))]
         steps.append(core.take("rank 0 gives values", map(self.first_values, parcels)))
         for number in range(1, rounds + 1):
             counted = core.take("a round", self.pushes(parcels, number))
             assert len(core.last) == len(self.crowd.contributors) or not parcels
         steps.append(counted)
-        steps.append(core.take("all close the store", ((_link(who), Close(self._me(who), 0)) for who in workers)))
+        steps.append(core.take("all close the store", ((_link(who), wire.Close(self._me(who), 0)) for who in workers)))
         return steps
 
     def server(self, number: int) -> Core:
@@ -190,9 +170,11 @@ class SimulatedJob:
     def first_values(self, parcel: Parcel) -> Said:
         """Return rank 0's message with the first values of a parcel's segments."""
         kinds, shapes = parcel.shapes()
-        first = Node("worker", 0, 1)
+        first = wire.Node("worker", 0, 1)
         zeros = [bytearray(parcel.nbytes)]
-        return _link(first), Init(self._me(first), 0, parcel.ids, parcel.keys(), kinds, shapes, parcel.dtype, zeros)
+        return _link(first), wire.Init(
+            self._me(first), 0, parcel.ids, parcel.keys(), kinds, shapes, parcel.dtype, zeros
+        )
 
     def pushes(self, parcels: Sequence[Parcel], number: int) -> Iterator[Said]:
         """Yield the contributions of a round, parcel by parcel, in an order that changes from parcel to parcel."""
@@ -204,31 +186,31 @@ class SimulatedJob:
             for ranks in contributors:
                 yield self._push(parcel, self._speaker(ranks), ranks, number, values, done)
 
-    def _speaker(self, ranks: Sequence[int]) -> Node:
+    def _speaker(self, ranks: Sequence[int]) -> wire.Node:
         """Return who pushes for workers ``ranks``."""
         if self.crowd.aggregated:
-            return Node("aggregator", ranks[0] // self.crowd.workers_per_host, 1)
-        return Node("worker", ranks[0], 1)
+            return wire.Node("aggregator", ranks[0] // self.crowd.workers_per_host, 1)
+        return wire.Node("worker", ranks[0], 1)
 
     def _push(
-        self, parcel: Parcel, who: Node, ranks: list[int], number: int, values: list[bytearray], done: int
+        self, parcel: Parcel, who: wire.Node, ranks: list[int], number: int, values: list[bytearray], done: int
     ) -> Said:
-        sender = Sender(who, next(self._numbers), done)
+        sender = wire.Sender(who, next(self._numbers), done)
         clocks = [number] * len(parcel.ids)
         spoken_for = ranks if who.role == "aggregator" else []
-        return _link(who), Push(sender, 0, parcel.ids, clocks, True, None, None, ranks=spoken_for, buffers=values)
+        return _link(who), wire.Push(sender, 0, parcel.ids, clocks, True, None, None, ranks=spoken_for, buffers=values)
 
     # ---- an aggregator's
 
-    def aggregate(self, placed: Placed, rounds: int = 2) -> list[Step]:
+    def aggregate(self, placed: wire.Placed, rounds: int = 2) -> list[Step]:
         """Run the first host's aggregator. Of the rounds, the last is counted: pushes, and servers' answers."""
-        workers = [Node("worker", rank, 1) for rank in range(self.crowd.workers_per_host)]
+        workers = [wire.Node("worker", rank, 1) for rank in range(self.crowd.workers_per_host)]
         upstream = _Upstream()
         aggregator = Aggregator([who.rank for who in workers], Heap(), upstream)
         pushing = Core("aggregator", lambda peer, message: aggregator.handle(peer, message, 0.0))
         answering = Core("aggregator", lambda _, reply: aggregator.answered(upstream.under_way.pop(reply.seq), reply))
         opened = pushing.take(
-            "its workers open a store", ((_link(who), Open(self._me(who), 0, "sync")) for who in workers)
+            "its workers open a store", ((_link(who), wire.Open(self._me(who), 0, "sync")) for who in workers)
         )
         described = pushing.take("its workers describe keys", (self._describe(who, placed) for who in workers))
         for number in range(1, rounds + 1):
@@ -239,19 +221,19 @@ class SimulatedJob:
             assert not upstream.under_way
         return [opened, described, pushed, answered]
 
-    def _describe(self, who: Node, placed: Placed) -> Said:
+    def _describe(self, who: wire.Node, placed: wire.Placed) -> Said:
         shapes, dtypes = [list(spec.shape) for spec in self.specs], [spec.dtype for spec in self.specs]
         sizes = [stop - start for start, stop in zip(placed.starts, placed.stops, strict=True)]
         keys, kinds = list(self.keys), list(self.kinds)
         columns = (list(placed.counts), list(placed.ids), list(placed.servers), sizes)
-        return _link(who), Describe(self._me(who), 0, keys, kinds, shapes, dtypes, *columns)
+        return _link(who), wire.Describe(self._me(who), 0, keys, kinds, shapes, dtypes, *columns)
 
-    def _host_pushes(self, placed: Placed, number: int) -> Iterator[Said]:
+    def _host_pushes(self, placed: wire.Placed, number: int) -> Iterator[Said]:
         done = next(self._numbers)
         for parcel in itertools.chain(*self.parcels(placed)):
             values = [bytearray(parcel.nbytes)]
             for rank in range(self.crowd.workers_per_host):
-                yield self._push(parcel, Node("worker", rank, 1), [], number, values, done)
+                yield self._push(parcel, wire.Node("worker", rank, 1), [], number, values, done)
 
     # ---- memory
 
@@ -288,7 +270,7 @@ class _Upstream:
         """Encode a request, as it would be sent."""
         exchange.seq = next(self._numbers)
         self.under_way[exchange.seq] = exchange
-        encode(exchange.kind(Sender(Node("aggregator", 0, 1), exchange.seq, 0), **exchange.fields))
+        wire.encode(exchange.kind(wire.Sender(wire.Node("aggregator", 0, 1), exchange.seq, 0), **exchange.fields))
 
     def explain(self, exchange: Exchange, peer: bytes, seq: int) -> None:
         """Do nothing: nobody asks."""
@@ -296,8 +278,8 @@ class _Upstream:
     def replies(self) -> Iterator[Said]:
         """Yield the answer to each request."""
         for seq, exchange in self.under_way.items():
-            yield b"server", Values(seq, buffers=[bytearray(exchange.listed.nbytes)])
+            yield b"server", wire.Values(seq, buffers=[bytearray(exchange.listed.nbytes)])
 
 
-def _link(who: Node) -> bytes:
+def _link(who: wire.Node) -> bytes:
     return b"%s %d" % (who.role.encode(), who.rank)

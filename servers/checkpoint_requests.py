@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from kvstore import wire
 from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, UsageError
-from kvstore.wire import Ack, AwaitCapture, Capture, Captured, Node
 from servers.requests.captured import CaptureDesk
 from servers.requests.replies import Answer
 from servers.store.capture import StoreCapture
@@ -39,7 +39,7 @@ class CheckpointRequests:
         """How many bytes a checkpoint of all stores copies."""
         return sum(served.captures.nbytes for served in self._stores.open.values())
 
-    def serve(self, peer: bytes, message: Capture | AwaitCapture) -> list[Answer]:
+    def serve(self, peer: bytes, message: wire.Capture | wire.AwaitCapture) -> list[Answer]:
         """Begin a capture, or let worker 0 wait for its file; return the answers that need not wait.
 
         Raises:
@@ -48,7 +48,7 @@ class CheckpointRequests:
         """
         if message.node.rank != 0 or message.node.role != "worker":
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-        if isinstance(message, AwaitCapture):
+        if isinstance(message, wire.AwaitCapture):
             return self._captures.wait(peer, message)
         served = self._stores.require(message.store)
         if self.save is None:
@@ -63,7 +63,7 @@ class CheckpointRequests:
         except BaseException:
             self._captures.forget(message.store, message.number)
             raise
-        return [Answer(peer, message, Ack(message.seq))]
+        return [Answer(peer, message, wire.Ack(message.seq))]
 
     def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> list[Answer]:
         """Note that ``capture`` has been written to ``path``, or why not; return the answers to who waits for that."""
@@ -72,9 +72,9 @@ class CheckpointRequests:
         if isinstance(outcome, CheckpointError):
             return self._captures.ended(capture.store, capture.number, outcome)
         clocks = [capture.clocks[number] for number in capture.ids]
-        captured = Captured(0, outcome.nbytes, outcome.sha256, clocks, capture.optimizer, str(path))
+        captured = wire.Captured(0, outcome.nbytes, outcome.sha256, clocks, capture.optimizer, str(path))
         return self._captures.ended(capture.store, capture.number, captured)
 
-    def explain(self, node: Node, about: int) -> str:
+    def explain(self, node: wire.Node, about: int) -> str:
         """Say what request ``about`` of ``node`` waits for; empty if it waits for no file."""
         return self._captures.explain(node, about)

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvstore import wire
 from kvstore.errors import JOB_FAILED_EXIT, NodeLost
 from kvstore.job.config import Config
 from kvstore.job.usage import cpu_us, memory_bytes
 from kvstore.member.session import Session
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Transport
-from kvstore.wire import Message, ServerReport, Stop
 from servers.activity import ServedActivity
 from servers.farewell import say
 from servers.requests.replies import Outbox
@@ -103,7 +103,7 @@ class ServingMember:
         """Run the service; return when it has been stopped."""
         raise NotImplementedError
 
-    def _notice(self, notice: Message) -> Outbox:
+    def _notice(self, notice: wire.Message) -> Outbox:
         """Take a notice of the scheduler's; return what to send."""
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class ServingMember:
         self._reports_at = now + self._report_s
         rounds, held, lateness, waits = self._activity()
         self._session.report(
-            ServerReport(
+            wire.ServerReport(
                 self._session.client.node,
                 at=now,
                 rounds=rounds,
@@ -146,8 +146,8 @@ class ServingMember:
         self._service.stop()
         return True
 
-    def _noticed(self, notice: Message) -> Outbox:
-        if isinstance(notice, Stop):
+    def _noticed(self, notice: wire.Message) -> Outbox:
+        if isinstance(notice, wire.Stop):
             self._service.stop()
             return []
         return self._notice(notice)

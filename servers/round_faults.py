@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from kvstore.wire import Message
+from kvstore import wire
 from servers.requests.replies import Outbox
 from servers.service import Handle
 
@@ -33,7 +33,7 @@ def injecting(
     if not faults:
         return handle
 
-    def handle_and_fail(peer: bytes, message: Message) -> Outbox:
+    def handle_and_fail(peer: bytes, message: wire.Message) -> Outbox:
         outbox = handle(peer, message)
         while faults and rounds() >= faults[0][1]:
             send(SIGNALS[faults.pop(0)[0]])

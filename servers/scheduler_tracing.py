@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvstore import wire
 from kvstore.job.config import Config
 from kvstore.tracing.tracer import Tracer
-from kvstore.wire import Node
 from servers.requests.request_tracer import RequestTracer
 from servers.scheduler import Scheduler
 from servers.scheduler.traces import Traces
@@ -26,7 +26,7 @@ class SchedulerTracing:
 
     def __init__(self, scheduler: Scheduler, config: Config, clock: Callable[[], float]) -> None:
         self._tracer = Tracer(config.trace, clock)
-        self._node = Node("scheduler", 0, config.start)
+        self._node = wire.Node("scheduler", 0, config.start)
         self._traces = scheduler.observing.traces = scheduler.observing.traces or Traces(clock(), config.start)
         self._events, self._seen = scheduler.observing.events, 0
         now = clock()

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvstore import wire
 from kvstore.job.config import Config
 from kvstore.transport import Transport
-from kvstore.wire import Message, Roster
 from servers.member import Surroundings
 from servers.requests.replies import Outbox
 from servers.shard_member import ShardMember
@@ -20,8 +20,8 @@ class Server(ShardMember):
     def _serve(self) -> None:
         self._service.run(self._handling(self._shard.handle), self._tick, between=self._pace)
 
-    def _notice(self, notice: Message) -> Outbox:
-        return self._shard.depart(notice.departed) if isinstance(notice, Roster) else []
+    def _notice(self, notice: wire.Message) -> Outbox:
+        return self._shard.depart(notice.departed) if isinstance(notice, wire.Roster) else []
 
     def _tick(self) -> Outbox:
         self._failed()

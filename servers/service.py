@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.rare_log import Drops
 from kvstore.transport import Transport
-from kvstore.wire import Buffer, Message, Values, decode, encode
 from servers.requests.replies import Outbox
 from servers.requests.request_tracer import RequestTracer
 
 log = logging.getLogger(__name__)
 
-Handle: TypeAlias = Callable[[bytes, Message], Outbox]
-Take: TypeAlias = Callable[[bytes, "list[Buffer]"], "Outbox | None"]
+Handle: TypeAlias = Callable[[bytes, wire.Message], Outbox]
+Take: TypeAlias = Callable[[bytes, "list[wire.Buffer]"], "Outbox | None"]
 
 
 PATIENCE_S = 0.05  # work that is due waits no longer than this for a moment in which no message waits
@@ -141,10 +141,10 @@ class Service:
         self._stopped = True
         self._transport.interrupt()
 
-    def _receive(self, handle: Handle, peer: bytes, frames: list[Buffer]) -> None:
-        message: Message | None = None
+    def _receive(self, handle: Handle, peer: bytes, frames: list[wire.Buffer]) -> None:
+        message: wire.Message | None = None
         try:
-            message = decode(frames)
+            message = wire.decode(frames)
             outbox = handle(peer, message)
         except WireError as exc:
             self._drops.note("a bad message", exc)
@@ -158,7 +158,7 @@ class Service:
         else:
             self._send(outbox, self.now, peer, message)
 
-    def _send(self, outbox: Outbox, began: float = 0.0, peer: bytes = b"", message: Message | None = None) -> None:
+    def _send(self, outbox: Outbox, began: float = 0.0, peer: bytes = b"", message: wire.Message | None = None) -> None:
         """Send ``outbox``, and note it for the trace.
 
         Args:
@@ -174,11 +174,11 @@ class Service:
         tracer.note(began or left, left, outbox, peer, message)
 
     def _put(self, outbox: Outbox) -> None:
-        before: Message | None = None
+        before: wire.Message | None = None
         for peer, message in outbox:
             if message is not before:  # a notice to thousands of members is encoded once
-                frames, before = encode(message), message
-            urgency = message.priority if isinstance(message, Values) else None
+                frames, before = wire.encode(message), message
+            urgency = message.priority if isinstance(message, wire.Values) else None
             self._transport.send(peer, frames, urgency)
             for frame in frames[1:]:
                 self.sent += len(frame)

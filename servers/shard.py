@@ -7,33 +7,12 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from kvstore import wire
 from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport.base import Admission
 from kvstore.transport.memory import Heap, Memory
-from kvstore.wire import (
-    Ack,
-    AwaitCapture,
-    Capture,
-    Explain,
-    Failure,
-    Here,
-    LedgerPage,
-    Message,
-    Pull,
-    PullRows,
-    Push,
-    PushRows,
-    Reply,
-    Request,
-    Resume,
-    Roster,
-    Rows,
-    Values,
-    decode,
-    encode,
-)
 from servers.activity import ServedActivity
 from servers.checkpoint_requests import CheckpointRequests
 from servers.reading.desk import ReadDesk
@@ -52,10 +31,16 @@ from servers.store.served_stores import ServedStores
 
 log = logging.getLogger(__name__)
 
-KEPT = (Ack, Failure, Resume, Pull, PullRows)  # what a new standby is told of answers; values follow from clocks
-VALUED = (Push, Pull, PushRows, PullRows)  # what is answered with values
-BRINGING = (Values, Rows)
-OF_CHECKPOINTS = (Capture, AwaitCapture)
+KEPT = (
+    wire.Ack,
+    wire.Failure,
+    wire.Resume,
+    wire.Pull,
+    wire.PullRows,
+)  # what a new standby is told of answers; values follow from clocks
+VALUED = (wire.Push, wire.Pull, wire.PushRows, wire.PullRows)  # what is answered with values
+BRINGING = (wire.Values, wire.Rows)
+OF_CHECKPOINTS = (wire.Capture, wire.AwaitCapture)
 PAGE = 1 << 14  # answers in one message
 
 
@@ -103,7 +88,7 @@ class Shard:
         self.times = ArrivalTimes(num_workers)
         self._stores = ServedStores(rank, range(num_workers), memory, self.times)
         self._stores.record(recorder)
-        self.ledger: Ledger[Reply | Pull | PullRows] = Ledger()
+        self.ledger: Ledger[wire.Reply | wire.Pull | wire.PullRows] = Ledger()
         self.checkpoints = CheckpointRequests(rank, self._stores)
         self._reply_links = ReplyLinks(admission)
         self.reading = ReadDesk(self.stores, memory, ReaderLinks(readers, reader_key, admission)) if readers else None
@@ -123,17 +108,17 @@ class Shard:
         """Return what this server has done, and who waits in it."""
         return activity(self.stores.values(), self.times.lateness, now)
 
-    def handle(self, peer: bytes, message: Message) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
         if self.reading is not None and self.reading.links.concerns(peer, message):
             return self.reading.handle(peer, message)
-        if not isinstance(message, Request) or not self._reply_links.has(peer, message.sender.node):
+        if not isinstance(message, wire.Request) or not self._reply_links.has(peer, message.sender.node):
             refusal = self.refusal(peer, message)
             if refusal is not None:
                 return refusal
-        if not isinstance(message, Request):
+        if not isinstance(message, wire.Request):
             return []
-        if isinstance(message, Explain):
+        if isinstance(message, wire.Explain):
             return [(peer, self._explain(message).reply(message.seq))]
         verdict = self.ledger.admit(message) if message.remembered else Verdict.NEW
         if verdict is not Verdict.NEW:
@@ -150,9 +135,9 @@ class Shard:
             answers = [refuse(peer, message, exc)]
         return self._note(answers) if answers else []
 
-    def refusal(self, peer: bytes, message: Message) -> Outbox | None:
+    def refusal(self, peer: bytes, message: wire.Message) -> Outbox | None:
         """Return what to send instead of handling ``message``; None if its sender may speak here over this link."""
-        if not isinstance(message, Request) and not isinstance(message, Here):
+        if not isinstance(message, wire.Request) and not isinstance(message, wire.Here):
             log.debug("dropped a %s, which servers do not handle", type(message).__name__)
             return []
         key = self._speakers.key(message.node)
@@ -174,19 +159,19 @@ class Shard:
         """Note updates for the job's trace from now on."""
         self._stores.trace(tracer)
 
-    def apply(self, message: Message) -> None:
+    def apply(self, message: wire.Message) -> None:
         """Make a change that a primary has recorded. Its answers, which the primary sends, are known here for repeats.
 
         Raises:
             ValueError, WireError: the change does not follow from this state, which is in doubt from now on.
         """
-        if isinstance(message, Roster):
+        if isinstance(message, wire.Roster):
             self._note(self._stores.depart(message.departed))
-        elif isinstance(message, LedgerPage):
+        elif isinstance(message, wire.LedgerPage):
             self._restore_page(message)
-        elif not isinstance(message, Request):
+        elif not isinstance(message, wire.Request):
             self._note(self._stores.follow(message))
-        elif isinstance(message, Push | PushRows):
+        elif isinstance(message, wire.Push | wire.PushRows):
             self._apply_push(message)
         elif self.ledger.admit(message) is Verdict.NEW:
             try:
@@ -196,14 +181,14 @@ class Shard:
                     f"a {type(message).__name__} of {message.node} was recorded, but fails: {exc}"
                 ) from exc
 
-    def capture(self) -> Iterator[Message]:
+    def capture(self) -> Iterator[wire.Message]:
         """Return the records that give this state, that of the call, to a new shard which applies them.
 
         Those of rows of tables are made as they are taken; see ``FrozenPages``.
         """
         return _flattened(deque([*self._stores.capture(), *self._pages()]))
 
-    def _apply_push(self, message: Push | PushRows) -> None:
+    def _apply_push(self, message: wire.Push | wire.PushRows) -> None:
         """Make a push that was recorded as it came: an update, or contributions that were late."""
         served = self.stores.get(message.store)
         if served is None:
@@ -211,12 +196,12 @@ class Shard:
         sync = served.rule.mode == "sync"  # there a repeat is told from others by its clock
         if not sync and self.ledger.admit(message) is not Verdict.NEW:
             return
-        error = served.follow_push(message) if isinstance(message, Push) else served.follow_push_rows(message)
+        error = served.follow_push(message) if isinstance(message, wire.Push) else served.follow_push_rows(message)
         if not sync:
-            answer = refuse(NOWHERE, message, error).reply if error is not None else Ack(message.seq)
+            answer = refuse(NOWHERE, message, error).reply if error is not None else wire.Ack(message.seq)
             self.ledger.note(message, _values_of_now(message) if error is None and message.want else answer)
 
-    def _pages(self) -> Iterator[LedgerPage]:
+    def _pages(self) -> Iterator[wire.LedgerPage]:
         """Return what a standby must know of requests that may be repeated, beside what follows from their clocks."""
         waiting = {
             request.sender[:2]: _values_of_now(request)
@@ -230,18 +215,18 @@ class Shard:
             short = {seq: answer for seq, answer in known.items() if isinstance(answer, KEPT)}
             for start in range(0, max(1, len(short)), PAGE):
                 seqs = list(short)[start : start + PAGE]
-                yield LedgerPage(node, done, seqs, [encode(short[seq])[0] for seq in seqs])
+                yield wire.LedgerPage(node, done, seqs, [wire.encode(short[seq])[0] for seq in seqs])
 
-    def _restore_page(self, message: LedgerPage) -> None:
-        answers: dict[int, Reply | Pull | PullRows] = {}
+    def _restore_page(self, message: wire.LedgerPage) -> None:
+        answers: dict[int, wire.Reply | wire.Pull | wire.PullRows] = {}
         for seq, frame in zip(message.seqs, message.buffers, strict=True):
-            answer = decode([frame])
+            answer = wire.decode([frame])
             if not isinstance(answer, KEPT):
                 raise ValueError(f"a {type(answer).__name__} is no answer that a ledger keeps")
             answers[seq] = answer
         self.ledger.restore(message.node, message.done, answers)
 
-    def _explain(self, message: Explain) -> Reason:
+    def _explain(self, message: wire.Explain) -> Reason:
         capture = self.checkpoints.explain(message.node, message.about)
         return Reason(capture) if capture else self._stores.explain(message)
 
@@ -249,16 +234,16 @@ class Shard:
         """Note that ``capture`` has been written to ``path``, or why not; answer who waits for that."""
         return self._note(self.checkpoints.saved(capture, path, outcome))
 
-    def _again(self, peer: bytes, message: Request) -> Outbox:
+    def _again(self, peer: bytes, message: wire.Request) -> Outbox:
         """Answer a repeat as the first time; in an async store with current values, for old ones are not kept there."""
         before = self.ledger.recall(message)
         if before is None:
             self._reply_links.repeat(peer, message)
             return []
-        if not isinstance(before, Pull | PullRows):
+        if not isinstance(before, wire.Pull | wire.PullRows):
             return [(peer, before)]
-        if isinstance(before, PullRows):
-            if not isinstance(message, PushRows | PullRows):
+        if isinstance(before, wire.PullRows):
+            if not isinstance(message, wire.PushRows | wire.PullRows):
                 return []  # no repeat: another request with its number
             before = _rows_of_now(message)
         self.ledger.note(message, None)  # it may wait: the server that answered it first was another one
@@ -287,28 +272,28 @@ class Shard:
         return served is not None and served.rule.mode == "sync"
 
 
-def _flattened(parts: deque[Message | Iterable[Message]]) -> Iterator[Message]:
+def _flattened(parts: deque[wire.Message | Iterable[wire.Message]]) -> Iterator[wire.Message]:
     while parts:
         part = parts.popleft()
-        if isinstance(part, Message):
+        if isinstance(part, wire.Message):
             yield part
         else:
             yield from part
 
 
-def _values_of_now(request: Push | Pull | PushRows | PullRows) -> Pull | PullRows:
+def _values_of_now(request: wire.Push | wire.Pull | wire.PushRows | wire.PullRows) -> wire.Pull | wire.PullRows:
     """Return what the ledger remembers of ``request`` where the answer to a repeat has current values.
 
     Of rows it is that and no more: which ones are wanted, the repeat says.
     """
-    if isinstance(request, PushRows | PullRows):
-        return PullRows(request.sender, request.store, [], [], [], request.wide, [])
-    return Pull(request.sender, request.store, request.ids, request.clocks, request.back, request.ranks)
+    if isinstance(request, wire.PushRows | wire.PullRows):
+        return wire.PullRows(request.sender, request.store, [], [], [], request.wide, [])
+    return wire.Pull(request.sender, request.store, request.ids, request.clocks, request.back, request.ranks)
 
 
-def _rows_of_now(repeat: PushRows | PullRows) -> PullRows:
+def _rows_of_now(repeat: wire.PushRows | wire.PullRows) -> wire.PullRows:
     """Return a request for the rows that ``repeat`` wants, of an async store, as they are now."""
-    return PullRows(
+    return wire.PullRows(
         repeat.sender,
         repeat.store,
         repeat.ids,

@@ -23,14 +23,14 @@ def tell(env: Mapping[str, str], role: str, rank: int, how: str, start: int = 0,
     """
     if role == "scheduler":
         return False  # nobody is left to tell; the others hear its silence
+    from kvstore import wire
     from kvstore.job.config import Config
     from kvstore.transport.choose import links  # only now: launch.py starts without it
-    from kvstore.wire import MAX_REASON, Explain, Lost, Node, Sender, encode
 
     config = Config.from_env(env)
     # Any question, which is answered once what was said before has been heard.
-    question = Explain(Sender(Node("launcher", -1, 0), 1, 1), about=0)
-    said = [encode(Lost(role, rank, how[:MAX_REASON], start, final)), encode(question)]
+    question = wire.Explain(wire.Sender(wire.Node("launcher", -1, 0), 1, 1), about=0)
+    said = [wire.encode(wire.Lost(role, rank, how[: wire.MAX_REASON], start, final)), wire.encode(question)]
     transport = links(config)()
     try:
         scheduler = transport.connect(config.root)

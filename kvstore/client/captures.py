@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from kvstore import wire
 from kvstore.client.saving import CheckpointInProgress, SavedStore
 from kvstore.errors import KVStoreError
 from kvstore.member.outstanding import Question, ready
 from kvstore.member.session import Session
 from kvstore.ticket import Operation
-from kvstore.wire import AwaitCapture, Capture
 
 
 class Answers(Operation):
@@ -38,7 +38,7 @@ def ask(session: Session, saving: CheckpointInProgress, stores: Sequence[SavedSt
         Question(
             session.servers[server],
             asked,
-            Capture,
+            wire.Capture,
             {"store": store.number, "number": saving.number, "ids": ids, "clocks": clocks},
         )
         for store in stores
@@ -49,7 +49,7 @@ def ask(session: Session, saving: CheckpointInProgress, stores: Sequence[SavedSt
         Question(
             session.servers[server],
             answers,
-            AwaitCapture,
+            wire.AwaitCapture,
             {"store": stores[place].number, "number": saving.number},
             partial(saving.take, (place, server)),
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from kvstore import wire
 from kvstore.client.outgoing import Contents, Load, Packer, Plain
 from kvstore.client.plans.parcels import Parcel, PayloadSource
 from kvstore.client.plans.plan import Plan
@@ -14,7 +15,6 @@ from kvstore.codecs.description import fold, travelling
 from kvstore.codecs.payloads import check_payloads
 from kvstore.spec import FLOATS, Key
 from kvstore.values import Arrays, Leaving, tensors_of, to_buffer
-from kvstore.wire import CodecDescription, Values, pack_arrays
 
 OFF = "none"
 SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and decode them on their own
@@ -79,17 +79,17 @@ class Compressing:
         floats = finite_floats(plan, values, self._compressor)
         return _Compressed(self._compressor, self._pushed, floats, Plain(packer, Leaving(values)))
 
-    def asked(self, parcel: Parcel) -> CodecDescription:
+    def asked(self, parcel: Parcel) -> wire.CodecDescription:
         """How a parcel's values are to come back."""
         return self._pulled if parcel.dtype in FLOATS else None
 
-    def decoder(self, parcel: Parcel) -> Callable[[Values, Sequence[torch.Tensor]], None] | None:
+    def decoder(self, parcel: Parcel) -> Callable[[wire.Values, Sequence[torch.Tensor]], None] | None:
         """Return what writes the reply for a parcel into flat float32, one after the other; None if it comes plain."""
         back = self.compression.pull
         if back is None or self._plain_back or parcel.dtype not in FLOATS:
             return None
 
-        def decode(reply: Values, targets: Sequence[torch.Tensor]) -> None:
+        def decode(reply: wire.Values, targets: Sequence[torch.Tensor]) -> None:
             payloads = check_payloads(back, reply, parcel.sizes)
             for part, (_, way) in zip(_dealt(targets, [size for size, _ in payloads]), payloads, strict=True):
                 way.spread(part)
@@ -114,7 +114,7 @@ class _Compressed:
     """See ``Load``. An array is encoded when the first of it goes, so that the wire need not wait for all of them."""
 
     def __init__(
-        self, compressor: Compressor, codec: CodecDescription, values: Mapping[Key, torch.Tensor], others: Load
+        self, compressor: Compressor, codec: wire.CodecDescription, values: Mapping[Key, torch.Tensor], others: Load
     ) -> None:
         self._compressor, self._codec, self._others = compressor, codec, others
         self._values = values
@@ -126,7 +126,7 @@ class _Compressed:
             return self._others.pack(parcel, gather)
         parts = [to_buffer(self._payload(source)) for source in parcel.sources]
         lengths, spans = [part.nbytes for part in parts], [source.segments for source in parcel.sources]
-        return Contents(pack_arrays(parts), self._codec, lengths, spans)
+        return Contents(wire.pack_arrays(parts), self._codec, lengths, spans)
 
     def _payload(self, source: PayloadSource) -> torch.Tensor:
         if len(source.keys) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvstore.wire import Ack, Rows, Values
+from kvstore import wire
 
 
 class Counts(NamedTuple):
@@ -32,7 +32,7 @@ class Counts(NamedTuple):
         """Return the counts after a call that pushes and pulls so many keys."""
         return Counts(self.pushes + pushes, self.pulls + pulls, *self[2:])
 
-    def sent(self, nbytes: int, reply: Ack | Rows | Values, quorum: bool) -> Counts:
+    def sent(self, nbytes: int, reply: wire.Ack | wire.Rows | wire.Values, quorum: bool) -> Counts:
         """Return the counts after the answer to a message that carried ``nbytes`` of gradients.
 
         Args:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from kvstore import wire
 from kvstore.client.compression import Compressing, finite_floats
 from kvstore.client.outgoing import Contents, Load, Packer, Plain
 from kvstore.client.plans.entries import Entries, Segment
@@ -24,7 +25,6 @@ from kvstore.codecs.memo import RESIDUAL, STEP, VELOCITY
 from kvstore.spec import FLOATS, Key
 from kvstore.transport import Peer
 from kvstore.values import Arrays, Leaving
-from kvstore.wire import CodecDescription
 
 # What an aggregator cannot do for its workers: 1bit sends 1 or -1 for each worker, and powersgd needs whole matrices.
 OWN = frozenset({"1bit", "powersgd"})
@@ -72,7 +72,7 @@ class Delegated:
         finite_floats(plan, values, self._checker)
         return _Delegated(self._pushed, Plain(packer, Leaving(values)))
 
-    def asked(self, parcel: Parcel) -> CodecDescription:
+    def asked(self, parcel: Parcel) -> wire.CodecDescription:
         """How the servers are to send a parcel's values to the aggregator."""
         return self._pulled if parcel.dtype in FLOATS else None
 
@@ -134,7 +134,7 @@ class Delegated:
 class _Delegated:
     """See ``Load``: plain values, and how their sum is to be encoded."""
 
-    def __init__(self, codec: CodecDescription, values: Load) -> None:
+    def __init__(self, codec: wire.CodecDescription, values: Load) -> None:
         self._codec, self._values = codec, values
 
     def pack(self, parcel: Parcel, gather: bool) -> Contents:

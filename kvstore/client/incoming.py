@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 
+from kvstore import wire
 from kvstore.client.plans.parcels import ArrayRange, Parcel
 from kvstore.client.plans.plan import Plan, views_of
 from kvstore.errors import UsageError
@@ -24,9 +25,8 @@ from kvstore.values import (
     without_grad,
 )
 from kvstore.values.addresses import Column
-from kvstore.wire import Values
 
-Decode: TypeAlias = Callable[[Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
+Decode: TypeAlias = Callable[[wire.Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
 
 
 class Writer:
@@ -60,7 +60,7 @@ class Writer:
             return bool(0 < abs(values[0].data_ptr() - outs[0].data_ptr()) < lengths[0])
         return crossed(values, outs, lengths=lengths)
 
-    def take(self, parcel: Parcel, reply: Values, decode: Decode | None = None) -> None:
+    def take(self, parcel: Parcel, reply: wire.Values, decode: Decode | None = None) -> None:
         """Write the values of ``parcel`` that a reply brings. May be called again with the same reply.
 
         Args:
@@ -72,7 +72,7 @@ class Writer:
             for stream in self._moving:
                 stream.synchronize()
 
-    def _take(self, parcel: Parcel, reply: Values, decode: Decode | None) -> None:
+    def _take(self, parcel: Parcel, reply: wire.Values, decode: Decode | None) -> None:
         if self._plain is None:
             self._write(parcel, _payload_of(parcel, reply, decode))
         elif decode is not None and self._copy and parcel.dtype == "float32":
@@ -149,7 +149,7 @@ class Writer:
                 self._moving |= from_host(staged, strided)
 
 
-def _payload_of(parcel: Parcel, reply: Values, decode: Decode | None) -> Sequence[TensorRange]:
+def _payload_of(parcel: Parcel, reply: wire.Values, decode: Decode | None) -> Sequence[TensorRange]:
     if decode is None:
         return ranges_of(reply.buffers, parcel.dtype, parcel.size)
     flat = torch.empty(parcel.size, dtype=torch.float32, device="cpu")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from kvstore import wire
 from kvstore.client.clocks import PushClocks
 from kvstore.client.plans.entries import Entries, Entry, Segment
 from kvstore.client.requests import Requests
 from kvstore.errors import DeadlineExceeded, KVStoreError
 from kvstore.spec import Key
 from kvstore.ticket import Operation
-from kvstore.wire import Resume
 
 
 class Joining:
@@ -73,6 +73,6 @@ class Joining:
         self._operation = None
         return self._last
 
-    def _take(self, ids: Sequence[int], reply: Resume) -> None:
+    def _take(self, ids: Sequence[int], reply: wire.Resume) -> None:
         self._last = reply.last
         self._rounds.update(zip(ids, reply.clocks, strict=True))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
+from kvstore import wire
 from kvstore.client.outgoing import Contents, is_sum
 from kvstore.client.plans.parcels import Parcel
 from kvstore.client.plans.plan import Plan, views_of
@@ -24,7 +25,6 @@ from kvstore.spec import sum_dtype
 from kvstore.ticket import Operation
 from kvstore.transport import Peer
 from kvstore.values import Arrays, as_dtype, tensors_of, without_grad
-from kvstore.wire import Borrowed, Lend
 
 log = logging.getLogger(__name__)
 
@@ -160,13 +160,13 @@ class Lending:
         operation = Operation("lending memory", (), self._client, self._failed)
         fields = {"store": self._requests.store, "loan": block.loan, **lent.handle._asdict()}
 
-        def answered(reply: Borrowed) -> None:
+        def answered(reply: wire.Borrowed) -> None:
             block.taken = not reply.refusal
             if reply.refusal:
                 self._stop(reply.refusal)
 
         self.refusal = "the aggregator has not opened the memory yet"
-        self._client.ask(operation, Question(self._aggregator, operation, Lend, fields, answered))
+        self._client.ask(operation, Question(self._aggregator, operation, wire.Lend, fields, answered))
         return block
 
     def _failed(self, _operation: Operation) -> None:

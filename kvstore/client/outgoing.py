@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
+from kvstore import wire
 from kvstore.client.plans.parcels import Parcel
 from kvstore.client.plans.plan import views_of
 from kvstore.spec import HALVES, sum_dtype
 from kvstore.transport.memory import SMALL, Memory, ScatteredFrame
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
-from kvstore.wire import Buffer, CodecDescription
 
 MOST_VIEWS = 1 << 10  # frames of a message; more of them are cheaper to copy than to send, and a message has a limit
 PART = 4 << 10  # bytes; what has smaller parts on average is cheaper to copy than to send from where it lies
@@ -23,11 +23,11 @@ PART = 4 << 10  # bytes; what has smaller parts on average is cheaper to copy th
 class Contents(NamedTuple):
     """What a message carries, and how it is encoded, or is to be, if it is; see ``Push``."""
 
-    buffers: list[Buffer]
-    codec: CodecDescription = None
+    buffers: list[wire.Buffer]
+    codec: wire.CodecDescription = None
     lengths: Sequence[int] = ()
     segment_counts: Sequence[int] = ()
-    encode: CodecDescription = None
+    encode: wire.CodecDescription = None
     in_float32: bool = False
 
 
@@ -64,7 +64,7 @@ class Packer:
         self._made[tensor.data_ptr()] = buffer.obj
         return tensor.view(shape)
 
-    def pack(self, parcel: Parcel, values: Leaving, gather: bool = False) -> list[Buffer]:
+    def pack(self, parcel: Parcel, values: Leaving, gather: bool = False) -> list[wire.Buffer]:
         """Return what ``parcel`` carries of ``values``, as a copy: later changes of the arrays are not seen.
 
         No copy is made if all of its arrays are from ``empty``, or when ``gather`` is set and the ranges are large.
@@ -87,7 +87,7 @@ class Packer:
             if views is not None:
                 return views
         if gather and parcel.nbytes >= PART * len(parts):
-            return [cast("Buffer", ScatteredFrame(map(to_buffer, parts)))]  # at the other end it is one
+            return [cast("wire.Buffer", ScatteredFrame(map(to_buffer, parts)))]  # at the other end it is one
         buffer = self._buffer(parcel)
         if len(parts) == 1 and parcel.nbytes < SMALL:
             from_buffer(buffer, parcel.dtype).copy_(parts[0].detach())
@@ -99,7 +99,7 @@ class Packer:
         small = parcel.nbytes < SMALL
         return memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
 
-    def _views(self, parts: Sequence[torch.Tensor]) -> list[Buffer] | None:
+    def _views(self, parts: Sequence[torch.Tensor]) -> list[wire.Buffer] | None:
         """Return ``parts`` in place, adjacent ones merged. None: some are not from ``empty``, or they are too many."""
         ranges: list[tuple[int, int, int]] = []  # the address of the memory, start and stop in it
         for part in parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from kvstore import wire
 from kvstore.client.clocks import PushClocks
 from kvstore.client.incoming import Decode, Writer
 from kvstore.client.lending import LentLoad
@@ -16,7 +17,6 @@ from kvstore.member.session import Session
 from kvstore.spec import Key
 from kvstore.ticket import Operation
 from kvstore.tracing.tracer import Tracer
-from kvstore.wire import Ack, CodecDescription, Pull, Push, PushLent, Sender, Values
 
 WORTH_NOTING = 64 << 10  # bytes; copies of fewer take less time than it takes to note them
 
@@ -24,7 +24,7 @@ WORTH_NOTING = 64 << 10  # bytes; copies of fewer take less time than it takes t
 class ParcelNoted(Protocol):
     """Returns the effect of an answer on the counters and clocks."""
 
-    def __call__(self, parcel: Parcel, reply: Ack | Values, pushed: int, pulled: bool) -> Effect:
+    def __call__(self, parcel: Parcel, reply: wire.Ack | wire.Values, pushed: int, pulled: bool) -> Effect:
         """See ``Pushes.noted``."""
         ...
 
@@ -50,7 +50,7 @@ class IncomingParcel(NamedTuple):
 
     writer: Writer
     decode: Decode | None
-    codec: CodecDescription
+    codec: wire.CodecDescription
     turn: Turn | None
 
 
@@ -127,9 +127,9 @@ class PullOfArrays(_ArrayRequest):
     ) -> None:
         super().__init__(asker, operation, parcel, asker.clocks.of(parcel), incoming, None)
 
-    def message(self, sender: Sender) -> Pull:
+    def message(self, sender: wire.Sender) -> wire.Pull:
         """See ``PendingRequest``."""
-        return Pull(sender, self.asker.store, self.parcel.ids, self.clocks, self.codec)
+        return wire.Pull(sender, self.asker.store, self.parcel.ids, self.clocks, self.codec)
 
     def forsake(self) -> None:
         """See ``PendingRequest``. Whether the pull fails does not matter any more, either."""
@@ -156,7 +156,7 @@ class PushOfArrays(_ArrayRequest):
         self.want = incoming is not None
         self.sent = 0  # bytes of gradients
 
-    def message(self, sender: Sender) -> Push | PushLent:
+    def message(self, sender: wire.Sender) -> wire.Push | wire.PushLent:
         """See ``PendingRequest``."""
         gather = self.turn is not None and self.asker.session.client.gathers(self.peer)
         load, hyper, order = self.contribution
@@ -169,7 +169,7 @@ class PushOfArrays(_ArrayRequest):
             tracer.span("pack" if codec is None else "encode", began, self.operation.keys, self.parcel.nbytes)
         plain = self.parcel.sum_bytes if in_float32 else self.parcel.nbytes
         self.sent = plain if codec is None else sum(lengths)
-        return Push(
+        return wire.Push(
             sender,
             store=self.asker.store,
             ids=self.parcel.ids,
@@ -198,9 +198,9 @@ class PushOfLentArrays(PushOfArrays):
 
     __slots__ = ()
 
-    def message(self, sender: Sender) -> PushLent:
+    def message(self, sender: wire.Sender) -> wire.PushLent:
         """See ``PendingRequest``."""
         push, load = super().message(sender), self.contribution.load
-        if not isinstance(push, Push) or not isinstance(load, LentLoad):
+        if not isinstance(push, wire.Push) or not isinstance(load, LentLoad):
             raise AssertionError("a push of lent memory without any")
-        return PushLent.of(push, load.loan(self.parcel))
+        return wire.PushLent.of(push, load.loan(self.parcel))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
+from kvstore import wire
 from kvstore.client.calls import StoreCall
 from kvstore.client.clocks import Carried, PushClocks
 from kvstore.client.compression import Compressing
@@ -41,7 +42,6 @@ from kvstore.spec import require_floats
 from kvstore.ticket import Operation
 from kvstore.values import Leaving
 from kvstore.values.addresses import Column
-from kvstore.wire import MAX_PRIORITY, Ack, Rows, Values
 
 
 class Pushes:
@@ -163,7 +163,7 @@ class Pushes:
         self, operation: Operation, call: StoreCall, load: Load | None, priority: int, wait: bool
     ) -> tuple[Sequence[PendingRequest], Effect]:
         """Return the requests of ``call``, and what is to change when they are made."""
-        priority = max(-MAX_PRIORITY, min(int(priority), MAX_PRIORITY))
+        priority = max(-wire.MAX_PRIORITY, min(int(priority), wire.MAX_PRIORITY))
         if not call.pushes:
             return self._pulls(operation, call, priority), partial(self._count, self.counts.called(0, len(call.keys)))
         if self._joining.under_way:
@@ -242,7 +242,7 @@ class Pushes:
         turn = None if priority is None else Turn(int(plan.weight * nbytes), priority)
         return IncomingParcel(writer, decode, codec, turn)
 
-    def noted(self, parcel: Carried, reply: Ack | Rows | Values, pushed: int, pulled: bool) -> Effect:
+    def noted(self, parcel: Carried, reply: wire.Ack | wire.Rows | wire.Values, pushed: int, pulled: bool) -> Effect:
         """Return the effect of an answer on the counters and clocks.
 
         Args:
@@ -252,8 +252,8 @@ class Pushes:
         """
         counts = self.counts.sent(pushed, reply, self.rule.quorum is not None)
         versions: Sequence[int] = ()
-        if pulled and not isinstance(reply, Ack):
-            if isinstance(reply, Rows):
+        if pulled and not isinstance(reply, wire.Ack):
+            if isinstance(reply, wire.Rows):
                 nbytes = sum(map(len, reply.buffers))
             else:
                 nbytes = sum(reply.lengths) or cast("Parcel", parcel).nbytes

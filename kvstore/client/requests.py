@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvstore import wire
 from kvstore.client.outgoing import Packer
 from kvstore.client.plans.entries import Entries, Segment, SegmentColumns
 from kvstore.client.plans.parcels import Parcel
@@ -24,28 +25,6 @@ from kvstore.table import TableSpec
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer
 from kvstore.values import Leaving
-from kvstore.wire import (
-    Barrier,
-    Close,
-    CloseStore,
-    Declare,
-    Describe,
-    GetStates,
-    Init,
-    Open,
-    OpenStore,
-    OptimizerStates,
-    Pause,
-    Placed,
-    PutStates,
-    Ready,
-    Reply,
-    Request,
-    Resume,
-    Sender,
-    SetOptimizer,
-    StoreOpened,
-)
 
 
 class Requests:
@@ -71,14 +50,14 @@ class Requests:
         self.limits = limits
         self.packer = Packer(session.client)
         fields = {"ordinal": ordinal, "made": made, "place": place, "name": session.store_names.get(ordinal, "")}
-        opened: StoreOpened = self.one(session.scheduler, "opening the store", (), OpenStore, **fields)
+        opened: wire.StoreOpened = self.one(session.scheduler, "opening the store", (), wire.OpenStore, **fields)
         self.store = opened.store
-        self._all("opening the store", Open, store=self.store, lineage=new_lineage(), **rule.described)
+        self._all("opening the store", wire.Open, store=self.store, lineage=new_lineage(), **rule.described)
 
     def close(self) -> None:
         """Tell the servers and the aggregator, then the scheduler, that this worker does not use the store any more."""
-        self._all("closing the store", Close, store=self.store)
-        self.one(self._session.scheduler, "closing the store", (), CloseStore, store=self.store)
+        self._all("closing the store", wire.Close, store=self.store)
+        self.one(self._session.scheduler, "closing the store", (), wire.CloseStore, store=self.store)
 
     def declare(
         self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
@@ -89,11 +68,11 @@ class Requests:
             keys, kinds, specs: the array of ``keys[i]`` is one of ``specs[kinds[i]]``.
             bound, longest: see ``Declare``.
         """
-        placed: Placed = self.one(
+        placed: wire.Placed = self.one(
             self._session.scheduler,
             "init",
             keys,
-            Declare,
+            wire.Declare,
             store=self.store,
             keys=list(keys),
             kinds=list(kinds),
@@ -130,7 +109,7 @@ class Requests:
             aggregator,
             "init",
             keys,
-            Describe,
+            wire.Describe,
             store=self.store,
             shapes=[list(spec.shape) for spec in specs],
             dtypes=[spec.dtype for spec in specs],
@@ -151,7 +130,7 @@ class Requests:
         """Report keys ready, which other workers may use from then on; this has ``effect``."""
         operation = self.operation("init", keys)
         fields = {"store": self.store, "keys": list(keys)}
-        question = Question(self._session.scheduler, operation, Ready, fields)
+        question = Question(self._session.scheduler, operation, wire.Ready, fields)
         self._client.exchange(operation, ready, [question], effect)
 
     def set_optimizer(self, version: int, optimizer: Optimizer, effect: Effect) -> None:
@@ -169,13 +148,13 @@ class Requests:
             "groups": [[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
         }
         operation = self.operation("set_optimizer")
-        questions = [_Last(peer, operation, SetOptimizer, fields, effect) for peer in self._session.servers]
+        questions = [_Last(peer, operation, wire.SetOptimizer, fields, effect) for peer in self._session.servers]
         self._client.exchange(operation, ready, questions)
 
     def optimizer(self) -> str | None:
         """Return the name of the optimizer that the servers have, or None."""
-        reply: OptimizerStates = self.one(
-            self._session.servers[0], "asking for the optimizer", (), GetStates, store=self.store, ids=[]
+        reply: wire.OptimizerStates = self.one(
+            self._session.servers[0], "asking for the optimizer", (), wire.GetStates, store=self.store, ids=[]
         )
         return reply.optimizer
 
@@ -186,11 +165,11 @@ class Requests:
             parcel: of which segments.
             aggregator: asked for the residuals of its compression instead.
         """
-        reply: OptimizerStates = self.one(
+        reply: wire.OptimizerStates = self.one(
             aggregator or self._session.servers[parcel.server],
             "save_optimizer_states",
             (),
-            GetStates,
+            wire.GetStates,
             store=self.store,
             ids=parcel.ids,
         )
@@ -206,7 +185,7 @@ class Requests:
             aggregator or self._session.servers[server],
             "load_optimizer_states",
             (),
-            PutStates,
+            wire.PutStates,
             store=self.store,
             **pack_states(by_id),
         )
@@ -219,7 +198,7 @@ class Requests:
         """
         operation = self.operation("barrier")
         fields = {"store": self.store, "number": number}
-        question = Question(self._session.scheduler, operation, Barrier, fields)
+        question = Question(self._session.scheduler, operation, wire.Barrier, fields)
         self._client.submit(operation, ready, [question], partial(begun, operation))
 
     def announce_pause(self, number: int) -> None:
@@ -228,7 +207,7 @@ class Requests:
             self._session.scheduler,
             "join",
             (),
-            Pause,
+            wire.Pause,
             store=self.store,
             number=number,
             pushes=0,
@@ -241,7 +220,7 @@ class Requests:
         number: int,
         clocks: Callable[[], Mapping[Segment, int]],
         tables: Collection[Key],
-        take: Callable[[Sequence[int], Resume], None],
+        take: Callable[[Sequence[int], wire.Resume], None],
         begun: Callable[[Operation], None],
     ) -> None:
         """Tell all servers, and the aggregator, that this worker has nothing more to contribute.
@@ -260,7 +239,7 @@ class Requests:
         number: int,
         clocks: Callable[[], Mapping[Segment, int]],
         tables: Collection[Key],
-        take: Callable[[Sequence[int], Resume], None],
+        take: Callable[[Sequence[int], wire.Resume], None],
         begun: Callable[[Operation], None],
     ) -> tuple[Sequence[PendingRequest], Effect]:
         by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
@@ -276,14 +255,14 @@ class Requests:
             ids = list(pushed)
             fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": ids}
             fields["clocks"] = list(pushed.values())
-            questions.append(Question(peer, operation, Pause, fields, partial(take, ids)))
+            questions.append(Question(peer, operation, wire.Pause, fields, partial(take, ids)))
         if self._session.aggregator is not None:
             fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": list(every)}
             fields["clocks"] = list(every.values())
-            questions.append(Question(self._session.aggregator, operation, Pause, fields))
+            questions.append(Question(self._session.aggregator, operation, wire.Pause, fields))
         return questions, partial(begun, operation)
 
-    def one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[Request], /, **fields: Any) -> Any:
+    def one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[wire.Request], /, **fields: Any) -> Any:
         """Ask ``peer``, and return the reply.
 
         Args:
@@ -294,7 +273,7 @@ class Requests:
         operation = self.operation(what, keys)
         return self._client.exchange(operation, ready, [Question(peer, operation, kind, fields, operation.take)])
 
-    def _all(self, what: str, kind: type[Request], /, **fields: Any) -> None:
+    def _all(self, what: str, kind: type[wire.Request], /, **fields: Any) -> None:
         """Ask all servers, and the aggregator, and wait for their answers."""
         operation = self.operation(what)
         peers = [*self._session.servers, *([self._session.aggregator] if self._session.aggregator is not None else [])]
@@ -320,10 +299,10 @@ class _FirstValues(PendingRequest):
         self.values = values
         self.packer = packer
 
-    def message(self, sender: Sender) -> Init:
+    def message(self, sender: wire.Sender) -> wire.Init:
         """See ``PendingRequest``."""
         kinds, shapes = self.parcel.shapes()
-        return Init(
+        return wire.Init(
             sender,
             store=self.store,
             ids=self.parcel.ids,
@@ -341,11 +320,11 @@ class _Last(Question):
     __slots__ = ("effect",)
 
     def __init__(
-        self, peer: bytes, operation: Operation, kind: type[Request], fields: Mapping[str, Any], effect: Effect
+        self, peer: bytes, operation: Operation, kind: type[wire.Request], fields: Mapping[str, Any], effect: Effect
     ) -> None:
         super().__init__(peer, operation, kind, fields)
         self.effect = effect
 
-    def take(self, reply: Reply) -> Effect | None:
+    def take(self, reply: wire.Reply) -> Effect | None:
         """See ``PendingRequest``."""
         return self.effect if self.operation.open == {self.seq} and self.operation.error is None else None

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from kvstore import wire
 from kvstore.checkpoint.folders import part_of, promise_of, prune, remove, settle
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, save_manifest
 from kvstore.checkpoint.tensors import FileRecord, record_of
 from kvstore.client.plans.entries import Entries
 from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.wire import Captured
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class CheckpointInProgress:
         self._num_workers, self._num_servers = num_workers, num_servers
         self._stores, self._parts = stores, sorted(parts)
         self._keep, self._timeout_s, self._ended = keep, timeout_s, ended
-        self._captured: dict[tuple[int, int], Captured] = {}  # by place of the store, and server
+        self._captured: dict[tuple[int, int], wire.Captured] = {}  # by place of the store, and server
         self._expected = [(place, server) for place, store in enumerate(stores) for server in store.captures()]
         self._thread: threading.Thread | None = None
         self._begun = threading.Lock()
@@ -103,7 +103,7 @@ class CheckpointInProgress:
         """The captures: place of the store, and server."""
         return self._expected
 
-    def take(self, which: tuple[int, int], reply: Captured) -> None:
+    def take(self, which: tuple[int, int], reply: wire.Captured) -> None:
         """Note that a server's file is on the disk. May be called twice."""
         self._captured[which] = reply
         if len(self._captured) == len(self._expected):
@@ -180,7 +180,7 @@ class CheckpointInProgress:
         written = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         return Manifest(self.number, self._rounds, self._num_workers, self._num_servers, written, stores, files, parts)
 
-    def _seen(self, name: str, server: int, captured: Captured) -> FileRecord:
+    def _seen(self, name: str, server: int, captured: wire.Captured) -> FileRecord:
         """Return a server's file, which must be in this process's directory, too."""
         path = self._folder / name
         try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from kvstore import wire
 from kvstore.codecs.options import Compression, parse
-from kvstore.wire import CodecDescription
 
 _HALVES = frozenset({"fp16", "bf16"})
 
 
-def travelling(compression: Compression | None) -> CodecDescription:
+def travelling(compression: Compression | None) -> wire.CodecDescription:
     """Return one way of ``compression`` as messages carry it."""
     return None if compression is None else [compression.type, [list(pair) for pair in compression.numbers]]
 
 
-def described(codec: CodecDescription) -> Compression | None:
+def described(codec: wire.CodecDescription) -> Compression | None:
     """Return the compression that a message names; None if it names none.
 
     Raises:
@@ -24,7 +24,7 @@ def described(codec: CodecDescription) -> Compression | None:
     return None if codec is None else _parsed(codec[0], tuple((name, number) for name, number in codec[1]))
 
 
-def fold(pushed: CodecDescription, back: CodecDescription) -> int:
+def fold(pushed: wire.CodecDescription, back: wire.CodecDescription) -> int:
     """By what factor a message has more elements than one without compression.
 
     Compression makes processors the bottleneck, not the wire, and a message costs them the same whatever its size.

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from kvstore import wire
 from kvstore.job.usage import cpu_us, memory_bytes
 from kvstore.member.client import Client
 from kvstore.transport import Peer
-from kvstore.wire import WorkerReport
 from kvstore.wire.observing import MOST_VALUES
 
 MICRO = 1_000_000
@@ -58,13 +58,13 @@ class WorkerActivity:
         merged = {**self._values, **finite}
         self._values = dict(list(merged.items())[:MOST_VALUES])
 
-    def report(self) -> WorkerReport:
+    def report(self) -> wire.WorkerReport:
         """Return the report of this moment."""
         now = self._clock()
         stores = [activity() for activity in list(self.stores)]
         self._rounds = max((self._rounds, *(store.rounds for store in stores)))  # closing a store loses no rounds
         links, peers = self._client.links, self._peers()
-        return WorkerReport(
+        return wire.WorkerReport(
             self._client.node,
             at=now,
             rounds=self._rounds,

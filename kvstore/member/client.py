@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
 from kvstore.member.blocked_time import BlockedTime, ThreadWaits
 from kvstore.member.explanations import Explanations
@@ -28,7 +29,6 @@ from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Explain, Locate, Message, Node, Request
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Asks(Protocol):
     guide: Peer | None
 
     @property
-    def node(self) -> Node:
+    def node(self) -> wire.Node:
         """This process."""
         ...
 
@@ -74,7 +74,7 @@ def find_out(client: Asks, operation: Operation, requests: Mapping[Peer, int]) -
     """
     explanations, question = Explanations(requests), Operation("explanation")
     for peer, seq in requests.items():
-        client.ask(question, Question(peer, question, Explain, {"about": seq}, partial(explanations.take, peer)))
+        client.ask(question, Question(peer, question, wire.Explain, {"about": seq}, partial(explanations.take, peer)))
     client.wait_until(lambda: not question.open, EXPLAIN_S)
     if client.guide is not None and client.guide.decode() not in explanations.silent:
         _locate(client, client.guide, operation, explanations)
@@ -87,7 +87,7 @@ def _locate(client: Asks, guide: Peer, operation: Operation, explanations: Expla
     with contextlib.suppress(UsageError):
         for role, ranks in explanations.awaited(client.node).items():
             take = partial(explanations.take_places, role)
-            client.ask(question, Question(guide, question, Locate, {"role": role, "ranks": ranks}, take))
+            client.ask(question, Question(guide, question, wire.Locate, {"role": role, "ranks": ranks}, take))
         client.wait_until(lambda: not (question.open and operation.open), LOCATE_S)
     client.give_up(question)
 
@@ -127,18 +127,18 @@ class Client:
         self.mutual = MutualWaits(self.blocked)
         self.guide: Peer | None = None
         self._clock = clock
-        self.links = Links(make_transport, Node(role, -1, incarnation), window)
+        self.links = Links(make_transport, wire.Node(role, -1, incarnation), window)
         self._access = LinkAccess(self.links, limits.answer_s)
         self.alone = self._access.alone
         self._tracer: Tracer | None = None
 
     @property
-    def node(self) -> Node:
+    def node(self) -> wire.Node:
         """This process, as every request names it."""
         return self.links.node
 
     @node.setter
-    def node(self, node: Node) -> None:
+    def node(self, node: wire.Node) -> None:
         self.links.node = node
 
     def trace(self, tracer: Tracer | None) -> None:
@@ -159,7 +159,7 @@ class Client:
         """See ``Memory``. Only for code that runs ``alone`` at the links."""
         return self.links.allocate(nbytes)
 
-    def busy(self, buffer: Buffer) -> bool:
+    def busy(self, buffer: wire.Buffer) -> bool:
         """See ``Memory``."""
         return self.links.busy(buffer)
 
@@ -205,7 +205,9 @@ class Client:
         """Make ``questions`` of ``operation``."""
         self.submit(operation, ready, questions)
 
-    def call(self, peer: Peer, what: str, kind: type[Request], timeout: float | None = None, /, **fields: Any) -> Any:
+    def call(
+        self, peer: Peer, what: str, kind: type[wire.Request], timeout: float | None = None, /, **fields: Any
+    ) -> Any:
         """Send one request and wait; return the reply.
 
         Args:
@@ -216,12 +218,12 @@ class Client:
         self.ask(operation, Question(peer, operation, kind, fields, operation.take))
         return operation.wait(timeout)
 
-    def tell(self, peer: Peer, kind: type[Request], /, **fields: Any) -> None:
+    def tell(self, peer: Peer, kind: type[wire.Request], /, **fields: Any) -> None:
         """Send a request whose answer nobody waits for, even if the job has failed."""
         operation = Operation("farewell")
         self.alone(self.links.submit, operation, ready, ([Question(peer, operation, kind, fields)],))
 
-    def notify(self, peer: Peer, notice: Message) -> None:
+    def notify(self, peer: Peer, notice: wire.Message) -> None:
         """Send a notice, behind the requests that have left. It is lost if the link is."""
         self.alone(self.links.notify, peer, notice)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from kvstore import wire
 from kvstore.transport import Peer
-from kvstore.wire import Explanation, Located, Node
 
 MOST_PLACES = 4  # that one message names; members elsewhere are counted
 MOST_RANGES = 8  # of ranks, before a place
@@ -27,12 +27,12 @@ class Explanations:
         self._places: list[str] = []
         self._silent_too: set[Peer] = set()  # of whom the scheduler says so, and more
 
-    def take(self, peer: Peer, reply: Explanation) -> None:
+    def take(self, peer: Peer, reply: wire.Explanation) -> None:
         """Take in what ``peer`` says; an empty text says that it knows nothing of a reason."""
         self._texts[peer] = reply.text or "has not answered yet"
         self._missing.update(reply.missing)
 
-    def take_places(self, role: str, reply: Located) -> None:
+    def take_places(self, role: str, reply: wire.Located) -> None:
         """Take in where members of ``role`` are. What is said of a peer that says nothing replaces that."""
         for rank, place in zip(reply.ranks, reply.places, strict=True):
             peer = f"{role} {rank}".encode()
@@ -45,7 +45,7 @@ class Explanations:
         """The names of the peers that have said nothing."""
         return tuple(peer.decode() for peer, text in self._texts.items() if text is None)
 
-    def awaited(self, me: Node) -> dict[str, list[int]]:
+    def awaited(self, me: wire.Node) -> dict[str, list[int]]:
         """Return the members that are waited for, but for ``me``, by role: workers, and peers that say nothing."""
         ranks: dict[str, set[int]] = {"worker": set(self._missing)}
         for name in self.silent:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, NodeLost, WireError
 from kvstore.job.curve_keys import split_key
 from kvstore.job.valid_values import RoundWindow
@@ -20,7 +21,6 @@ from kvstore.member.stacks import place_of, where
 from kvstore.rare_log import Drops
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Transport
-from kvstore.wire import Alive, Beat, Message, Node, Where, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Listener(NamedTuple):
         on_traced: called with the rounds that are to be noted for the job's trace, each time the scheduler says them.
     """
 
-    on_notice: Callable[[Message], None]
+    on_notice: Callable[[wire.Message], None]
     on_lost: Callable[[KVStoreError], None]
     on_back: Callable[[], None] = lambda: None
     on_traced: Callable[[RoundWindow], None] = lambda _: None
@@ -82,20 +82,20 @@ class Heartbeat:
         self,
         make_transport: Callable[[], Transport],
         root: str,
-        node: Node,
+        node: wire.Node,
         interval_s: float,
         limit_s: float,
         clock: Callable[[], float],
         listener: Listener,
         beside: Callable[[], PulseHandle] | None = None,
         thread: Callable[..., threading.Thread] = threading.Thread,
-        report: Callable[[], Message | None] | None = None,
+        report: Callable[[], wire.Message | None] | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._make_transport = make_transport
         self._root = root
         self._node = node
-        self._beat_frames = encode(Beat(node))
+        self._beat_frames = wire.encode(wire.Beat(node))
         self._interval_s = interval_s
         self._limit_s = limit_s
         self._redial_s = max(REDIAL_S, 3 * interval_s)
@@ -108,7 +108,7 @@ class Heartbeat:
         self._pulse: PulseHandle | None = None
         self._drops = Drops(log)
         self._program: threading.Thread | None = None  # the thread that has started this
-        self._unsaid: deque[Message] = deque()
+        self._unsaid: deque[wire.Message] = deque()
         self._stop = threading.Event()
         self._transport = make_transport()
         self._scheduler = self._transport.connect(root)
@@ -126,7 +126,7 @@ class Heartbeat:
             self._end_pulse()
             raise
 
-    def say(self, notice: Message) -> None:
+    def say(self, notice: wire.Message) -> None:
         """Send a notice of this process soon, in the heartbeat's thread. Any thread may call it, and does not wait.
 
         Nobody says whether it has arrived: it is lost if the link is.
@@ -199,7 +199,7 @@ class Heartbeat:
             if self._trace_now:
                 self._send_trace()
             while self._unsaid:
-                self._transport.send(self._scheduler, encode(self._unsaid.popleft()))
+                self._transport.send(self._scheduler, wire.encode(self._unsaid.popleft()))
             received = self._transport.recv(left)
             if received is None:
                 continue
@@ -222,10 +222,10 @@ class Heartbeat:
             self._drops.note("a report of this process", repr(exc))
             return
         if report is not None:
-            self._transport.send(self._scheduler, encode(report))
+            self._transport.send(self._scheduler, wire.encode(report))
 
     def _say_alive(self) -> None:
-        frames = self._beat_frames if self._tracer is None else encode(Beat(self._node, self._clock()))
+        frames = self._beat_frames if self._tracer is None else wire.encode(wire.Beat(self._node, self._clock()))
         self._transport.send(self._scheduler, frames)
 
     def _pause(self) -> float:
@@ -239,7 +239,7 @@ class Heartbeat:
         self._trace_now = False
         if self._tracer is not None:
             for chunk in self._tracer.chunks(self._node):
-                self._transport.send(self._scheduler, encode(chunk))
+                self._transport.send(self._scheduler, wire.encode(chunk))
 
     def _note_place(self) -> None:
         """Let the pulse know where this process is, in case that this thread cannot say it later."""
@@ -271,13 +271,13 @@ class Heartbeat:
 
     def _take(self, frames: list[bytes | bytearray | memoryview], received: float) -> None:
         try:
-            message = decode(frames)
+            message = wire.decode(frames)
         except WireError as exc:
             self._drops.note("a bad message from the scheduler", exc)
             return
-        if isinstance(message, Where):
+        if isinstance(message, wire.Where):
             self._tell_where(message.number)
-        elif not isinstance(message, Alive):
+        elif not isinstance(message, wire.Alive):
             self._listener.on_notice(message)
         else:
             if message.traced[1]:
@@ -288,7 +288,7 @@ class Heartbeat:
     def _tell_where(self, number: int) -> None:
         """Say where this process is in its code. A failure costs the answer, not the heartbeat."""
         try:
-            frames = encode(where(self._node, number, self._program))
+            frames = wire.encode(where(self._node, number, self._program))
         except Exception as exc:
             self._drops.note("the question where this process is", repr(exc))
             return

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, WireError, rebuild
 from kvstore.member.outstanding import Effect, Outstanding, PendingRequest
 from kvstore.member.window import Window, WindowSize
@@ -23,7 +24,6 @@ from kvstore.ticket import Operation
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
 from kvstore.transport.memory import ScatteredFrame, nbytes_of
-from kvstore.wire import Buffer, Failure, Here, Message, Node, Reply, Sender, decode, encode, require_short
 
 # Called with an operation, and more; returns its requests, and what changes when they are made.
 Prepare: TypeAlias = Callable[..., "tuple[Sequence[PendingRequest], Effect | None]"]
@@ -118,7 +118,7 @@ class Links:
         blamed: an exception that an operation has been given, so that the thread at the links must not raise it.
     """
 
-    def __init__(self, make_transport: Callable[[], Transport], node: Node, window: int) -> None:
+    def __init__(self, make_transport: Callable[[], Transport], node: wire.Node, window: int) -> None:
         self.node = node
         self.outstanding = Outstanding()
         self.answers = 0
@@ -174,7 +174,7 @@ class Links:
         """See ``Memory``."""
         return self._routes.transport.allocate(nbytes)
 
-    def busy(self, buffer: Buffer) -> bool:
+    def busy(self, buffer: wire.Buffer) -> bool:
         """See ``Memory``."""
         return self._routes.transport.busy(buffer)
 
@@ -226,10 +226,10 @@ class Links:
         if lends and not any(request.borrows for request in requests):
             self.lent.pop(operation, None)
 
-    def notify(self, peer: Peer, notice: Message) -> None:
+    def notify(self, peer: Peer, notice: wire.Message) -> None:
         """Send a notice, which is not answered."""
         self._doubtful = True
-        self._routes.transport.send(self._routes.names[peer], encode(notice))
+        self._routes.transport.send(self._routes.names[peer], wire.encode(notice))
         self._doubtful = False
 
     def hurry(self, operation: Operation | None) -> None:
@@ -329,7 +329,7 @@ class Links:
     def _introduce(self, peer: Peer) -> None:
         """Say first whose link this is. A process that has not joined yet has no rank, and says nothing."""
         if self.node.rank >= 0:
-            self._routes.transport.send(self._routes.names[peer], encode(Here(self.node)))
+            self._routes.transport.send(self._routes.names[peer], wire.encode(wire.Here(self.node)))
 
     def _ask_again(self, peer: Peer) -> None:
         """Send again, over a new link, what has gone to ``peer`` and has not been answered."""
@@ -338,10 +338,10 @@ class Links:
             if request.peer == peer and request.gone:
                 self._send(request)
 
-    def _message(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame]:
-        message = request.message(Sender(self.node, request.seq, self.outstanding.done))
-        frames = encode(message)
-        require_short(message, frames)
+    def _message(self, request: PendingRequest) -> Sequence[wire.Buffer | ScatteredFrame]:
+        message = request.message(wire.Sender(self.node, request.seq, self.outstanding.done))
+        frames = wire.encode(message)
+        wire.require_short(message, frames)
         return frames
 
     def _send(self, request: PendingRequest) -> None:
@@ -358,7 +358,7 @@ class Links:
         for frame in frames[1:]:
             self.sent[request.peer] += nbytes_of(frame) if isinstance(frame, ScatteredFrame) else len(frame)
 
-    def _made(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame] | None:
+    def _made(self, request: PendingRequest) -> Sequence[wire.Buffer | ScatteredFrame] | None:
         """Return the message of a request; None if it cannot be made, which fails the request's operation alone.
 
         The first exception may come from a signal's handler, which may have left memory in any state. So it is raised,
@@ -395,11 +395,11 @@ class Links:
             self._ask_again(peer)
             return
         try:
-            reply = decode(frames)
+            reply = wire.decode(frames)
         except WireError as exc:
             self._drops.note(f"a bad message from {peer.decode()}", exc)
             return
-        if not isinstance(reply, Reply):
+        if not isinstance(reply, wire.Reply):
             self._drops.note(f"a message from {peer.decode()}", f"expected a reply, got {type(reply).__name__}")
             return
         request = self.outstanding.find(peer, reply.seq)
@@ -407,7 +407,7 @@ class Links:
             return
         if self.tracer is not None:
             self.tracer.answered(reply.seq, peer)
-        error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
+        error = rebuild(reply.kind, reply.text) if isinstance(reply, wire.Failure) else None
         self.outstanding.settle(request, reply, error)
         self.answers += 1
         for frame in frames[1:]:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from kvstore import wire
 from kvstore.member.blocked_time import BlockedTime, ThreadWaits
 from kvstore.member.outstanding import PendingRequest, Question
 from kvstore.member.stacks import only_these_act, place_of_thread
 from kvstore.ticket import Operation
 from kvstore.transport import Peer
-from kvstore.wire import Explain, Explanation
 
 LOOK_S = 5.0  # how long a call waits before its worker asks whether it waits in vain
 MOST_REQUESTS = 1024  # without an answer; a worker with more says nothing
@@ -87,11 +87,13 @@ class MutualWaits:
         before = self._waiting()
         if self.say is None or before is None or len(requests) > MOST_REQUESTS:
             return
-        question, found = Operation("explanation"), dict[int, Explanation]()
-        known = [request for request in requests if not isinstance(request, Question) or request.kind is not Explain]
+        question, found = Operation("explanation"), dict[int, wire.Explanation]()
+        known = [
+            request for request in requests if not isinstance(request, Question) or request.kind is not wire.Explain
+        ]
         for request in known:
             take = partial(found.__setitem__, request.seq)
-            ask(question, Question(request.peer, question, Explain, {"about": request.seq}, take))
+            ask(question, Question(request.peer, question, wire.Explain, {"about": request.seq}, take))
         wait(lambda: not question.open)
         if self._waiting() != before or any(not _waits(found.get(request.seq)) for request in known):
             return
@@ -112,12 +114,12 @@ class MutualWaits:
         return {ident: thread.number for ident, thread in waiting.items()} if self.only_these_act([*waiting]) else None
 
 
-def _waits(explanation: Explanation | None) -> bool:
+def _waits(explanation: wire.Explanation | None) -> bool:
     return explanation is not None and bool(explanation.missing)
 
 
 def _findings(
-    waiting: Mapping[int, ThreadWaits], requests: Sequence[PendingRequest], found: Mapping[int, Explanation]
+    waiting: Mapping[int, ThreadWaits], requests: Sequence[PendingRequest], found: Mapping[int, wire.Explanation]
 ) -> Findings:
     missing: set[int] = set()
     texts = []

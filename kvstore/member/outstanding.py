@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from kvstore import wire
 from kvstore.errors import KVStoreError
 from kvstore.spec import Key
 from kvstore.ticket import Operation
 from kvstore.transport.memory import ScatteredFrame, whole
-from kvstore.wire import Buffer, Message, Reply, Request, Sender
 
 # What a request changes when it is made, or its answer when it counts. May run twice.
 Effect: TypeAlias = Callable[[], None]
@@ -58,9 +58,9 @@ class PendingRequest:
         self.seq = 0
         self.gone = False
         self.failure: Exception | None = None
-        self.frames: Sequence[Buffer | ScatteredFrame] | None = None
+        self.frames: Sequence[wire.Buffer | ScatteredFrame] | None = None
 
-    def message(self, sender: Sender) -> Message:
+    def message(self, sender: wire.Sender) -> wire.Message:
         """Return the message; ``sender`` says who asks, and under which number."""
         raise NotImplementedError
 
@@ -108,7 +108,7 @@ class Question(PendingRequest):
         self,
         peer: bytes,
         operation: Operation,
-        kind: type[Request],
+        kind: type[wire.Request],
         fields: Mapping[str, Any],
         on_reply: Callable[[Any], None] | None = None,
     ) -> None:
@@ -118,7 +118,7 @@ class Question(PendingRequest):
         self.fields = fields
         self.on_reply = on_reply
 
-    def message(self, sender: Sender) -> Message:
+    def message(self, sender: wire.Sender) -> wire.Message:
         """See ``PendingRequest``."""
         return self.kind(sender, **self.fields)
 
@@ -187,7 +187,7 @@ class Outstanding:
         request = self._requests.get(seq)
         return None if request is None or request.peer != peer else request
 
-    def settle(self, request: PendingRequest, reply: Reply | None, error: KVStoreError | None) -> None:
+    def settle(self, request: PendingRequest, reply: wire.Reply | None, error: KVStoreError | None) -> None:
         """Hand ``reply`` to ``request`` and let it go; ``error``, or one of taking the reply, fails its operation."""
         effect: Effect | None = None
         interrupt: Exception | None = None

@@ -24,13 +24,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys
 from kvstore.job.processes import complete, orphaned, source_root, words
 from kvstore.member.last_place import LastPlace
 from kvstore.transport.choose import links
-from kvstore.wire import Node, ProcessAlive, Stacks, Where, decode, encode
 from kvstore.wire.observing import UNASKED
 
 _ENDED = "has ended"
@@ -55,7 +55,7 @@ class PulseProcess:
         OSError: the system allows no more processes or open files.
     """
 
-    def __init__(self, config: Config, node: Node) -> None:
+    def __init__(self, config: Config, node: wire.Node) -> None:
         self._place: LastPlace | None = None
         with contextlib.suppress(OSError):  # without it the process beside knows less
             self._place = LastPlace()
@@ -178,7 +178,7 @@ class _Pulse:
         config = Config(root=told["root"], keys=keys, transport=told["transport"], congestion=told["congestion"])
         self._pid = told["pid"]
         self._interval_s = told["interval_s"]
-        self._node = Node(*told["node"])
+        self._node = wire.Node(*told["node"])
         self._place = None if told["place"] is None else LastPlace(told["place"])
         self._began = _start(self._stat())
         self._ended = False
@@ -188,7 +188,7 @@ class _Pulse:
     def run(self) -> None:
         """Do it."""
         threading.Thread(target=self._watch, daemon=True).start()
-        pulse, due, said = encode(ProcessAlive(self._node)), time.monotonic(), ""
+        pulse, due, said = wire.encode(wire.ProcessAlive(self._node)), time.monotonic(), ""
         try:
             while not self._ended:
                 now = time.monotonic()
@@ -225,14 +225,16 @@ class _Pulse:
 
     def _answer(self, frames: list[Any]) -> None:
         with contextlib.suppress(WireError):
-            message = decode(frames)
-            if isinstance(message, Where):
+            message = wire.decode(frames)
+            if isinstance(message, wire.Where):
                 self._tell(message.number)
 
     def _tell(self, number: int) -> None:
         """Send what is known of the parent."""
         place = "" if self._place is None else self._place.read()
-        self._transport.send(self._scheduler, encode(Stacks(self._node, number, place, stopped(self._stat()), [])))
+        self._transport.send(
+            self._scheduler, wire.encode(wire.Stacks(self._node, number, place, stopped(self._stat()), []))
+        )
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from kvstore import wire
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
@@ -32,22 +33,6 @@ from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
-from kvstore.wire import (
-    MAX_REASON,
-    Census,
-    Deadlock,
-    Fault,
-    JobFailed,
-    Join,
-    Leave,
-    Message,
-    Moved,
-    Node,
-    Sender,
-    StillStuck,
-    Stuck,
-    Welcome,
-)
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +76,7 @@ class Session:
         make_transport: Callable[[], Transport],
         address: str = "",
         clock: Callable[[], float] = time.monotonic,
-        on_notice: Callable[[Message], None] | None = None,
+        on_notice: Callable[[wire.Message], None] | None = None,
         pulse: bool = False,
         thread: Callable[..., threading.Thread] = threading.Thread,
         on_line_back: Callable[[], None] | None = None,
@@ -140,14 +125,14 @@ class Session:
         try:
             self._join()
         except Exception as exc:
-            self.give_up(f"it gave up joining: {type(exc).__name__}: {exc}"[:MAX_REASON])
+            self.give_up(f"it gave up joining: {type(exc).__name__}: {exc}"[: wire.MAX_REASON])
             raise
         return self
 
     def _join(self) -> None:
         self.scheduler = self.client.connect(self.config.root, "the scheduler")
         welcome = self._welcome()
-        self.client.node = Node(self.config.role, welcome.rank, welcome.incarnation)
+        self.client.node = wire.Node(self.config.role, welcome.rank, welcome.incarnation)
         self.client.guide = self.scheduler
         self.num_workers = welcome.num_workers
         self.worker_keys, self.aggregator_keys = welcome.worker_keys, welcome.aggregator_keys
@@ -184,7 +169,7 @@ class Session:
             self.client.mutual.say = self._say_stuck
 
     def _say_stuck(self, prompt: int, found: Findings) -> None:
-        self.report(Stuck(self.client.node, prompt, list(found.waits), list(found.missing), found.text))
+        self.report(wire.Stuck(self.client.node, prompt, list(found.waits), list(found.missing), found.text))
 
     def when_traced(self, take: Callable[[Tracer], None]) -> None:
         """Call ``take`` with this process's tracer: now if there is one, else when it is made.
@@ -209,10 +194,10 @@ class Session:
         for take in list(self._traced):
             take(tracer)
 
-    def _welcome(self) -> Welcome:
+    def _welcome(self) -> wire.Welcome:
         """Ask to join, and wait for the others: a worker up to its limit, others while the scheduler lives."""
         try:
-            welcome: Welcome = (self._asked or self._ask()).wait()
+            welcome: wire.Welcome = (self._asked or self._ask()).wait()
         except DeadlineExceeded as exc:
             raise DeadlineExceeded(f"{exc}{self._unresolved() if exc.silent else ''}", exc.silent) from None
         return welcome
@@ -243,7 +228,7 @@ class Session:
         try:
             with contextlib.suppress(KVStoreError):
                 if self.scheduler:
-                    self.client.tell(self.scheduler, Leave, error=error)
+                    self.client.tell(self.scheduler, wire.Leave, error=error)
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
@@ -272,7 +257,7 @@ class Session:
         if faults:
             raise faults.pop(0)
 
-    def report(self, notice: Message) -> None:
+    def report(self, notice: wire.Message) -> None:
         """Send the scheduler a notice, without waiting; see ``Heartbeat.say``. Any thread may call it.
 
         It goes over the link of the beats, behind a beat that has been sent. Before ``join`` is over it is dropped.
@@ -282,7 +267,7 @@ class Session:
 
     def num_dead_nodes(self) -> int:
         """Return how many members the scheduler has lost."""
-        counted = self.client.call(self.scheduler, "asking for the dead", Census)
+        counted = self.client.call(self.scheduler, "asking for the dead", wire.Census)
         return int(counted.count)
 
     def leave(self, error: str | None = None) -> None:
@@ -290,13 +275,13 @@ class Session:
         if self.left:
             return
         self.left = True
-        text = error if error is None else error[:MAX_REASON]
+        text = error if error is None else error[: wire.MAX_REASON]
         try:
             self._send_trace()
             if self.client.failure is None:
-                self.client.call(self.scheduler, "leaving the job", Leave, LEAVE_S, error=text)
+                self.client.call(self.scheduler, "leaving the job", wire.Leave, LEAVE_S, error=text)
             else:
-                self.client.tell(self.scheduler, Leave, error=text)
+                self.client.tell(self.scheduler, wire.Leave, error=text)
         except KVStoreError as exc:
             log.warning("left the job without the scheduler's answer: %s", exc)
         finally:
@@ -325,23 +310,23 @@ class Session:
             if self._on_line_back is not None:
                 self._on_line_back()
 
-    def _take_notice(self, notice: Message) -> None:
-        if isinstance(notice, JobFailed):
+    def _take_notice(self, notice: wire.Message) -> None:
+        if isinstance(notice, wire.JobFailed):
             self.client.fail(NodeLost(notice.text, notice.cause))
-        elif isinstance(notice, Moved):
+        elif isinstance(notice, wire.Moved):
             if not self._follow(notice):
                 return
-        elif isinstance(notice, StillStuck):
+        elif isinstance(notice, wire.StillStuck):
             self.client.prompt(notice.number)
-        elif isinstance(notice, Deadlock):
+        elif isinstance(notice, wire.Deadlock):
             self.client.condemn(notice.waits, notice.text)
-        elif isinstance(notice, Fault) and notice.number > self._latest_fault:
+        elif isinstance(notice, wire.Fault) and notice.number > self._latest_fault:
             self._latest_fault = notice.number
             self._faults.setdefault(notice.store, []).append(rebuild(notice.kind, notice.text))
         if self._on_notice is not None:
             self._on_notice(notice)
 
-    def _follow(self, moved: Moved) -> bool:
+    def _follow(self, moved: wire.Moved) -> bool:
         """Use a server where it is from now on; return False if that is known already."""
         rank, known = moved.rank, self._epochs.get(moved.rank, 0)
         if moved.epoch <= known or not 0 <= rank < len(self.addresses):
@@ -364,10 +349,10 @@ class _JoinRequest(PendingRequest):
         self.config = config
         self.address = address
 
-    def message(self, sender: Sender) -> Join:
+    def message(self, sender: wire.Sender) -> wire.Join:
         """See ``PendingRequest``."""
         me = sender._replace(node=sender.node._replace(rank=self.config.rank_hint))
-        return Join(
+        return wire.Join(
             me,
             address=self.address,
             aggregator=self.config.aggregator,
@@ -376,6 +361,6 @@ class _JoinRequest(PendingRequest):
             pid=os.getpid(),
         )
 
-    def take(self, reply: Welcome) -> None:
+    def take(self, reply: wire.Welcome) -> None:
         """See ``PendingRequest``."""
         self.operation.take(reply)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from kvstore.wire import Node, Stacks
+from kvstore import wire
 from kvstore.wire.observing import MAX_PLACE, MOST_FRAMES, MOST_THREADS
 
 _OURS = ("kvstore", "workers", "servers", "launcher")
@@ -71,7 +71,7 @@ class Place(NamedTuple):
         return text if len(text) <= MAX_PLACE else "..." + text[3 - MAX_PLACE :]
 
 
-def where(node: Node, number: int, program: threading.Thread | None = None) -> Stacks:
+def where(node: wire.Node, number: int, program: threading.Thread | None = None) -> wire.Stacks:
     """Return where this process is, without the calling thread: the answer of ``node`` to question ``number``.
 
     Args:
@@ -83,7 +83,7 @@ def where(node: Node, number: int, program: threading.Thread | None = None) -> S
     first = (program if program is not None and program.is_alive() else threading.main_thread()).ident
     stacks = {ident: places(frame) for ident, frame in frames.items()}
     place, doing = described(stacks.get(first or 0, ()))
-    return Stacks(node, number, place, doing, _listed(stacks, names, first))
+    return wire.Stacks(node, number, place, doing, _listed(stacks, names, first))
 
 
 def place_of(program: threading.Thread | None) -> str:

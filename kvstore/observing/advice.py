@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvstore import wire
 from kvstore.job.contract import member_name
 from kvstore.observing.quantities import ranks, share
 from kvstore.observing.straggler import (
@@ -33,7 +34,6 @@ from kvstore.observing.straggler import (
     input_share_of,
 )
 from kvstore.observing.view import JobView, MemberView, Span
-from kvstore.wire import ServerReport, WorkerReport
 
 STUCK_S = 10.0
 WAITS = 0.3
@@ -95,7 +95,7 @@ def advise(view: JobView) -> list[Advice]:
 
 def at_work(
     view: JobView,
-) -> tuple[dict[int, Span[WorkerReport]], list[Span[ServerReport]], list[Span[ServerReport]]]:
+) -> tuple[dict[int, Span[wire.WorkerReport]], list[Span[wire.ServerReport]], list[Span[wire.ServerReport]]]:
     """Return the reports of workers, by rank, of servers and of aggregators, as far as they are ready."""
     ready = [member for member in view.members if member.state == "ready"]
     workers = {member.rank: member.worker for member in ready if member.worker is not None}
@@ -162,7 +162,7 @@ def _stuck(view: JobView) -> list[Advice]:
     return [Advice("stuck", *about, f"{who} waited for {longest * MICRO:.0f} s so far: {member.title} {report.why}")]
 
 
-def _of_job(workers: dict[int, Span[WorkerReport]], view: JobView) -> list[Advice]:
+def _of_job(workers: dict[int, Span[wire.WorkerReport]], view: JobView) -> list[Advice]:
     """Return what holds up all workers alike."""
     spans = [span for span in workers.values() if span.seconds >= SHORTEST_S and span.rate("rounds") > 0]
     servers = [member for member in view.of_role("server") + view.of_role("standby") if _works(member)]
@@ -217,7 +217,7 @@ def _works(member: MemberView) -> bool:
 
 
 def _busy(member: MemberView) -> float:
-    span: Span[ServerReport] | None = member.server
+    span: Span[wire.ServerReport] | None = member.server
     return 0.0 if span is None else min(1.0, MICRO * span.rate("busy_us"))
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 
+from kvstore import wire
 from kvstore.observing.view import JobView, Span
-from kvstore.wire import ServerReport, WorkerReport
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class WorkerFigures:
     values: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, span: Span[WorkerReport]) -> WorkerFigures:
+    def of(cls, span: Span[wire.WorkerReport]) -> WorkerFigures:
         """Return what ``span`` says."""
         latest, before, seconds = span.latest, span.before, span.seconds
         links: tuple[tuple[float, float], ...] = ()
@@ -87,7 +87,7 @@ class ServerFigures:
     received_per_s: float | None
 
     @classmethod
-    def of(cls, span: Span[ServerReport]) -> ServerFigures:
+    def of(cls, span: Span[wire.ServerReport]) -> ServerFigures:
         """Return what ``span`` says."""
         return cls(
             span.latest.rounds,
@@ -111,9 +111,9 @@ def job_rounds_per_s(view: JobView) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def _rate(span: Span[WorkerReport] | Span[ServerReport], count: str) -> float | None:
+def _rate(span: Span[wire.WorkerReport] | Span[wire.ServerReport], count: str) -> float | None:
     return span.rate(count) if span.seconds > 0 else None
 
 
-def _share(span: Span[WorkerReport] | Span[ServerReport], microseconds: str) -> float | None:
+def _share(span: Span[wire.WorkerReport] | Span[wire.ServerReport], microseconds: str) -> float | None:
     return max(0.0, span.rate(microseconds) / 1e6) if span.seconds > 0 else None

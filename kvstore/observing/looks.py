@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvstore.wire import Stacks
+from kvstore import wire
 
 ENOUGH = 20  # looks, before they say anything
 MORE = 0.05  # of the looks at the straggler that something must explain beyond those at the other
@@ -32,7 +32,7 @@ class PairedLooks:
         self._doing: dict[int, Counter[str]] = {rank: Counter(), other: Counter()}
         self._places: dict[int, Counter[str]] = {rank: Counter(), other: Counter()}
 
-    def add(self, seen: Stacks, other: Stacks) -> None:
+    def add(self, seen: wire.Stacks, other: wire.Stacks) -> None:
         """Take a look at the straggler, and one at the other worker."""
         self.count += 1
         for rank, stacks in ((self.rank, seen), (self.other, other)):
@@ -65,7 +65,7 @@ class PairedLooks:
         return counts[self.rank][name] - counts[self.other][name]
 
 
-def doing_of(stacks: Stacks) -> str:
+def doing_of(stacks: wire.Stacks) -> str:
     """Return what the program's own thread does: ``input``, ``compute``, ``waits`` in a store, or ``else``.
 
     It reads input if it is inside ``torch.utils.data``, whatever is called from there. It computes if its innermost

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost, WireError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
@@ -23,7 +24,6 @@ from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.listening import listening
-from kvstore.wire import FetchTrace, Leave, Locate, Located, Observe, Observed, Request, Stacks, TraceFetched, decode
 from kvstore.wire.observing import MOST_EVENTS, MOST_LOCATED
 
 TIMEOUT_S = 5.0
@@ -84,7 +84,7 @@ class ObserverSession:
             UsageError: the job has as many observers as it takes, or this is not its observers' key.
             WireError: the answer contradicts itself.
         """
-        observed: Observed = self._ask(Observe, after=self._events[-1].number if self._events else 0)
+        observed: wire.Observed = self._ask(wire.Observe, after=self._events[-1].number if self._events else 0)
         view = JobView.of(observed)
         if view.events and self._events and view.events[0].number <= self._events[-1].number:
             self._events.clear()  # the scheduler has been started again, and has told all
@@ -103,7 +103,7 @@ class ObserverSession:
         """End ``wait``. Any thread may call it, until ``close``."""
         self._client.links.interrupt()
 
-    def locate(self, role: str, ranks: Sequence[int]) -> Located:
+    def locate(self, role: str, ranks: Sequence[int]) -> wire.Located:
         """Ask members of one role where they are in their code.
 
         Returns:
@@ -113,18 +113,18 @@ class ObserverSession:
             KVStoreError: see ``look``.
         """
         ranks = sorted(set(ranks))
-        parts: list[Located] = [
-            self._ask(Locate, role=role, ranks=ranks[first : first + MOST_LOCATED])
+        parts: list[wire.Located] = [
+            self._ask(wire.Locate, role=role, ranks=ranks[first : first + MOST_LOCATED])
             for first in range(0, len(ranks), MOST_LOCATED)
         ]
-        return Located(
+        return wire.Located(
             0,
             [rank for part in parts for rank in part.ranks],
             [place for part in parts for place in part.places],
             [buffer for part in parts for buffer in part.buffers],
         )
 
-    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
         """Return what members have noted for the job's trace, after the chunk with this number.
 
         Args:
@@ -134,7 +134,7 @@ class ObserverSession:
         Raises:
             KVStoreError: see ``look``; the job has no trace; another observer fetches it.
         """
-        fetched: TraceFetched = self._ask(FetchTrace, after=after, traced=list(rounds))
+        fetched: wire.TraceFetched = self._ask(wire.FetchTrace, after=after, traced=list(rounds))
         return fetched
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class ObserverSession:
             return
         self._closed = True
         with contextlib.suppress(KVStoreError):
-            self._client.tell(self._scheduler, Leave, error=None)
+            self._client.tell(self._scheduler, wire.Leave, error=None)
         self._client.close(linger=CLOSE_S)
 
     def __enter__(self) -> ObserverSession:
@@ -154,7 +154,7 @@ class ObserverSession:
 
     # ---- questions
 
-    def _ask(self, kind: type[Request], **fields: Any) -> Any:
+    def _ask(self, kind: type[wire.Request], **fields: Any) -> Any:
         operation = Operation(f"asking the scheduler to {kind.__name__.lower()}", (), self._client)
         deadline = self._clock() + self._timeout_s
         self._client.ask(operation, Question(self._scheduler, operation, kind, fields, operation.take))
@@ -186,14 +186,14 @@ class ObserverSession:
         return split_key(self._root)[0]
 
 
-def stacks_in(located: Located) -> Iterator[Stacks]:
+def stacks_in(located: wire.Located) -> Iterator[wire.Stacks]:
     """Yield the stacks that members have answered with.
 
     Raises:
         WireError: there is something else in place of one.
     """
     for frame in located.buffers:
-        stacks = decode([frame])
-        if not isinstance(stacks, Stacks):
+        stacks = wire.decode([frame])
+        if not isinstance(stacks, wire.Stacks):
             raise WireError(f"expected stacks, got a {type(stacks).__name__}")
         yield stacks

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvstore import wire
 from kvstore.observing.columns import TextLine
 from kvstore.observing.quantities import members
-from kvstore.wire import Stacks
 
 _Threads: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"  # names, and frames
 
@@ -28,10 +28,10 @@ class LocatedMember:
     role: str
     rank: int
     place: str
-    stacks: Stacks | None
+    stacks: wire.Stacks | None
 
 
-def located_members(role: str, places: Mapping[int, str], answers: Iterable[Stacks]) -> list[LocatedMember]:
+def located_members(role: str, places: Mapping[int, str], answers: Iterable[wire.Stacks]) -> list[LocatedMember]:
     """Return where members of one role are, by rank.
 
     Args:
@@ -64,7 +64,7 @@ def stacks_lines(located: Iterable[LocatedMember], all_threads: bool = False) ->
     return lines
 
 
-def _threads(stacks: Stacks, all_threads: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _threads(stacks: wire.Stacks, all_threads: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
     for name, frames in stacks.threads:
         if all_threads or not name.startswith(OURS):
             yield name, tuple(frames)

@@ -25,8 +25,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvstore import wire
 from kvstore.observing.view import Span
-from kvstore.wire import ServerReport, WorkerReport
 
 LAST = 0.8  # of the waves
 ALONE = 0.1  # of the time
@@ -80,9 +80,9 @@ class _Awaited:
 
 
 def find_straggler(
-    workers: Mapping[int, Span[WorkerReport]],
-    servers: Sequence[Span[ServerReport]],
-    aggregators: Sequence[Span[ServerReport]] = (),
+    workers: Mapping[int, Span[wire.WorkerReport]],
+    servers: Sequence[Span[wire.ServerReport]],
+    aggregators: Sequence[Span[wire.ServerReport]] = (),
     alone: float = ALONE,
     fewest_waves: int = FEWEST_WAVES,
 ) -> Straggler | None:
@@ -105,7 +105,7 @@ def find_straggler(
     return _judged(awaited, workers)
 
 
-def _judged(awaited: _Awaited, workers: Mapping[int, Span[WorkerReport]]) -> Straggler | None:
+def _judged(awaited: _Awaited, workers: Mapping[int, Span[wire.WorkerReport]]) -> Straggler | None:
     """Return the straggler with the cause; None if nobody is held up by it."""
     own = [workers[rank] for rank in awaited.ranks]
     others = [span for rank, span in workers.items() if rank not in awaited.ranks and span.seconds >= SHORTEST_S]
@@ -141,7 +141,7 @@ def _cause(alone: float, busier: float, input_share: float | None, others_input:
     return "input" if input_share - (others_input or 0.0) >= min(alone, busier) / 2 else "compute"
 
 
-def _awaited(seen: Sequence[Span[ServerReport]], alone: float, fewest_waves: int) -> _Awaited | None:
+def _awaited(seen: Sequence[Span[wire.ServerReport]], alone: float, fewest_waves: int) -> _Awaited | None:
     """Return whom others wait for at the processes of ``seen``; None for nobody."""
     spans = [span for span in seen if span.seconds >= SHORTEST_S and span.latest.waves > span.before.waves]
     waves = sum(span.latest.waves - span.before.waves for span in spans)
@@ -161,7 +161,9 @@ def _awaited(seen: Sequence[Span[ServerReport]], alone: float, fewest_waves: int
     return _Awaited(ranks, seconds, waves, came_last[ranks[0]] / waves, share)
 
 
-def _within(awaited: _Awaited, aggregators: Sequence[Span[ServerReport]], alone: float, fewest_waves: int) -> _Awaited:
+def _within(
+    awaited: _Awaited, aggregators: Sequence[Span[wire.ServerReport]], alone: float, fewest_waves: int
+) -> _Awaited:
     """Return which of the workers that are one to servers the others of their host wait for; else all of them."""
     for span in aggregators:
         one = _awaited([span], alone, fewest_waves)
@@ -170,18 +172,18 @@ def _within(awaited: _Awaited, aggregators: Sequence[Span[ServerReport]], alone:
     return awaited
 
 
-def alone_share(span: Span[ServerReport], rank: int) -> float:
+def alone_share(span: Span[wire.ServerReport], rank: int) -> float:
     """Return the part of the time in which others have waited for worker ``rank`` alone."""
     grown = span.grown("alone_us")
     return MICRO * grown[rank] / span.seconds if rank < len(grown) and span.seconds else 0.0
 
 
-def blocked_share(span: Span[WorkerReport]) -> float:
+def blocked_share(span: Span[wire.WorkerReport]) -> float:
     """Return the part of the time in which a worker has waited for answers."""
     return min(1.0, MICRO * span.rate("blocked_us"))
 
 
-def input_share_of(span: Span[WorkerReport]) -> float | None:
+def input_share_of(span: Span[wire.WorkerReport]) -> float | None:
     """Return the part of the time in which a worker has waited for data; None if nobody has counted."""
     if span.before.input_us < 0 or span.latest.input_us < 0:
         return None

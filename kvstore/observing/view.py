@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.contract import member_name, member_title
-from kvstore.wire import Observed, ServerReport, WorkerReport, decode
 
-AnyReport: TypeAlias = WorkerReport | ServerReport
-R = TypeVar("R", WorkerReport, ServerReport)
+AnyReport: TypeAlias = wire.WorkerReport | wire.ServerReport
+R = TypeVar("R", wire.WorkerReport, wire.ServerReport)
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class MemberView:
     state: str
     silent_s: float
     address: str
-    worker: Span[WorkerReport] | None = None
-    server: Span[ServerReport] | None = None
+    worker: Span[wire.WorkerReport] | None = None
+    server: Span[wire.ServerReport] | None = None
     host: str = ""
     pid: int = 0
 
@@ -115,7 +115,7 @@ class JobView:
     awaited: Sequence[int] = ()
 
     @classmethod
-    def of(cls, observed: Observed) -> JobView:
+    def of(cls, observed: wire.Observed) -> JobView:
         """Return the view that a scheduler's answer gives.
 
         Raises:
@@ -123,8 +123,8 @@ class JobView:
         """
         reports: dict[int, list[AnyReport]] = {}
         for owner, frame in zip(observed.owners, observed.buffers, strict=False):
-            report = decode([frame])
-            if not isinstance(report, WorkerReport | ServerReport) or owner >= len(observed.members):
+            report = wire.decode([frame])
+            if not isinstance(report, wire.WorkerReport | wire.ServerReport) or owner >= len(observed.members):
                 raise WireError(f"expected reports of {len(observed.members)} members, got one of member {owner}")
             reports.setdefault(owner, []).append(report)
         if len(observed.owners) != len(observed.buffers) or len(observed.expected) != 4:
@@ -153,8 +153,8 @@ class JobView:
 
 def _member(record: Sequence[Any], reports: Sequence[AnyReport]) -> MemberView:
     role, rank, incarnation, state, silent_s, address, host, pid = record
-    of_worker = [report for report in reports if isinstance(report, WorkerReport)]
-    of_server = [report for report in reports if isinstance(report, ServerReport)]
+    of_worker = [report for report in reports if isinstance(report, wire.WorkerReport)]
+    of_server = [report for report in reports if isinstance(report, wire.ServerReport)]
     if len(of_server if role == "worker" else of_worker):
         raise WireError(f"{member_title(role, rank)} has a report that members of its role do not make")
     worker = Span(of_worker[0], of_worker[-1]) if of_worker else None

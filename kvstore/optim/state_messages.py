@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kvstore import wire
 from kvstore.spec import Key, Spec
 from kvstore.values import from_buffer, spec_of, split_like, to_buffer
-from kvstore.wire import Buffer, OptimizerStates, PutStates, StatesState, Updated, pack_arrays, unpack_arrays
 
 
 class SegmentState(NamedTuple):
@@ -31,11 +31,11 @@ def pack_states(states: Iterable[SegmentState]) -> dict[str, Any]:
         "names": [state.name for state in listed],
         "shapes": [list(spec.shape) for spec in specs],
         "dtypes": [spec.dtype for spec in specs],
-        "buffers": pack_arrays([to_buffer(state.value) for state in listed]),
+        "buffers": wire.pack_arrays([to_buffer(state.value) for state in listed]),
     }
 
 
-def unpack_states(message: OptimizerStates | PutStates | StatesState) -> list[SegmentState]:
+def unpack_states(message: wire.OptimizerStates | wire.PutStates | wire.StatesState) -> list[SegmentState]:
     """Return the states that a message carries, in its own memory.
 
     Raises:
@@ -46,7 +46,7 @@ def unpack_states(message: OptimizerStates | PutStates | StatesState) -> list[Se
     return list(map(SegmentState, message.ids, message.names, values))
 
 
-def pack_parts(parts: Iterable[tuple[Sequence[int], str, torch.Tensor]]) -> tuple[dict[str, Any], list[Buffer]]:
+def pack_parts(parts: Iterable[tuple[Sequence[int], str, torch.Tensor]]) -> tuple[dict[str, Any], list[wire.Buffer]]:
     """Return the fields of ``Updated`` that describe states, and the frames of these: their tensors, not copies.
 
     Args:
@@ -61,11 +61,11 @@ def pack_parts(parts: Iterable[tuple[Sequence[int], str, torch.Tensor]]) -> tupl
         "shapes": [list(spec.shape) for spec in specs],
         "dtypes": [spec.dtype for spec in specs],
     }
-    return fields, pack_arrays([to_buffer(value) for _, _, value in listed])
+    return fields, wire.pack_arrays([to_buffer(value) for _, _, value in listed])
 
 
 def unpack_parts(
-    message: Updated, frames: Sequence[Buffer], shapes: Mapping[int, Sequence[int]]
+    message: wire.Updated, frames: Sequence[wire.Buffer], shapes: Mapping[int, Sequence[int]]
 ) -> dict[tuple[Key, str], torch.Tensor]:
     """Return the states that ``message`` describes and ``frames`` carry, by segment and name, in their memory.
 
@@ -92,9 +92,9 @@ def unpack_parts(
 
 
 def _unpacked(
-    message: OptimizerStates | PutStates | StatesState | Updated, frames: Sequence[Buffer]
+    message: wire.OptimizerStates | wire.PutStates | wire.StatesState | wire.Updated, frames: Sequence[wire.Buffer]
 ) -> list[torch.Tensor]:
     """Return the tensors that ``message`` describes, in the memory of ``frames``."""
     specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
-    parts = unpack_arrays(frames, [spec.nbytes for spec in specs])
+    parts = wire.unpack_arrays(frames, [spec.nbytes for spec in specs])
     return [from_buffer(part, spec.dtype).view(spec.shape) for spec, part in zip(specs, parts, strict=True)]

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.lineage import NOWHERE, UNKNOWN, Version
 from kvstore.reading.held_rows import HeldRows
 from kvstore.spec import Key, Spec
 from kvstore.values import as_dtype, from_buffer
-from kvstore.wire import ValuesRead
 from kvstore.wire.reading import NOT_HELD, aligned
 
 MESSAGE_BYTES = 8 << 20  # in one answer, unless a segment is longer
@@ -84,7 +84,7 @@ class SegmentRead(NamedTuple):
             "versions": [version.number if lineage == version.lineage != UNKNOWN else NOT_HELD for version in held],
         }
 
-    def take(self, reply: ValuesRead) -> None:
+    def take(self, reply: wire.ValuesRead) -> None:
         """Take the answer.
 
         Raises:

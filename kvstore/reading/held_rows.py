@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.lineage import NOWHERE, Version
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.index import ABSENT, SlotIndex
 from kvstore.rows.sums import Positions, Rows
 from kvstore.table import Table
-from kvstore.wire import Buffer, RowsRead
 from kvstore.wire.reading import NOT_HELD
 
 MESSAGE_BYTES = 8 << 20  # of rows in one answer, unless a row is longer
@@ -92,7 +92,7 @@ class RowsOfServer(NamedTuple):
 
     def fields(self, wide: bool) -> dict[str, Any]:
         """Return the fields of the request, but its store, segment and slack."""
-        buffers: list[Buffer] = [self.ids.astype(np.int64 if wide else np.int32).data.cast("B")]
+        buffers: list[wire.Buffer] = [self.ids.astype(np.int64 if wide else np.int32).data.cast("B")]
         lineage = None
         if self.versions is not None and self.versions[:, 0].any():
             lineages, numbers = self.versions.T
@@ -100,7 +100,7 @@ class RowsOfServer(NamedTuple):
             buffers.append(np.where(lineages == lineage, numbers, NOT_HELD).data.cast("B"))
         return {"count": len(self.ids), "wide": wide, "lineage": lineage, "buffers": buffers}
 
-    def take(self, reply: RowsRead, out: Rows, held: HeldRows | None) -> list[int]:
+    def take(self, reply: wire.RowsRead, out: Rows, held: HeldRows | None) -> list[int]:
         """Take the answer: write its rows to ``out``, and hold them; return the numbers of the rows' versions now.
 
         Raises:

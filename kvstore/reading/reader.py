@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kvstore import wire
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.job.config import Config
@@ -28,7 +29,6 @@ from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.transport import sharing
 from kvstore.values import as_output, from_host, spec_of
-from kvstore.wire import FindKeys, KeysFound, KeysListed, ListKeys, ReadRows, ReadValues, RowsRead
 
 AT_ONCE = 4  # messages to one server
 AGAIN_S = 0.2  # between two questions whether a key has a value
@@ -71,14 +71,14 @@ class RowPull:
         return [
             (
                 read.server,
-                ReadRows,
+                wire.ReadRows,
                 {"store": value.store, "id": numbers[read.server], "slack": slack, **read.fields(wide)},
                 partial(self._take, read, held),
             )
             for read in reads_of_rows(table, ids, versions, len(numbers))
         ]
 
-    def _take(self, read: RowsOfServer, held: HeldRows | None, reply: RowsRead) -> None:
+    def _take(self, read: RowsOfServer, held: HeldRows | None, reply: wire.RowsRead) -> None:
         self._versions.update(read.take(reply, self._rows, held))
 
     def result(self) -> Any:
@@ -151,8 +151,8 @@ class Reader:
         deadline = self._session.deadline(timeout)
         names: list[Key] = []
         while True:
-            page: list[KeysListed] = []
-            self._ask("keys()", (), [(None, ListKeys, self._which(start=len(names)), page.append)], deadline)
+            page: list[wire.KeysListed] = []
+            self._ask("keys()", (), [(None, wire.ListKeys, self._which(start=len(names)), page.append)], deadline)
             names += page[-1].keys
             if not page[-1].more:
                 return names
@@ -326,15 +326,15 @@ class Reader:
         """Return what is known of ``keys``; ask the scheduler about those that are new."""
         new = [key for key in dict.fromkeys(keys) if key not in self._values]
         if new:
-            found: list[KeysFound] = []
-            self._ask("pull", new, [(None, FindKeys, self._which(keys=new), found.append)], deadline)
+            found: list[wire.KeysFound] = []
+            self._ask("pull", new, [(None, wire.FindKeys, self._which(keys=new), found.append)], deadline)
             self._values.update(_values_of(new, found[-1], self._session.num_servers))
         return [self._values[key] for key in keys]
 
     def _refresh(self, values: Sequence[HeldValue], slack: int, deadline: float) -> None:
         """Have ``values`` as they are on the servers, give or take ``slack`` rounds."""
         asks: list[Ask] = [
-            (read.server, ReadValues, {**read.fields, "slack": slack}, read.take) for read in reads_of(values)
+            (read.server, wire.ReadValues, {**read.fields, "slack": slack}, read.take) for read in reads_of(values)
         ]
         self._all("pull", [value.key for value in values], asks, deadline)
         for value in values:
@@ -364,7 +364,7 @@ def _listed(key: Key | Sequence[Key]) -> list[Key]:
     return [check_key(each) for each in keys]
 
 
-def _values_of(keys: Sequence[Key], found: KeysFound, num_servers: int) -> dict[Key, HeldValue]:
+def _values_of(keys: Sequence[Key], found: wire.KeysFound, num_servers: int) -> dict[Key, HeldValue]:
     if len(found.kinds) != len(keys) or any(server >= num_servers for server in found.servers):
         raise Mismatch("the scheduler has answered about other keys, or other servers, than this reader knows")
     specs = [

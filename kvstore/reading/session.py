@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
@@ -22,7 +23,6 @@ from kvstore.spec import Key
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
 from kvstore.transport.listening import listening
-from kvstore.wire import Connect, Connected, Leave, Node, Request
 
 LATE_S = 1.0  # an answer that takes longer may not come from there
 GONE_S = 5.0  # nobody has listened for so long: it is not started again
@@ -31,7 +31,7 @@ AGAIN_S = 0.1  # between two questions whether all members have joined
 CLOSE_S = 0.5  # how long goodbyes may take to leave
 
 Ask = tuple[
-    int | None, type[Request], dict[str, Any], Callable[[Any], None]
+    int | None, type[wire.Request], dict[str, Any], Callable[[Any], None]
 ]  # server (None: scheduler), request, answer
 
 
@@ -150,7 +150,7 @@ class ReaderSession:
         with contextlib.suppress(KVStoreError):
             for peer in (self._scheduler, *self._servers):
                 if peer:
-                    self._client.tell(peer, Leave, error=None)
+                    self._client.tell(peer, wire.Leave, error=None)
         self._client.close(linger=CLOSE_S if self._servers else 0.0)
 
     # ---- where servers are
@@ -161,7 +161,7 @@ class ReaderSession:
             return
         self._looked_at = self._clock()
         looking = self._looking = Operation("finding the servers", (), self._client)
-        self._client.ask(looking, Question(self._scheduler, looking, Connect, {}, self._follow))
+        self._client.ask(looking, Question(self._scheduler, looking, wire.Connect, {}, self._follow))
 
     def _settled(self, deadline: float) -> bool:
         """Wait a moment for the scheduler's answer; return whether it is there.
@@ -177,11 +177,11 @@ class ReaderSession:
         looking.wait()
         return True
 
-    def _follow(self, connected: Connected) -> None:
+    def _follow(self, connected: wire.Connected) -> None:
         """Use the servers where they are from now on."""
         self._refused_since = None
         if self._client.node.rank < 0:
-            self._client.node = Node("reader", connected.rank, self._client.node.incarnation)
+            self._client.node = wire.Node("reader", connected.rank, self._client.node.incarnation)
         if not self._servers:
             self._addresses = list(connected.servers)
             return

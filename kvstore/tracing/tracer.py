@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from kvstore import wire
 from kvstore.job.valid_values import RoundWindow
 from kvstore.spec import Key
 from kvstore.tracing.offsets import ClockOffsets
-from kvstore.wire import Node, TraceChunk
 from kvstore.wire.tracing import (
     ANSWERED,
     ASKED,
@@ -276,20 +276,22 @@ class Tracer:
 
     # ---- for the thread of the heartbeat
 
-    def chunks(self, node: Node) -> list[TraceChunk]:
+    def chunks(self, node: wire.Node) -> list[wire.TraceChunk]:
         """Take out what has been noted, as the chunks that carry it; without news, nothing.
 
         News are, too, that the rounds are over, and how far the clocks are apart, if earlier chunks did not say that.
         """
         over, settled = self.over, self.offsets.settled
         rows, labels, nodes = self._taken()
-        made: list[TraceChunk] = []
+        made: list[wire.TraceChunk] = []
         if rows or (over and not self._told) or (settled and self._unsettled):
             threads, known = self._threads(), self.offsets.known
             for start in range(0, max(1, len(rows)), MOST_RECORDS * ROW.size):
                 part = rows[start : start + MOST_RECORDS * ROW.size]
                 count = len(part) // ROW.size
-                made.append(TraceChunk(node, known, threads, over, self._first, count, packed(labels, nodes, part)))
+                made.append(
+                    wire.TraceChunk(node, known, threads, over, self._first, count, packed(labels, nodes, part))
+                )
                 self._first += count
         lost, self._lost = self._lost, 0
         self._first += lost
@@ -297,7 +299,7 @@ class Tracer:
         self._unsettled = not settled and (self._unsettled or bool(made))
         return made
 
-    def _taken(self) -> tuple[bytes, list[tuple[int, Label]], list[tuple[int, Node]]]:
+    def _taken(self) -> tuple[bytes, list[tuple[int, Label]], list[tuple[int, wire.Node]]]:
         """Take out the rows, those of open requests that have not been told of, and the words in them."""
         with self._writing:
             self._write()

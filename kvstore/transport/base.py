@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from kvstore import wire
 from kvstore.transport.memory import Memory, ScatteredFrame
-from kvstore.wire import Buffer
 
 Peer: TypeAlias = bytes
-Frames: TypeAlias = "list[Buffer]"
+Frames: TypeAlias = "list[wire.Buffer]"
 
 BACKLOG = 1024  # connections that wait to be accepted
 # Firewalls silently forget connections that are idle for some minutes. So after IDLE_S without traffic the system sends
@@ -78,7 +78,7 @@ class Transport(Memory, Admission, Protocol):
         """Drop a link of ``connect``, for good: nothing comes over it any more, and what is queued does not leave."""
         ...
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Queue ``frames`` for ``peer``; never blocks.
 
         Args:

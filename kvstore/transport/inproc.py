@@ -9,10 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from kvstore import wire
 from kvstore.errors import ConfigError
 from kvstore.transport.base import Frames, Peer
 from kvstore.transport.memory import Heap, ScatteredFrame, whole
-from kvstore.wire import Buffer
 
 
 class InprocNetwork:
@@ -107,7 +107,7 @@ class InprocTransport(Heap):
             self._links.pop(peer, None)
             self._unsent.pop(peer, None)
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Put ``frames`` into the other end's inbox, if it is still there."""
         sent = list(map(whole, frames))
         with self._lock:

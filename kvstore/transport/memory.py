@@ -7,7 +7,7 @@ import ctypes
 import functools
 from typing import Protocol
 
-from kvstore.wire import Buffer
+from kvstore import wire
 
 ALIGN = 64
 SMALL = 1 << 14  # bytes; copying less is cheaper than allocating memory for it and tracking its use
@@ -27,12 +27,12 @@ class ScatteredFrame(list[memoryview]):
     """A frame in several buffers, none of them empty. It arrives as one."""
 
 
-def nbytes_of(frame: Buffer | ScatteredFrame) -> int:
+def nbytes_of(frame: wire.Buffer | ScatteredFrame) -> int:
     """Return the length of a frame in bytes."""
     return sum(map(len, frame)) if isinstance(frame, ScatteredFrame) else len(frame)
 
 
-def whole(frame: Buffer | ScatteredFrame) -> Buffer:
+def whole(frame: wire.Buffer | ScatteredFrame) -> wire.Buffer:
     """Return a frame as a single buffer; copies a scattered one."""
     return bytearray().join(frame) if isinstance(frame, ScatteredFrame) else frame
 
@@ -51,7 +51,7 @@ class Memory(Protocol):
         """Return writable memory, aligned to 64 bytes. It is freed when its last view is dropped."""
         ...
 
-    def busy(self, buffer: Buffer) -> bool:
+    def busy(self, buffer: wire.Buffer) -> bool:
         """Whether a peer may still read a message from ``buffer``'s memory; True if that is not known."""
         ...
 
@@ -67,6 +67,6 @@ class Heap:
         start = -array.ctypes.data % ALIGN
         return array[start : start + nbytes].data
 
-    def busy(self, buffer: Buffer) -> bool:
+    def busy(self, buffer: wire.Buffer) -> bool:
         """Always True: plain memory does not tell."""
         return True

@@ -11,21 +11,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvstore.wire import Buffer
+from kvstore import wire
 
 Column: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 _UNITS = {size: np.dtype(name) for size, name in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))}
 
 
-def collect(addresses: Column, lengths: Column, out: Buffer) -> None:
+def collect(addresses: Column, lengths: Column, out: wire.Buffer) -> None:
     """Copy ``lengths[i]`` bytes at ``addresses[i]``, for all i in order, into ``out``, which has just that room."""
     if len(out):
         memory, index = _indexed(addresses, lengths)
         np.take(memory, index, out=np.frombuffer(out, memory.dtype), mode="clip")  # others would copy once more
 
 
-def scatter(data: Buffer, addresses: Column, lengths: Column) -> None:
+def scatter(data: wire.Buffer, addresses: Column, lengths: Column) -> None:
     """Copy ``data`` to where ``collect`` with the same arguments would take it from."""
     if len(data):
         memory, index = _indexed(addresses, lengths)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
+from kvstore import wire
 from kvstore.errors import UsageError, choices
 from kvstore.spec import ITEMSIZE, Spec
-from kvstore.wire import Buffer
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
@@ -123,7 +123,7 @@ def to_buffer(tensor: torch.Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
-def from_buffer(buffer: Buffer, dtype: str) -> torch.Tensor:
+def from_buffer(buffer: wire.Buffer, dtype: str) -> torch.Tensor:
     """Return a flat tensor over the memory of ``buffer``, whose length must be a multiple of the item size."""
     if not len(buffer):
         return torch.empty(0, dtype=_DTYPES[dtype], device="cpu")

@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.spec import ITEMSIZE
 from kvstore.values.arrays import from_buffer
 from kvstore.values.reduce import sum_in_order
-from kvstore.wire import Buffer
 
 
 class PayloadRange(Protocol):
@@ -66,7 +66,7 @@ class TensorRange(NamedTuple):
             out.copy_(self.values)
 
 
-def ranges_of(buffers: Sequence[Buffer], dtype: str, size: int) -> list[TensorRange]:
+def ranges_of(buffers: Sequence[wire.Buffer], dtype: str, size: int) -> list[TensorRange]:
     """Return the ``size`` elements that ``buffers`` hold together.
 
     Raises:

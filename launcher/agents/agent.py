@@ -20,12 +20,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import kvstore
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from kvstore.job.processes import source_root
 from kvstore.job.system import cores
-from kvstore.wire import Message
 from launcher.agents.links import protocol as p
 from launcher.agents.links.link import AgentLink
 from launcher.errors import LaunchError
@@ -149,7 +149,7 @@ class Agent:
         if time.monotonic() - self._heard > self._limit_s and self._why is None:
             self._why = f"launch.py had been silent for {self._limit_s:g} s, as if stopped, or cut off"
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: wire.Message) -> None:
         self._heard = time.monotonic()
         if isinstance(message, p.Ping):
             self._link.send(p.Pong())

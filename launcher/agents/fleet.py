@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from kvstore import wire
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
-from kvstore.wire import Message
 from launcher.agents.carrier import Carrier
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
@@ -141,7 +141,7 @@ class Fleet:
     def _relay(self, host: str, line: str) -> None:
         self._sink.say(f"{host}: {line}")
 
-    def _take(self, remote: RemoteAgent, message: Message) -> None:
+    def _take(self, remote: RemoteAgent, message: wire.Message) -> None:
         if isinstance(message, p.Output):
             if message.index in remote.indices:
                 self._sink.output(message.index, message.number, b"".join(bytes(part) for part in message.buffers))

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from kvstore import wire
 from kvstore.job.contract import Role
-from kvstore.wire import Message
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.link import AgentLink
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=wire.Message)
 
 _CARRIER_S = 0.5  # when a link has ended, its carrier exits soon and says why
 
@@ -41,16 +41,16 @@ class RemoteAgent:
         self.members: list[tuple[Role, int]] = []
         self.indices: list[int] = []
         self.empty = False
-        self.handler: Callable[[RemoteAgent, Message], None] | None = None
+        self.handler: Callable[[RemoteAgent, wire.Message], None] | None = None
         self.on_loss: Callable[[RemoteAgent], None] | None = None
-        self._said: dict[type[Message], Message] = {}
+        self._said: dict[type[wire.Message], wire.Message] = {}
         self._link = link
 
     def open(self, selector: selectors.BaseSelector) -> None:
         """Begin to receive its messages."""
         self._link.open(selector, self._take, self._end)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: wire.Message) -> None:
         """Send it a message."""
         self._link.send(message)
 
@@ -90,7 +90,7 @@ class RemoteAgent:
         """End the link without telling anybody."""
         self._link.close()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: wire.Message) -> None:
         self.heard = time.monotonic()
         if self.handler is not None:
             self.handler(self, message)

@@ -6,7 +6,7 @@ import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from kvstore.wire import Message
+from kvstore import wire
 from launcher.agents.links.protocol import Ping
 from launcher.agents.remote import RemoteAgent
 from launcher.errors import LaunchError
@@ -70,8 +70,8 @@ class RollCall:
 
     def ask(
         self,
-        questions: Mapping[RemoteAgent, Message],
-        kind: type[Message],
+        questions: Mapping[RemoteAgent, wire.Message],
+        kind: type[wire.Message],
         seconds: float,
         problem: Callable[[RemoteAgent], str],
     ) -> list[RemoteAgent]:
@@ -96,7 +96,11 @@ class RollCall:
         return self.expect(list(questions), kind, seconds, problem)
 
     def expect(
-        self, remotes: Sequence[RemoteAgent], kind: type[Message], seconds: float, problem: Callable[[RemoteAgent], str]
+        self,
+        remotes: Sequence[RemoteAgent],
+        kind: type[wire.Message],
+        seconds: float,
+        problem: Callable[[RemoteAgent], str],
     ) -> list[RemoteAgent]:
         """Wait for a message of a type from each agent; see `ask`."""
         self.wait(

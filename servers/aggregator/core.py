@@ -5,28 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from kvstore import wire
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.rule import Rule
 from kvstore.transport.base import Admission
 from kvstore.transport.memory import Memory
-from kvstore.wire import (
-    Ack,
-    Close,
-    Describe,
-    Explain,
-    GetStates,
-    Here,
-    Lend,
-    Message,
-    Open,
-    Pause,
-    Pull,
-    Push,
-    PushLent,
-    PutStates,
-    Reply,
-    Request,
-)
 from servers.activity import ServedActivity, together
 from servers.aggregator.exchanges import Exchange, Servers
 from servers.aggregator.loans import Loans
@@ -74,14 +57,14 @@ class Aggregator:
         self._opened_by: dict[int, set[int]] = {}
         self._closed_by: dict[int, set[int]] = {}
         self._departed: Collection[int] = ()
-        self.ledger: Ledger[Reply] = Ledger()
+        self.ledger: Ledger[wire.Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)
         self._keys = keys or {}
         self._loans = loans or Loans(None)
 
-    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
-        if not isinstance(message, Request) and not isinstance(message, Here):
+        if not isinstance(message, wire.Request) and not isinstance(message, wire.Here):
             log.debug("dropped a %s, which aggregators do not handle", type(message).__name__)
             return []
         node = message.node
@@ -89,9 +72,9 @@ class Aggregator:
             return turn_away(peer, message, "is not a worker of this host")
         if not self._reply_links.admit(peer, message, self._keys.get(node.rank, "")):
             return turn_away(peer, message, "joined this job with another key than that of this link")
-        if isinstance(message, Here):
+        if isinstance(message, wire.Here):
             return []
-        if isinstance(message, Explain):
+        if isinstance(message, wire.Explain):
             return self._explain(peer, message)
         verdict = self.ledger.admit(message)
         if verdict is not Verdict.NEW:
@@ -104,7 +87,7 @@ class Aggregator:
             answers = [refuse(peer, message, exc)]
         return self._note(answers)
 
-    def answered(self, exchange: Exchange, reply: Reply) -> Outbox:
+    def answered(self, exchange: Exchange, reply: wire.Reply) -> Outbox:
         """Return what to send because a server has answered."""
         store = self.stores.get(exchange.fields["store"])
         return [] if store is None else self._note(store.answered(exchange, reply))
@@ -136,37 +119,37 @@ class Aggregator:
 
     # ---- helpers
 
-    def _serve(self, peer: bytes, message: Request, now: float) -> list[Answer]:
-        done = [Answer(peer, message, Ack(message.seq))]
-        if isinstance(message, Open):
+    def _serve(self, peer: bytes, message: wire.Request, now: float) -> list[Answer]:
+        done = [Answer(peer, message, wire.Ack(message.seq))]
+        if isinstance(message, wire.Open):
             self._open(message)
             return done
-        if isinstance(message, Close):
+        if isinstance(message, wire.Close):
             return self._close(message) + done
         store = self.stores.get(getattr(message, "store", -1))
         if store is None:
             raise UsageError(f"a {type(message).__name__} for a store that is not open; send Open first")
-        if isinstance(message, Push):
+        if isinstance(message, wire.Push):
             return store.push(peer, message, now)
-        if isinstance(message, PushLent):
+        if isinstance(message, wire.PushLent):
             return store.push_lent(peer, message, self._loans, now)
-        if isinstance(message, Lend):
+        if isinstance(message, wire.Lend):
             return [Answer(peer, message, self._loans.take(message))]
-        if isinstance(message, Pull):
+        if isinstance(message, wire.Pull):
             return store.pull(peer, message)
-        if isinstance(message, Pause):
+        if isinstance(message, wire.Pause):
             return store.pause(message) + done
-        if isinstance(message, Describe):
+        if isinstance(message, wire.Describe):
             store.describe(message)
             return done
-        if isinstance(message, GetStates):
+        if isinstance(message, wire.GetStates):
             return [Answer(peer, message, store.get_states(message))]
-        if isinstance(message, PutStates):
+        if isinstance(message, wire.PutStates):
             store.put_states(message)
             return done
         raise UsageError(f"an aggregator does not handle a {type(message).__name__}; send it to the servers")
 
-    def _open(self, message: Open) -> None:
+    def _open(self, message: wire.Open) -> None:
         rule = Rule.of(message)
         store = self.stores.get(message.store)
         others = self._opened_by.setdefault(message.store, set()) - {message.node.rank}
@@ -183,7 +166,7 @@ class Aggregator:
             )
         self._opened_by[message.store].add(message.node.rank)
 
-    def _close(self, message: Close) -> list[Answer]:
+    def _close(self, message: wire.Close) -> list[Answer]:
         """Note that a worker has closed a store; when all of this host have, forget it."""
         self._loans.forget(message.store, message.node.rank)
         closed_by = self._closed_by.get(message.store)
@@ -195,7 +178,7 @@ class Aggregator:
         del self._opened_by[message.store], self._closed_by[message.store]
         return self.stores.pop(message.store).close(UsageError("this store has been closed by all workers of its host"))
 
-    def _explain(self, peer: bytes, message: Explain) -> Outbox:
+    def _explain(self, peer: bytes, message: wire.Explain) -> Outbox:
         for store in self.stores.values():
             found = store.find(message.node.rank, message.about)
             if isinstance(found, Exchange):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from kvstore import wire
 from kvstore.codecs import Compressor
 from kvstore.codecs.description import described, travelling
 from kvstore.codecs.memo import RESIDUAL, STEP, VELOCITY, Memo
@@ -20,16 +21,15 @@ from kvstore.errors import UsageError, WireError
 from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
 from kvstore.spec import Key
 from kvstore.values import all_finite, to_buffer
-from kvstore.wire import Buffer, CodecDescription, GetStates, OptimizerStates, PutStates, Values, pack_arrays
 
 
 class EncodedSum(NamedTuple):
     """What a push carries of an encoded sum; see ``Push``."""
 
-    codec: CodecDescription
+    codec: wire.CodecDescription
     lengths: list[int]
     segment_counts: list[int]
-    buffers: list[Buffer]
+    buffers: list[wire.Buffer]
 
 
 class Encoding:
@@ -47,7 +47,12 @@ class Encoding:
         self._loaded: dict[int, dict[int, Memo]] = {}  # by worker and segment, until the segment is encoded
 
     def encode(
-        self, codec: CodecDescription, ids: Sequence[int], sizes: Sequence[int], values: torch.Tensor, workers: int = 1
+        self,
+        codec: wire.CodecDescription,
+        ids: Sequence[int],
+        sizes: Sequence[int],
+        values: torch.Tensor,
+        workers: int = 1,
     ) -> EncodedSum:
         """Return the encoding of a sum, plus what earlier encodings of its segments lack. Each call counts.
 
@@ -74,9 +79,9 @@ class Encoding:
             counts = [1] * len(ids)
         payloads = [to_buffer(encoding.payload(0, encoding.size)) for encoding in encodings]
         lengths = [payload.nbytes for payload in payloads]
-        return EncodedSum(travelling(compressor.compression), lengths, counts, pack_arrays(payloads))
+        return EncodedSum(travelling(compressor.compression), lengths, counts, wire.pack_arrays(payloads))
 
-    def decode(self, codec: CodecDescription, reply: Values, sizes: Sequence[int], out: torch.Tensor) -> None:
+    def decode(self, codec: wire.CodecDescription, reply: wire.Values, sizes: Sequence[int], out: torch.Tensor) -> None:
         """Write the values of a compressed reply to ``out``.
 
         Args:
@@ -103,7 +108,7 @@ class Encoding:
         """Return what the encodings of a segment lack, as of now; None if it has neither been encoded nor loaded."""
         return self._loaded_sum(number) or (None if self._compressor is None else self._compressor.kept(number))
 
-    def get_states(self, message: GetStates) -> OptimizerStates:
+    def get_states(self, message: wire.GetStates) -> wire.OptimizerStates:
         """Return what the encodings of the message's segments lack, as of now; nothing to others than the keeper."""
         states: list[SegmentState] = []
         for number in message.ids if self._keeper in (None, message.node.rank) else ():
@@ -114,9 +119,9 @@ class Encoding:
                     SegmentState(number, STEP, torch.tensor(memo.step, dtype=torch.int64, device="cpu")),
                 ]
                 states += [] if memo.velocity is None else [SegmentState(number, VELOCITY, memo.velocity.clone())]
-        return OptimizerStates(message.seq, optimizer=None, **pack_states(states))
+        return wire.OptimizerStates(message.seq, optimizer=None, **pack_states(states))
 
-    def put_states(self, message: PutStates) -> None:
+    def put_states(self, message: wire.PutStates) -> None:
         """Replace what the encodings of the message's segments lack by the sum of what workers have loaded.
 
         It counts together with what other workers load before the segment is encoded again.
@@ -130,7 +135,7 @@ class Encoding:
         memos = {number: self._memo(number, tensors) for number, tensors in states.items()}
         self._loaded.setdefault(message.node.rank, {}).update(memos)
 
-    def _compressor_of(self, codec: CodecDescription, workers: int) -> Compressor:
+    def _compressor_of(self, codec: wire.CodecDescription, workers: int) -> Compressor:
         """Return the compressor for a sum: the last one; or where the codec is another, one that goes on from there."""
         compression = described(codec)
         if compression is None:

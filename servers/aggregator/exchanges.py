@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvstore import wire
 from kvstore.codecs.description import fold
 from kvstore.transport.memory import Memory
 from kvstore.values import copy_each, from_buffer, ranges_of
-from kvstore.wire import Ack, Buffer, Failure, Pull, Push, Reply, Values
 from servers.aggregator.encoding import Encoding
 from servers.aggregator.gathering import Asker, Pulled, Pushed
 from servers.aggregator.segments import SegmentList
@@ -29,7 +29,7 @@ class Exchange:
     """
 
     listed: SegmentList
-    kind: type[Push] | type[Pull]
+    kind: type[wire.Push] | type[wire.Pull]
     fields: Mapping[str, Any]
     askers: list[Asker]
     passes: bool = False
@@ -43,14 +43,14 @@ class Exchange:
     @property
     def wants(self) -> bool:
         """Whether the answer brings values."""
-        return self.kind is Pull or bool(self.fields["want"])
+        return self.kind is wire.Pull or bool(self.fields["want"])
 
     @property
     def turn_bytes(self) -> int:
         """By how many bytes a window counts this: by those of a piece without compression, which has fewer elements."""
         return self.listed.nbytes // fold(self.fields.get("codec"), self.fields["back"])
 
-    def answers(self, reply: Reply) -> list[Answer]:
+    def answers(self, reply: wire.Reply) -> list[Answer]:
         """Return the answers to those who wait, made of the server's."""
         return [Answer(asker.peer, asker.request, _for(asker.request, reply)) for asker in self.askers]
 
@@ -67,7 +67,7 @@ class Servers(Protocol):
         ...
 
 
-def landed(values: Values, exchange: Exchange, memory: Memory, encoding: Encoding) -> Values:
+def landed(values: wire.Values, exchange: Exchange, memory: Memory, encoding: Encoding) -> wire.Values:
     """Return ``values`` with what they bring in one piece of ``memory``, plain, for all who wait for it.
 
     Raises:
@@ -81,24 +81,24 @@ def landed(values: Values, exchange: Exchange, memory: Memory, encoding: Encodin
     else:
         for part in ranges_of(values.buffers, listed.dtype, listed.size):
             copy_each([flat[part.start : part.stop]], [part.values])
-    return Values(values.seq, values.clocks, values.ahead, values.missed, [], [], values.priority, [buffer])
+    return wire.Values(values.seq, values.clocks, values.ahead, values.missed, [], [], values.priority, [buffer])
 
 
-def _for(request: Push | Pull, reply: Reply) -> Reply:
-    if isinstance(reply, Failure):
-        return Failure(request.seq, reply.kind, reply.text)
-    if not isinstance(reply, Values):
-        return Ack(request.seq, reply.missed if isinstance(reply, Ack) else 0)
-    if isinstance(request, Push) and not request.want:
-        return Ack(request.seq, reply.missed)
-    return Values(
+def _for(request: wire.Push | wire.Pull, reply: wire.Reply) -> wire.Reply:
+    if isinstance(reply, wire.Failure):
+        return wire.Failure(request.seq, reply.kind, reply.text)
+    if not isinstance(reply, wire.Values):
+        return wire.Ack(request.seq, reply.missed if isinstance(reply, wire.Ack) else 0)
+    if isinstance(request, wire.Push) and not request.want:
+        return wire.Ack(request.seq, reply.missed)
+    return wire.Values(
         request.seq,
         reply.clocks,
         reply.ahead,
         reply.missed,
         reply.lengths,
         reply.segment_counts,
-        request.priority if isinstance(request, Push) else None,
+        request.priority if isinstance(request, wire.Push) else None,
         reply.buffers,
     )
 
@@ -113,13 +113,13 @@ def pull(listed: SegmentList, clocks: Sequence[int], back: Any, asker: Pulled, p
         "back": back,
         "ranks": [rank],
     }
-    return Exchange(listed, Pull, fields, [asker], passes)
+    return Exchange(listed, wire.Pull, fields, [asker], passes)
 
 
 def push(
     listed: SegmentList,
     askers: Sequence[Pushed],
-    buffers: Sequence[Buffer],
+    buffers: Sequence[wire.Buffer],
     passes: bool,
     rank_clocks: Sequence[int] = (),
     **changed: Any,
@@ -152,4 +152,4 @@ def push(
         "buffers": buffers,
         **changed,
     }
-    return Exchange(listed, Push, fields, list(askers), passes)
+    return Exchange(listed, wire.Push, fields, list(askers), passes)

@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from kvstore import wire
 from kvstore.values.addresses import Column
-from kvstore.wire import Pull, Push
 from servers.aggregator.segments import HostSegments, SegmentList
 
 ClockKey: TypeAlias = "int | tuple[int, ...]"
@@ -30,7 +30,7 @@ class Pushed(NamedTuple):
     """
 
     peer: bytes
-    request: Push
+    request: wire.Push
     lent: torch.Tensor | None = None
 
 
@@ -38,7 +38,7 @@ class Pulled(NamedTuple):
     """A worker's pull, and the link that it came over."""
 
     peer: bytes
-    request: Pull
+    request: wire.Pull
 
 
 Asker: TypeAlias = "Pushed | Pulled"

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import torch
 
+from kvstore import wire
 from kvstore.devices import MOST_LOANS, CannotLend, DeviceMemory, Handle
 from kvstore.errors import ServerError, UsageError, WireError
 from kvstore.spec import ITEMSIZE
 from kvstore.values import as_dtype
-from kvstore.wire import Borrowed, Lend, PushLent
 from servers.aggregator.segments import SegmentList
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Loans:
         self._memory: DeviceMemory | None = None
         self._open: dict[tuple[int, int], dict[int, torch.Tensor]] = {}  # by store and worker, then by loan
 
-    def take(self, message: Lend) -> Borrowed:
+    def take(self, message: wire.Lend) -> wire.Borrowed:
         """Open memory; the answer says why that is not possible, where it is not."""
         loans = self._open.setdefault((message.store, message.node.rank), {})
         loans.pop(message.loan, None)
@@ -42,10 +42,10 @@ class Loans:
             loans[message.loan] = self._opener().open(handle)
         except CannotLend as exc:
             log.info("sums of worker %d are made on the CPU: %s", message.node.rank, exc)
-            return Borrowed(message.seq, str(exc))
-        return Borrowed(message.seq)
+            return wire.Borrowed(message.seq, str(exc))
+        return wire.Borrowed(message.seq)
 
-    def values(self, push: PushLent, listed: SegmentList) -> torch.Tensor:
+    def values(self, push: wire.PushLent, listed: SegmentList) -> torch.Tensor:
         """Return the values of a push, flat, where they lie.
 
         Raises:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from kvstore import wire
 from kvstore.devices import device_memory
 from kvstore.job.config import Config
 from kvstore.transport import Transport
-from kvstore.wire import Buffer, Message, Moved, Reply, Roster
 from servers.activity import ServedActivity
 from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
@@ -55,10 +55,10 @@ class AggregatorProcess(ServingMember):
 
     # ---- in the loop
 
-    def _handle(self, peer: bytes, message: Message) -> Outbox:
+    def _handle(self, peer: bytes, message: wire.Message) -> Outbox:
         return self._with_answers(self._aggregator.handle(peer, message, self._clock()), [])
 
-    def _take(self, peer: bytes, frames: list[Buffer]) -> Outbox | None:
+    def _take(self, peer: bytes, frames: list[wire.Buffer]) -> Outbox | None:
         answers = self._upstream.take(peer, frames)
         return None if answers is None else self._with_answers([], answers)
 
@@ -75,10 +75,10 @@ class AggregatorProcess(ServingMember):
         times = [due for due in (self._aggregator.due(), self._upstream.due()) if due is not None]
         return min(times, default=None)
 
-    def _notice(self, notice: Message) -> Outbox:
-        if isinstance(notice, Roster):
+    def _notice(self, notice: wire.Message) -> Outbox:
+        if isinstance(notice, wire.Roster):
             return self._with_answers(self._aggregator.depart(notice.departed), [])
-        if isinstance(notice, Moved):
+        if isinstance(notice, wire.Moved):
             self._upstream.move(notice.rank, notice.address)
             return self._with_answers([], self._upstream.tick())
         return []
@@ -87,7 +87,7 @@ class AggregatorProcess(ServingMember):
         self._upstream.renew()
         return self._with_answers([], self._upstream.tick())
 
-    def _with_answers(self, outbox: Outbox, answers: list[tuple[Exchange, Reply]]) -> Outbox:
+    def _with_answers(self, outbox: Outbox, answers: list[tuple[Exchange, wire.Reply]]) -> Outbox:
         """Return ``outbox`` and what follows from the servers' answers."""
         for exchange, reply in answers:
             outbox += self._aggregator.answered(exchange, reply)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.errors import KeyNotInitialized, Mismatch, UsageError
 from kvstore.spec import ITEMSIZE, Key, sum_dtype
 from kvstore.values.addresses import Column
-from kvstore.wire import Describe
 
 MOST_LISTS = 4096  # that are kept
 
@@ -75,7 +75,7 @@ class HostSegments:
     def __len__(self) -> int:
         return len(self._segments)
 
-    def add(self, message: Describe) -> None:
+    def add(self, message: wire.Describe) -> None:
         """Take what a worker tells. Other workers tell the same.
 
         Raises:

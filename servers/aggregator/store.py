@@ -11,26 +11,12 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, UsageError, WireError
 from kvstore.rule import Rule
 from kvstore.spec import shorten
 from kvstore.transport.memory import Memory
 from kvstore.values import ranges_of
-from kvstore.wire import (
-    MAX_REASON,
-    Ack,
-    Describe,
-    Failure,
-    GetStates,
-    OptimizerStates,
-    Pause,
-    Pull,
-    Push,
-    PushLent,
-    PutStates,
-    Reply,
-    Values,
-)
 from servers.activity import Waits
 from servers.aggregator.encoding import Encoding
 from servers.aggregator.exchanges import Exchange, Servers, landed, pull
@@ -62,7 +48,7 @@ class SharedPull:
     def __init__(self, clock: ClockKey, exchange: Exchange) -> None:
         self.clock = clock
         self.exchange = exchange
-        self.values: Values | None = None
+        self.values: wire.Values | None = None
         self.given: set[int] = set()
 
 
@@ -94,11 +80,11 @@ class HostStore:
         self._busy: dict[SegmentList, Exchange] = {}  # summed by host, without rounds: what is under way
         self._queues: dict[SegmentList, list[Pushed]] = {}  # and what has come meanwhile
 
-    def describe(self, message: Describe) -> None:
+    def describe(self, message: wire.Describe) -> None:
         """Take what a worker knows of new keys."""
         self._segments.add(message)
 
-    def push(self, peer: bytes, message: Push, now: float, lent: torch.Tensor | None = None) -> list[Answer]:
+    def push(self, peer: bytes, message: wire.Push, now: float, lent: torch.Tensor | None = None) -> list[Answer]:
         """Take a worker's push; return answers.
 
         Args:
@@ -111,7 +97,7 @@ class HostStore:
             KVStoreError: it is not a push of this store; nothing has changed.
         """
         if not message.ids:
-            return [Answer(peer, message, Ack(message.seq))]
+            return [Answer(peer, message, wire.Ack(message.seq))]
         listed = self._segments.listed(message.ids)
         if message.codec is None and lent is None:
             ranges_of(
@@ -127,15 +113,15 @@ class HostStore:
         self._queues.setdefault(listed, []).append(asker)
         return self._next(listed)
 
-    def push_lent(self, peer: bytes, message: PushLent, loans: Loans, now: float) -> list[Answer]:
+    def push_lent(self, peer: bytes, message: wire.PushLent, loans: Loans, now: float) -> list[Answer]:
         """Take a worker's push of values that it has lent; see ``push``."""
         lent = loans.values(message, self._segments.listed(message.ids))
         return self.push(peer, message.plain(), now, lent)
 
-    def pull(self, peer: bytes, message: Pull) -> list[Answer]:
+    def pull(self, peer: bytes, message: wire.Pull) -> list[Answer]:
         """Answer a worker's pull if the values are here; else ask the server, or wait for what has been asked."""
         if not message.ids:
-            return [Answer(peer, message, Values(message.seq))]
+            return [Answer(peer, message, wire.Values(message.seq))]
         listed, asker, rank = self._segments.listed(message.ids), Pulled(peer, message), message.node.rank
         if self.rule.mode == "async" or self.rule.quorum is not None:
             self._send_first(listed, rank)
@@ -153,11 +139,11 @@ class HostStore:
         if shared.values is None:
             shared.exchange.askers.append(asker)
             return []
-        answers = Exchange(listed, Pull, {}, [asker]).answers(shared.values)
+        answers = Exchange(listed, wire.Pull, {}, [asker]).answers(shared.values)
         self._forget_pulls(listed)
         return answers
 
-    def pause(self, message: Pause) -> list[Answer]:
+    def pause(self, message: wire.Pause) -> list[Answer]:
         """Note that a worker has nothing more to push for now."""
         clocks = dict(zip(message.ids, message.clocks, strict=True))
         return self._go_on(self._gathering.pause(message.node.rank, clocks))
@@ -166,16 +152,16 @@ class HostStore:
         """Note who has left in order."""
         return self._go_on(self._gathering.depart(workers))
 
-    def answered(self, exchange: Exchange, reply: Reply) -> list[Answer]:
+    def answered(self, exchange: Exchange, reply: wire.Reply) -> list[Answer]:
         """Return the answers to those who have waited for a server's answer."""
         self._under_way.pop(exchange, None)
-        if isinstance(reply, Values) and not exchange.passes:
+        if isinstance(reply, wire.Values) and not exchange.passes:
             reply = self._landed(exchange, reply)
         answers = exchange.answers(reply)
         for shared in self._pulls.get(exchange.listed, {}).values():
-            if shared.exchange is exchange and isinstance(reply, Values):
+            if shared.exchange is exchange and isinstance(reply, wire.Values):
                 shared.values = reply
-        if exchange.kind is Pull:
+        if exchange.kind is wire.Pull:
             self._forget_pulls(exchange.listed)
         if self._busy.get(exchange.listed) is exchange:
             del self._busy[exchange.listed]
@@ -196,11 +182,11 @@ class HostStore:
             return None
         return min((group.since + HOLD_S for group in self._gathering.groups()), default=None)
 
-    def get_states(self, message: GetStates) -> OptimizerStates:
+    def get_states(self, message: wire.GetStates) -> wire.OptimizerStates:
         """Return what the compression of sums has left out so far."""
         return self._encoding.get_states(message)
 
-    def put_states(self, message: PutStates) -> None:
+    def put_states(self, message: wire.PutStates) -> None:
         """Take what a compression has left out before."""
         self._encoding.put_states(message)
 
@@ -277,11 +263,11 @@ class HostStore:
             self._busy[listed] = exchanges[-1]
         return []
 
-    def _landed(self, exchange: Exchange, values: Values) -> Reply:
+    def _landed(self, exchange: Exchange, values: wire.Values) -> wire.Reply:
         try:
             return landed(values, exchange, self._memory, self._encoding)
         except (UsageError, WireError) as exc:
-            return Failure(values.seq, type(exc).__name__, str(exc)[:MAX_REASON])
+            return wire.Failure(values.seq, type(exc).__name__, str(exc)[: wire.MAX_REASON])
 
     def _send_first(self, listed: SegmentList, rank: int) -> None:
         """Send on what waits of a worker's pushes, so that what it reads includes them."""

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
 from kvstore.spec import FLOATS
 from kvstore.transport.memory import Memory
 from kvstore.values import TensorRange, all_finite, from_buffer, ranges_of, sum_in_order, sum_ranges
-from kvstore.wire import Buffer
 from servers.aggregator.encoding import Encoding
 from servers.aggregator.exchanges import Exchange, push
 from servers.aggregator.gathering import Pushed, clock_key
@@ -114,7 +114,7 @@ class HostSums:
         self,
         listed: SegmentList,
         askers: Sequence[Pushed],
-        buffers: Sequence[Buffer],
+        buffers: Sequence[wire.Buffer],
         total: torch.Tensor | None,
         rank_clocks: Sequence[int],
     ) -> Exchange:

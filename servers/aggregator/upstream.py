@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvstore import wire
 from kvstore.errors import KVStoreError
 from kvstore.member.client import STALL_S
 from kvstore.member.links import Links
@@ -18,7 +19,6 @@ from kvstore.ticket import Operation
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
 from kvstore.transport.base import Frames
-from kvstore.wire import MAX_REASON, Buffer, Explain, Explanation, Failure, Message, Node, Reply, Sender
 from servers.aggregator.exchanges import Exchange
 from servers.requests.reasons import Reason
 
@@ -49,7 +49,7 @@ class Upstream:
     def __init__(
         self,
         transport: Transport,
-        node: Node,
+        node: wire.Node,
         addresses: Sequence[str],
         window: int,
         clock: Callable[[], float],
@@ -58,7 +58,7 @@ class Upstream:
         self._clock = clock
         self._explained = explained
         self._asked: dict[Operation, _Asked] = {}
-        self._answers: list[tuple[Exchange, Reply]] = []
+        self._answers: list[tuple[Exchange, wire.Reply]] = []
         self._made = _MadeLinks(transport)
         self._links = Links(lambda: self._made, node, window)
         self._servers = [
@@ -81,17 +81,19 @@ class Upstream:
         """See ``Servers``."""
         operation = Operation("explanation")
         self._asked[operation] = _Asked(peer, seq, exchange.server, self._clock())
-        question = Question(self._servers[exchange.server], operation, Explain, {"about": exchange.seq}, operation.take)
+        question = Question(
+            self._servers[exchange.server], operation, wire.Explain, {"about": exchange.seq}, operation.take
+        )
         self._links.submit(operation, ready, ([question],))
 
-    def take(self, peer: Peer, frames: list[Buffer]) -> list[tuple[Exchange, Reply]] | None:
+    def take(self, peer: Peer, frames: list[wire.Buffer]) -> list[tuple[Exchange, wire.Reply]] | None:
         """Take a message; return the requests that are answered, each with its answer. None: a worker has sent it."""
         if not self._made.has(peer):
             return None
         self._links.take(peer, frames)
         return self._taken()
 
-    def tick(self) -> list[tuple[Exchange, Reply]]:
+    def tick(self) -> list[tuple[Exchange, wire.Reply]]:
         """Do what time asks for; return the requests that have failed."""
         now = self._clock()
         if self._links.torn:
@@ -118,11 +120,11 @@ class Upstream:
         """Have all links made anew at the next tick. Any thread may call it."""
         self._links.suspect()
 
-    def _taken(self) -> list[tuple[Exchange, Reply]]:
+    def _taken(self) -> list[tuple[Exchange, wire.Reply]]:
         for operation in [operation for operation in self._asked if not operation.open]:
             asked = self._asked.pop(operation)
             answer = operation.result
-            reason = Reason(answer.text, answer.missing) if isinstance(answer, Explanation) else Reason()
+            reason = Reason(answer.text, answer.missing) if isinstance(answer, wire.Explanation) else Reason()
             self._explained(asked.peer, asked.seq, reason)
         answers = list(self._answers)
         self._answers.clear()
@@ -132,7 +134,7 @@ class Upstream:
 class _Forwarding(Operation):
     """The operation of one exchange, whose failure is an answer, too."""
 
-    def __init__(self, exchange: Exchange, answers: list[tuple[Exchange, Reply]]) -> None:
+    def __init__(self, exchange: Exchange, answers: list[tuple[Exchange, wire.Reply]]) -> None:
         super().__init__("push" if exchange.fields.get("want") is not None else "pull")
         self._exchange = exchange
         self._answers = answers
@@ -140,7 +142,7 @@ class _Forwarding(Operation):
     def fail(self, error: KVStoreError) -> None:
         """Note what a server has refused."""
         super().fail(error)
-        self._answers.append((self._exchange, Failure(0, type(error).__name__, str(error)[:MAX_REASON])))
+        self._answers.append((self._exchange, wire.Failure(0, type(error).__name__, str(error)[: wire.MAX_REASON])))
 
 
 class _Forwarded(PendingRequest):
@@ -149,7 +151,7 @@ class _Forwarded(PendingRequest):
     __slots__ = ("answers", "exchange")
 
     def __init__(
-        self, peer: Peer, operation: Operation, exchange: Exchange, answers: list[tuple[Exchange, Reply]]
+        self, peer: Peer, operation: Operation, exchange: Exchange, answers: list[tuple[Exchange, wire.Reply]]
     ) -> None:
         priority = exchange.fields.get("priority")
         turn = Turn(exchange.turn_bytes, priority or 0) if exchange.wants else None
@@ -157,7 +159,7 @@ class _Forwarded(PendingRequest):
         self.exchange = exchange
         self.answers = answers
 
-    def message(self, sender: Sender) -> Message:
+    def message(self, sender: wire.Sender) -> wire.Message:
         """See ``PendingRequest``."""
         return self.exchange.kind(sender, **self.exchange.fields)
 
@@ -166,7 +168,7 @@ class _Forwarded(PendingRequest):
         """See ``PendingRequest``."""
         return self.operation.what, list(self.exchange.listed.keys), self.exchange.listed.nbytes
 
-    def take(self, reply: Reply) -> None:
+    def take(self, reply: wire.Reply) -> None:
         """See ``PendingRequest``."""
         self.answers.append((self.exchange, reply))
 

@@ -14,10 +14,10 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 
 import kvstore
+from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.observing.advice import KINDS, advise
 from kvstore.observing.view import AnyReport, JobView, MemberView
-from kvstore.wire import ServerReport, WorkerReport
 from servers.observer.series import MICRO, OF_MEMBERS, OF_SERVERS, OF_WORKERS, PREFIX, Kind, MetricFamily, Series
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -200,7 +200,7 @@ def _numbers(table: Sequence[Series[R]], reports: Sequence[tuple[MemberView, R]]
 
 
 def _links(
-    workers: Sequence[tuple[MemberView, WorkerReport]], aggregated: bool, in_pairs: bool
+    workers: Sequence[tuple[MemberView, wire.WorkerReport]], aggregated: bool, in_pairs: bool
 ) -> Iterator[MetricFamily]:
     """Bytes of each worker's links; without ``in_pairs``, of all of its links together."""
     to = "The label server has its rank, or aggregator where the worker has one."
@@ -218,7 +218,7 @@ def _links(
         yield family
 
 
-def _lateness(others: Sequence[tuple[MemberView, ServerReport]], in_pairs: bool) -> Iterator[MetricFamily]:
+def _lateness(others: Sequence[tuple[MemberView, wire.ServerReport]], in_pairs: bool) -> Iterator[MetricFamily]:
     """For each worker, how often it came last at a server, of how many rounds; without ``in_pairs``, at all of a role.
 
     ``server_waves`` has the same roles and ranks as the others, so that one can be divided by the other.

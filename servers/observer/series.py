@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+from kvstore import wire
 from kvstore.observing.view import AnyReport
-from kvstore.wire import ServerReport, WorkerReport
 
 Kind: TypeAlias = Literal["counter", "gauge"]
 Labels: TypeAlias = Mapping[str, str]
@@ -84,7 +84,7 @@ OF_MEMBERS: Sequence[Series[AnyReport]] = (
     ),
 )
 
-OF_WORKERS: Sequence[Series[WorkerReport]] = (
+OF_WORKERS: Sequence[Series[wire.WorkerReport]] = (
     Series(
         "worker_blocked_seconds",
         "counter",
@@ -111,7 +111,7 @@ OF_WORKERS: Sequence[Series[WorkerReport]] = (
     ),
 )
 
-OF_SERVERS: Sequence[Series[ServerReport]] = (
+OF_SERVERS: Sequence[Series[wire.ServerReport]] = (
     Series(
         "server_busy_seconds",
         "counter",

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from kvstore import wire
 from kvstore.errors import ConfigError, KVStoreError, UsageError
 from kvstore.job.settings import TRACE, TRACE_FILE
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.session import UNCHANGED
 from kvstore.observing.view import JobView
-from kvstore.wire import TraceFetched
 from servers.observer.traced_rounds import are_over, notes_due_s, rounds_ahead
 from servers.tracing.trace_writer import TraceWriter
 
@@ -41,7 +41,7 @@ class TraceSession(Protocol):
         """Return how the job is now."""
         ...
 
-    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
         """Return the chunks after number ``after``; have members note ``rounds`` from now on."""
         ...
 

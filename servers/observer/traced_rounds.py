@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from kvstore import wire
 from kvstore.errors import ConfigError
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.view import JobView, MemberView, Span
-from kvstore.wire import WorkerReport
 
 AHEAD_S = 1.0  # so much before its first round all members know of a trace
 
@@ -48,7 +48,7 @@ def notes_due_s(view: JobView) -> float:
     return 2 * AHEAD_S + 2 * max((member.silent_s for member in view.members if member.state == "ready"), default=0.0)
 
 
-def _at_work(view: JobView) -> Iterator[tuple[MemberView, Span[WorkerReport]]]:
+def _at_work(view: JobView) -> Iterator[tuple[MemberView, Span[wire.WorkerReport]]]:
     for member in view.of_role("worker"):
         if member.state == "ready" and member.worker is not None:
             yield member, member.worker

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.transport.memory import Memory
-from kvstore.wire import Ack, Explain, Explanation, Leave, Message, Node, ReadRows, ReadValues, Request
 from servers.reading.row_read import RowRead
 from servers.reading.value_read import PiecewiseRead, ValueRead
 from servers.requests.reader_links import ReaderLinks
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 64  # requests of one reader
 
-Read: TypeAlias = ReadValues | ReadRows
+Read: TypeAlias = wire.ReadValues | wire.ReadRows
 
 
 class ReadDesk:
@@ -45,7 +45,7 @@ class ReadDesk:
         self._stores = stores
         self._memory = memory
         # By reader, the one whose turn is next first, and by the number of the request.
-        self._waiting: OrderedDict[Node, dict[int, tuple[bytes, Read]]] = OrderedDict()
+        self._waiting: OrderedDict[wire.Node, dict[int, tuple[bytes, Read]]] = OrderedDict()
         self._current: tuple[bytes, Read] | None = None
         self._begun: PiecewiseRead | None = None  # what has been done for it
 
@@ -54,18 +54,18 @@ class ReadDesk:
         """Whether ``step`` has something to do."""
         return self._current is not None or bool(self._waiting)
 
-    def handle(self, peer: bytes, message: Message) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         """Return what to send at once because ``message``, which concerns readers, came from ``peer``."""
         self.taken += 1
         refusal = self.links.refusal(peer, message)
-        if refusal is not None or not isinstance(message, Request):
+        if refusal is not None or not isinstance(message, wire.Request):
             return refusal or []
-        if isinstance(message, Leave):
+        if isinstance(message, wire.Leave):
             self._waiting.pop(message.node, None)
-            return [(peer, Ack(message.seq))]
-        if isinstance(message, Explain):
-            return [(peer, Explanation(message.seq, "answers readers in the time that workers leave it"))]
-        if not isinstance(message, ReadValues | ReadRows):
+            return [(peer, wire.Ack(message.seq))]
+        if isinstance(message, wire.Explain):
+            return [(peer, wire.Explanation(message.seq, "answers readers in the time that workers leave it"))]
+        if not isinstance(message, wire.ReadValues | wire.ReadRows):
             return _refused(
                 peer, message, f"servers do not know where keys are; send a {_name(message)} to the scheduler"
             )
@@ -107,14 +107,14 @@ class ReadDesk:
         store = self._stores.get(request.store)
         if store is None:
             raise UsageError(f"store {request.store} is not open here")
-        if isinstance(request, ReadValues):
+        if isinstance(request, wire.ReadValues):
             return ValueRead(store, request, self._memory)
         return RowRead(store, request, self._memory)
 
 
-def _refused(peer: bytes, request: Request, text: str) -> Outbox:
+def _refused(peer: bytes, request: wire.Request, text: str) -> Outbox:
     return [(peer, refuse(peer, request, UsageError(text)).reply)]
 
 
-def _name(request: Request) -> str:
+def _name(request: wire.Request) -> str:
     return type(request).__name__

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.errors import UsageError, WireError
 from kvstore.lineage import UNKNOWN
 from kvstore.rows.ids import Ids
 from kvstore.transport.memory import Memory
-from kvstore.wire import Buffer, ReadRows, RowsRead
 from servers.reading.value_read import MOST_BYTES, TRIES
 from servers.store.served_store import ServedStore
 
@@ -34,7 +34,7 @@ class RowRead:
         WireError: its buffers have not the lengths that it says.
     """
 
-    def __init__(self, store: ServedStore, message: ReadRows, memory: Memory) -> None:
+    def __init__(self, store: ServedStore, message: wire.ReadRows, memory: Memory) -> None:
         self._store = store
         self._message = message
         self._memory = memory
@@ -75,7 +75,7 @@ class RowRead:
         self._rows = np.frombuffer(self._buffer, description.dtype, shape[0] * shape[1]).reshape(shape)
         self._done = 0
 
-    def step(self, nbytes: int) -> RowsRead | None:
+    def step(self, nbytes: int) -> wire.RowsRead | None:
         """See ``PiecewiseRead``."""
         self._store.buckets.require_sound([self._message.id])
         if self._table.at != self._at:  # rows that are put do not move the number
@@ -88,12 +88,12 @@ class RowRead:
         self._done = stop
         if stop < count:
             return None
-        buffers: list[Buffer] = [self._buffer[: self._rows.nbytes]]
+        buffers: list[wire.Buffer] = [self._buffer[: self._rows.nbytes]]
         if self._positions is not None:
             buffers.append(self._positions.astype(np.int64).tobytes())
-        return RowsRead(self._message.seq, self._at, count, buffers)
+        return wire.RowsRead(self._message.seq, self._at, count, buffers)
 
 
-def _integers(buffer: Buffer, dtype: str) -> Any:
+def _integers(buffer: wire.Buffer, dtype: str) -> Any:
     view = memoryview(buffer)
     return np.frombuffer(view, dtype) if view.nbytes else np.empty(0, dtype)

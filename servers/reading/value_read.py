@@ -10,11 +10,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Protocol
 
+from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.lineage import UNKNOWN
 from kvstore.transport.memory import Memory
 from kvstore.values import to_buffer
-from kvstore.wire import ReadValues, Reply, ValuesRead
 from kvstore.wire.reading import NOT_HELD, aligned
 from servers.store.bucket import Bucket
 from servers.store.served_store import ServedStore
@@ -28,7 +28,7 @@ TRIES = 3  # so often a segment's copy may be overtaken by a round; then it is m
 class PiecewiseRead(Protocol):
     """A reader's request, which is answered a piece at a time."""
 
-    def step(self, nbytes: int) -> Reply | None:
+    def step(self, nbytes: int) -> wire.Reply | None:
         """Copy about so many bytes; return the answer if that was the last piece.
 
         Raises:
@@ -50,7 +50,7 @@ class ValueRead:
         UsageError: it asks for more than fits into one answer.
     """
 
-    def __init__(self, store: ServedStore, message: ReadValues, memory: Memory) -> None:
+    def __init__(self, store: ServedStore, message: wire.ReadValues, memory: Memory) -> None:
         if len(message.ids) > MOST_SEGMENTS:
             raise UsageError(f"{len(message.ids)} segments are too many; ask for at most {MOST_SEGMENTS} at once")
         if moved := store.buckets.moved:
@@ -77,7 +77,7 @@ class ValueRead:
         self._done = 0  # bytes of it
         self._tries = 0
 
-    def step(self, nbytes: int) -> ValuesRead | None:
+    def step(self, nbytes: int) -> wire.ValuesRead | None:
         """See ``PiecewiseRead``."""
         self._store.buckets.require_sound(self._message.ids)
         while self._at < len(self._positions) and nbytes > 0:
@@ -85,7 +85,7 @@ class ValueRead:
         if self._at < len(self._positions):
             return None
         buffers = [] if self._buffer is None else [self._buffer]
-        return ValuesRead(self._message.seq, self._store.lineage, self._numbers, self._positions, buffers)
+        return wire.ValuesRead(self._message.seq, self._store.lineage, self._numbers, self._positions, buffers)
 
     def _copy(self, nbytes: int) -> int:
         """Copy at most so many bytes of a segment, or all of one that was overtaken too often; return how many."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TypeAlias
 
-from kvstore.wire import ClosedRounds, ClosedRowRounds, Message, Updated
+from kvstore import wire
 
 MOST = 16  # rounds of the same arrays that are kept: a primary hands its arrays over sooner
 _Arrays: TypeAlias = "tuple[int, tuple[int, ...], tuple[int, ...]]"
@@ -21,8 +21,8 @@ class Backlog:
     """See the module."""
 
     def __init__(self) -> None:
-        self._due: deque[Message] = deque()
-        self._kept: dict[_Arrays, list[ClosedRounds | Updated]] = {}
+        self._due: deque[wire.Message] = deque()
+        self._kept: dict[_Arrays, list[wire.ClosedRounds | wire.Updated]] = {}
         self._ids: set[tuple[int, int]] = set()  # the arrays of those that are kept, with their stores
 
     def __len__(self) -> int:
@@ -33,19 +33,19 @@ class Backlog:
         """Whether there is something to apply now."""
         return bool(self._due)
 
-    def add(self, message: Message) -> None:
+    def add(self, message: wire.Message) -> None:
         """Take the next record."""
-        if isinstance(message, ClosedRowRounds):
+        if isinstance(message, wire.ClosedRowRounds):
             self._due.append(message)
-        elif isinstance(message, ClosedRounds) and message.kept:
+        elif isinstance(message, wire.ClosedRounds) and message.kept:
             self._keep(message)
-        elif isinstance(message, Updated) and self._replaces(message):
+        elif isinstance(message, wire.Updated) and self._replaces(message):
             self._kept[_arrays_of(message)] = [message]
         else:
             self.hurry()
             self._due.append(message)
 
-    def take(self) -> Message | None:
+    def take(self) -> wire.Message | None:
         """Return what is to be applied next; None if nothing is due."""
         return self._due.popleft() if self._due else None
 
@@ -56,7 +56,7 @@ class Backlog:
         self._kept.clear()
         self._ids.clear()
 
-    def _keep(self, message: ClosedRounds) -> None:
+    def _keep(self, message: wire.ClosedRounds) -> None:
         arrays = _arrays_of(message)
         if arrays not in self._kept:
             ids = {(message.store, number) for number in message.ids}
@@ -68,11 +68,11 @@ class Backlog:
         if len(self._kept[arrays]) > MOST:
             self.hurry()
 
-    def _replaces(self, message: Updated) -> bool:
+    def _replaces(self, message: wire.Updated) -> bool:
         """Return whether ``message`` is what all kept rounds of its arrays have made."""
         kept = self._kept.get(_arrays_of(message))
         return kept is not None and kept[-1].versions == message.versions
 
 
-def _arrays_of(message: ClosedRounds | Updated) -> _Arrays:
+def _arrays_of(message: wire.ClosedRounds | wire.Updated) -> _Arrays:
     return message.store, tuple(message.ids), tuple(message.sizes)

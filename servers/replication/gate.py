@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvstore.wire import Explanation, Reply
+from kvstore import wire
 from servers.requests.replies import Outbox
 
 
@@ -36,7 +36,7 @@ class Gate:
         leaves: Outbox = []
         waits: Outbox = []
         for entry in outbox:
-            (leaves if isinstance(entry[1], Explanation) else waits).append(entry)
+            (leaves if isinstance(entry[1], wire.Explanation) else waits).append(entry)
         if waits:
             self.held += len(waits)
             self._waiting.append((newest, waits))
@@ -52,7 +52,7 @@ class Gate:
     def holds(self, peer: bytes, seq: int) -> bool:
         """Whether the answer to request ``seq`` for link ``peer`` waits here."""
         return any(
-            link == peer and isinstance(message, Reply) and message.seq == seq
+            link == peer and isinstance(message, wire.Reply) and message.seq == seq
             for _, outbox in self._waiting
             for link, message in outbox
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import Buffer, Message, Record, Stored, encode
 
 PIECE_BYTES = 4 << 20  # of the capture, sent at a time: workers' messages come in between
 
@@ -30,14 +30,16 @@ class Journal:
         nbytes: of the capture, as far as it is made.
     """
 
-    def __init__(self, epoch: int, send: Callable[[Record], None], capture: Iterator[Message] | None = None) -> None:
+    def __init__(
+        self, epoch: int, send: Callable[[wire.Record], None], capture: Iterator[wire.Message] | None = None
+    ) -> None:
         self.epoch = epoch
         self.newest = self.stored = self.nbytes = 0
         self._send = send
         self._capture = capture
         self.captured: int | None = 0 if capture is None else None
-        self._later: deque[Message] = deque()  # what has changed since the capture
-        self._records: deque[Record] = deque()
+        self._later: deque[wire.Message] = deque()  # what has changed since the capture
+        self._records: deque[wire.Record] = deque()
         self._sent = 0
 
     @property
@@ -45,7 +47,7 @@ class Journal:
         """Whether some of the capture has not become records yet; see ``go_on``."""
         return self._capture is not None
 
-    def add(self, message: Message) -> None:
+    def add(self, message: wire.Message) -> None:
         """Record ``message``. It leaves at once, or after the capture."""
         if self._capture is not None:
             self._later.append(message)
@@ -66,7 +68,7 @@ class Journal:
                 return
             self.nbytes += sum(map(len, self._add(message)))
 
-    def store(self, message: Stored) -> None:
+    def store(self, message: wire.Stored) -> None:
         """Forget the records that the standby has.
 
         Raises:
@@ -87,11 +89,11 @@ class Journal:
         self._sent = self.stored
         self._flush()
 
-    def _add(self, message: Message) -> list[Buffer]:
+    def _add(self, message: wire.Message) -> list[wire.Buffer]:
         """Make a record; return the frames in it."""
         self.newest += 1
-        frames = encode(message)
-        self._records.append(Record(self.epoch, self.newest, frames))
+        frames = wire.encode(message)
+        self._records.append(wire.Record(self.epoch, self.newest, frames))
         self._flush()
         return frames
 

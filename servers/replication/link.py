@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Here, Message, Node, Stored, decode, encode
 
 
 class StandbyLink:
@@ -19,7 +19,7 @@ class StandbyLink:
         peer: the link's name here.
     """
 
-    def __init__(self, transport: Transport, address: str, node: Node) -> None:
+    def __init__(self, transport: Transport, address: str, node: wire.Node) -> None:
         self._transport = transport
         self._address = address
         self._node = node
@@ -32,11 +32,11 @@ class StandbyLink:
 
     def introduce(self) -> None:
         """Say whose link this is, as has to be said again when the transport has made the link anew."""
-        self.send(Here(self._node))
+        self.send(wire.Here(self._node))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: wire.Message) -> None:
         """Send ``message``. Its large frames go by reference where the standby can map this process's memory."""
-        self._transport.send(self.peer, encode(message))
+        self._transport.send(self.peer, wire.encode(message))
 
     def close(self) -> None:
         """Drop the link for good."""
@@ -44,17 +44,17 @@ class StandbyLink:
 
     def _connect(self) -> Peer:
         peer = self._transport.connect(self._address, bulk=True)
-        self._transport.send(peer, encode(Here(self._node)))
+        self._transport.send(peer, wire.encode(wire.Here(self._node)))
         return peer
 
 
-def stored(frames: list[Buffer]) -> Stored:
+def stored(frames: list[wire.Buffer]) -> wire.Stored:
     """Return what a standby says.
 
     Raises:
         WireError: it is something else.
     """
-    message = decode(frames)
-    if not isinstance(message, Stored):
+    message = wire.decode(frames)
+    if not isinstance(message, wire.Stored):
         raise WireError(f"expected Stored of a standby, got {type(message).__name__}")
     return message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
-from kvstore.wire import Explain, Explanation, Message, Record, Stored
+from kvstore import wire
 from servers.replication.gate import Gate
 from servers.replication.journal import Journal
 from servers.requests.replies import Outbox
@@ -24,11 +24,11 @@ class Replicated(Protocol):
         """The highest number of rounds that are over."""
         ...
 
-    def refusal(self, peer: bytes, message: Message) -> Outbox | None:
+    def refusal(self, peer: bytes, message: wire.Message) -> Outbox | None:
         """Return what to send instead of handling ``message``; None if its sender may speak."""
         ...
 
-    def handle(self, peer: bytes, message: Message) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         """Serve; its recorder is told of each change."""
         ...
 
@@ -36,11 +36,11 @@ class Replicated(Protocol):
         """Note which workers have left in order."""
         ...
 
-    def apply(self, message: Message) -> None:
+    def apply(self, message: wire.Message) -> None:
         """Make a change that a primary has recorded."""
         ...
 
-    def capture(self) -> Iterator[Message]:
+    def capture(self) -> Iterator[wire.Message]:
         """Return the records that make this state of a new shard. The state is that of the call."""
         ...
 
@@ -78,17 +78,17 @@ class Primary:
         """Whether ``go_on`` has something to send."""
         return self.journal is not None and self.journal.capturing
 
-    def record(self, message: Message) -> None:
+    def record(self, message: wire.Message) -> None:
         """Send a change of the shard to the standby, if there is one."""
         if self.journal is not None:
             self.journal.add(message)
 
-    def handle(self, peer: bytes, message: Message) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
         outbox = self._shard.handle(peer, message)
-        if isinstance(message, Explain) and self.gate.holds(peer, message.about):
+        if isinstance(message, wire.Explain) and self.gate.holds(peer, message.about):
             text = f"waits for the standby of server {self._shard.rank}, which has not stored it"
-            return [(peer, Explanation(message.seq, text))]
+            return [(peer, wire.Explanation(message.seq, text))]
         return self.answer(outbox)
 
     def depart(self, workers: Collection[int]) -> Outbox:
@@ -101,7 +101,7 @@ class Primary:
             return outbox
         return self.gate.take(outbox, self.journal.newest, self.journal.stored)
 
-    def pair(self, epoch: int, empty: bool, send: Callable[[Record], None]) -> Outbox:
+    def pair(self, epoch: int, empty: bool, send: Callable[[wire.Record], None]) -> Outbox:
         """Have a standby from now on; return what waited for the one before.
 
         Args:
@@ -128,7 +128,7 @@ class Primary:
             self.journal.go_on()
             self._gate_if_caught_up(self.journal)
 
-    def stored(self, message: Stored) -> Outbox:
+    def stored(self, message: wire.Stored) -> Outbox:
         """Take what the standby says that it has; return the answers that have waited for it.
 
         Raises:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from kvstore import wire
 from kvstore.errors import REPLACED_EXIT, WireError
 from kvstore.rare_log import Drops
-from kvstore.wire import Buffer, Message, Record, Roster, Standing, View
 from servers.farewell import say
 from servers.member import Surroundings
 from servers.replication.link import StandbyLink, stored
@@ -49,7 +49,7 @@ class ReplicaProcess(ShardMember):
         link = self._link
         return link is not None and not self._replica.capturing and self._transport.shares(link.peer)
 
-    def note(self, message: Message) -> None:
+    def note(self, message: wire.Message) -> None:
         """Take a change of the shard."""
         self._replica.record(message)
 
@@ -60,7 +60,7 @@ class ReplicaProcess(ShardMember):
         self.unlink()
         self._link = StandbyLink(self._transport, address, self._session.client.node)
 
-    def record(self, record: Record) -> None:
+    def record(self, record: wire.Record) -> None:
         """See ``Neighbors``."""
         if self._link is not None:
             self._link.send(record)
@@ -71,7 +71,7 @@ class ReplicaProcess(ShardMember):
             self._link.close()
             self._link = None
 
-    def tell(self, standing: Standing) -> None:
+    def tell(self, standing: wire.Standing) -> None:
         """See ``Neighbors``."""
         self._session.report(standing)
 
@@ -91,7 +91,7 @@ class ReplicaProcess(ShardMember):
         pace = None if self._pace is None else _Gated(self._pace, self._replica.answer)
         self._service.run(self._handling(self._replica.handle), self._tick, self._soon, self._take, pace)
 
-    def _take(self, peer: bytes, frames: list[Buffer]) -> Outbox | None:
+    def _take(self, peer: bytes, frames: list[wire.Buffer]) -> Outbox | None:
         link = self._link
         if link is None or peer != link.peer:
             return None
@@ -105,10 +105,10 @@ class ReplicaProcess(ShardMember):
             self._drops.note("a bad message from the standby", exc)
             return []
 
-    def _notice(self, notice: Message) -> Outbox:
-        if isinstance(notice, View):
+    def _notice(self, notice: wire.Message) -> Outbox:
+        if isinstance(notice, wire.View):
             return self._unless_replaced(lambda: self._replica.look(notice))
-        if isinstance(notice, Roster):
+        if isinstance(notice, wire.Roster):
             return self._replica.depart(notice.departed)
         return []
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection
 from typing import Protocol
 
+from kvstore import wire
 from kvstore.transport.base import Admission
-from kvstore.wire import Explain, Explanation, Here, Message, Node, Record, Request, Standing, Stored, View
 from servers.replication.held import HeldRequests
 from servers.replication.primary import Primary, Replicated
 from servers.replication.standby import SEATS, Standby
@@ -32,7 +32,7 @@ class Neighbors(Protocol):
         """Make a link to the standby at ``address``, in place of any other."""
         ...
 
-    def record(self, record: Record) -> None:
+    def record(self, record: wire.Record) -> None:
         """Send a record over that link."""
         ...
 
@@ -40,7 +40,7 @@ class Neighbors(Protocol):
         """Do without a standby."""
         ...
 
-    def tell(self, standing: Standing) -> None:
+    def tell(self, standing: wire.Standing) -> None:
         """Tell the scheduler."""
         ...
 
@@ -61,7 +61,7 @@ class Replica:
     """
 
     def __init__(
-        self, node: Node, shard: Replicated, admission: Admission, neighbors: Neighbors, limit_s: float = math.inf
+        self, node: wire.Node, shard: Replicated, admission: Admission, neighbors: Neighbors, limit_s: float = math.inf
     ) -> None:
         self.serves = False
         self._node = node
@@ -71,9 +71,9 @@ class Replica:
         self._standby = Standby(shard.apply, admission)
         self._held = HeldRequests()
         self._held_reads = HeldRequests()  # of readers
-        self._view: View | None = None
+        self._view: wire.View | None = None
         self._departed: Collection[int] = ()
-        self._told: Standing | None = None
+        self._told: wire.Standing | None = None
         self._limit_s = limit_s
         self._waits = (0, 0.0)  # for which record to be stored, and since when, as far as ``stand`` has seen
 
@@ -84,21 +84,21 @@ class Replica:
 
     # ---- what comes
 
-    def record(self, message: Message) -> None:
+    def record(self, message: wire.Message) -> None:
         """Take a change of the shard: its recorder."""
         self._primary.record(message)
 
-    def handle(self, peer: bytes, message: Message) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``.
 
         Raises:
             WireError: a record is not for this process to take.
         """
-        if isinstance(message, Record):
+        if isinstance(message, wire.Record):
             if self._view is not None and self.serves:  # from a primary before this one
-                return [(peer, Stored(self._view.epoch, 0))]
+                return [(peer, wire.Stored(self._view.epoch, 0))]
             return self._standby.take(peer, message)
-        if isinstance(message, Here) and message.node.role in SEATS:
+        if isinstance(message, wire.Here) and message.node.role in SEATS:
             if not self.serves:
                 self._standby.here(peer, message.node)
             return []
@@ -110,7 +110,7 @@ class Replica:
         """Return what may leave now of answers of the shard that no message has asked for at this moment."""
         return self._primary.answer(outbox)
 
-    def stored(self, message: Stored) -> Outbox:
+    def stored(self, message: wire.Stored) -> Outbox:
         """Take what the standby says that it has.
 
         Raises:
@@ -128,7 +128,7 @@ class Replica:
         if self._primary.journal is not None:
             self._primary.journal.send_again()
 
-    def look(self, view: View) -> Outbox:
+    def look(self, view: wire.View) -> Outbox:
         """Take a view of this rank.
 
         Raises:
@@ -177,12 +177,12 @@ class Replica:
             return
         primary = self._primary
         synced = primary.synced and not (now is not None and self._overdue(now))
-        self._told = Standing(self._node, self._view.epoch, self._shard.rounds, synced, primary.nbytes)
+        self._told = wire.Standing(self._node, self._view.epoch, self._shard.rounds, synced, primary.nbytes)
         self._neighbors.tell(self._told)
 
     # ---- helpers
 
-    def _lead(self, view: View, before: View | None) -> Outbox:
+    def _lead(self, view: wire.View, before: wire.View | None) -> Outbox:
         """Be the primary, with the standby that ``view`` names; ``before`` is the view before."""
         served = self.serves
         if not served:
@@ -203,17 +203,17 @@ class Replica:
         self.stand()
         return outbox
 
-    def _hold(self, peer: bytes, message: Message) -> Outbox:
-        if isinstance(message, Request) and message.node.role == READER:
+    def _hold(self, peer: bytes, message: wire.Message) -> Outbox:
+        if isinstance(message, wire.Request) and message.node.role == READER:
             if len(self._held_reads) < MOST_READS:  # a reader may hear of a view sooner than this process does
                 self._held_reads.add(peer, message)
             return []
         refusal = self._shard.refusal(peer, message)
         if refusal is not None:
             return refusal
-        if isinstance(message, Explain):
-            return [(peer, Explanation(message.seq, self._why()))]
-        if isinstance(message, Request):
+        if isinstance(message, wire.Explain):
+            return [(peer, wire.Explanation(message.seq, self._why()))]
+        if isinstance(message, wire.Request):
             self._held.add(peer, message)
         return []
 

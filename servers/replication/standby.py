@@ -10,10 +10,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.rare_log import Drops
 from kvstore.transport.base import Admission
-from kvstore.wire import Message, Node, Record, Stored, View, decode
 from servers.replication.backlog import Backlog
 from servers.requests.replies import Outbox
 
@@ -31,13 +31,13 @@ class Standby:
         admission: of the transport: knows what key a link has proved.
     """
 
-    def __init__(self, apply: Callable[[Message], None], admission: Admission) -> None:
+    def __init__(self, apply: Callable[[wire.Message], None], admission: Admission) -> None:
         self._apply = apply
         self._admission = admission
-        self._view: View | None = None
-        self._links: dict[bytes, Node] = {}
-        self._early: deque[tuple[bytes, Record]] = deque(maxlen=KEPT)
-        self._records: deque[Record] = deque()  # as they came
+        self._view: wire.View | None = None
+        self._links: dict[bytes, wire.Node] = {}
+        self._early: deque[tuple[bytes, wire.Record]] = deque(maxlen=KEPT)
+        self._records: deque[wire.Record] = deque()  # as they came
         self._backlog = Backlog()
         self._stored = 0
         self._drops = Drops(log)
@@ -52,7 +52,7 @@ class Standby:
         """Whether ``go_on`` has something to do."""
         return bool(self._records) or self._backlog.ready
 
-    def here(self, peer: bytes, node: Node) -> None:
+    def here(self, peer: bytes, node: wire.Node) -> None:
         """Note that link ``peer`` names ``node``."""
         if peer not in self._links and len(self._links) >= KEPT:
             del self._links[next(iter(self._links))]
@@ -60,7 +60,7 @@ class Standby:
         if self._view is not None:
             self._admit(peer, self._view)
 
-    def look(self, view: View) -> Outbox:
+    def look(self, view: wire.View) -> Outbox:
         """Take the view that makes this process the standby of ``view.primary``; return what to send."""
         if self._view is not None and self._view.primary == view.primary:
             return []  # records keep the epoch of the first view
@@ -77,7 +77,7 @@ class Standby:
                 self._admission.refuse(peer)
         return outbox
 
-    def take(self, peer: bytes, record: Record) -> Outbox:
+    def take(self, peer: bytes, record: wire.Record) -> Outbox:
         """Store a record; return what to say.
 
         Raises:
@@ -97,12 +97,12 @@ class Standby:
         if record.number == self._stored + 1:
             self._records.append(record)
             self._stored = record.number
-        return [(peer, Stored(view.epoch, self._stored))]
+        return [(peer, wire.Stored(view.epoch, self._stored))]
 
     def go_on(self) -> None:
         """Apply what is next, if it is due. An error must end this process, which would differ from its primary."""
         while self._records and not self._backlog.ready:
-            self._backlog.add(decode(self._records.popleft().buffers))
+            self._backlog.add(wire.decode(self._records.popleft().buffers))
         message = self._backlog.take()
         if message is not None:
             self._apply(message)
@@ -114,10 +114,10 @@ class Standby:
                 self._backlog.hurry()
             self.go_on()
 
-    def _is_from_primary(self, peer: bytes, view: View) -> bool:
+    def _is_from_primary(self, peer: bytes, view: wire.View) -> bool:
         return self._links.get(peer) == view.primary and self._admission.identity(peer) == view.primary_key
 
-    def _admit(self, peer: bytes, view: View) -> None:
+    def _admit(self, peer: bytes, view: wire.View) -> None:
         if self._is_from_primary(peer, view):
             self._admission.admit(peer)
         else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, UsageError
-from kvstore.wire import AwaitCapture, Captured, Request
 from servers.requests.replies import Answer, refuse
 
 C = TypeVar("C")
@@ -16,7 +16,7 @@ MOST_ASKERS = 16  # of one checkpoint: worker 0 over its links
 
 class _Asker(NamedTuple):
     peer: bytes
-    request: AwaitCapture
+    request: wire.AwaitCapture
 
 
 class CaptureDesk(Generic[C]):
@@ -24,7 +24,7 @@ class CaptureDesk(Generic[C]):
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[int, int], C | None] = {}
-        self._outcomes: dict[tuple[int, int], Captured | KVStoreError] = {}
+        self._outcomes: dict[tuple[int, int], wire.Captured | KVStoreError] = {}
         self._waiting: dict[tuple[int, int], list[_Asker]] = {}
 
     def begin(self, store: int, number: int) -> None:
@@ -41,7 +41,7 @@ class CaptureDesk(Generic[C]):
         """Note that a capture has not begun after all."""
         self._under_way.pop((store, number), None)
 
-    def ended(self, store: int, number: int, outcome: Captured | KVStoreError) -> list[Answer]:
+    def ended(self, store: int, number: int, outcome: wire.Captured | KVStoreError) -> list[Answer]:
         """Note how a capture ended; ``seq`` of ``outcome`` does not matter. Return the answer to who waits."""
         self._under_way.pop((store, number), None)
         self._outcomes[store, number] = outcome
@@ -49,7 +49,7 @@ class CaptureDesk(Generic[C]):
             del self._outcomes[next(iter(self._outcomes))]
         return [self._answer(*asker, outcome) for asker in self._waiting.pop((store, number), ())]
 
-    def wait(self, peer: bytes, request: AwaitCapture) -> list[Answer]:
+    def wait(self, peer: bytes, request: wire.AwaitCapture) -> list[Answer]:
         """Answer ``request`` now, or when its capture has ended; a repeat is answered over its link, too."""
         which = request.store, request.number
         if which in self._under_way:
@@ -70,11 +70,11 @@ class CaptureDesk(Generic[C]):
                 return f"is writing checkpoint {number}"
         return ""
 
-    def _answer(self, peer: bytes, request: Request, outcome: Captured | KVStoreError) -> Answer:
+    def _answer(self, peer: bytes, request: wire.Request, outcome: wire.Captured | KVStoreError) -> Answer:
         if isinstance(outcome, KVStoreError):
             return refuse(peer, request, outcome)
         return Answer(
             peer,
             request,
-            Captured(request.seq, outcome.nbytes, outcome.sha256, outcome.clocks, outcome.optimizer, outcome.path),
+            wire.Captured(request.seq, outcome.nbytes, outcome.sha256, outcome.clocks, outcome.optimizer, outcome.path),
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from kvstore import wire
 from kvstore.transport.base import Admission
-from kvstore.wire import Explain, Here, Leave, Message, Request
 from servers.requests.replies import Outbox
 from servers.requests.reply_links import AdmitAll, turn_away
 
@@ -31,7 +31,7 @@ class GuestLinks:
     def __init__(
         self,
         role: str,
-        asks: Sequence[type[Request]],
+        asks: Sequence[type[wire.Request]],
         good_for: str,
         most: int,
         key: str = "",
@@ -51,24 +51,24 @@ class GuestLinks:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._links)
 
-    def concerns(self, peer: bytes, message: Message) -> bool:
+    def concerns(self, peer: bytes, message: wire.Message) -> bool:
         """Return whether ``message`` is a guest's, or has come over a link with the guests' key."""
         node = getattr(message, "node", None)
         if node is not None and node.role == self._role:
             return True
         return bool(self._key) and self._admission.identity(peer) == self._key
 
-    def refusal(self, peer: bytes, message: Message) -> Outbox | None:
+    def refusal(self, peer: bytes, message: wire.Message) -> Outbox | None:
         """Return what to send instead of handling ``message``, which concerns guests; None if it may be handled."""
         who = f"{self._role}s"
-        if not isinstance(message, Request) and not isinstance(message, Here):
+        if not isinstance(message, wire.Request) and not isinstance(message, wire.Here):
             return []
         if message.node.role != self._role:
             why = f"spoke over a link with the {who}' key, which is good for {self._good_for} alone"
             return turn_away(peer, message, why)
         if self._admission.identity(peer) != self._key:
             return turn_away(peer, message, f"spoke over a link with another key than {who} have")
-        if isinstance(message, Request) and not isinstance(message, (*self._asks, Explain, Leave)):
+        if isinstance(message, wire.Request) and not isinstance(message, (*self._asks, wire.Explain, wire.Leave)):
             return turn_away(
                 peer,
                 message,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
-from kvstore.wire import Node, Request
+from kvstore import wire
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Ledger(Generic[T]):
     def __init__(self) -> None:
         self._pages: dict[tuple[str, int], _Page[T]] = {}  # by role and rank, which all incarnations have in common
 
-    def admit(self, request: Request) -> Verdict:
+    def admit(self, request: wire.Request) -> Verdict:
         """Note ``request``, and return what to do with it."""
         node, seq, done = request.sender
         incarnation = node.incarnation
@@ -60,26 +60,27 @@ class Ledger(Generic[T]):
         return Verdict.NEW
 
     @property
-    def pages(self) -> list[tuple[Node, int, dict[int, T | None]]]:
+    def pages(self) -> list[tuple[wire.Node, int, dict[int, T | None]]]:
         """For each sender, below which number all is answered, and the answers, None for requests that wait."""
         return [
-            (Node(role, rank, page.incarnation), page.done, page.answers) for (role, rank), page in self._pages.items()
+            (wire.Node(role, rank, page.incarnation), page.done, page.answers)
+            for (role, rank), page in self._pages.items()
         ]
 
-    def restore(self, node: Node, done: int, answers: Mapping[int, T]) -> None:
+    def restore(self, node: wire.Node, done: int, answers: Mapping[int, T]) -> None:
         """Know the requests of ``node`` that another server has answered."""
         page = self._pages.setdefault(node[:2], _Page(node.incarnation))
         page.done = max(page.done, done)
         page.answers |= answers
 
-    def note(self, request: Request, answer: T | None) -> None:
+    def note(self, request: wire.Request, answer: T | None) -> None:
         """Remember the answer to ``request`` for as long as its sender may repeat it; None if it waits again."""
         node, seq, _ = request.sender
         page = self._pages.get(node[:2])
         if page is not None and page.incarnation == node.incarnation and seq in page.answers:
             page.answers[seq] = answer
 
-    def recall(self, request: Request) -> T | None:
+    def recall(self, request: wire.Request) -> T | None:
         """Return the answer to ``request``, or None if it still waits."""
         page = self._pages.get(request.node[:2])
         return None if page is None else page.answers.get(request.seq)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from kvstore.wire import MAX_REASON, Explanation
+from kvstore import wire
 
 
 class Reason(NamedTuple):
@@ -19,6 +19,6 @@ class Reason(NamedTuple):
     text: str = ""
     missing: Collection[int] = ()
 
-    def reply(self, seq: int) -> Explanation:
+    def reply(self, seq: int) -> wire.Explanation:
         """Return the answer to question ``seq``."""
-        return Explanation(seq, self.text[:MAX_REASON], sorted(self.missing))
+        return wire.Explanation(seq, self.text[: wire.MAX_REASON], sorted(self.missing))

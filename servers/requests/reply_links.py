@@ -12,16 +12,18 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
+from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.rare_log import Drops
 from kvstore.transport.base import Admission
-from kvstore.wire import Beat, Here, Node, ProcessAlive, Reply, Request, Stacks, Standing, TraceChunk
 from servers.requests.ledger import Ledger
 from servers.requests.replies import Answer, Outbox, refuse
 
 log = logging.getLogger(__name__)
 
-FromMember = Request | Here | Beat | ProcessAlive | Stacks | Standing | TraceChunk  # what names its sender
+FromMember = (
+    wire.Request | wire.Here | wire.Beat | wire.ProcessAlive | wire.Stacks | wire.Standing | wire.TraceChunk
+)  # what names its sender
 
 NOWHERE = b""  # the link of a request that another server has recorded; its answer leaves over links of repeats only
 KEPT = 16  # links of one member, which needs three; when there are more, the oldest is dropped
@@ -54,15 +56,15 @@ class ReplyLinks:
 
     def __init__(self, admission: Admission | None = None) -> None:
         self._admission = admission or AdmitAll()
-        self._links: dict[Node, deque[bytes]] = {}
-        self._repeated: dict[tuple[Node, int], deque[bytes]] = {}
+        self._links: dict[wire.Node, deque[bytes]] = {}
+        self._repeated: dict[tuple[wire.Node, int], deque[bytes]] = {}
         self._drops = Drops(log)
 
     def key(self, peer: bytes) -> str:
         """Return the public key that link ``peer`` has proved; empty where links prove no keys."""
         return self._admission.identity(peer)
 
-    def has(self, peer: bytes, node: Node) -> bool:
+    def has(self, peer: bytes, node: wire.Node) -> bool:
         """Return whether link ``peer`` has been admitted as one of ``node``."""
         links = self._links.get(node)
         return links is not None and peer in links
@@ -84,16 +86,16 @@ class ReplyLinks:
         self._admission.admit(peer)
         return True
 
-    def forget(self, node: Node) -> None:
+    def forget(self, node: wire.Node) -> None:
         """Drop the links of ``node``, which is not a member any more."""
         for peer in self._links.pop(node, ()):
             self._admission.refuse(peer)
 
-    def repeat(self, peer: bytes, request: Request) -> None:
+    def repeat(self, peer: bytes, request: wire.Request) -> None:
         """Note that a request that waits has been repeated over link ``peer``."""
         self._repeated.setdefault(_identity(request), deque(maxlen=KEPT)).append(peer)
 
-    def again(self, peer: bytes, request: Request, ledger: Ledger[Reply]) -> Outbox:
+    def again(self, peer: bytes, request: wire.Request, ledger: Ledger[wire.Reply]) -> Outbox:
         """Return the answer to a repeat that came over link ``peer``; none yet if the request waits."""
         before = ledger.recall(request)
         if before is None:
@@ -113,10 +115,10 @@ class ReplyLinks:
 
 def turn_away(peer: bytes, message: FromMember, why: str) -> Outbox:
     """Return the refusal of a message that its sender may not send; nothing if it asks for no answer."""
-    if not isinstance(message, Request):
+    if not isinstance(message, wire.Request):
         return []
     return [(peer, refuse(peer, message, UsageError(f"{message.node} {why}")).reply)]
 
 
-def _identity(request: Request) -> tuple[Node, int]:
+def _identity(request: wire.Request) -> tuple[wire.Node, int]:
     return request.node, request.seq

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore import wire
 from kvstore.tracing.tracer import NOBODY, Tracer
-from kvstore.wire import Buffer, Message, Node, Reply, Request
 from servers.requests.replies import Outbox
 
 OBSERVER = "observer"
@@ -24,9 +24,9 @@ class RequestTracer:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
-        self._nodes: dict[bytes, Node] = {}  # who speaks over each link
+        self._nodes: dict[bytes, wire.Node] = {}  # who speaks over each link
 
-    def note(self, began: float, left: float, outbox: Outbox, peer: bytes, message: Message | None) -> None:
+    def note(self, began: float, left: float, outbox: Outbox, peer: bytes, message: wire.Message | None) -> None:
         """Note that ``outbox`` has been sent because ``message`` came from ``peer``, if that is of interest.
 
         Args:
@@ -35,7 +35,7 @@ class RequestTracer:
             message: None if no message has asked for it at this moment.
         """
         tracer = self.tracer
-        if not isinstance(message, Request):
+        if not isinstance(message, wire.Request):
             if outbox and tracer.open and (replies := self._replies(outbox)):
                 tracer.handled(began, left, "", NOBODY, 0, 0, tracer.round, replies)
             return
@@ -49,11 +49,11 @@ class RequestTracer:
         clocks: Sequence[int] = getattr(message, "clocks", ())
         round_ = clocks[0] if clocks else 0
         if tracer.reached(round_) if round_ else tracer.open:
-            buffers: Sequence[Buffer] = getattr(message, "buffers", ())
+            buffers: Sequence[wire.Buffer] = getattr(message, "buffers", ())
             nbytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
             replies = self._replies(outbox) if outbox else []
             tracer.handled(began, left, type(message).__name__, node, seq, nbytes, round_, replies)
 
-    def _replies(self, outbox: Outbox) -> list[tuple[Node | tuple[str, int, int], int]]:
+    def _replies(self, outbox: Outbox) -> list[tuple[wire.Node | tuple[str, int, int], int]]:
         """Return whom each reply answers, and the number of the request."""
-        return [(self._nodes.get(link, NOBODY), reply.seq) for link, reply in outbox if isinstance(reply, Reply)]
+        return [(self._nodes.get(link, NOBODY), reply.seq) for link, reply in outbox if isinstance(reply, wire.Reply)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import Node, Pull, Push, Request
 from servers.names import workers
 
-CARRIED = (Push, Pull)  # what aggregators send for workers
+CARRIED = (wire.Push, wire.Pull)  # what aggregators send for workers
 
 
 class Speakers:
@@ -32,11 +32,11 @@ class Speakers:
         self._keys = _keyed("worker", num_workers, worker_keys)
         self._keys |= _keyed("aggregator", len(aggregated), aggregator_keys)
 
-    def key(self, node: Node) -> str | None:
+    def key(self, node: wire.Node) -> str | None:
         """Return the public key that ``node`` has joined with, empty where links prove none; None for a stranger."""
         return self._keys.get(node)
 
-    def require(self, message: Request) -> None:
+    def require(self, message: wire.Request) -> None:
         """Raise ``UsageError`` if the sender of ``message``, which is no stranger, may not send it."""
         node = message.sender.node
         if not isinstance(message, CARRIED):
@@ -46,7 +46,7 @@ class Speakers:
                     "servers take Push, Pull and Explain from aggregators, the rest from workers"
                 )
             return
-        if isinstance(message, Push) and message.encode is not None:
+        if isinstance(message, wire.Push) and message.encode is not None:
             raise UsageError(
                 f"{node} sent a Push with encode, which asks an aggregator to compress; "
                 "servers take values that are compressed already, with codec"
@@ -60,7 +60,7 @@ class Speakers:
                 "a worker sends without ranks, and only for itself"
             )
 
-    def _require_aggregated(self, message: Push | Pull) -> None:
+    def _require_aggregated(self, message: wire.Push | wire.Pull) -> None:
         what = f"{message.node} sent a {type(message).__name__}"
         mine = self._aggregated[message.node.rank]
         if not message.ranks:
@@ -69,6 +69,6 @@ class Speakers:
             raise UsageError(f"{what} for {workers(message.ranks)}; it speaks for {workers(mine)} only")
 
 
-def _keyed(role: str, number: int, keys: Sequence[str]) -> dict[Node, str]:
+def _keyed(role: str, number: int, keys: Sequence[str]) -> dict[wire.Node, str]:
     """Return the key of each member of ``role``. All are first incarnations: nobody is replaced yet."""
-    return {Node(role, rank, 1): keys[rank] if rank < len(keys) else "" for rank in range(number)}
+    return {wire.Node(role, rank, 1): keys[rank] if rank < len(keys) else "" for rank in range(number)}

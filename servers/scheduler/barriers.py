@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 from typing import NamedTuple
 
-from kvstore.wire import Barrier
+from kvstore import wire
 
-Waiter = tuple[bytes, Barrier]
+Waiter = tuple[bytes, wire.Barrier]
 
 
 class UnfinishedBarrier(NamedTuple):
@@ -36,7 +36,7 @@ class Barriers:
         self._arrived: dict[int, dict[int, Waiter | None]] = {}
         self._since: dict[int, float] = {}  # by number: when the first of those came
 
-    def arrive(self, peer: bytes, request: Barrier, now: float = 0.0) -> list[Waiter]:
+    def arrive(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Waiter]:
         """Note that a worker has come; return all to be answered if it was the last."""
         arrived = self._arrived.setdefault(request.number, {})
         self._since.setdefault(request.number, now)

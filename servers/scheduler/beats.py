@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvstore.wire import Alive, Beat, Fault, JobFailed, Message, Node, ProcessAlive, Stop
+from kvstore import wire
 from kvstore.wire.rendezvous import MemberNotice
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.departures import Rosters
@@ -40,7 +40,7 @@ class Beats:
         reply_links: ReplyLinks,
         failover: Failover,
         rosters: Rosters,
-        send: Callable[[bytes, Message], None],
+        send: Callable[[bytes, wire.Message], None],
         failure: JobFailure,
         start: int = 1,
     ) -> None:
@@ -54,7 +54,7 @@ class Beats:
         self._faults = 0
         self.traced = [0, 0]
 
-    def beat(self, peer: bytes, message: Beat, now: float) -> None:
+    def beat(self, peer: bytes, message: wire.Beat, now: float) -> None:
         """Take a member's beat, and send what it may have missed; a beat of nobody is answered with why."""
         member = self._members.identify(message.node)
         if member is None or member.state is MemberState.LOST or not self._reply_links.admit(peer, message, member.key):
@@ -67,7 +67,7 @@ class Beats:
         failure = self._failure.text
         if failure is not None and member.state is MemberState.READY:
             self._send(peer, self._failure.told())
-        self._send(peer, Alive(message.sent, now if message.sent else 0.0, self._start, self.traced))
+        self._send(peer, wire.Alive(message.sent, now if message.sent else 0.0, self._start, self.traced))
         self.tell(member)
         if failure is None:
             self._failover.show(member)
@@ -77,12 +77,12 @@ class Beats:
     def trace(self, rounds: list[int]) -> None:
         """Have members note other rounds: at once, and those that this does not reach at their next beat."""
         self.traced = rounds
-        told = Alive(start=self._start, traced=rounds)
+        told = wire.Alive(start=self._start, traced=rounds)
         for member in self._members.everyone:
             if member.state is MemberState.READY and member.peer is not None:
                 self._send(member.peer, told)
 
-    def pulse(self, peer: bytes, message: ProcessAlive, now: float) -> None:
+    def pulse(self, peer: bytes, message: wire.ProcessAlive, now: float) -> None:
         """Take a sign of life from beside a member's process."""
         member = self._members.identify(message.node)
         if member is None or not self._reply_links.admit(peer, message, member.key):
@@ -103,7 +103,7 @@ class Beats:
                 self._send(member.peer, notice)
             member.notices.clear()
 
-    def blame(self, fault: Fault) -> None:
+    def blame(self, fault: wire.Fault) -> None:
         """Tell rank 0 what is wrong with a call of its own that was answered before."""
         owner = self._members.find("worker", 0)
         if owner is not None:
@@ -111,13 +111,13 @@ class Beats:
             owner.notices.append(replace(fault, number=self._faults))
             self.tell(owner)
 
-    def _disown(self, peer: bytes, node: Node) -> None:
+    def _disown(self, peer: bytes, node: wire.Node) -> None:
         """Tell a process that it is no member: of a server's seat, by a view that does not name it."""
         seat = self._members.find(node.role, node.rank) if self._members.restarts(node.role) else None
         view = self._failover.view(node.rank)
         if seat is None or view is None or self._reply_links.key(peer) != seat.key:
-            self._send(peer, JobFailed(f"{node} is not a member of this job, or was given up"))
+            self._send(peer, wire.JobFailed(f"{node} is not a member of this job, or was given up"))
         elif self._failure.text is not None:  # why it has failed, and not that this process was given up
             self._send(peer, self._failure.told())
         else:
-            self._send(peer, Stop() if self._rosters.over else view)
+            self._send(peer, wire.Stop() if self._rosters.over else view)

@@ -6,27 +6,9 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 
+from kvstore import wire
 from kvstore.errors import NodeLost, UsageError, WireError
 from kvstore.transport.base import Admission
-from kvstore.wire import (
-    Ack,
-    Beat,
-    Census,
-    Counted,
-    Explain,
-    Here,
-    Join,
-    Leave,
-    Locate,
-    Lost,
-    Message,
-    Node,
-    ProcessAlive,
-    Reply,
-    Request,
-    Standing,
-    Stuck,
-)
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
@@ -89,11 +71,11 @@ class Scheduler:
             *(num_workers, num_servers, limit_s, num_aggregators, replicas),
             news=lambda line: self.observing.events.add(self._now, line),
         )
-        self.silent: list[tuple[Node, float]] = []
+        self.silent: list[tuple[wire.Node, float]] = []
         self._now = self._ticked = 0.0
         self._departures = Departures(farewell_s)
         self._stores = Stores(range(num_workers), num_servers, self._departures)
-        self.ledger: Ledger[Reply] = Ledger()
+        self.ledger: Ledger[wire.Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)
         self._notices: Outbox = []
         self._failure = JobFailure(self.members, self._send, lambda now, line: self.observing.events.add(now, line))
@@ -117,7 +99,7 @@ class Scheduler:
             start,
         )
 
-    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
         self._set_time(now)
         if self._readers is not None and self._readers.links.concerns(peer, message):
@@ -126,38 +108,38 @@ class Scheduler:
             return self.observing.handle(peer, message, now) + self._flush([])
         if self.observing.take(peer, message, now):
             return self._flush([])
-        if isinstance(message, Beat):
+        if isinstance(message, wire.Beat):
             self._beats.beat(peer, message, now)
             return self._flush([])
-        if isinstance(message, ProcessAlive):
+        if isinstance(message, wire.ProcessAlive):
             self._beats.pulse(peer, message, now)
             return []
-        if isinstance(message, Standing):
+        if isinstance(message, wire.Standing):
             self._losses.stand(peer, message, now)
             return self._flush([])
-        if isinstance(message, Stuck):
+        if isinstance(message, wire.Stuck):
             self._look_for_deadlock(peer, message)
             return self._flush([])
-        if isinstance(message, Lost):
+        if isinstance(message, wire.Lost):
             self._losses.report(peer, message, now)
             return self._flush([])
-        if not isinstance(message, Request) and not isinstance(message, Here):
+        if not isinstance(message, wire.Request) and not isinstance(message, wire.Here):
             log.debug("dropped a %s, which the scheduler does not handle", type(message).__name__)
             return []
-        if isinstance(message, Explain):
+        if isinstance(message, wire.Explain):
             return [(peer, self._explain(message).reply(message.seq))]
-        if isinstance(message, Join):  # not in the ledger: without a rank, a sender is not identified
+        if isinstance(message, wire.Join):  # not in the ledger: without a rank, a sender is not identified
             return self._flush(self._answers(peer, message, self._join))
-        if isinstance(message, Leave) and message.node.rank < 0:
+        if isinstance(message, wire.Leave) and message.node.rank < 0:
             return self._give_up(peer, message)
         member = self.members.identify(message.node)
         if member is None:  # before the ledger, for strangers must not fill it
             return turn_away(peer, message, "is not a member of this job")
         if not self._reply_links.admit(peer, message, member.key):
             return turn_away(peer, message, "joined this job with another key than that of this link")
-        if isinstance(message, Here):
+        if isinstance(message, wire.Here):
             return []
-        if isinstance(message, Locate):  # not in the ledger: it changes nothing, and its answer may be long
+        if isinstance(message, wire.Locate):  # not in the ledger: it changes nothing, and its answer may be long
             self.observing.locate(peer, message, now)
             return self._flush([])
         verdict = self.ledger.admit(message)
@@ -184,7 +166,7 @@ class Scheduler:
         """Return when ``tick`` has something to do that cannot wait for its interval; None if it has not."""
         return self.observing.due()
 
-    def tick_again(self, now: float, silent: Sequence[tuple[Node, float]]) -> Outbox:
+    def tick_again(self, now: float, silent: Sequence[tuple[wire.Node, float]]) -> Outbox:
         """Repeat a tick that was logged, in which ``silent`` were overdue, and nobody else; see that attribute."""
         self._ticked = now
         self.members.forgive(now)
@@ -235,15 +217,17 @@ class Scheduler:
 
     # ---- members
 
-    def _join(self, peer: bytes, message: Join) -> list[Answer]:
+    def _join(self, peer: bytes, message: wire.Join) -> list[Answer]:
         self._failure.check()
         before = self._joining.predecessor(peer, message)
         if before is not None:
-            self._losses.end(Lost(before.role, message.node.rank, "has been started again", before.start), self._now)
+            self._losses.end(
+                wire.Lost(before.role, message.node.rank, "has been started again", before.start), self._now
+            )
         self._joining.join(peer, message, self._now)
         return []
 
-    def _give_up(self, peer: bytes, message: Leave) -> Outbox:
+    def _give_up(self, peer: bytes, message: wire.Leave) -> Outbox:
         """Let a member go that has not been welcomed, or does not know it yet."""
         member = self.members.by_nonce(message.node.incarnation)
         if member is None or self._reply_links.key(peer) != member.key:
@@ -253,7 +237,7 @@ class Scheduler:
             self._joining.withdraw(member, message)
         else:
             answers = self._leave(member, message)
-        return [(peer, Ack(message.seq)), *self._flush(answers)]
+        return [(peer, wire.Ack(message.seq)), *self._flush(answers)]
 
     def _over(self) -> NodeLost | None:
         """Return why there is nothing more to read; None if there may be."""
@@ -261,13 +245,13 @@ class Scheduler:
             return NodeLost(self.failure, self.cause)
         return NodeLost("the job has ended: all workers have left") if self.members.all_gone("worker") else None
 
-    def changes_nothing(self, peer: bytes, message: Message) -> bool:
+    def changes_nothing(self, peer: bytes, message: wire.Message) -> bool:
         """Return whether ``message`` is a reader's or an observer's, so that it changes nothing, whatever it is."""
         if self._readers is not None and self._readers.links.concerns(peer, message):
             return True
         return self.observing.concerns(peer, message)
 
-    def _leave(self, member: JobMember, message: Leave) -> list[Answer]:
+    def _leave(self, member: JobMember, message: wire.Leave) -> list[Answer]:
         if not self.members.happens(member, MemberEvent.LEAVES):
             return []
         if member.role == "worker":
@@ -297,16 +281,16 @@ class Scheduler:
             self._rosters.inform(member)
         return self._stores.depart(ranks)
 
-    def _send(self, peer: bytes, notice: Message) -> None:
+    def _send(self, peer: bytes, notice: wire.Message) -> None:
         self._notices.append((peer, notice))
 
     # ---- requests of members
 
-    def _serve(self, member: JobMember, peer: bytes, message: Request) -> list[Answer]:
-        if isinstance(message, Leave):
-            return [Answer(peer, message, Ack(message.seq)), *self._leave(member, message)]
-        if isinstance(message, Census):
-            return [Answer(peer, message, Counted(message.seq, self.members.lost))]
+    def _serve(self, member: JobMember, peer: bytes, message: wire.Request) -> list[Answer]:
+        if isinstance(message, wire.Leave):
+            return [Answer(peer, message, wire.Ack(message.seq)), *self._leave(member, message)]
+        if isinstance(message, wire.Census):
+            return [Answer(peer, message, wire.Counted(message.seq, self.members.lost))]
         self._failure.check()
         served = self._stores.serve(peer, message, self._now)
         if served is None:
@@ -316,7 +300,7 @@ class Scheduler:
             self._beats.blame(fault)
         return answers
 
-    def _look_for_deadlock(self, peer: bytes, message: Stuck) -> None:
+    def _look_for_deadlock(self, peer: bytes, message: wire.Stuck) -> None:
         """Take what a worker says of its waits, and have workers that wait for each other raise errors.
 
         Nothing of it is logged: workers that still wait when the scheduler has been started again will say it again.
@@ -328,7 +312,7 @@ class Scheduler:
             if member is not None and member.peer is not None:
                 self._send(member.peer, notice)
 
-    def _explain(self, message: Explain) -> Reason:
+    def _explain(self, message: wire.Explain) -> Reason:
         joining = self.members.by_nonce(message.node.incarnation)
         if joining is not None and not self.members.complete:
             return Reason(f"waits for {self.members.absent()} to join")
@@ -346,7 +330,7 @@ class Scheduler:
 
     # ---- answers
 
-    def _answers(self, peer: bytes, message: Request, serve: Callable[..., list[Answer]]) -> list[Answer]:
+    def _answers(self, peer: bytes, message: wire.Request, serve: Callable[..., list[Answer]]) -> list[Answer]:
         try:
             return serve(peer, message)
         except Exception as exc:

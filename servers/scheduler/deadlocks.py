@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvstore.wire import MAX_REASON, Deadlock, Message, StillStuck, Stuck
+from kvstore import wire
 from servers.names import MOST, workers
 
 
@@ -19,11 +19,11 @@ class Deadlocks:
     """The waits of one job's workers, as they have said them."""
 
     def __init__(self) -> None:
-        self._said: dict[int, Stuck] = {}  # by rank
+        self._said: dict[int, wire.Stuck] = {}  # by rank
         self._number = 0  # of the latest prompt
         self._prompted: dict[int, tuple[int, list[int]]] = {}  # by rank: the latest prompt, and the waits then
 
-    def take(self, said: Stuck) -> list[tuple[int, Message]]:
+    def take(self, said: wire.Stuck) -> list[tuple[int, wire.Message]]:
         """Take what a worker says of its waits; return what to tell which workers, by rank."""
         rank = said.node.rank
         if not said.waits:
@@ -36,13 +36,13 @@ class Deadlocks:
         if len({self._asked(other) for other in group}) > 1 or not self._asked(rank):
             self._number += 1
             self._prompted.update({other: (self._number, self._said[other].waits) for other in group})
-            return [(other, StillStuck(self._number)) for other in group]
+            return [(other, wire.StillStuck(self._number)) for other in group]
         if said.prompt < self._asked(rank):  # the prompt was lost, or this was said before it came
-            return [(rank, StillStuck(self._asked(rank)))]
+            return [(rank, wire.StillStuck(self._asked(rank)))]
         if any(self._said[other].prompt < self._asked(other) for other in group):
             return []
         text = self._words(rank)
-        return [(other, Deadlock(self._said.pop(other).waits, text)) for other in group]
+        return [(other, wire.Deadlock(self._said.pop(other).waits, text)) for other in group]
 
     def _asked(self, rank: int) -> int:
         """Return the number of the prompt that was about the waits that a worker says it is in; 0 for none."""
@@ -50,7 +50,7 @@ class Deadlocks:
         return number if waits == self._said[rank].waits else 0
 
     @staticmethod
-    def _group(rank: int, said: Mapping[int, Stuck]) -> list[int]:
+    def _group(rank: int, said: Mapping[int, wire.Stuck]) -> list[int]:
         """Return ``rank`` and all that it waits for, and these wait for, if all of them are ``said`` to wait."""
         group, left = {rank: None}, [rank]
         while left:
@@ -70,7 +70,7 @@ class Deadlocks:
         circle = sorted(way[way.index(following) :])
         who = f"{workers(circle)} wait for each other" if len(circle) > 1 else f"worker {circle[0]} waits for itself"
         return f"{who}: {'; '.join(self._each(circle))}. All workers must make the same calls, in the same order"[
-            :MAX_REASON
+            : wire.MAX_REASON
         ]
 
     def _each(self, ranks: Iterable[int]) -> list[str]:

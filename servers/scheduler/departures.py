@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 
-from kvstore.wire import Message, Roster, Stop
+from kvstore import wire
 from servers.scheduler.member import JobMember
 
 
@@ -55,17 +55,17 @@ class Rosters:
         epoch: how often there were news.
     """
 
-    def __init__(self, tell: Callable[[bytes, Message], None]) -> None:
+    def __init__(self, tell: Callable[[bytes, wire.Message], None]) -> None:
         self.over = False
         self._tell = tell
         self.epoch = 0
-        self._news: Roster | Stop = Roster(0, [])
+        self._news: wire.Roster | wire.Stop = wire.Roster(0, [])
 
     def change(self, departed: Collection[int], *, over: bool) -> None:
         """Have news: these workers have left; with ``over``, they are all of them."""
         self.over = over
         self.epoch += 1
-        self._news = Stop() if over else Roster(self.epoch, sorted(departed))
+        self._news = wire.Stop() if over else wire.Roster(self.epoch, sorted(departed))
 
     def inform(self, member: JobMember) -> None:
         """Send a server or aggregator the latest news: once over each link, but ``Stop`` at each beat."""

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from typing import Any
 
-from kvstore.wire import MAX_REASON
+from kvstore import wire
 from kvstore.wire.observing import MOST_EVENTS
 
 
@@ -19,7 +19,7 @@ class Events:
 
     def add(self, now: float, text: str) -> None:
         """Note that something has happened."""
-        self._lines.append((now, text[:MAX_REASON]))
+        self._lines.append((now, text[: wire.MAX_REASON]))
         self._count += 1
 
     def after(self, number: int) -> tuple[int, list[list[Any]]]:

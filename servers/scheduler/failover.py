@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.wire import Message, Moved, Node, Standing, View
+from kvstore import wire
 from servers.scheduler.member import JobMember, MemberState
 from servers.scheduler.members import SEATS, Members
 from servers.scheduler.views import Views
@@ -23,7 +23,7 @@ class Failover:
         tell: sends a message over a link.
     """
 
-    def __init__(self, members: Members, tell: Callable[[bytes, Message], None]) -> None:
+    def __init__(self, members: Members, tell: Callable[[bytes, wire.Message], None]) -> None:
         self._members = members
         self._tell = tell
         self._views = Views()
@@ -61,16 +61,16 @@ class Failover:
         self._views.join(member.node, now)
         self._show_rank(member.rank)
 
-    def give_up(self, node: Node, how: str) -> None:
+    def give_up(self, node: wire.Node, how: str) -> None:
         """Note that the process of ``node``, which has ended, is not started again; see ``lose``."""
         self._views.give_up(node, how)
 
-    def unanswering(self, standing: Standing) -> JobMember | None:
+    def unanswering(self, standing: wire.Standing) -> JobMember | None:
         """Return the standby that its primary cannot reach, though it is alive as far as the scheduler knows."""
         standby = self._views.unanswering(standing)
         return None if standby is None else self._members.identify(standby)
 
-    def stand(self, standing: Standing, now: float) -> None:
+    def stand(self, standing: wire.Standing, now: float) -> None:
         """Take in what a member says of itself."""
         self._views.stand(standing, now)
         self._show_rank(standing.node.rank)
@@ -90,14 +90,14 @@ class Failover:
             member.viewed = view.epoch
             self._tell(member.peer, view)
 
-    def view(self, rank: int) -> View | None:
+    def view(self, rank: int) -> wire.View | None:
         """Return a rank's view as its members are told it; None if there are no views."""
         view = self._views.of(rank)
         if view is None:
             return None
         primary = self._members.identify(view.primary)
         standby = None if view.standby is None else self._members.identify(view.standby)
-        return View(
+        return wire.View(
             view.primary,
             view.epoch,
             primary_key="" if primary is None else primary.key,
@@ -122,6 +122,6 @@ class Failover:
         for member in (*self._members.of("worker"), *self._members.of("aggregator")):
             self.show(member)
 
-    def _moved(self) -> list[Moved]:
+    def _moved(self) -> list[wire.Moved]:
         servers = [] if self._welcomes is None else self._welcomes.servers
-        return [Moved(rank, epoch, servers[rank]) for rank, epoch in self._views.moved.items()]
+        return [wire.Moved(rank, epoch, servers[rank]) for rank, epoch in self._views.moved.items()]

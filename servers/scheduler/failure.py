@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvstore import wire
 from kvstore.errors import NodeLost
-from kvstore.wire import MAX_REASON, JobFailed, Leave, Message, Node, Sender
 from servers.requests.replies import refuse
 from servers.scheduler.member import MemberEvent, MemberState
 from servers.scheduler.members import Members
@@ -26,7 +26,7 @@ class JobFailure:
     """
 
     def __init__(
-        self, members: Members, send: Callable[[bytes, Message], None], note: Callable[[float, str], None]
+        self, members: Members, send: Callable[[bytes, wire.Message], None], note: Callable[[float, str], None]
     ) -> None:
         self.text: str | None = None
         self.cause = ""
@@ -39,20 +39,22 @@ class JobFailure:
         """Let the job fail: tell all members that are still there why. Only the first call counts."""
         if self.text is not None:
             return
-        self.text, self.at, self.cause = text[:MAX_REASON], now, cause
-        self._note(now, f"the job has failed: {self.text}"[:MAX_REASON])
+        self.text, self.at, self.cause = text[: wire.MAX_REASON], now, cause
+        self._note(now, f"the job has failed: {self.text}"[: wire.MAX_REASON])
         failed = self.told()
         for member in self._members.everyone:
             if member.state is MemberState.READY and member.peer is not None:
                 self._send(member.peer, failed)
             elif member.state is MemberState.JOINED:
                 self._members.happens(member, MemberEvent.LEAVES)
-                joining = Leave(Sender(Node(member.role, member.hint, member.nonce), member.join_seq, 0), error=None)
+                joining = wire.Leave(
+                    wire.Sender(wire.Node(member.role, member.hint, member.nonce), member.join_seq, 0), error=None
+                )
                 self._send(member.join_peer, refuse(member.join_peer, joining, NodeLost(self.text, cause)).reply)
 
-    def told(self) -> JobFailed:
+    def told(self) -> wire.JobFailed:
         """What members are told once the job has failed."""
-        return JobFailed(self.text or "", self.cause)
+        return wire.JobFailed(self.text or "", self.cause)
 
     def check(self) -> None:
         """Raise ``NodeLost`` with the reason if the job has failed."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from kvstore.wire import Locate, Located, Message, Node, Stacks, Where, encode
+from kvstore import wire
 from kvstore.wire.observing import MOST_LOCATED, UNASKED
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.member import JobMember, MemberState
@@ -33,7 +33,7 @@ class Sighting(NamedTuple):
     """
 
     words: str
-    stacks: Stacks | None = None
+    stacks: wire.Stacks | None = None
 
 
 Found: TypeAlias = Callable[[Mapping[int, Sighting]], None]
@@ -70,7 +70,7 @@ class _MemberQuestion:
 
     number: int
     at: float
-    beside: Stacks | None = None
+    beside: wire.Stacks | None = None
 
 
 class Inquiries:
@@ -82,16 +82,18 @@ class Inquiries:
         send: sends a message over a link.
     """
 
-    def __init__(self, members: Members, reply_links: ReplyLinks, send: Callable[[bytes, Message], None]) -> None:
+    def __init__(self, members: Members, reply_links: ReplyLinks, send: Callable[[bytes, wire.Message], None]) -> None:
         self._members = members
         self._reply_links = reply_links
         self._send = send
         self._number = 0
         self._looks: list[_Look] = []  # in the order of their limits
         self._asked: dict[tuple[str, int], _MemberQuestion] = {}
-        self._links: dict[tuple[Node, int], bytes] = {}  # by asker and number of a ``Locate``: the link for its answer
+        self._links: dict[
+            tuple[wire.Node, int], bytes
+        ] = {}  # by asker and number of a ``Locate``: the link for its answer
 
-    def locate(self, peer: bytes, message: Locate, now: float) -> None:
+    def locate(self, peer: bytes, message: wire.Locate, now: float) -> None:
         """Take a ``Locate``; send the answer over ``peer`` when it is there. Observers get the stacks, too."""
         asker = message.node, message.seq
         repeated = asker in self._links
@@ -122,7 +124,7 @@ class Inquiries:
         if len(self._looks) > MOST_LOOKS:
             self._finish(self._looks.pop(0), now)
 
-    def take(self, peer: bytes, stacks: Stacks, now: float) -> None:
+    def take(self, peer: bytes, stacks: wire.Stacks, now: float) -> None:
         """Take a member's answer, or what the process beside it says unasked. The link must be the member's."""
         role, rank, _ = stacks.node
         asked, member = self._asked.get((role, rank)), self._members.identify(stacks.node)
@@ -161,9 +163,9 @@ class Inquiries:
             return
         self._number += 1
         self._asked[member.role, member.rank] = _MemberQuestion(self._number, now)
-        self._send(member.peer, Where(self._number))
+        self._send(member.peer, wire.Where(self._number))
         if member.pulse_peer is not None:
-            self._send(member.pulse_peer, Where(self._number))
+            self._send(member.pulse_peer, wire.Where(self._number))
 
     def _finish(self, look: _Look, now: float) -> None:
         for rank in look.waiting:
@@ -173,12 +175,12 @@ class Inquiries:
                 self._asked.pop((look.role, rank), None)
         look.found(dict(sorted(look.sightings.items())))
 
-    def _located(self, message: Locate, sightings: Mapping[int, Sighting]) -> None:
+    def _located(self, message: wire.Locate, sightings: Mapping[int, Sighting]) -> None:
         peer = self._links.pop((message.node, message.seq))
         buffers = []
         if message.node.role == "observer":
-            buffers = [encode(seen.stacks)[0] for seen in sightings.values() if seen.stacks is not None]
-        self._send(peer, Located(message.seq, [*sightings], [seen.words for seen in sightings.values()], buffers))
+            buffers = [wire.encode(seen.stacks)[0] for seen in sightings.values() if seen.stacks is not None]
+        self._send(peer, wire.Located(message.seq, [*sightings], [seen.words for seen in sightings.values()], buffers))
 
 
 def _absence(member: JobMember | None) -> str:
@@ -192,7 +194,7 @@ def _absence(member: JobMember | None) -> str:
     return "has not been heard yet" if member.peer is None else ""
 
 
-def _place(stacks: Stacks) -> str:
+def _place(stacks: wire.Stacks) -> str:
     return f"is at {stacks.place}" + (f", which {stacks.doing}" if stacks.doing else "")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import Join, Leave, Message, Node
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
 from servers.scheduler.member import JobMember
@@ -33,7 +33,7 @@ class JoinRequests:
         members: Members,
         reply_links: ReplyLinks,
         failover: Failover,
-        tell: Callable[[bytes, Message], None],
+        tell: Callable[[bytes, wire.Message], None],
     ) -> None:
         self._members = members
         self._reply_links = reply_links
@@ -47,7 +47,7 @@ class JoinRequests:
         """The address of who serves each server's rank, as it is now; empty until all have joined."""
         return [] if self._welcomes is None else self._welcomes.servers
 
-    def predecessor(self, peer: bytes, request: Join) -> JobMember | None:
+    def predecessor(self, peer: bytes, request: wire.Join) -> JobMember | None:
         """Return who has ended, as ``request`` of a later start in the same seat shows; None if nobody has."""
         role, rank, _ = request.node
         before = self._members.find(role, rank) if self._members.restarts(role) else None
@@ -55,7 +55,7 @@ class JoinRequests:
             return None
         return before
 
-    def join(self, peer: bytes, request: Join, now: float) -> None:
+    def join(self, peer: bytes, request: wire.Join, now: float) -> None:
         """Let a process in, or note that it has asked again.
 
         Raises:
@@ -96,10 +96,10 @@ class JoinRequests:
             for other in self._members.everyone:
                 self._welcome(other)
 
-    def withdraw(self, member: JobMember, request: Leave) -> None:
+    def withdraw(self, member: JobMember, request: wire.Leave) -> None:
         """Let a process go that has not been welcomed yet."""
         self._members.withdraw(member)
-        self._reply_links.forget(Node(member.role, member.hint, member.nonce))
+        self._reply_links.forget(wire.Node(member.role, member.hint, member.nonce))
         log.warning("a %s has left before all had joined: %s", member.role, request.error)
 
     def remind(self, now: float) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
+from kvstore import wire
 from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import Key, Spec, shorten, told_apart
 from kvstore.table import Table, TableSpec
-from kvstore.wire import Declare
 from servers.scheduler.placements import Columns, Placements, first_other
 
 
@@ -23,7 +23,7 @@ class Asker(NamedTuple):
     """A worker that waits for the answer to its ``request``, by its link."""
 
     peer: bytes
-    request: Declare
+    request: wire.Declare
 
 
 Outcome = tuple[Asker, "Columns | Exception"]
@@ -66,7 +66,7 @@ class DeclaredKeys:
         self._moved: dict[Key, Key] = {}  # by the key of an array, the key of the table that has its rows now
         self._latest: tuple[Declaration, Columns | Exception] | None = None  # the latest declaration with an outcome
 
-    def declare(self, peer: bytes, request: Declare) -> tuple[list[Outcome], Exception | None]:
+    def declare(self, peer: bytes, request: wire.Declare) -> tuple[list[Outcome], Exception | None]:
         """Take a worker's declaration.
 
         Returns:
@@ -178,7 +178,7 @@ class DeclaredKeys:
         missing = self._placements.missing(group.specs.keys())
         return f"waits for worker 0 to init {shorten(key for key in group.specs if key in missing)}"
 
-    def _known(self, request: Declare) -> tuple[Spec, ...]:
+    def _known(self, request: wire.Declare) -> tuple[Spec, ...]:
         """Return the specs of a declaration's kinds."""
         tables = request.tables or [None] * len(request.shapes)
         specs = [
@@ -212,7 +212,7 @@ class DeclaredKeys:
             if not self._by_rank[request.node.rank]:
                 del self._by_rank[request.node.rank]
 
-    def _place(self, request: Declare, specs: Mapping[Key, Spec]) -> Columns | Exception:
+    def _place(self, request: wire.Declare, specs: Mapping[Key, Spec]) -> Columns | Exception:
         try:
             self._placements.add(specs, request.bound, request.longest)
             return self._placements.columns(request.keys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 
-from kvstore.wire import Barrier, Node
+from kvstore import wire
 from servers.scheduler.records import Came, Record, sender_of
 
 
@@ -27,8 +27,10 @@ class LiveRecords:
         self._num_workers = num_workers
         self._numbers = itertools.count()
         self._records: dict[int, bytes] = {}
-        self._done: dict[Node, int] = {}  # each sender has its answers to all requests below this number
-        self._barriers: dict[tuple[int, int], dict[int, tuple[Node, int]]] = {}  # by store and number, then by record
+        self._done: dict[wire.Node, int] = {}  # each sender has its answers to all requests below this number
+        self._barriers: dict[
+            tuple[int, int], dict[int, tuple[wire.Node, int]]
+        ] = {}  # by store and number, then by record
 
     def add(self, data: bytes, record: Record | None) -> None:
         """Add a record to the end of the log."""
@@ -39,7 +41,7 @@ class LiveRecords:
         if sender is None:
             return
         self._done[sender.node] = max(sender.done, self._done.get(sender.node, 0))
-        if isinstance(record, Came) and isinstance(record.message, Barrier):
+        if isinstance(record, Came) and isinstance(record.message, wire.Barrier):
             barrier = (record.message.store, record.message.number)
             self._barriers.setdefault(barrier, {})[number] = sender.node, sender.seq
 
@@ -52,7 +54,7 @@ class LiveRecords:
                     self.nbytes -= len(self._records.pop(number))
         return b"".join(self._records.values())
 
-    def _over(self, arrivals: dict[int, tuple[Node, int]]) -> bool:
+    def _over(self, arrivals: dict[int, tuple[wire.Node, int]]) -> bool:
         if len({node.rank for node, _ in arrivals.values()}) < self._num_workers:
             return False
         return all(seq < self._done[node] for node, seq in arrivals.values())

@@ -10,26 +10,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 
+from kvstore import wire
 from kvstore.transport.base import Admission
-from kvstore.wire import (
-    Barrier,
-    CloseStore,
-    Declare,
-    Join,
-    Leave,
-    Located,
-    Lost,
-    Message,
-    OpenStore,
-    Pause,
-    Ready,
-    Standing,
-)
 from servers.requests.replies import Outbox
 from servers.scheduler.core import Scheduler
 from servers.scheduler.records import Came, Record, Succession, Ticked
 
-REQUESTS = (Leave, OpenStore, CloseStore, Declare, Ready, Barrier, Pause)  # of members, that change anything
+REQUESTS = (
+    wire.Leave,
+    wire.OpenStore,
+    wire.CloseStore,
+    wire.Declare,
+    wire.Ready,
+    wire.Barrier,
+    wire.Pause,
+)  # of members, that change anything
 _FORMER = b"former "  # begins the names of links that were there before a replay
 
 
@@ -102,11 +97,11 @@ class LoggedScheduler:
                 scheduler.handle(peer, record.message, record.now)
         scheduler.resume(now)
 
-    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
         """See ``Scheduler.handle``."""
         may_matter = not self._scheduler.changes_nothing(peer, message) and self._may_matter(message)
         outbox = self._scheduler.handle(peer, message, now)
-        if may_matter and not (isinstance(message, Join) and not self._joined(message)):
+        if may_matter and not (isinstance(message, wire.Join) and not self._joined(message)):
             self._log(Came(now, peer, self._links.identity(peer), message))
         return _over_links(outbox)
 
@@ -114,26 +109,26 @@ class LoggedScheduler:
         """See ``Scheduler.tick``."""
         before = self._scheduler.epoch
         outbox = self._scheduler.tick(now)
-        changed = any(not isinstance(message, Located) for _, message in outbox)
+        changed = any(not isinstance(message, wire.Located) for _, message in outbox)
         if changed or self._scheduler.silent or self._scheduler.epoch != before:
             self._log(Ticked(now, self._scheduler.silent))
         return _over_links(outbox)
 
-    def _may_matter(self, message: Message) -> bool:
+    def _may_matter(self, message: wire.Message) -> bool:
         """Whether a message may change the scheduler. Strangers must not fill the log."""
-        if isinstance(message, Join):
+        if isinstance(message, wire.Join):
             return not self._joined(message)
         if isinstance(message, REQUESTS):
             known = self._scheduler.members.identify(message.node) is not None
-            return known or (isinstance(message, Leave) and message.node.rank < 0 and self._joined(message))
-        if isinstance(message, Standing):
+            return known or (isinstance(message, wire.Leave) and message.node.rank < 0 and self._joined(message))
+        if isinstance(message, wire.Standing):
             seat, state = message.node[:2], (message.epoch, message.synced)
             before = self._synced.get(seat)
             self._synced[seat] = state
             return before != state
-        return isinstance(message, Lost)
+        return isinstance(message, wire.Lost)
 
-    def _joined(self, message: Join | Leave) -> bool:
+    def _joined(self, message: wire.Join | wire.Leave) -> bool:
         """Whether the sender of a message without a rank has joined."""
         return self._scheduler.members.by_nonce(message.node.incarnation) is not None
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 
+from kvstore import wire
 from kvstore.job.contract import process_name
 from kvstore.rare_log import Drops
-from kvstore.wire import Lost, Node, Standing
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
 from servers.scheduler.failure import JobFailure
@@ -46,7 +46,7 @@ class Losses:
         self._failure = failure
         self._drops = Drops(log)
 
-    def report(self, peer: bytes, lost: Lost, now: float) -> None:
+    def report(self, peer: bytes, lost: wire.Lost, now: float) -> None:
         """Take in the launcher's report that a member has ended."""
         member = self._members.find(lost.role, lost.rank)
         who = f"{lost.role} {lost.rank}" if lost.role != "scheduler" else "the scheduler"
@@ -71,10 +71,10 @@ class Losses:
         else:
             self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}", now)
 
-    def end(self, lost: Lost, now: float) -> None:
+    def end(self, lost: wire.Lost, now: float) -> None:
         """Note that the process of a member that is started again has ended; it may be final."""
         member = self._members.end(lost.role, lost.rank, lost.start)
-        node = Node(lost.role, lost.rank, lost.start)
+        node = wire.Node(lost.role, lost.rank, lost.start)
         if self._members.complete:
             if lost.final and self._failure.text is None and not self._members.all_gone("worker"):
                 self._failover.give_up(node, lost.how)
@@ -92,7 +92,7 @@ class Losses:
             if why:
                 self._failure.happen(why, now, process_name(member.role, member.rank, member.start))
 
-    def stand(self, peer: bytes, standing: Standing, now: float) -> None:
+    def stand(self, peer: bytes, standing: wire.Standing, now: float) -> None:
         """Take in what a server says of itself, and of its standby."""
         member = self._members.identify(standing.node)
         if member is None or member.state is not MemberState.READY:

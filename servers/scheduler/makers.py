@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from kvstore import wire
 from kvstore.errors import Mismatch
-from kvstore.wire import OpenStore
 
 MOST = 8  # stores that were made at different places; a branch for each worker may make them so
 
@@ -18,20 +18,20 @@ MOST = 8  # stores that were made at different places; a branch for each worker 
 class _Pair(NamedTuple):
     """Two workers that have made their stores of one number at different places."""
 
-    one: OpenStore
-    other: OpenStore
+    one: wire.OpenStore
+    other: wire.OpenStore
 
 
 class Makers:
     """The stores that workers have made. The cost of each is the same, however many workers there are."""
 
     def __init__(self) -> None:
-        self._first: dict[int, OpenStore] = {}  # by ordinal: who has made it first
+        self._first: dict[int, wire.OpenStore] = {}  # by ordinal: who has made it first
         self._by: dict[int, set[int]] = {}  # by ordinal: who has made it
         self._places: dict[int, dict[int, str]] = {}  # by rank and ordinal, with some that are forgotten
         self._apart: dict[int, _Pair] = {}  # by ordinal
 
-    def note(self, request: OpenStore) -> None:
+    def note(self, request: wire.OpenStore) -> None:
         """Note that a worker makes a store.
 
         Raises:
@@ -74,7 +74,7 @@ class Makers:
         self._by.pop(ordinal, None)
         self._apart.pop(ordinal, None)
 
-    def _elsewhere(self, one: OpenStore, other: OpenStore) -> bool:
+    def _elsewhere(self, one: wire.OpenStore, other: wire.OpenStore) -> bool:
         """Return whether the worker of ``one`` has made, as another of its stores, what ``other`` is."""
         places = self._places[one.node.rank]
         return any(places.get(number) == other.place for number in self._first if number != one.ordinal)
@@ -83,7 +83,7 @@ class Makers:
 _RULE = "all workers must make the same stores, in the same order"
 
 
-def _words(one: OpenStore, other: OpenStore) -> str:
+def _words(one: wire.OpenStore, other: wire.OpenStore) -> str:
     nth = _nth(one.ordinal)
     return (
         f"the {nth} store of {one.node} is {_described(one)}, and the {nth} store of {other.node} is "
@@ -91,7 +91,7 @@ def _words(one: OpenStore, other: OpenStore) -> str:
     )
 
 
-def _described(request: OpenStore) -> str:
+def _described(request: wire.OpenStore) -> str:
     return (request.made or "a store") + (f", made at {request.place}" if request.place else "")
 
 

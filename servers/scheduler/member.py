@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kvstore.wire import Message, Node, Stacks
+from kvstore import wire
 
 
 class MemberState(Enum):
@@ -81,12 +81,12 @@ class JobMember:
     beaten: float = 0.0
     pulsed: float = 0.0
     pulse_peer: bytes | None = None
-    stopped: Stacks | None = None
+    stopped: wire.Stacks | None = None
     epoch: int = 0
     viewed: int = 0
-    notices: list[Message] = field(default_factory=list)
+    notices: list[wire.Message] = field(default_factory=list)
 
     @property
-    def node(self) -> Node:
+    def node(self) -> wire.Node:
         """Its role, rank and incarnation."""
-        return Node(self.role, self.rank, self.incarnation)
+        return wire.Node(self.role, self.rank, self.incarnation)

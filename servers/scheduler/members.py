@@ -13,8 +13,8 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import Node
 from servers.names import name
 from servers.scheduler.member import NEXT, JobMember, MemberEvent, MemberState
 
@@ -94,7 +94,7 @@ class Members:
             return self._by_rank.get((role, rank))
         return next(iter(self._by_wish.get((role, rank), {}).values()), None)
 
-    def identify(self, node: Node) -> JobMember | None:
+    def identify(self, node: wire.Node) -> JobMember | None:
         """Return the member that ``node`` names; None before members have ranks."""
         member = self._by_rank.get((node.role, node.rank))
         return member if member is not None and member.incarnation == node.incarnation else None
@@ -279,7 +279,7 @@ class Members:
         for member in self._ready.values():
             member.heard = now
 
-    def recall(self, node: Node, heard: float) -> None:
+    def recall(self, node: wire.Node, heard: float) -> None:
         """Let the silence of the member that ``node`` names have begun at ``heard``, before everybody else's."""
         member = self.identify(node)
         if member is not None and member.nonce in self._ready:

@@ -10,24 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.transport.base import Admission
-from kvstore.wire import (
-    MAX_REASON,
-    Ack,
-    Explain,
-    Explanation,
-    FetchTrace,
-    Leave,
-    Locate,
-    Message,
-    Observe,
-    Observed,
-    Reply,
-    Request,
-    TraceFetched,
-    encode,
-)
 from servers.requests.guest_links import GuestLinks
 from servers.requests.reasons import Reason
 from servers.requests.replies import Outbox, refuse
@@ -60,9 +45,9 @@ class JobState:
     events: Events
     failure: Callable[[], str | None]
     waits: Callable[[], Reason]
-    reports: Callable[[JobMember], Sequence[Message]]
-    locate: Callable[[bytes, Locate, float], None]
-    trace: Callable[[FetchTrace, float], TraceFetched]
+    reports: Callable[[JobMember], Sequence[wire.Message]]
+    locate: Callable[[bytes, wire.Locate, float], None]
+    trace: Callable[[wire.FetchTrace, float], wire.TraceFetched]
     leaves: Callable[[int], None]
     started: float | None = None
 
@@ -81,7 +66,9 @@ class Observers:
         self, key: str, admission: Admission | None, members: Members, job: JobState, most: int = MOST_OBSERVERS
     ) -> None:
         # Links that are not gone yet may be more: their observer has made another.
-        self.links = GuestLinks(OBSERVER, (Observe, Locate, FetchTrace), "looking on", 2 * most, key, admission)
+        self.links = GuestLinks(
+            OBSERVER, (wire.Observe, wire.Locate, wire.FetchTrace), "looking on", 2 * most, key, admission
+        )
         self._members = members
         self._job = job
         self._most = most
@@ -89,13 +76,13 @@ class Observers:
             OrderedDict()
         )  # by the observer's random number, the longest silent first
 
-    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message``, which concerns observers, came from ``peer``."""
         refusal = self.links.refusal(peer, message)
-        if refusal is not None or not isinstance(message, Request):
+        if refusal is not None or not isinstance(message, wire.Request):
             return refusal or []
         try:
-            if isinstance(message, Locate):
+            if isinstance(message, wire.Locate):
                 self._hear(message.node.incarnation, now)
                 self._job.locate(peer, message, now)
                 return []
@@ -105,23 +92,23 @@ class Observers:
 
     def alerts(self) -> Outbox:
         """Return what lets all observers look at once: an answer to nothing, which ends their pause."""
-        return [(peer, Ack(NOTHING)) for peer in self.links]
+        return [(peer, wire.Ack(NOTHING)) for peer in self.links]
 
     def unaware(self, since: float, now: float) -> bool:
         """Whether an observer that looks regularly has not looked since a moment, and may do so yet."""
         return now - since < LOOK_S and any(since - LOOK_S <= heard < since for heard in self._heard.values())
 
-    def _serve(self, message: Request, now: float) -> Reply:
-        if isinstance(message, Leave):
+    def _serve(self, message: wire.Request, now: float) -> wire.Reply:
+        if isinstance(message, wire.Leave):
             self._heard.pop(message.node.incarnation, None)
             self._job.leaves(message.node.incarnation)
-            return Ack(message.seq)
-        if isinstance(message, Explain):
-            return Explanation(message.seq, "")
-        if isinstance(message, FetchTrace):
+            return wire.Ack(message.seq)
+        if isinstance(message, wire.Explain):
+            return wire.Explanation(message.seq, "")
+        if isinstance(message, wire.FetchTrace):
             self._hear(message.node.incarnation, now)
             return self._job.trace(message, now)
-        assert isinstance(message, Observe)  # noqa: S101 (for the type checker: the links let nothing else pass)
+        assert isinstance(message, wire.Observe)  # noqa: S101 (for the type checker: the links let nothing else pass)
         self._hear(message.node.incarnation, now)
         return self._observed(message, now)
 
@@ -138,25 +125,25 @@ class Observers:
         self._heard[nonce] = now
         self._heard.move_to_end(nonce)
 
-    def _observed(self, message: Observe, now: float) -> Observed:
+    def _observed(self, message: wire.Observe, now: float) -> wire.Observed:
         wanted = self._members.wanted
         everyone = self._members.everyone
         reports = [self._job.reports(member) for member in everyone]
         waits = self._job.waits()
         first, events = self._job.events.after(message.after)
-        return Observed(
+        return wire.Observed(
             message.seq,
             now,
             now if self._job.started is None else self._job.started,
             [wanted[role] for role in ("worker", "server", "standby", "aggregator")],
             [_record(member, now) for member in everyone],
             self._job.failure(),
-            waits.text[:MAX_REASON],
+            waits.text[: wire.MAX_REASON],
             first,
             events,
             [place for place, made in enumerate(reports) for _ in made],
             sorted(waits.missing),
-            [encode(report)[0] for made in reports for report in made],
+            [wire.encode(report)[0] for made in reports for report in made],
         )
 
 

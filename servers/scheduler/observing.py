@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.transport.base import Admission
-from kvstore.wire import FetchTrace, Locate, Message, ServerReport, Stacks, TraceChunk, TraceFetched, WorkerReport
 from servers.requests.reasons import Reason
 from servers.requests.replies import Outbox
 from servers.requests.reply_links import ReplyLinks
@@ -49,7 +49,7 @@ class Observing:
         members: Members,
         reply_links: ReplyLinks,
         beats: Beats,
-        send: Callable[[bytes, Message], None],
+        send: Callable[[bytes, wire.Message], None],
         key: str,
         admission: Admission | None,
         failure: JobFailure,
@@ -79,28 +79,28 @@ class Observing:
         )
         self._observers = Observers(key, admission, members, self._job)
 
-    def concerns(self, peer: bytes, message: Message) -> bool:
+    def concerns(self, peer: bytes, message: wire.Message) -> bool:
         """Return whether ``message`` is an observer's."""
         return self._observers.links.concerns(peer, message)
 
-    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message``, which concerns observers, came from ``peer``."""
         return self._observers.handle(peer, message, now)
 
-    def take(self, peer: bytes, message: Message, now: float) -> bool:
+    def take(self, peer: bytes, message: wire.Message, now: float) -> bool:
         """Take what a member says of itself; return whether ``message`` is such a notice."""
-        if isinstance(message, WorkerReport | ServerReport):
+        if isinstance(message, wire.WorkerReport | wire.ServerReport):
             if self._beats.is_from_member(peer, message):
                 self.reports.take(message, now)
-        elif isinstance(message, TraceChunk):
+        elif isinstance(message, wire.TraceChunk):
             self._note_trace(peer, message)
-        elif isinstance(message, Stacks):
+        elif isinstance(message, wire.Stacks):
             self.inquiries.take(peer, message, now)
         else:
             return False
         return True
 
-    def locate(self, peer: bytes, message: Locate, now: float) -> None:
+    def locate(self, peer: bytes, message: wire.Locate, now: float) -> None:
         """Take a member's question where others are; it is answered later."""
         self.inquiries.locate(peer, message, now)
 
@@ -141,13 +141,13 @@ class Observing:
         self._news.clear()
         return news
 
-    def _note_trace(self, peer: bytes, chunk: TraceChunk) -> None:
+    def _note_trace(self, peer: bytes, chunk: wire.TraceChunk) -> None:
         """Keep what a member has noted, also one that has left: its last chunk may come behind that."""
         member = self._members.identify(chunk.node)
         if self.traces is not None and member is not None and self._reply_links.admit(peer, chunk, member.key):
             self.traces.take(chunk)
 
-    def _fetch_trace(self, message: FetchTrace, now: float) -> TraceFetched:
+    def _fetch_trace(self, message: wire.FetchTrace, now: float) -> wire.TraceFetched:
         if self.traces is None:
             if not message.traced[1]:
                 raise UsageError("this job has no trace; kvstore-status --trace FILE begins one")

@@ -10,25 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from kvstore import wire
 from kvstore.errors import KeyNotInitialized, KVStoreError, UsageError, nearest
 from kvstore.spec import Key
 from kvstore.table import TableSpec
 from kvstore.transport.base import Admission
-from kvstore.wire import (
-    Ack,
-    Connect,
-    Connected,
-    Explain,
-    Explanation,
-    FindKeys,
-    KeysFound,
-    KeysListed,
-    Leave,
-    ListKeys,
-    Message,
-    Reply,
-    Request,
-)
 from servers.requests.reader_links import ReaderLinks
 from servers.requests.replies import Outbox, refuse
 from servers.scheduler.stores import Stores
@@ -69,34 +55,34 @@ class Readers:
         self._ended = ended
         self._seats: OrderedDict[int, _Seat] = OrderedDict()  # by the reader's random number, the longest silent first
 
-    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+    def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message``, which concerns readers, came from ``peer``."""
         refusal = self.links.refusal(peer, message)
-        if refusal is not None or not isinstance(message, Request):
+        if refusal is not None or not isinstance(message, wire.Request):
             return refusal or []
         try:
             return [(peer, self._serve(message, now))]
         except KVStoreError as exc:
             return [(peer, refuse(peer, message, exc).reply)]
 
-    def _serve(self, message: Request, now: float) -> Reply:
+    def _serve(self, message: wire.Request, now: float) -> wire.Reply:
         nonce = message.node.incarnation
-        if isinstance(message, Leave):
+        if isinstance(message, wire.Leave):
             self._seats.pop(nonce, None)
-            return Ack(message.seq)
-        if isinstance(message, Explain):
-            return Explanation(message.seq, "")
+            return wire.Ack(message.seq)
+        if isinstance(message, wire.Explain):
+            return wire.Explanation(message.seq, "")
         error = self._ended()
         if error is not None:
             raise error
         rank = self._seat(nonce, now)
-        if isinstance(message, Connect):
-            return Connected(message.seq, rank, list(self._servers()))
-        if isinstance(message, FindKeys):
+        if isinstance(message, wire.Connect):
+            return wire.Connected(message.seq, rank, list(self._servers()))
+        if isinstance(message, wire.FindKeys):
             return self._find(message)
-        if isinstance(message, ListKeys):
+        if isinstance(message, wire.ListKeys):
             names = self._stores.find(message.name)[1].keys.names(message.start, PAGE + 1)
-            return KeysListed(message.seq, names[:PAGE], len(names) > PAGE)
+            return wire.KeysListed(message.seq, names[:PAGE], len(names) > PAGE)
         raise UsageError(f"the scheduler has no values; send a {type(message).__name__} to the servers")
 
     def _seat(self, nonce: int, now: float) -> int:
@@ -119,7 +105,7 @@ class Readers:
         self._seats.move_to_end(nonce)
         return seat.rank
 
-    def _find(self, message: FindKeys) -> KeysFound:
+    def _find(self, message: wire.FindKeys) -> wire.KeysFound:
         try:
             number, store = self._stores.find(message.name)
         except KeyNotInitialized as exc:
@@ -130,7 +116,7 @@ class Readers:
                 raise self._without_value(key, message.name, known)
         specs, columns = store.keys.look_up(message.keys)
         kinds = {spec: kind for kind, spec in enumerate(dict.fromkeys(specs))}
-        return KeysFound(
+        return wire.KeysFound(
             message.seq,
             number,
             [kinds[spec] for spec in specs],

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, WireError
-from kvstore.wire import Declare, Message, Node, Request, Sender, decode, encode
 
 VERSION = 1
 _LENGTH = struct.Struct("<I")
 _FRAME = struct.Struct("<III")  # length, its checksum, that of the payload
-_NOBODY = Sender(Node("worker", 0, 0), 0, 0)
+_NOBODY = wire.Sender(wire.Node("worker", 0, 0), 0, 0)
 _START, _BODY, _INPUT, _SHARED, _TICK = range(5)
 
 
@@ -37,14 +37,14 @@ class Came(NamedTuple):
     now: float
     peer: bytes
     key: str
-    message: Message
+    message: wire.Message
 
 
 class Ticked(NamedTuple):
     """Time has passed. ``silent`` are those who were overdue, each with the time of its last sign of life."""
 
     now: float
-    silent: list[tuple[Node, float]]
+    silent: list[tuple[wire.Node, float]]
 
 
 Record = Succession | Came | Ticked
@@ -72,9 +72,9 @@ class RecordPacker:
         if isinstance(record, Ticked):
             return _framed([_TICK, record.now, [[*node, heard] for node, heard in record.silent]])
         now, peer, key, message = record
-        if not isinstance(message, Declare):
-            return _framed([_INPUT, now, peer, key, bytes(encode(message)[0])])
-        body, new = bytes(encode(replace(message, sender=_NOBODY))[0]), b""
+        if not isinstance(message, wire.Declare):
+            return _framed([_INPUT, now, peer, key, bytes(wire.encode(message)[0])])
+        body, new = bytes(wire.encode(replace(message, sender=_NOBODY))[0]), b""
         number = self._bodies.get(body)
         if number is None:
             number = self._bodies[body] = len(self._bodies)
@@ -143,14 +143,14 @@ def _record(fields: list[Any], bodies: list[bytes]) -> Record | None:
         return None
     if kind == _TICK:
         now, silent = values
-        return Ticked(now, [(Node(*node), heard) for *node, heard in silent])
+        return Ticked(now, [(wire.Node(*node), heard) for *node, heard in silent])
     if kind == _INPUT:
         now, peer, key, frame = values
-        return Came(now, peer, key, decode([frame]))
+        return Came(now, peer, key, wire.decode([frame]))
     if kind == _SHARED:
         now, peer, key, (role, rank, incarnation, seq, done), number = values
-        message = decode([bodies[number]])
-        return Came(now, peer, key, replace(message, sender=Sender(Node(role, rank, incarnation), seq, done)))
+        message = wire.decode([bodies[number]])
+        return Came(now, peer, key, replace(message, sender=wire.Sender(wire.Node(role, rank, incarnation), seq, done)))
     raise ValueError(f"a record of kind {kind!r} is not known")
 
 
@@ -160,8 +160,8 @@ def _framed(fields: list[Any]) -> bytes:
     return _FRAME.pack(length, zlib.crc32(_LENGTH.pack(length)), zlib.crc32(payload)) + payload
 
 
-def sender_of(record: Record | None) -> Sender | None:
+def sender_of(record: Record | None) -> wire.Sender | None:
     """Return who has made the request that a record is of; None if it is of none."""
-    if isinstance(record, Came) and isinstance(record.message, Request):
+    if isinstance(record, Came) and isinstance(record.message, wire.Request):
         return record.message.sender
     return None

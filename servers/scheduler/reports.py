@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from kvstore import wire
 from kvstore.observing.view import AnyReport
-from kvstore.wire import Node, WorkerReport
 
 WINDOW_S = 6.0  # how far back the earlier report of a pair is
 SPACING_S = 1.0  # between reports of that time that are kept
@@ -43,7 +43,7 @@ class Reports:
     def take(self, report: AnyReport, now: float) -> bool:
         """Take a member's report; return whether members of its role make such ones."""
         node = report.node
-        if isinstance(report, WorkerReport) != (node.role == "worker"):
+        if isinstance(report, wire.WorkerReport) != (node.role == "worker"):
             return False
         kept = self._kept.get((node.role, node.rank))
         if kept is None or kept.incarnation != node.incarnation:
@@ -65,7 +65,7 @@ class Reports:
         """How many reports there are, beside the latest of each member."""
         return sum(len(kept.earlier) + len(kept.old) for kept in self._kept.values())
 
-    def of(self, node: Node) -> tuple[AnyReport, ...]:
+    def of(self, node: wire.Node) -> tuple[AnyReport, ...]:
         """Return a member's report of some ``WINDOW_S`` ago and its latest one, or one alone; empty for none."""
         kept = self._find(node)
         if kept is None:
@@ -73,7 +73,7 @@ class Reports:
         before = kept.earlier[0][1]
         return (kept.latest,) if before is kept.latest else (before, kept.latest)
 
-    def over(self, node: Node, seconds: float, fewest: int = 0) -> tuple[AnyReport, AnyReport] | None:
+    def over(self, node: wire.Node, seconds: float, fewest: int = 0) -> tuple[AnyReport, AnyReport] | None:
         """Return a member's report of some time ago and its latest one; None if it has made none.
 
         Args:
@@ -90,10 +90,10 @@ class Reports:
                 return report, latest
         return (kept.old or kept.earlier)[0][1], latest
 
-    def _find(self, node: Node) -> _Kept | None:
+    def _find(self, node: wire.Node) -> _Kept | None:
         kept = self._kept.get((node.role, node.rank))
         return kept if kept is not None and kept.incarnation == node.incarnation else None
 
 
 def _progress(report: AnyReport) -> int:
-    return report.rounds if isinstance(report, WorkerReport) else report.waves
+    return report.rounds if isinstance(report, wire.WorkerReport) else report.waves

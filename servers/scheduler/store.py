@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from kvstore import wire
 from kvstore.errors import NodeLost, UsageError
-from kvstore.wire import Ack, Barrier, Declare, Placed, Ready
 from servers.names import have, name
 from servers.requests.replies import Answer, refuse
 from servers.scheduler.barriers import Barriers
@@ -38,20 +38,20 @@ class Store:
         self._joins = Joins(workers, departures.known)
         self._departures = departures
 
-    def declare(self, peer: bytes, request: Declare) -> tuple[list[Answer], Exception | None]:
+    def declare(self, peer: bytes, request: wire.Declare) -> tuple[list[Answer], Exception | None]:
         """Take a declaration of keys; return answers, and what to tell rank 0; see ``DeclaredKeys.declare``."""
         outcomes, fault = self.keys.declare(peer, request)
         return _placed(outcomes) + self._without_values(), fault
 
-    def ready(self, peer: bytes, request: Ready) -> list[Answer]:
+    def ready(self, peer: bytes, request: wire.Ready) -> list[Answer]:
         """Note that rank 0's values are on the servers; answer those who waited for them."""
-        return [Answer(peer, request, Ack(request.seq)), *_placed(self.keys.ready(request.keys))]
+        return [Answer(peer, request, wire.Ack(request.seq)), *_placed(self.keys.ready(request.keys))]
 
-    def barrier(self, peer: bytes, request: Barrier, now: float = 0.0) -> list[Answer]:
+    def barrier(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Answer]:
         """Note that a worker has come to a barrier; if it was the last, answer all."""
         released = self.barriers.arrive(peer, request, now)
         if released:
-            return [Answer(link, arrival, Ack(arrival.seq)) for link, arrival in released]
+            return [Answer(link, arrival, wire.Ack(arrival.seq)) for link, arrival in released]
         return self._in_vain(request.number)
 
     def pause(self, rank: int, number: int) -> list[Answer]:
@@ -129,6 +129,6 @@ def _placed(outcomes: list[Outcome]) -> list[Answer]:
     return [
         refuse(asker.peer, asker.request, outcome)
         if isinstance(outcome, Exception)
-        else Answer(asker.peer, asker.request, Placed(asker.request.seq, *outcome))
+        else Answer(asker.peer, asker.request, wire.Placed(asker.request.seq, *outcome))
         for asker, outcome in outcomes
     ]

@@ -9,21 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Sequence, Set
 
+from kvstore import wire
 from kvstore.errors import KeyNotInitialized, UsageError
 from kvstore.spec import Key
-from kvstore.wire import (
-    MAX_STORES,
-    Ack,
-    Barrier,
-    CloseStore,
-    Declare,
-    Fault,
-    OpenStore,
-    Pause,
-    Ready,
-    Request,
-    StoreOpened,
-)
 from servers.names import MOST, wait, workers
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
@@ -59,17 +47,17 @@ class Stores:
         """
         number = self._numbers.get(ordinal)
         if number is None:
-            free = set(range(MAX_STORES)) - set(self._numbers.values())
+            free = set(range(wire.MAX_STORES)) - set(self._numbers.values())
             if not free:
                 raise UsageError(
-                    f"this job has {MAX_STORES} dist stores already, the most that may be open at once; "
+                    f"this job has {wire.MAX_STORES} dist stores already, the most that may be open at once; "
                     "close() those that are not needed any more, on all workers"
                 )
             number = self._numbers[ordinal] = min(free)
             self._closed[number] = set()
         return number
 
-    def make(self, request: OpenStore) -> int:
+    def make(self, request: wire.OpenStore) -> int:
         """Return the number of the store that a worker makes.
 
         Raises:
@@ -123,28 +111,30 @@ class Stores:
         named = sorted(self._named.items(), key=lambda item: item[1])
         return [name for name, ordinal in named if key in self.of(self._numbers[ordinal]).keys.with_values]
 
-    def serve(self, peer: bytes, request: Request, now: float = 0.0) -> tuple[list[Answer], Fault | None] | None:
+    def serve(
+        self, peer: bytes, request: wire.Request, now: float = 0.0
+    ) -> tuple[list[Answer], wire.Fault | None] | None:
         """Do what a worker asks of a store.
 
         Returns:
             Answers, and what rank 0 must be told of a call of its own; None if it is not such a request.
         """
-        node, done = request.node, [Answer(peer, request, Ack(request.seq))]
+        node, done = request.node, [Answer(peer, request, wire.Ack(request.seq))]
         if node.role != "worker":
             return None
-        if isinstance(request, OpenStore):
-            return [Answer(peer, request, StoreOpened(request.seq, self.make(request)))], None
-        if isinstance(request, CloseStore):
+        if isinstance(request, wire.OpenStore):
+            return [Answer(peer, request, wire.StoreOpened(request.seq, self.make(request)))], None
+        if isinstance(request, wire.CloseStore):
             self.close(node.rank, request.store)
             return done, None
-        if isinstance(request, Declare):
+        if isinstance(request, wire.Declare):
             answers, error = self.of(request.store).declare(peer, request)
-            return answers, None if error is None else Fault(request.store, type(error).__name__, str(error))
-        if isinstance(request, Ready) and node.rank == 0:
+            return answers, None if error is None else wire.Fault(request.store, type(error).__name__, str(error))
+        if isinstance(request, wire.Ready) and node.rank == 0:
             return self.of(request.store).ready(peer, request), None
-        if isinstance(request, Barrier):
+        if isinstance(request, wire.Barrier):
             return self.of(request.store).barrier(peer, request, now), None
-        if isinstance(request, Pause):
+        if isinstance(request, wire.Pause):
             return done + self.of(request.store).pause(node.rank, request.number), None
         return None
 

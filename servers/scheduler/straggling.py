@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
+from kvstore import wire
 from kvstore.observing.advice import names_of, of_straggler
 from kvstore.observing.looks import ENOUGH, PairedLooks
 from kvstore.observing.straggler import FEWEST_WAVES, Straggler, find_straggler
 from kvstore.observing.view import Span
-from kvstore.wire import ServerReport, WorkerReport
 from servers.scheduler.inquiries import Found, Sighting
 from servers.scheduler.member import JobMember, MemberState
 from servers.scheduler.members import Members
@@ -32,7 +32,7 @@ SETTLED_S = 2.0  # how long a slow line must go on: reports are a second apart, 
 OVER = 3  # judgements in a row that must not find it before it is over, or find another cause
 MOST_LINES, LINES_S = 4, 120.0  # of news in so many seconds: what comes and goes must not fill the terminal
 
-R = TypeVar("R", WorkerReport, ServerReport)
+R = TypeVar("R", wire.WorkerReport, wire.ServerReport)
 
 
 class Look(Protocol):
@@ -162,11 +162,11 @@ class StragglerWatch:
                     found[member.rank] = Span(pair[0], pair[1])
             return found
 
-        of_workers = spans(WorkerReport, workers)
+        of_workers = spans(wire.WorkerReport, workers)
         if len(of_workers) < 2:
             return None
         of_servers, of_standbys, of_aggregators = (
-            [*spans(ServerReport, self._ready(role)).values()] for role in ("server", "standby", "aggregator")
+            [*spans(wire.ServerReport, self._ready(role)).values()] for role in ("server", "standby", "aggregator")
         )
         return find_straggler(of_workers, of_servers + of_standbys, of_aggregators, fewest_waves=fewest_waves)
 

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import Buffer, FetchTrace, TraceChunk, TraceFetched, encode
 from kvstore.wire.tracing import MOST_CHUNKS
 
 MOST_BYTES = 32 << 20  # of chunks that wait
@@ -23,7 +23,7 @@ _NUMBERS = 1 << 40  # chunks of one start of the scheduler, so that those of the
 
 class _KeptChunk(NamedTuple):
     number: int
-    frames: Sequence[Buffer]
+    frames: Sequence[wire.Buffer]
     nbytes: int
 
 
@@ -49,11 +49,11 @@ class Traces:
         self._patient_until = now + FIRST_S
         self._reader: int | None = None  # the observer that fetches
 
-    def take(self, chunk: TraceChunk) -> None:
+    def take(self, chunk: wire.TraceChunk) -> None:
         """Keep a chunk."""
         if chunk.node.role == "worker":
             self.open = not chunk.over
-        frames = encode(chunk.whole)  # which is not a transport's memory
+        frames = wire.encode(chunk.whole)  # which is not a transport's memory
         kept = _KeptChunk(self._next, frames, sum(map(len, frames)))
         self._next += 1
         self._kept.append(kept)
@@ -69,7 +69,7 @@ class Traces:
         self._dropped = 0
         self.open = None
 
-    def admit(self, message: FetchTrace, now: float) -> None:
+    def admit(self, message: wire.FetchTrace, now: float) -> None:
         """Take an observer for the one that fetches.
 
         Raises:
@@ -88,7 +88,7 @@ class Traces:
         if self._reader == reader:
             self._reader = None
 
-    def fetch(self, message: FetchTrace, now: float) -> TraceFetched:
+    def fetch(self, message: wire.FetchTrace, now: float) -> wire.TraceFetched:
         """Return the next chunks for the observer that fetches."""
         self._patient_until = now + ATTENTIVE_S
         while self._kept and self._kept[0].number <= message.after:
@@ -102,7 +102,7 @@ class Traces:
             nbytes += kept.nbytes
         frames = [frame for kept in chosen for frame in kept.frames]
         first = chosen[0].number if chosen else self._next
-        return TraceFetched(message.seq, first, self._dropped, len(chosen) < len(self._kept), frames)
+        return wire.TraceFetched(message.seq, first, self._dropped, len(chosen) < len(self._kept), frames)
 
     def awaited(self, now: float) -> bool:
         """Return whether an observer is still to fetch something, and has asked lately."""

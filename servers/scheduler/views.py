@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.wire import Node, Standing
+from kvstore import wire
 
 
 class ServerView(NamedTuple):
@@ -32,15 +32,15 @@ class ServerView(NamedTuple):
     """
 
     epoch: int
-    primary: Node
-    standby: Node | None
+    primary: wire.Node
+    standby: wire.Node | None
     synced: bool
 
 
 class _Takeover(NamedTuple):
     """A change of the primary of which the user has not been told yet."""
 
-    lost: Node
+    lost: wire.Node
     how: str
     since: float
 
@@ -63,7 +63,7 @@ class Views:
         self._unsaid: dict[int, _Takeover] = {}
         self._joined: dict[int, float] = {}  # by rank: when the standby that is not synced has joined
 
-    def begin(self, servers: Sequence[Node], standbys: Sequence[Node]) -> None:
+    def begin(self, servers: Sequence[wire.Node], standbys: Sequence[wire.Node]) -> None:
         """All have joined, and nobody has any state: each server has its standby, in step."""
         self._views = [
             ServerView(1, primary, standby, synced=True) for primary, standby in zip(servers, standbys, strict=True)
@@ -73,7 +73,7 @@ class Views:
         """Return the view of a rank; None before all have joined, or in a job without replicas."""
         return self._views[rank] if 0 <= rank < len(self._views) else None
 
-    def lose(self, node: Node, how: str, now: float) -> str:
+    def lose(self, node: wire.Node, how: str, now: float) -> str:
         """Go on without ``node``. Return why that is impossible; empty if it is possible.
 
         Args:
@@ -96,27 +96,27 @@ class Views:
             self._unsaid[node.rank] = _Takeover(node, how, now)
         return ""
 
-    def give_up(self, node: Node, how: str) -> None:
+    def give_up(self, node: wire.Node, how: str) -> None:
         """Note that the process of ``node`` is not started again when it is lost, or has been lost and is not."""
         self._given_up.add((node.role, node.rank))
         view = self._views[node.rank]
         if all(seat is None or seat.role != node.role for seat in (view.primary, view.standby)):
             self.news.append(f"the standby of server {node.rank} {how}{self._without(node)}")
 
-    def join(self, node: Node, now: float) -> None:
+    def join(self, node: wire.Node, now: float) -> None:
         """Let a newcomer be the standby of its rank, which it is until its primary has brought it into step."""
         view = self._views[node.rank]
         self._views[node.rank] = ServerView(view.epoch + 1, view.primary, node, synced=False)
         self._joined[node.rank] = now
 
-    def unanswering(self, standing: Standing) -> Node | None:
+    def unanswering(self, standing: wire.Standing) -> wire.Node | None:
         """Return the standby that is in step by its view, and with which its primary says it has lost touch."""
         view = self.of(standing.node.rank)
         if view is None or (standing.node, standing.epoch) != (view.primary, view.epoch):
             return None
         return view.standby if view.synced and not standing.synced else None
 
-    def stand(self, standing: Standing, now: float) -> None:
+    def stand(self, standing: wire.Standing, now: float) -> None:
         """Take in what a primary says of itself. That of an older view, or of another member, says nothing."""
         node = standing.node
         view = self.of(node.rank)
@@ -135,7 +135,7 @@ class Views:
             how = f" ({_size(standing.nbytes)} in {taken})" if standing.nbytes else f", after {taken}"
             self.news.append(f"the standby of server {node.rank} is in step again{how}")
 
-    def _without(self, node: Node) -> str:
+    def _without(self, node: wire.Node) -> str:
         if (node.role, node.rank) in self._given_up:
             return f", and is not started again: server {node.rank} goes on without one"
         return "; a new one is being made"

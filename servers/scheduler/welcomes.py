@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from kvstore.wire import Welcome
+from kvstore import wire
 from servers.scheduler.member import JobMember
 from servers.scheduler.members import Members
 
@@ -36,9 +36,9 @@ class Welcomes:
             if worker.aggregator >= 0:
                 self._aggregated[worker.aggregator].append(worker.rank)
 
-    def of(self, member: JobMember) -> Welcome:
+    def of(self, member: JobMember) -> wire.Welcome:
         """Return the answer to a member's request to join."""
-        welcome = Welcome(
+        welcome = wire.Welcome(
             member.join_seq,
             rank=member.rank,
             incarnation=member.incarnation,

@@ -14,10 +14,10 @@ from weakref import ref
 
 import torch
 
+from kvstore import wire
 from kvstore.spec import ITEMSIZE, sum_dtype
 from kvstore.transport.memory import Memory
 from kvstore.values import PayloadRange, copy_each, from_buffer, ranges_of, sum_ranges, summed_in
-from kvstore.wire import Buffer
 from servers.names import workers
 from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
@@ -106,7 +106,7 @@ class Bucket(Target[Contribution]):
         """Take the first values."""
         sum_ranges([ranges], self.value)
 
-    def adopt(self, buffer: Buffer) -> None:
+    def adopt(self, buffer: wire.Buffer) -> None:
         """Make ``buffer`` the value, without a copy: it does not change while this bucket has it.
 
         The memory may be another process's, so nothing is ever written into it.

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 
+from kvstore import wire
 from kvstore.codecs import CLOSE, CheckedPayload, Compression, Compressor, Encoded
 from kvstore.codecs.description import travelling
 from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS, Key, sum_dtype
 from kvstore.values import PayloadRange, TensorRange, one_thread, to_buffer
-from kvstore.wire import Buffer, Push, pack_arrays
 from servers.store.bucket import Bucket
 from servers.store.recording import Recording
 
@@ -47,7 +47,7 @@ class CompressedSegments:
             self.payload.write(out, add)
 
 
-def contribution(message: Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
+def contribution(message: wire.Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
     """Return the elements of a compressed push, checked.
 
     Raises:
@@ -90,7 +90,7 @@ class CompressedReplies:
 
     def payloads(
         self, ranges: Sequence[tuple[Bucket, int, int]], compression: Compression, feedback: bool
-    ) -> tuple[list[int], list[int], list[Buffer]]:
+    ) -> tuple[list[int], list[int], list[wire.Buffer]]:
         """Return the payloads of segments: their lengths, how many segments each is of, and a message's buffers.
 
         Args:
@@ -112,7 +112,7 @@ class CompressedReplies:
             self._recording.encoded(ids, travelling(compression))
         chosen = [segments for part in ranges for segments in encoder.encoded(*part, feedback)]
         parts = [to_buffer(segments.encoding.payload(segments.start, segments.stop)) for segments in chosen]
-        return [part.nbytes for part in parts], [segments.number for segments in chosen], pack_arrays(parts)
+        return [part.nbytes for part in parts], [segments.number for segments in chosen], wire.pack_arrays(parts)
 
     def encoder(self, compression: Compression) -> ReplyEncoder:
         """Return what encodes with ``compression``."""

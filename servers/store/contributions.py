@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore import wire
 from kvstore.codecs.description import described
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.values import PayloadRange, cut, ranges_of
-from kvstore.wire import Push
 from servers.names import workers
 from servers.store.bucket import Bucket, Contribution
 from servers.store.compression import contribution
@@ -18,7 +18,7 @@ from servers.store.target import PushRequest
 from servers.store.updates import Update, is_late
 
 
-def require_mergeable(message: Push, rule: Rule) -> None:
+def require_mergeable(message: wire.Push, rule: Rule) -> None:
     """Raise ``UsageError`` unless the pushes of several workers may be one in this store."""
     own = message.rank_clocks
     if rule.mode == "sync" and not own:
@@ -35,7 +35,7 @@ def require_mergeable(message: Push, rule: Rule) -> None:
         raise UsageError(f"{what} at clocks {own}, and wants one answer; with a staleness, each pulls its own")
 
 
-def updates_of(message: Push, buckets: Sequence[Bucket], rule: Rule, optimizer: Optimizer | None) -> list[Update]:
+def updates_of(message: wire.Push, buckets: Sequence[Bucket], rule: Rule, optimizer: Optimizer | None) -> list[Update]:
     """Return what a push contributes to each of ``buckets``, which together are its segments.
 
     Raises:
@@ -65,7 +65,7 @@ def updates_of(message: Push, buckets: Sequence[Bucket], rule: Rule, optimizer: 
     return updates
 
 
-def contribute(message: Push, bucket: Bucket, part: Contribution) -> None:
+def contribute(message: wire.Push, bucket: Bucket, part: Contribution) -> None:
     """Take ``part``, which ``message`` contributes to ``bucket``."""
     if not message.rank_clocks:
         bucket.rounds.contribute(part.ranks, part.clock, part)
@@ -76,13 +76,13 @@ def contribute(message: Push, bucket: Bucket, part: Contribution) -> None:
 
 def behind_most(message: PushRequest) -> Sequence[int]:
     """Return those workers whose contribution a push is that have pushed least, of several with clocks of their own."""
-    own = message.rank_clocks if isinstance(message, Push) else ()
+    own = message.rank_clocks if isinstance(message, wire.Push) else ()
     if not own:
         return message.workers
     return [rank for rank, clock in zip(message.workers, own, strict=True) if clock == min(own)]
 
 
-def payload_of(message: Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
+def payload_of(message: wire.Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
     """Return the elements of a push to ``buckets``, checked.
 
     Raises:

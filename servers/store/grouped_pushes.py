@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore import wire
 from kvstore.rule import Rule
-from kvstore.wire import PushRows
 from servers.requests.replies import Answer
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
@@ -64,7 +64,7 @@ class GroupedPushes:
         if at_one_point(targets) and alike(targets):
             self._groups.make(targets)
 
-    def take(self, peer: bytes, message: PushRows) -> list[Answer] | None:
+    def take(self, peer: bytes, message: wire.PushRows) -> list[Answer] | None:
         """Take a push as ``ServedStore.push_rows`` does; return None, and change nothing, if it is not a usual one."""
         group = self._groups.find(message.ids)
         if group is None or message.changes or not self._now():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from kvstore import wire
 from kvstore.errors import Mismatch, UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.spec import Key, shorten
-from kvstore.wire import Push, PushRows
 
 
 class UpdateHyperparameters(NamedTuple):
@@ -40,7 +40,7 @@ def changed(changes: Sequence[Sequence[Any]]) -> dict[tuple[int, str], Any]:
 PLAIN = "none"
 
 
-def compressions(message: Push) -> tuple[str, str | None]:
+def compressions(message: wire.Push) -> tuple[str, str | None]:
     """Return ``pushed`` and ``back`` of a push.
 
     Of ``pushed`` the type alone: an aggregator encodes sums with other numbers, by how many workers they are of.
@@ -54,7 +54,7 @@ def compressions(message: Push) -> tuple[str, str | None]:
     return pushed, ", ".join([str(kind), *(f"{name}={number}" for name, number in numbers)])
 
 
-def asked(message: Push | PushRows, optimizer: Optimizer | None) -> UpdateHyperparameters:
+def asked(message: wire.Push | wire.PushRows, optimizer: Optimizer | None) -> UpdateHyperparameters:
     """Return the hyper-parameters of a push.
 
     Raises:

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import Node, Pause, Push, PushRows
 from servers.names import name
 from servers.requests.reasons import Reason
 
@@ -20,7 +20,7 @@ from servers.requests.reasons import Reason
 @dataclass(frozen=True)
 class _Paused:
     peer: bytes
-    request: Pause
+    request: wire.Pause
     clocks: Mapping[int, int]  # by segment: how often it has been pushed
 
 
@@ -37,7 +37,7 @@ class Pauses:
         return self._paused.keys()
 
     @property
-    def requests(self) -> list[Pause]:
+    def requests(self) -> list[wire.Pause]:
         """Those of the workers that pause now."""
         return [paused.request for paused in self._paused.values()]
 
@@ -46,7 +46,7 @@ class Pauses:
         """The rank that has pushed most, the highest of several. At equal speeds it is the last to pause."""
         return max(self._paused, key=lambda rank: (self._paused[rank].request.pushes, rank))
 
-    def add(self, peer: bytes, request: Pause) -> dict[int, int]:
+    def add(self, peer: bytes, request: wire.Pause) -> dict[int, int]:
         """Note that a worker pauses; return how often it has pushed each segment that it knows.
 
         Raises:
@@ -68,7 +68,7 @@ class Pauses:
         everyone = len(self._paused)
         return all(self._known[number] == everyone for number in segments)
 
-    def require_before(self, push: Push | PushRows) -> None:
+    def require_before(self, push: wire.Push | wire.PushRows) -> None:
         """Raise ``UsageError`` if ``push`` comes after the pause of one of its workers."""
         if not self._paused:
             return
@@ -76,19 +76,19 @@ class Pauses:
             paused = self._paused.get(rank)
             if paused is None:
                 continue
-            own = push.rank_clocks if isinstance(push, Push) else ()
+            own = push.rank_clocks if isinstance(push, wire.Push) else ()
             clocks = [own[place]] * len(push.ids) if own else push.clocks
             if any(clock > paused.clocks.get(number, 0) for number, clock in zip(push.ids, clocks, strict=True)):
                 raise UsageError(f"worker {rank} is inside join(), and must not push before all workers are")
 
-    def end(self) -> list[tuple[bytes, Pause]]:
+    def end(self) -> list[tuple[bytes, wire.Pause]]:
         """Return, and forget, the requests of all workers that pause, with their links, in the order of ranks."""
         everyone = [(paused.peer, paused.request) for _, paused in sorted(self._paused.items())]
         self._paused.clear()
         self._known.clear()
         return everyone
 
-    def explain(self, node: Node, seq: int, workers: Collection[int]) -> Reason:
+    def explain(self, node: wire.Node, seq: int, workers: Collection[int]) -> Reason:
         """Say what request ``seq`` of ``node`` waits for; nothing if it is not a pause that waits."""
         paused = self._paused.get(node.rank)
         if paused is None or (paused.request.node, paused.request.seq) != (node, seq):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TypeAlias
 
+from kvstore import wire
 from kvstore.errors import NodeLost, UsageError, rebuild
 from kvstore.optim.optimizer import Optimizer, describe
-from kvstore.wire import Ack, Node, OptimizerCalls, SetOptimizer, decode, encode
 from servers.requests.agreement import Agreement
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, described_error, refuse
@@ -15,7 +15,7 @@ from servers.requests.reply_links import NOWHERE
 from servers.store.hyperparameters import UpdateHyperparameters, changed
 from servers.store.served_store import ServedStore
 
-Asker: TypeAlias = tuple[bytes, SetOptimizer]
+Asker: TypeAlias = tuple[bytes, wire.SetOptimizer]
 
 
 class OptimizerAgreement:
@@ -34,11 +34,11 @@ class OptimizerAgreement:
         self._calls: Agreement[Optimizer, Asker] = Agreement("set_optimizer")
 
     @property
-    def waiting(self) -> list[SetOptimizer]:
+    def waiting(self) -> list[wire.SetOptimizer]:
         """The calls that wait for worker 0's."""
         return [request for _, request in self._calls.waiting]
 
-    def take(self, peer: bytes, message: SetOptimizer) -> list[Answer]:
+    def take(self, peer: bytes, message: wire.SetOptimizer) -> list[Answer]:
         """Take a worker's call; return the answers to those that need not wait any more.
 
         Raises:
@@ -51,7 +51,7 @@ class OptimizerAgreement:
             else self._calls.propose(message.version, proposal, (peer, message))
         )
         return [
-            Answer(whom, request, Ack(request.seq)) if error is None else refuse(whom, request, error)
+            Answer(whom, request, wire.Ack(request.seq)) if error is None else refuse(whom, request, error)
             for (whom, request), error in outcomes
         ]
 
@@ -71,7 +71,7 @@ class OptimizerAgreement:
             return self.abandon(UsageError("worker 0 is inside join(), and has not called set_optimizer"))
         return []
 
-    def explain(self, node: Node, about: int) -> Reason:
+    def explain(self, node: wire.Node, about: int) -> Reason:
         """Say what request ``about`` of ``node`` waits for; nothing if it is no call that waits."""
         if any(request.node == node and request.seq == about for request in self.waiting):
             return Reason("waits for worker 0, which has not called set_optimizer", [0])
@@ -79,24 +79,24 @@ class OptimizerAgreement:
 
     # ---- for a standby
 
-    def record(self) -> OptimizerCalls:
+    def record(self) -> wire.OptimizerCalls:
         """Return the record of worker 0's calls, and of the hyper-parameters that pushes have changed since."""
         updater = self._served.updates.updater
         last = UpdateHyperparameters()
         if updater is not None and self._served.rule.mode == "async":  # else a round's own are all that matters
             last = UpdateHyperparameters(updater.lr, updater.rescale_grad, tuple(updater.changes.items()))
         calls = self._calls.decided
-        return OptimizerCalls(
+        return wire.OptimizerCalls(
             self._store,
             [version for version, _, _ in calls],
             [[version, *described_error(error)] for version, _, error in calls if error is not None],
             last.lr,
             last.rescale,
             last.listed(),
-            [encode(request)[0] for _, (_, request), _ in calls],
+            [wire.encode(request)[0] for _, (_, request), _ in calls],
         )
 
-    def restore(self, message: OptimizerCalls) -> None:
+    def restore(self, message: wire.OptimizerCalls) -> None:
         """Have the calls that another server has recorded, and its optimizer.
 
         Raises:
@@ -105,8 +105,8 @@ class OptimizerAgreement:
         failures = {version: rebuild(kind, text) for version, kind, text in message.failures}
         optimizer: Optimizer | None = None
         for version, frame in zip(message.versions, message.buffers, strict=True):
-            request = decode([frame])
-            if not isinstance(request, SetOptimizer):
+            request = wire.decode([frame])
+            if not isinstance(request, wire.SetOptimizer):
                 raise ValueError(f"a {type(request).__name__} among the calls of set_optimizer")
             proposal = self._proposal(request)
             self._calls.restore(version, proposal, (NOWHERE, request), failures.get(version))
@@ -115,7 +115,7 @@ class OptimizerAgreement:
             last = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
             self._served.updates.restore(optimizer, last)
 
-    def _proposal(self, message: SetOptimizer) -> Optimizer:
+    def _proposal(self, message: wire.SetOptimizer) -> Optimizer:
         given = dict(message.hyper) | {
             "lr": message.lr,
             "rescale_grad": message.rescale,

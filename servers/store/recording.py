@@ -13,26 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from kvstore import wire
 from kvstore.optim.state_messages import SegmentState, pack_parts, pack_states
 from kvstore.optim.states import StateParts, StateTensors
 from kvstore.rows.ids import Ids
 from kvstore.rows.sums import Rows
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import from_buffer, spec_of, to_buffer
-from kvstore.wire import (
-    MAX_REASON,
-    ClosedRounds,
-    ClosedRowRounds,
-    CodecDescription,
-    EncodedAnswer,
-    Grouped,
-    InDoubt,
-    Message,
-    ReadBy,
-    StatesState,
-    Updated,
-    pack_arrays,
-)
 from servers.requests.replies import described_error
 from servers.store.bucket import Bucket
 from servers.store.hyperparameters import UpdateHyperparameters
@@ -49,7 +36,7 @@ class Recorder(Protocol):
         """Whether the standby reads this process's memory: then large frames cost nothing."""
         ...
 
-    def note(self, message: Message) -> None:
+    def note(self, message: wire.Message) -> None:
         """Take the next record."""
         ...
 
@@ -81,7 +68,7 @@ class Recording:
         """See ``Recorder``."""
         return self._recorder is not None and self._recorder.shares
 
-    def note(self, message: Message) -> None:
+    def note(self, message: wire.Message) -> None:
         """Record a request as it came."""
         if self._recorder is not None:
             self._recorder.note(message)
@@ -137,7 +124,7 @@ class Recording:
         """
         rows = [rows for _, rows in sums] if together is None else [together]
         every = [*targets, *failures]
-        record = ClosedRowRounds(
+        record = wire.ClosedRowRounds(
             self._store,
             [target.number for target in every],
             versions=[target.rounds.version for target in every],
@@ -148,7 +135,7 @@ class Recording:
             failures=[[place, *described_error(error)] for place, error in enumerate(failures.values(), len(targets))],
             counts=[len(ids) for ids, _ in sums],
             together=together is not None,
-            buffers=pack_arrays(list(map(bytes_of, [self._ids([ids for ids, _ in sums]), *rows]))),
+            buffers=wire.pack_arrays(list(map(bytes_of, [self._ids([ids for ids, _ in sums]), *rows]))),
         )
         self.note(record)
 
@@ -167,15 +154,17 @@ class Recording:
         described, frames = pack_parts(self._copied(states))
         versions = [bucket.version for bucket in buckets]
         values = [bucket.whole() for bucket in buckets]
-        self.note(Updated(self._store, *_segments(buckets), versions=versions, **described, buffers=[*values, *frames]))
+        self.note(
+            wire.Updated(self._store, *_segments(buckets), versions=versions, **described, buffers=[*values, *frames])
+        )
 
     def read(self, ids: Sequence[int], ranks: Sequence[int]) -> None:
         """Record that workers ``ranks`` are sent the values of segments ``ids``."""
-        self.note(ReadBy(self._store, list(ids), list(ranks)))
+        self.note(wire.ReadBy(self._store, list(ids), list(ranks)))
 
-    def encoded(self, ids: Sequence[int], back: CodecDescription) -> None:
+    def encoded(self, ids: Sequence[int], back: wire.CodecDescription) -> None:
         """Record that the values of segments ``ids`` are encoded with ``back`` now, with error feedback."""
-        self.note(EncodedAnswer(self._store, list(ids), back))
+        self.note(wire.EncodedAnswer(self._store, list(ids), back))
 
     def doubt(self, ids: Collection[int], error: Exception) -> None:
         """Record that segments ``ids`` are served no more, because of ``error``."""
@@ -193,7 +182,7 @@ class Recording:
     ) -> None:
         every = [*buckets, *failures]
         rounds = [bucket.rounds for bucket in every]
-        record = ClosedRounds(
+        record = wire.ClosedRounds(
             self._store,
             *_segments(every),
             versions=[each.version for each in rounds],
@@ -221,20 +210,20 @@ class Recording:
         return np.concatenate(parts, out=whole) if parts else whole
 
 
-def grouped_record(store: int, buckets: Sequence[Bucket]) -> Grouped:
+def grouped_record(store: int, buckets: Sequence[Bucket]) -> wire.Grouped:
     """Return a record that ``buckets`` are there, with these segments."""
-    return Grouped(store, *_segments(buckets))
+    return wire.Grouped(store, *_segments(buckets))
 
 
-def in_doubt_record(store: int, ids: Collection[int], error: Exception) -> InDoubt:
+def in_doubt_record(store: int, ids: Collection[int], error: Exception) -> wire.InDoubt:
     """Return a record that segments ``ids`` are served no more, because of ``error``."""
-    return InDoubt(store, list(ids), str(error)[:MAX_REASON])
+    return wire.InDoubt(store, list(ids), str(error)[: wire.MAX_REASON])
 
 
-def states_record(store: int, states: StateTensors) -> StatesState:
+def states_record(store: int, states: StateTensors) -> wire.StatesState:
     """Return a record of copies of ``states``: updates change them in place."""
     copies = [SegmentState(int(number), name, value.detach().clone()) for (number, name), value in states.items()]
-    return StatesState(store, **pack_states(copies))
+    return wire.StatesState(store, **pack_states(copies))
 
 
 def _contributors(rounds: Sequence[object]) -> list[list[int]]:

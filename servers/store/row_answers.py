@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import Room, Rows
 from kvstore.transport.memory import SMALL, Memory
-from kvstore.wire import Buffer
 from servers.store.row_target import RequestName
 
 
@@ -44,7 +44,7 @@ class RowAnswers:
             if request is not None:
                 self._kept[request] = _Answer(of, tables, versions)
 
-    def take(self, request: RequestName) -> Buffer | None:
+    def take(self, request: RequestName) -> wire.Buffer | None:
         """Return the rows that answer ``request``; None if they are not here, or have changed since."""
         answer = self._kept.pop(request, None) if self._kept else None
         if answer is None:

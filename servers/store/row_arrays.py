@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.rows.ids import Ids
 from kvstore.rows.sums import RowBatch, Rows
 from kvstore.spec import ITEMSIZE
 from kvstore.table import Table
-from kvstore.wire import Buffer, ClosedRowRounds, unpack_arrays
 
 
-def array_of(buffer: Buffer, count: int, columns: int, dtype: str, what: str) -> Any:
+def array_of(buffer: wire.Buffer, count: int, columns: int, dtype: str, what: str) -> Any:
     """Return a view of ``buffer``, only to be read, of shape (count, columns); (count,) if ``columns`` is 0.
 
     Raises:
@@ -30,7 +30,7 @@ def array_of(buffer: Buffer, count: int, columns: int, dtype: str, what: str) ->
     return np.frombuffer(view, dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
 
 
-def integers(buffer: Buffer) -> Any:
+def integers(buffer: wire.Buffer) -> Any:
     """Return a view of ``buffer``, only to be read, as numbers of int64.
 
     Raises:
@@ -44,7 +44,9 @@ def bytes_of(array: Any) -> memoryview:
     return memoryview(array).cast("B") if array.size else memoryview(b"")
 
 
-def recorded_sums(message: ClosedRowRounds, tables: Sequence[Table]) -> tuple[list[tuple[Ids, Rows]], RowBatch | None]:
+def recorded_sums(
+    message: wire.ClosedRowRounds, tables: Sequence[Table]
+) -> tuple[list[tuple[Ids, Rows]], RowBatch | None]:
     """Return the sums in a record for each of ``tables``, and all of them if they are one array.
 
     Raises:
@@ -56,7 +58,7 @@ def recorded_sums(message: ClosedRowRounds, tables: Sequence[Table]) -> tuple[li
         if len({(table.width, table.dtype) for table in tables}) != 1:
             raise ValueError("rows of tables of several widths or dtypes in one array")
         sizes = [sum(sizes)]
-    ids_buffer, *buffers = unpack_arrays(message.buffers, [sum(message.counts) * ITEMSIZE["int64"], *sizes])
+    ids_buffer, *buffers = wire.unpack_arrays(message.buffers, [sum(message.counts) * ITEMSIZE["int64"], *sizes])
     ids = _array(ids_buffer, "int64")
     starts = list(itertools.accumulate(message.counts, initial=0))
     if message.together:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.lineage import Version
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.slabs import Array
 from kvstore.spec import ITEMSIZE
-from kvstore.wire import Buffer, FreezeTable, Frozen, FrozenPage, Node, ReadFrozen
 from servers.store.row_target import RowTarget
 
 MOST = 4  # freezes of one worker; more are a sign that some were forgotten
@@ -30,9 +30,9 @@ class RowFreezes:
     """The tables of one store that are frozen, by who asked for it and the number of that request."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[Node, int], _Held] = {}
+        self._held: dict[tuple[wire.Node, int], _Held] = {}
 
-    def freeze(self, message: FreezeTable, target: RowTarget) -> Frozen:
+    def freeze(self, message: wire.FreezeTable, target: RowTarget) -> wire.Frozen:
         """Keep ``target`` as it is now; if its worker has too many, its oldest goes.
 
         Where it is not known what has changed since the state that ``message`` names, all rows are kept.
@@ -45,7 +45,7 @@ class RowFreezes:
         frozen = target.table.freeze(None if whole else since)
         self._held[message.node, message.seq] = _Held(target, frozen)
         parts = target.table.parts
-        return Frozen(
+        return wire.Frozen(
             message.seq,
             message.seq,
             frozen.slots,
@@ -59,7 +59,7 @@ class RowFreezes:
             whole,
         )
 
-    def read(self, message: ReadFrozen) -> FrozenPage:
+    def read(self, message: wire.ReadFrozen) -> wire.FrozenPage:
         """Return the rows in the slots that ``message`` asks for, as far as there are any.
 
         Raises:
@@ -77,11 +77,11 @@ class RowFreezes:
         if count > most:
             raise UsageError(f"a page of {count} rows of {held.target.name!r} is too long: ask for {most} at most")
         if message.gone:
-            return FrozenPage(message.seq, count, [_buffer(frozen.gone_page(message.start, count))])
+            return wire.FrozenPage(message.seq, count, [_buffer(frozen.gone_page(message.start, count))])
         ids, rows, parts = frozen.page(message.start, count, message.state)
-        return FrozenPage(message.seq, len(ids), list(map(_buffer, [ids, rows, *parts.values()])))
+        return wire.FrozenPage(message.seq, len(ids), list(map(_buffer, [ids, rows, *parts.values()])))
 
-    def thaw(self, node: Node, number: int) -> None:
+    def thaw(self, node: wire.Node, number: int) -> None:
         """Forget what ``node`` has frozen as ``number``, if it is there."""
         if (node, number) in self._held:
             self._drop((node, number))
@@ -96,14 +96,14 @@ class RowFreezes:
         for which in list(self._held):
             self._drop(which)
 
-    def _drop(self, which: tuple[Node, int]) -> None:
+    def _drop(self, which: tuple[wire.Node, int]) -> None:
         self._held.pop(which).frozen.thaw()
 
 
-def _bytes_of_a_row(target: RowTarget, message: ReadFrozen) -> int:
+def _bytes_of_a_row(target: RowTarget, message: wire.ReadFrozen) -> int:
     parts = target.table.parts.values() if message.state else ()
     return 8 + target.description.row_bytes + sum(max(1, part.columns) * ITEMSIZE[part.dtype] for part in parts)
 
 
-def _buffer(array: Array) -> Buffer:
+def _buffer(array: Array) -> wire.Buffer:
     return array.data.cast("B") if array.size else b""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.errors import NotFinite, UsageError, WireError
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.joint_ids import joined, starts_of
@@ -19,7 +20,6 @@ from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.layout import ALIGNED, part_bytes, read_rows, write_rows
 from kvstore.rows.sums import RowBatch, Rows, has_nan
 from kvstore.transport.memory import SMALL, Memory, space
-from kvstore.wire import Buffer, PullRows, PushRows
 from servers.store.row_target import RowTarget
 from servers.store.usual_push import all_in_stripe, id_dtype, usual_push, wants_pushed
 
@@ -54,7 +54,7 @@ class PushedRows(NamedTuple):
     answer: bool
 
 
-def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> PushedRows:
+def pushed_rows(message: wire.PushRows, targets: Sequence[RowTarget]) -> PushedRows:
     """Return what ``message`` contributes to each of ``targets``. Nothing is copied that need not be converted.
 
     Raises:
@@ -92,7 +92,7 @@ def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> PushedRows:
 
 
 def _require_numbers(
-    message: PushRows, targets: Sequence[RowTarget], parts: Sequence[RowPart], arrays: Sequence[Rows]
+    message: wire.PushRows, targets: Sequence[RowTarget], parts: Sequence[RowPart], arrays: Sequence[Rows]
 ) -> None:
     """Raise ``NotFinite`` if one of ``arrays``, which have all rows of ``parts``, has NaN: it would spoil its row."""
     if not has_nan(*arrays):
@@ -134,14 +134,14 @@ def _batch(like: RowTarget, whole: Ids, ids: Sequence[Ids], view: memoryview) ->
     ]
 
 
-def require_wanted(message: PullRows, targets: Sequence[RowTarget]) -> None:
+def require_wanted(message: wire.PullRows, targets: Sequence[RowTarget]) -> None:
     """Raise as ``pushed_rows`` does, unless ``message`` wants rows that ``targets`` can have."""
     if len(message.buffers) != _PULL_BUFFERS:
         raise WireError(f"a pull of rows has {_PULL_BUFFERS} buffer, not {len(message.buffers)}")
     _checked(message, targets, message.buffers[0], message.wanted, "wanted")
 
 
-def wanted_ids(message: PushRows | PullRows) -> list[Ids]:
+def wanted_ids(message: wire.PushRows | wire.PullRows) -> list[Ids]:
     """Return the ids of the rows of each table that the answer brings; the message has been checked."""
     return _divided(_decoded(message, message.buffers[-1], message.wanted), message.wanted)
 
@@ -152,7 +152,7 @@ def gathered(
     codecs: Sequence[str],
     memory: Memory,
     joint: JointTables | None = None,
-) -> Buffer:
+) -> wire.Buffer:
     """Return the rows ``ids`` of each of ``targets`` as they are now, encoded, in one buffer that can be sent.
 
     ``joint`` are their tables together, if somebody keeps that.
@@ -183,14 +183,18 @@ def gathered(
     return buffer
 
 
-def packed(ids: Sequence[Ids], wide: bool) -> Buffer:
+def packed(ids: Sequence[Ids], wide: bool) -> wire.Buffer:
     """Return the ids of all tables as messages carry them."""
     whole = np.concatenate(ids) if ids else np.empty(0, np.int64)
     return whole.astype(id_dtype(wide), copy=False).data.cast("B")
 
 
 def _checked(
-    message: PushRows | PullRows, targets: Sequence[RowTarget], buffer: Buffer, counts: Sequence[int], what: str
+    message: wire.PushRows | wire.PullRows,
+    targets: Sequence[RowTarget],
+    buffer: wire.Buffer,
+    counts: Sequence[int],
+    what: str,
 ) -> tuple[Ids, list[Ids]]:
     """Return all ids in ``buffer``, and those of each table, once they have been checked."""
     whole = _decoded(message, buffer, counts)
@@ -201,7 +205,7 @@ def _checked(
     return whole, divided
 
 
-def _decoded(message: PushRows | PullRows, buffer: Buffer, counts: Sequence[int]) -> Ids:
+def _decoded(message: wire.PushRows | wire.PullRows, buffer: wire.Buffer, counts: Sequence[int]) -> Ids:
     dtype, count = id_dtype(message.wide), sum(counts)
     view = memoryview(buffer)
     if view.nbytes != count * dtype.itemsize:
@@ -219,7 +223,7 @@ def _divided(whole: Ids, counts: Sequence[int]) -> list[Ids]:
 
 
 def _require_rising(
-    message: PushRows | PullRows, targets: Sequence[RowTarget], whole: Ids, divided: Sequence[Ids], what: str
+    message: wire.PushRows | wire.PullRows, targets: Sequence[RowTarget], whole: Ids, divided: Sequence[Ids], what: str
 ) -> None:
     falls = whole[1:] <= whole[:-1]
     if len(divided) > 1:
@@ -238,7 +242,7 @@ def _require_rising(
 
 
 def _require_here(
-    message: PushRows | PullRows, targets: Sequence[RowTarget], whole: Ids, divided: Sequence[Ids], what: str
+    message: wire.PushRows | wire.PullRows, targets: Sequence[RowTarget], whole: Ids, divided: Sequence[Ids], what: str
 ) -> None:
     """Raise ``UsageError`` unless all ids, which rise, are in range, and of the stripes that are here."""
     for target, ids in zip(targets, divided, strict=True):

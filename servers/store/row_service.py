@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import (
-    Ack,
-    DescribeTable,
-    EvictRows,
-    FreezeTable,
-    InitTables,
-    PullRows,
-    PushRows,
-    PutRows,
-    PutTableRest,
-    ReadFrozen,
-    Thaw,
-)
 from servers.requests.replies import Answer
 from servers.store.served_store import ServedStore
 
-OfWorkerZero: TypeAlias = InitTables | PutRows | PutTableRest | EvictRows
-RowRequest: TypeAlias = PushRows | PullRows | FreezeTable | ReadFrozen | Thaw | DescribeTable | OfWorkerZero
+OfWorkerZero: TypeAlias = wire.InitTables | wire.PutRows | wire.PutTableRest | wire.EvictRows
+RowRequest: TypeAlias = (
+    wire.PushRows | wire.PullRows | wire.FreezeTable | wire.ReadFrozen | wire.Thaw | wire.DescribeTable | OfWorkerZero
+)
 
 
 def serve_rows(served: ServedStore, peer: bytes, message: RowRequest) -> list[Answer]:
@@ -31,25 +21,25 @@ def serve_rows(served: ServedStore, peer: bytes, message: RowRequest) -> list[An
     Raises:
         UsageError, WireError: it cannot be done. Nothing has changed.
     """
-    if isinstance(message, PushRows):
+    if isinstance(message, wire.PushRows):
         return served.push_rows(peer, message)
-    if isinstance(message, PullRows):
+    if isinstance(message, wire.PullRows):
         return served.pull_rows(peer, message)
     if isinstance(message, OfWorkerZero) and message.node.rank != 0:
         raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-    if isinstance(message, FreezeTable | EvictRows):
+    if isinstance(message, wire.FreezeTable | wire.EvictRows):
         return served.when_due(peer, message)
     tables = served.tables
-    if isinstance(message, ReadFrozen):
+    if isinstance(message, wire.ReadFrozen):
         return [Answer(peer, message, tables.freezes.read(message))]
-    if isinstance(message, DescribeTable):
+    if isinstance(message, wire.DescribeTable):
         return [Answer(peer, message, tables.describe(message))]
-    if isinstance(message, Thaw):
+    if isinstance(message, wire.Thaw):
         tables.freezes.thaw(message.node, message.number)
-    elif isinstance(message, InitTables):
+    elif isinstance(message, wire.InitTables):
         tables.init(message)
-    elif isinstance(message, PutRows):
+    elif isinstance(message, wire.PutRows):
         tables.put(message)
     else:
         tables.put_rest(message)
-    return [Answer(peer, message, Ack(message.seq))]
+    return [Answer(peer, message, wire.Ack(message.seq))]

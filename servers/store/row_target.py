@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvstore import wire
 from kvstore.lineage import UNKNOWN
 from kvstore.optim.row_updater import RowUpdater
 from kvstore.rows.ids import Ids
@@ -14,14 +15,13 @@ from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.sums import RowBatch, Rows, united
 from kvstore.spec import Key
 from kvstore.table import Table, TableSpec
-from kvstore.wire import Node
 from servers.names import workers
 from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
 from servers.store.target import AnyTarget, HeldSegments, Target
 
-RequestName: TypeAlias = "tuple[Node, int]"  # who makes it, and its number
+RequestName: TypeAlias = "tuple[wire.Node, int]"  # who makes it, and its number
 KEPT = 4  # rounds whose changed ids are known, for answers that are repeated by another server
 
 

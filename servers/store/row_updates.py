@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kvstore import wire
 from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt, rebuild
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters, RowUpdater
@@ -20,7 +21,6 @@ from kvstore.rule import Rule
 from kvstore.spec import shorten
 from kvstore.transport.memory import Memory
 from kvstore.values import all_finite
-from kvstore.wire import ClosedRowRounds
 from servers.store.finite import not_finite_rows
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
@@ -122,7 +122,7 @@ class RowUpdates:
             errors |= self._make(hyper, members, recording)
         return errors
 
-    def follow(self, message: ClosedRowRounds, targets: Sequence[RowTarget]) -> None:
+    def follow(self, message: wire.ClosedRowRounds, targets: Sequence[RowTarget]) -> None:
         """Close rounds of ``targets`` as another server has, which has recorded them.
 
         Raises:

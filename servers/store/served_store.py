@@ -11,29 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from kvstore import wire
 from kvstore.lineage import UNKNOWN
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import ranges_of
-from kvstore.wire import (
-    ClosedRounds,
-    ClosedRowRounds,
-    EvictRows,
-    FreezeTable,
-    GetStates,
-    Init,
-    Node,
-    OptimizerStates,
-    Pause,
-    Pull,
-    PullRows,
-    Push,
-    PushRows,
-    PutStates,
-    Updated,
-)
 from servers.activity import Waits
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, refuse
@@ -119,14 +103,14 @@ class ServedStore:
         """The requests that wait for rounds."""
         return self._waiting.parked
 
-    def init(self, message: Init) -> None:
+    def init(self, message: wire.Init) -> None:
         """Take new segments and their first values."""
         kinds = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
         specs = list(map(kinds.__getitem__, message.kinds))
         ranges = ranges_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
         self.buckets.add(message.ids, message.keys, specs, ranges)
 
-    def push(self, peer: bytes, message: Push) -> list[Answer]:
+    def push(self, peer: bytes, message: wire.Push) -> list[Answer]:
         """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
         answers = self._shortcuts.take(peer, message)
         if answers is not None:
@@ -151,7 +135,7 @@ class ServedStore:
         self._shortcuts.learn(message, buckets)
         return self.progress.pushed(peer, message, buckets, late, error)
 
-    def _update(self, message: Push, updates: Sequence[Update]) -> Exception | None:
+    def _update(self, message: wire.Push, updates: Sequence[Update]) -> Exception | None:
         """Make the updates of a push that is one by itself; return the first error."""
         buckets = [update.bucket for update in updates]
         if self.captures:
@@ -163,7 +147,7 @@ class ServedStore:
             self.progress.note(tracer, "update", began, message.clocks, buckets)
         return next(iter(errors.values()), None)
 
-    def push_rows(self, peer: bytes, message: PushRows) -> list[Answer]:
+    def push_rows(self, peer: bytes, message: wire.PushRows) -> list[Answer]:
         """Take a worker's contributions to tables, and answer the requests that need not wait any more."""
         grouped = self._grouped.take(peer, message)
         if grouped is not None:
@@ -187,7 +171,7 @@ class ServedStore:
         self._grouped.learn(targets)
         return answers
 
-    def follow_push_rows(self, message: PushRows) -> Exception | None:
+    def follow_push_rows(self, message: wire.PushRows) -> Exception | None:
         """Take contributions to tables that another server has recorded; see ``follow_push``."""
         updates = self.tables.contributions(message)
         for target, (part,), *_ in updates:
@@ -197,7 +181,7 @@ class ServedStore:
         self.tables.updates.answers.forget()  # another server answers
         return next(iter(errors.values()), None)
 
-    def follow_push(self, message: Push) -> Exception | None:
+    def follow_push(self, message: wire.Push) -> Exception | None:
         """Take contributions that another server has recorded: an update, or those of them that are late.
 
         Returns:
@@ -213,7 +197,7 @@ class ServedStore:
             contribute(message, bucket, part)
         return next(iter(self.updates.make(updates).values()), None)
 
-    def follow_rounds(self, message: ClosedRounds) -> list[Answer]:
+    def follow_rounds(self, message: wire.ClosedRounds) -> list[Answer]:
         """Close rounds as another server has; answer those inside ``join``, if it is over.
 
         Raises:
@@ -226,12 +210,12 @@ class ServedStore:
             self.progress.note(tracer, "follow", began, message.versions)
         return self.progress.resume()
 
-    def follow_updated(self, message: Updated) -> list[Answer]:
+    def follow_updated(self, message: wire.Updated) -> list[Answer]:
         """Take what updates have made on another server; see ``follow_rounds`` and ``Updates.follow_updated``."""
         self.updates.follow_updated(message)
         return self.progress.resume()
 
-    def follow_row_rounds(self, message: ClosedRowRounds) -> list[Answer]:
+    def follow_row_rounds(self, message: wire.ClosedRowRounds) -> list[Answer]:
         """Close rounds of tables as another server has; see ``follow_rounds``."""
         tracer = self.progress.tracer
         began = 0.0 if tracer is None else tracer.clock()
@@ -240,16 +224,16 @@ class ServedStore:
             self.progress.note(tracer, "follow", began, message.versions)
         return self.progress.resume()
 
-    def pull(self, peer: bytes, message: Pull) -> list[Answer]:
+    def pull(self, peer: bytes, message: wire.Pull) -> list[Answer]:
         """Answer with values now, or when the rounds that they must include are over."""
         return self.progress.answer(self._waiting.park(peer, message))
 
-    def pull_rows(self, peer: bytes, message: PullRows) -> list[Answer]:
+    def pull_rows(self, peer: bytes, message: wire.PullRows) -> list[Answer]:
         """Answer with rows now, or when the rounds that they must include are over."""
         self.tables.require_wanted(message)
         return self.progress.answer(self._waiting.park(peer, message))
 
-    def when_due(self, peer: bytes, message: FreezeTable | EvictRows) -> list[Answer]:
+    def when_due(self, peer: bytes, message: wire.FreezeTable | wire.EvictRows) -> list[Answer]:
         """Do to a table what ``message`` asks now, or when the round is over that it names."""
         self.buckets.table(message.id)
         return self.progress.answer(self._waiting.park(peer, message))
@@ -264,11 +248,11 @@ class ServedStore:
         self.updates.set_optimizer(optimizer)
         use()
 
-    def get_states(self, message: GetStates) -> OptimizerStates:
+    def get_states(self, message: wire.GetStates) -> wire.OptimizerStates:
         """Return the optimizer's states of the message's segments."""
         return get_states(message, self.buckets, self.updates)
 
-    def put_states(self, message: PutStates) -> None:
+    def put_states(self, message: wire.PutStates) -> None:
         """Take the optimizer's states that the message brings."""
         put_states(message, self.buckets, self.updates)
 
@@ -288,7 +272,7 @@ class ServedStore:
             target.rounds.leave(self._waiting.departed)
         return self.progress.without_pushes(targets)
 
-    def pause(self, peer: bytes, message: Pause) -> list[Answer]:
+    def pause(self, peer: bytes, message: wire.Pause) -> list[Answer]:
         """Take a worker out of the rounds after its last push. It is answered when all workers are inside ``join``."""
         for number in message.ids:
             self.buckets.target(number)
@@ -302,7 +286,7 @@ class ServedStore:
                 target.rounds.pause(message.node.rank, clocks[target.ids[0]])
         return self.progress.without_pushes(targets)
 
-    def explain(self, node: Node, about: int) -> Reason:
+    def explain(self, node: wire.Node, about: int) -> Reason:
         """Say what request ``about`` of ``node`` waits for; nothing if it does not wait."""
         return self._waiting.explain(node, about)
 
@@ -310,7 +294,7 @@ class ServedStore:
         """Return who waits for whom."""
         return self._waiting.waits(now)
 
-    def _updates_of(self, message: Push, buckets: Sequence[Bucket]) -> list[Update]:
+    def _updates_of(self, message: wire.Push, buckets: Sequence[Bucket]) -> list[Update]:
         self.updates.require(buckets)
         return updates_of(message, buckets, self.rule, self.updates.optimizer)
 

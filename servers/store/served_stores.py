@@ -5,47 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import TypeAlias
 
+from kvstore import wire
 from kvstore.errors import Mismatch, UsageError
 from kvstore.rule import Rule
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport.memory import Memory
-from kvstore.wire import (
-    Ack,
-    BucketState,
-    Close,
-    ClosedRounds,
-    ClosedRowRounds,
-    EncodedAnswer,
-    EncoderState,
-    EvictRows,
-    Explain,
-    FreezeTable,
-    GetStates,
-    Grouped,
-    InDoubt,
-    Init,
-    InitTables,
-    Message,
-    Open,
-    OptimizerCalls,
-    Pause,
-    Pull,
-    PullRows,
-    Push,
-    PutRows,
-    PutStates,
-    PutTableRest,
-    ReadBy,
-    Request,
-    Roster,
-    SetOptimizer,
-    StatesState,
-    StoreState,
-    StripeState,
-    TablePage,
-    TableRest,
-    Updated,
-)
 from servers.names import have, name
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
@@ -57,17 +21,26 @@ from servers.store.served_store import ServedStore
 from servers.store.snapshot import restore, snapshot
 from servers.store.table_snapshot import restore_table, table_snapshot
 
-SERVED: TypeAlias = Init | Pull | Pause | SetOptimizer | GetStates | PutStates | RowRequest
-OF_VALUES = (Pull, PullRows, FreezeTable, EvictRows, GetStates, PutStates)  # a push contributes to its round first
+SERVED: TypeAlias = (
+    wire.Init | wire.Pull | wire.Pause | wire.SetOptimizer | wire.GetStates | wire.PutStates | RowRequest
+)
+OF_VALUES = (
+    wire.Pull,
+    wire.PullRows,
+    wire.FreezeTable,
+    wire.EvictRows,
+    wire.GetStates,
+    wire.PutStates,
+)  # a push contributes to its round first
 WHOLE = (
-    Open,
-    Close,
-    Init,
-    InitTables,
-    PutRows,
-    PutTableRest,
-    SetOptimizer,
-    PutStates,
+    wire.Open,
+    wire.Close,
+    wire.Init,
+    wire.InitTables,
+    wire.PutRows,
+    wire.PutTableRest,
+    wire.SetOptimizer,
+    wire.PutStates,
 )  # what is recorded as it came, once it is done
 
 
@@ -113,20 +86,20 @@ class ServedStores:
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note which workers have left in order; fail the requests that wait for them."""
         if self.recorder is not None:
-            self.recorder.note(Roster(0, sorted(workers)))
+            self.recorder.note(wire.Roster(0, sorted(workers)))
         self._departed = workers
         return [answer for served in self.open.values() for answer in served.depart(workers)] + self._abandoned()
 
     # ---- as a standby
 
-    def follow(self, message: Message) -> list[Answer]:
+    def follow(self, message: wire.Message) -> list[Answer]:
         """Make a change that another server has recorded, which no request describes; return the answers it gives.
 
         Raises:
             ValueError: it does not follow from this state.
             WireError: its buffers do not fit.
         """
-        if isinstance(message, StoreState):
+        if isinstance(message, wire.StoreState):
             served = self._new(message.store, Rule.of(message), message.lineage)
             self._opened_by[message.store] = set(message.opened_by)
             self._closed_by[message.store] = set(message.closed_by)
@@ -136,34 +109,34 @@ class ServedStores:
         if message.store not in self.open:
             raise ValueError(f"a {type(message).__name__} of store {message.store}, which is not open")
         served = self.open[message.store]
-        if isinstance(message, ClosedRounds):
+        if isinstance(message, wire.ClosedRounds):
             return served.follow_rounds(message)
-        if isinstance(message, ClosedRowRounds):
+        if isinstance(message, wire.ClosedRowRounds):
             return served.follow_row_rounds(message)
-        if isinstance(message, Updated):
+        if isinstance(message, wire.Updated):
             return served.follow_updated(message)
-        if isinstance(message, Grouped):
+        if isinstance(message, wire.Grouped):
             served.buckets.group(message.ids, message.sizes)
-        elif isinstance(message, InDoubt):
+        elif isinstance(message, wire.InDoubt):
             served.buckets.follow_doubt(message.ids, message.why)
-        elif isinstance(message, ReadBy):
+        elif isinstance(message, wire.ReadBy):
             served.values.remember(message.ids, message.ranks)
-        elif isinstance(message, EncodedAnswer):
+        elif isinstance(message, wire.EncodedAnswer):
             served.values.follow(message)
-        elif isinstance(message, OptimizerCalls):
+        elif isinstance(message, wire.OptimizerCalls):
             self._agreements[message.store].restore(message)
-        elif isinstance(message, StripeState | TablePage | TableRest):
+        elif isinstance(message, wire.StripeState | wire.TablePage | wire.TableRest):
             restore_table(served, message)
         else:
             restore(served, message)
         return []
 
-    def capture(self) -> Iterator[Message | Iterable[Message]]:
+    def capture(self) -> Iterator[wire.Message | Iterable[wire.Message]]:
         """Return the records that make this state of a server without one. See ``snapshot``, ``table_snapshot``."""
-        yield Roster(0, sorted(self._departed))
+        yield wire.Roster(0, sorted(self._departed))
         for store, served in self.open.items():
             opened_by, closed_by = sorted(self._opened_by[store]), sorted(self._closed_by[store])
-            yield StoreState(store, opened_by, closed_by, **served.rule.described, lineage=served.lineage)
+            yield wire.StoreState(store, opened_by, closed_by, **served.rule.described, lineage=served.lineage)
             agreement = self._agreements[store]
             yield agreement.record()
             yield from snapshot(store, served)
@@ -192,47 +165,47 @@ class ServedStores:
 
     # ---- requests
 
-    def serve(self, peer: bytes, message: Request) -> list[Answer]:
+    def serve(self, peer: bytes, message: wire.Request) -> list[Answer]:
         """Do what ``message`` asks; return the answers that need not wait any more, and record what has changed."""
         answers = self._serve(peer, message)
         if self.recorder is not None and isinstance(message, WHOLE):
             self.recorder.note(message)
         return answers
 
-    def _serve(self, peer: bytes, message: Request) -> list[Answer]:
-        if isinstance(message, Push):  # first what comes most often
+    def _serve(self, peer: bytes, message: wire.Request) -> list[Answer]:
+        if isinstance(message, wire.Push):  # first what comes most often
             return self.require(message.store).push(peer, message)
-        if isinstance(message, Open):
+        if isinstance(message, wire.Open):
             self._open(message)
-            return [Answer(peer, message, Ack(message.seq))]
-        if isinstance(message, Close):
-            return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
+            return [Answer(peer, message, wire.Ack(message.seq))]
+        if isinstance(message, wire.Close):
+            return [Answer(peer, message, wire.Ack(message.seq)), *self._close(message)]
         if not isinstance(message, SERVED):
             raise UsageError(f"servers do not handle a {type(message).__name__}")
         served = self.require(message.store)
         if isinstance(message, OF_VALUES):
             served.buckets.require_sound(message.ids)
-        elif isinstance(message, PutRows | PutTableRest):
+        elif isinstance(message, wire.PutRows | wire.PutTableRest):
             served.buckets.require_sound([message.id])
         if isinstance(message, RowRequest):
             return serve_rows(served, peer, message)
-        if isinstance(message, Pull):
+        if isinstance(message, wire.Pull):
             return served.pull(peer, message)
-        if isinstance(message, Pause):
+        if isinstance(message, wire.Pause):
             return served.pause(peer, message) + self._abandoned()
-        if isinstance(message, GetStates):
+        if isinstance(message, wire.GetStates):
             return [Answer(peer, message, served.get_states(message))]
-        if isinstance(message, SetOptimizer):
+        if isinstance(message, wire.SetOptimizer):
             return self._agreements[message.store].take(peer, message) + self._abandoned()
         if message.node.rank != 0:
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-        if isinstance(message, Init):
+        if isinstance(message, wire.Init):
             served.init(message)
         else:
             served.put_states(message)
-        return [Answer(peer, message, Ack(message.seq))]
+        return [Answer(peer, message, wire.Ack(message.seq))]
 
-    def _open(self, message: Open) -> None:
+    def _open(self, message: wire.Open) -> None:
         rule = Rule.of(message)
         served = self.open.get(message.store)
         opened_by = self._opened_by.setdefault(message.store, set())
@@ -244,7 +217,7 @@ class ServedStores:
             raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {served.rule} on worker {other}")
         opened_by.add(message.node.rank)
 
-    def _close(self, message: Close) -> list[Answer]:
+    def _close(self, message: wire.Close) -> list[Answer]:
         """Note that a worker has closed a store; when all have, drop its values."""
         closed_by = self._closed_by.get(message.store)
         if closed_by is None:
@@ -262,7 +235,7 @@ class ServedStores:
         agreements = self._agreements.values()
         return [answer for agreement in agreements for answer in agreement.abandon_if_vain(self._departed)]
 
-    def explain(self, message: Explain) -> Reason:
+    def explain(self, message: wire.Explain) -> Reason:
         """Say what a request waits for; nothing if it does not wait."""
         for store, served in self.open.items():
             text, missing = served.explain(message.node, message.about)
@@ -289,18 +262,18 @@ class ServedStores:
 
 
 FOLLOWED = (
-    Grouped,
-    InDoubt,
-    ClosedRounds,
-    ClosedRowRounds,
-    Updated,
-    ReadBy,
-    EncodedAnswer,
-    OptimizerCalls,
-    BucketState,
-    StatesState,
-    EncoderState,
-    StripeState,
-    TablePage,
-    TableRest,
+    wire.Grouped,
+    wire.InDoubt,
+    wire.ClosedRounds,
+    wire.ClosedRowRounds,
+    wire.Updated,
+    wire.ReadBy,
+    wire.EncodedAnswer,
+    wire.OptimizerCalls,
+    wire.BucketState,
+    wire.StatesState,
+    wire.EncoderState,
+    wire.StripeState,
+    wire.TablePage,
+    wire.TableRest,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvstore import wire
 from kvstore.checkpoint.tables import NUMBERS
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.lineage import UNKNOWN
@@ -17,19 +18,6 @@ from kvstore.rule import Rule
 from kvstore.spec import Key
 from kvstore.table import Table
 from kvstore.transport.memory import Memory
-from kvstore.wire import (
-    Ack,
-    Buffer,
-    DescribeTable,
-    EvictRows,
-    InitTables,
-    PullRows,
-    PushRows,
-    PutRows,
-    PutTableRest,
-    Rows,
-    TableCounts,
-)
 from servers.names import workers
 from servers.store.buckets import Buckets
 from servers.store.clocks import WorkerClocks
@@ -85,7 +73,7 @@ class ServedTables:
         self._lineage = lineage
         self._spaces: dict[tuple[int, str], SlabSpace] = {}  # by width and dtype of rows
 
-    def init(self, message: InitTables) -> None:
+    def init(self, message: wire.InitTables) -> None:
         """Take new tables.
 
         Raises:
@@ -126,7 +114,7 @@ class ServedTables:
             self._spaces[kind] = SlabSpace(table.row_bytes)
         return self._spaces[kind]
 
-    def contributions(self, message: PushRows) -> list[RowUpdate]:
+    def contributions(self, message: wire.PushRows) -> list[RowUpdate]:
         """Return what a push contributes to each of its tables. Nothing has changed yet.
 
         Raises:
@@ -156,18 +144,18 @@ class ServedTables:
             updates.append(RowUpdate(target, [part], hyper))
         return updates
 
-    def require_wanted(self, message: PullRows) -> None:
+    def require_wanted(self, message: wire.PullRows) -> None:
         """Raise as ``contributions`` does, unless there can be the rows that ``message`` wants."""
         require_wanted(message, self._buckets.read_tables(message.ids))
 
-    def reply(self, message: PushRows | PullRows, late: int, ahead: int) -> Rows | Ack:
+    def reply(self, message: wire.PushRows | wire.PullRows, late: int, ahead: int) -> wire.Rows | wire.Ack:
         """Return the answer to a request that need not wait."""
-        if isinstance(message, PushRows) and not message.want:
-            return Ack(message.seq, late)
-        union = isinstance(message, PushRows) and message.union
+        if isinstance(message, wire.PushRows) and not message.want:
+            return wire.Ack(message.seq, late)
+        union = isinstance(message, wire.PushRows) and message.union
         counts = message.wanted
         updated = self.updates.answers.take(message.sender[:2])
-        buffers: list[Buffer]
+        buffers: list[wire.Buffer]
         if updated is not None:
             buffers = [updated]
         elif union:
@@ -182,18 +170,18 @@ class ServedTables:
         clocks: list[int] = []
         if self._rule.quorum is not None:
             clocks = [target.rounds.version for target in self._buckets.tables_of(message.ids)]
-        return Rows(
+        return wire.Rows(
             message.seq,
             counts,
             clocks=clocks,
             ahead=ahead,
             missed=late,
-            priority=message.priority if isinstance(message, PushRows) else None,
+            priority=message.priority if isinstance(message, wire.PushRows) else None,
             wide=message.wide,
             buffers=buffers,
         )
 
-    def put(self, message: PutRows) -> None:
+    def put(self, message: wire.PutRows) -> None:
         """Replace rows by those that ``message`` brings.
 
         Raises:
@@ -220,7 +208,7 @@ class ServedTables:
             parts[name] = array_of(buffer, message.count, columns, dtype, f"{name} of rows")
         table.put(ids, rows, parts, message.version, message.steps)
 
-    def put_rest(self, message: PutTableRest) -> None:
+    def put_rest(self, message: wire.PutTableRest) -> None:
         """Have a table go on as the one that ``message`` is of.
 
         Raises:
@@ -236,16 +224,16 @@ class ServedTables:
             raise WireError(f"expected {numbers} numbers of a table, got {len(rest.get(NUMBERS, ()))}")
         table.restore(rest)
 
-    def evict(self, message: EvictRows) -> None:
+    def evict(self, message: wire.EvictRows) -> None:
         """Let rows go now, as the rules of their table say."""
         self._buckets.table(message.id).table.evict()
         if self._recording.on:
             self._recording.note(message)
 
-    def describe(self, message: DescribeTable) -> TableCounts:
+    def describe(self, message: wire.DescribeTable) -> wire.TableCounts:
         """Return the statistics of a table."""
         counts = self._buckets.table(message.id).table.statistics()
-        return TableCounts(message.seq, list(counts), list(counts.values()))
+        return wire.TableCounts(message.seq, list(counts), list(counts.values()))
 
     def updaters(self, optimizer: Optimizer) -> Callable[[], None]:
         """Return a function that makes ``optimizer`` that of all tables; raise ``UsageError`` if it cannot be."""
@@ -258,7 +246,7 @@ class ServedTables:
 
         return use
 
-    def _require_union(self, message: PushRows) -> None:
+    def _require_union(self, message: wire.PushRows) -> None:
         if self._rule.mode != "sync" or self._rule.quorum is not None:
             raise UsageError(
                 f"{message.node} asked for all rows of a round, which only a store has whose rounds are of all "

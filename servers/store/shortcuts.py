@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvstore import wire
 from kvstore.rule import Rule
 from kvstore.spec import FLOATS
-from kvstore.wire import Push
 from kvstore.wire.shared import SharedFields
 from servers.requests.replies import Answer
 from servers.store.bucket import Bucket, Contribution
@@ -47,7 +47,7 @@ class Shortcuts:
         self._known: dict[SharedFields | None, _Known] = {}
         self._grouping = buckets.grouping
 
-    def learn(self, message: Push, buckets: list[Bucket]) -> None:
+    def learn(self, message: wire.Push, buckets: list[Bucket]) -> None:
         """Remember a push that has been taken, to ``buckets``."""
         if not self._possible or message.shared is None or message.changes:
             return
@@ -59,7 +59,7 @@ class Shortcuts:
         hyper = UpdateHyperparameters(message.lr, message.rescale, (), *compressions(message))
         self._known[message.shared] = _Known((buckets[0],), hyper)
 
-    def take(self, peer: bytes, message: Push) -> list[Answer] | None:
+    def take(self, peer: bytes, message: wire.Push) -> list[Answer] | None:
         """Take a push as ``ServedStore.push`` does; return None, and change nothing, if it is not like one before.
 
         Raises:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import torch
 
+from kvstore import wire
 from kvstore.codecs.description import described, travelling
 from kvstore.errors import rebuild
 from kvstore.optim.state_messages import unpack_states
 from kvstore.spec import HALVES, Spec
 from kvstore.values import from_buffer, ranges_of, spec_of, to_buffer
-from kvstore.wire import BucketState, EncoderState, Message, Node, Push, Sender, StatesState, pack_arrays, unpack_arrays
 from servers.requests.replies import described_error
 from servers.store.bucket import Bucket, Contribution
 from servers.store.compression import ReplyEncoder
@@ -25,7 +25,7 @@ from servers.store.served_store import ServedStore
 from servers.store.target import HeldSegments
 
 
-def snapshot(store: int, served: ServedStore) -> Iterator[Message]:
+def snapshot(store: int, served: ServedStore) -> Iterator[wire.Message]:
     """Return the records of all values, their progress, and what is kept of them. The store has number ``store``.
 
     Take all of them before the next message is handled. They refer to the values, and have copies of the rest.
@@ -50,7 +50,7 @@ def snapshot(store: int, served: ServedStore) -> Iterator[Message]:
         tensors |= {f"payload.{place}": payload for place, (_, payload) in enumerate(kept.values())}
         steps: list[list[int]] = plain["steps"]  # type: ignore[assignment]
         specs = [spec_of(tensor) for tensor in tensors.values()]
-        yield EncoderState(
+        yield wire.EncoderState(
             store,
             travelling(compression),
             [key for key, _ in steps],
@@ -60,20 +60,20 @@ def snapshot(store: int, served: ServedStore) -> Iterator[Message]:
             list(tensors),
             [list(spec.shape) for spec in specs],
             [spec.dtype for spec in specs],
-            pack_arrays([to_buffer(tensor.contiguous()) for tensor in tensors.values()]),
+            wire.pack_arrays([to_buffer(tensor.contiguous()) for tensor in tensors.values()]),
         )
 
 
-def restore(served: ServedStore, message: BucketState | StatesState | EncoderState) -> None:
+def restore(served: ServedStore, message: wire.BucketState | wire.StatesState | wire.EncoderState) -> None:
     """Take a part of another server's state.
 
     Raises:
         ValueError: there is no such optimizer or compression.
         WireError: the buffers do not fit.
     """
-    if isinstance(message, BucketState):
+    if isinstance(message, wire.BucketState):
         _restore_bucket(served, message)
-    elif isinstance(message, StatesState):
+    elif isinstance(message, wire.StatesState):
         if served.updates.updater is None:
             raise ValueError("the states of an optimizer, and there is none")
         served.updates.regroup()
@@ -85,9 +85,9 @@ def restore(served: ServedStore, message: BucketState | StatesState | EncoderSta
         _restore_encoder(served, served.values.compressed.encoder(compression), message)
 
 
-def _bucket(store: int, bucket: Bucket) -> BucketState:
+def _bucket(store: int, bucket: Bucket) -> wire.BucketState:
     kinds = {spec: place for place, spec in enumerate(dict.fromkeys(bucket.segments.specs))}
-    return BucketState(
+    return wire.BucketState(
         store,
         ids=list(bucket.ids),
         keys=list(bucket.segments.keys),
@@ -103,11 +103,11 @@ def _bucket(store: int, bucket: Bucket) -> BucketState:
     )
 
 
-def _late(store: int, bucket: Bucket, item: Contribution) -> Push:
+def _late(store: int, bucket: Bucket, item: Contribution) -> wire.Push:
     ranks = list(item.ranks)
     values = [part.values.contiguous() for part in item.ranges]
-    return Push(
-        Sender(Node("worker", ranks[0], 1), 0, 0),
+    return wire.Push(
+        wire.Sender(wire.Node("worker", ranks[0], 1), 0, 0),
         store,
         list(bucket.ids),
         [item.clock] * len(bucket.ids),
@@ -122,7 +122,7 @@ def _late(store: int, bucket: Bucket, item: Contribution) -> Push:
     )
 
 
-def _restore_bucket(served: ServedStore, message: BucketState) -> None:
+def _restore_bucket(served: ServedStore, message: wire.BucketState) -> None:
     kinds = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
     segments = HeldSegments(message.ids, message.keys, [kinds[kind] for kind in message.kinds], message.splits)
     bucket = served.buckets.restore(segments, message.dtype)
@@ -136,9 +136,9 @@ def _restore_bucket(served: ServedStore, message: BucketState) -> None:
     }
 
 
-def _restore_encoder(served: ServedStore, encoder: ReplyEncoder, message: EncoderState) -> None:
+def _restore_encoder(served: ServedStore, encoder: ReplyEncoder, message: wire.EncoderState) -> None:
     specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
-    parts = unpack_arrays(message.buffers, [spec.nbytes for spec in specs])
+    parts = wire.unpack_arrays(message.buffers, [spec.nbytes for spec in specs])
     tensors = {
         name: from_buffer(part, spec.dtype).view(spec.shape)
         for name, spec, part in zip(message.names, specs, parts, strict=True)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import torch
 
+from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
 from kvstore.spec import Key
-from kvstore.wire import GetStates, OptimizerStates, PutStates
 from servers.store.buckets import Buckets
 from servers.store.updates import Updates
 
 
-def get_states(message: GetStates, buckets: Buckets, updates: Updates) -> OptimizerStates:
+def get_states(message: wire.GetStates, buckets: Buckets, updates: Updates) -> wire.OptimizerStates:
     """Return copies of the states that ``message`` asks for: updates change them in place. Rows' go with the rows."""
     for number in message.ids:
         buckets.target(number)
     updater = updates.updater
     states = updater.states.of(message.ids) if updater is not None else {}
     copies = [SegmentState(int(number), name, value.detach().clone()) for (number, name), value in states.items()]
-    return OptimizerStates(
+    return wire.OptimizerStates(
         message.seq, optimizer=updater.optimizer.rule if updater is not None else None, **pack_states(copies)
     )
 
 
-def put_states(message: PutStates, buckets: Buckets, updates: Updates) -> None:
+def put_states(message: wire.PutStates, buckets: Buckets, updates: Updates) -> None:
     """Replace states by those that ``message`` brings.
 
     Raises:

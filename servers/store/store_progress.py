@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvstore import wire
 from kvstore.errors import UsageError, WeightsInDoubt
 from kvstore.rule import Rule
 from kvstore.tracing.tracer import Tracer
-from kvstore.wire import Ack, FreezeTable, Pull, PullRows, Push, PushRows, Reply, Resume, Values
 from kvstore.wire.shared import SharedFields
 from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket
@@ -28,8 +28,8 @@ from servers.store.updates import Updates
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Waiting
 
-OF_ARRAYS = (Push, Pull)
-OF_ROWS = (PushRows, PullRows)
+OF_ARRAYS = (wire.Push, wire.Pull)
+OF_ROWS = (wire.PushRows, wire.PullRows)
 
 
 class StoreProgress:
@@ -145,16 +145,16 @@ class StoreProgress:
     def answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
         """Answer requests that need not wait. One that cannot be answered fails alone."""
         answers: list[Answer] = []
-        alike: tuple[SharedFields, Values] | None = None  # the last answer in rounds, and what has asked for it
+        alike: tuple[SharedFields, wire.Values] | None = None  # the last answer in rounds, and what has asked for it
         for parked in ready:
             request = parked.request
-            shared = request.shared if isinstance(request, Push) else None
+            shared = request.shared if isinstance(request, wire.Push) else None
             if alike is not None and alike[0] is shared and parked.error is None and parked.late == alike[1].missed:
                 answers.append(Answer(parked.peer, request, alike[1].again(request.seq)))
                 continue
             answer = self._answer_one(parked)
             answers.append(answer)
-            if shared is not None and self._rule.mode == "sync" and isinstance(answer.reply, Values):
+            if shared is not None and self._rule.mode == "sync" and isinstance(answer.reply, wire.Values):
                 alike = shared, answer.reply
         return answers
 
@@ -176,11 +176,11 @@ class StoreProgress:
         for target in self._buckets.targets():
             target.rounds.resume()
         return [
-            Answer(peer, request, Resume(request.seq, ended.last, self._buckets.versions(request.ids)))
+            Answer(peer, request, wire.Resume(request.seq, ended.last, self._buckets.versions(request.ids)))
             for peer, request in ended.waiters
         ]
 
-    def _reply(self, message: WaitingRequest, late: int = 0) -> Reply:
+    def _reply(self, message: WaitingRequest, late: int = 0) -> wire.Reply:
         if self._buckets.doubts:
             self._buckets.require_sound(message.ids)
         ahead = self._ahead(message) if self._rule.mode == "async" else 0
@@ -188,10 +188,10 @@ class StoreProgress:
             return self._values.reply(message, late, ahead)
         if isinstance(message, OF_ROWS):
             return self._tables.reply(message, late, ahead)
-        if isinstance(message, FreezeTable):
+        if isinstance(message, wire.FreezeTable):
             return self._tables.freezes.freeze(message, self._buckets.table(message.id))
         self._tables.evict(message)
-        return Ack(message.seq)
+        return wire.Ack(message.seq)
 
     def _ahead(self, message: WaitingRequest) -> int:
         """Return how many pushes the asker is ahead of the slowest worker."""

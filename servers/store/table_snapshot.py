@@ -11,13 +11,13 @@ from weakref import finalize
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.errors import WireError, rebuild
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.ids import Ids
 from kvstore.rows.layout import part_bytes, write_rows
 from kvstore.spec import ITEMSIZE
 from kvstore.table import Table
-from kvstore.wire import Message, Node, PushRows, Sender, StripeState, TablePage, TableRest
 from servers.requests.replies import described_error
 from servers.store.rounds import Rounds
 from servers.store.row_arrays import array_of, bytes_of, integers
@@ -27,7 +27,7 @@ from servers.store.served_store import ServedStore
 PAGE_BYTES = 1 << 20
 
 
-def table_snapshot(store: int, served: ServedStore) -> Iterator[Message | Iterable[Message]]:
+def table_snapshot(store: int, served: ServedStore) -> Iterator[wire.Message | Iterable[wire.Message]]:
     """Return the records of all tables, some of them as iterables of records. The store has number ``store``.
 
     Take all that this yields before the next message is handled; what is in the iterables may be taken later.
@@ -40,24 +40,24 @@ def table_snapshot(store: int, served: ServedStore) -> Iterator[Message | Iterab
                 yield _late(store, target, item)
 
 
-def restore_table(served: ServedStore, message: StripeState | TablePage | TableRest) -> None:
+def restore_table(served: ServedStore, message: wire.StripeState | wire.TablePage | wire.TableRest) -> None:
     """Take a part of another server's table.
 
     Raises:
         UsageError: there can be no such table.
         WireError: the buffers do not fit.
     """
-    if isinstance(message, StripeState):
+    if isinstance(message, wire.StripeState):
         _restore_state(served, message)
         return
     target = served.buckets.table(message.id)
-    if isinstance(message, TablePage):
+    if isinstance(message, wire.TablePage):
         target.table.put(*page_of(target.description, message), None)
     else:
         target.table.restore(dict(zip(message.names, (integers(each) for each in message.buffers), strict=True)))
 
 
-class FrozenPages(Iterable[Message]):
+class FrozenPages(Iterable[wire.Message]):
     """The rows of a table as they were when this was made, and what else decides how it goes on. Can be read once.
 
     Args:
@@ -73,7 +73,7 @@ class FrozenPages(Iterable[Message]):
         # Whoever reads this may give up, with the standby that it is for.
         self._thaw = finalize(self, self._frozen.thaw)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[wire.Message]:
         number, parts = self._target.number, self._parts
         row_bytes = self._target.description.row_bytes + sum(
             max(1, part.columns) * ITEMSIZE[part.dtype] for part in parts.values()
@@ -84,12 +84,12 @@ class FrozenPages(Iterable[Message]):
             ids, rows, others = self._frozen.page(start, count)
             if len(ids):
                 buffers = [bytes_of(array) for array in (ids, rows, *others.values())]
-                yield TablePage(self._store, number, len(ids), list(parts), dtypes, columns, buffers)
+                yield wire.TablePage(self._store, number, len(ids), list(parts), dtypes, columns, buffers)
         self._thaw()
-        yield TableRest(self._store, number, list(self._rest), [bytes_of(array) for array in self._rest.values()])
+        yield wire.TableRest(self._store, number, list(self._rest), [bytes_of(array) for array in self._rest.values()])
 
 
-def page_of(table: Table, message: TablePage) -> tuple[Ids, Any, dict[str, Any]]:
+def page_of(table: Table, message: wire.TablePage) -> tuple[Ids, Any, dict[str, Any]]:
     """Return the ids, rows and what else each row has of a page of ``table``.
 
     Raises:
@@ -105,9 +105,9 @@ def page_of(table: Table, message: TablePage) -> tuple[Ids, Any, dict[str, Any]]
     return integers(ids), array_of(rows, message.count, table.width, table.dtype, "rows"), parts
 
 
-def _state(store: int, target: RowTarget) -> StripeState:
+def _state(store: int, target: RowTarget) -> wire.StripeState:
     changed: Mapping[int, Ids] = target.changed
-    return StripeState(
+    return wire.StripeState(
         store,
         target.number,
         target.key,
@@ -124,12 +124,12 @@ def _state(store: int, target: RowTarget) -> StripeState:
     )
 
 
-def _late(store: int, target: RowTarget, item: RowContribution) -> PushRows:
+def _late(store: int, target: RowTarget, item: RowContribution) -> wire.PushRows:
     table = target.description
     rows = memoryview(bytearray(part_bytes(len(item.ids), table.width, table.dtype, "none")))
     write_rows(item.rows, "none", rows)
-    return PushRows(
-        Sender(Node("worker", item.ranks[0], 1), 0, 0),
+    return wire.PushRows(
+        wire.Sender(wire.Node("worker", item.ranks[0], 1), 0, 0),
         store,
         [target.number],
         [item.clock],
@@ -146,7 +146,7 @@ def _late(store: int, target: RowTarget, item: RowContribution) -> PushRows:
     )
 
 
-def _restore_state(served: ServedStore, message: StripeState) -> None:
+def _restore_state(served: ServedStore, message: wire.StripeState) -> None:
     table = Table.of(message.table)
     (target,) = served.tables.add([(message.id, message.key, table)], message.stripe, message.stripes)
     target.rounds.restore(message.version, {pair[0]: pair[1] for pair in message.pushed})

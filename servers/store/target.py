@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from kvstore import wire
 from kvstore.cached import cached
 from kvstore.spec import Key, Spec
-from kvstore.wire import EvictRows, FreezeTable, Pull, PullRows, Push, PushRows
 from servers.store.clocks import WorkerClocks
 from servers.store.rounds import Rounds
 
 FAILURES = 16  # of rounds that another server has closed; workers have fewer pushes of one key under way
 
 Item = TypeVar("Item")
-PushRequest: TypeAlias = Push | PushRows
-WaitingRequest: TypeAlias = PushRequest | Pull | PullRows | FreezeTable | EvictRows
+PushRequest: TypeAlias = wire.Push | wire.PushRows
+WaitingRequest: TypeAlias = PushRequest | wire.Pull | wire.PullRows | wire.FreezeTable | wire.EvictRows
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from kvstore import wire
 from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt, rebuild
 from kvstore.optim.fused import FusedGroup
 from kvstore.optim.optimizer import Optimizer, log_replaced
@@ -19,7 +20,6 @@ from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, Key, require_floats, shorten, sum_dtype
 from kvstore.transport.memory import Memory
 from kvstore.values import as_dtype, from_buffer, ranges_of, sum_ranges
-from kvstore.wire import ClosedRounds, Updated
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.finite import require_finite
@@ -150,7 +150,7 @@ class Updates:
         self.updater.rescale_grad = default.rescale_grad if hyper.rescale is None else hyper.rescale
         self.updater.changes = dict(hyper.changes)
 
-    def follow(self, message: ClosedRounds) -> None:
+    def follow(self, message: wire.ClosedRounds) -> None:
         """Close rounds as another server has, which has recorded them.
 
         Raises:
@@ -184,7 +184,7 @@ class Updates:
         for bucket, error in self.make(updates).items():
             bucket.fail(bucket.rounds.version, error)
 
-    def follow_updated(self, message: Updated) -> None:
+    def follow_updated(self, message: wire.Updated) -> None:
         """Take what updates have made on another server, with all rounds up to then.
 
         Raises:

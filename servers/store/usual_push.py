@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.joint_ids import all_rise
 from kvstore.rows.layout import ALIGNED
 from kvstore.rows.sums import RowBatch, Rows, has_nan
-from kvstore.wire import Buffer, PushRows
 from servers.store.row_target import RowTarget
 from servers.store.table_group import TableGroup
 
 _NARROW, _WIDE = np.dtype(np.int32), np.dtype(np.int64)
 
 
-def usual_push(message: PushRows, target: RowTarget) -> tuple[Ids, Rows] | None:
+def usual_push(message: wire.PushRows, target: RowTarget) -> tuple[Ids, Rows] | None:
     """Return the ids and the rows that ``message`` pushes to ``target``, its only table; None if it is unusual.
 
     Returns:
@@ -55,7 +55,7 @@ class PushToGroup(NamedTuple):
     answer: bool
 
 
-def usual_push_of_group(message: PushRows, group: TableGroup) -> PushToGroup | None:
+def usual_push_of_group(message: wire.PushRows, group: TableGroup) -> PushToGroup | None:
     """Return what ``message`` pushes to ``group``, whose segments it lists; None if it is unusual.
 
     Returns:
@@ -77,7 +77,7 @@ def usual_push_of_group(message: PushRows, group: TableGroup) -> PushToGroup | N
     return PushToGroup(RowBatch(ids.astype(np.int64, copy=False), rows, starts), answer)
 
 
-def _ids_of(message: PushRows, group: TableGroup, buffer: Buffer, counts: Sequence[int]) -> Ids | None:
+def _ids_of(message: wire.PushRows, group: TableGroup, buffer: wire.Buffer, counts: Sequence[int]) -> Ids | None:
     """Return the ids of each table in ``buffer``; None unless they are usual."""
     count, dtype = sum(counts), id_dtype(message.wide)
     if _nbytes(buffer) != count * dtype.itemsize:
@@ -90,7 +90,7 @@ def _ids_of(message: PushRows, group: TableGroup, buffer: Buffer, counts: Sequen
     return ids if rise and all_in_stripe(group.targets[0], ids) else None
 
 
-def wants_pushed(message: PushRows) -> bool:
+def wants_pushed(message: wire.PushRows) -> bool:
     """Return whether ``message`` wants just those rows that it pushes. Its buffers need not have been checked."""
     if not message.want or message.wanted != message.counts or len(message.buffers) != 3:
         return False
@@ -121,5 +121,5 @@ def _in_range(target: RowTarget, ids: Ids) -> bool:
     return rows is None or 0 <= ids.item(0) <= ids.item(-1) < rows
 
 
-def _nbytes(buffer: Buffer) -> int:
+def _nbytes(buffer: wire.Buffer) -> int:
     return memoryview(buffer).nbytes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from kvstore import wire
 from kvstore.codecs.description import described
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
-from kvstore.wire import Ack, Buffer, EncodedAnswer, Pull, Push, Values
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.compression import CompressedReplies
@@ -36,7 +36,7 @@ class ValueReplies:
         self._updates = updates
         self._recording = recording
 
-    def reply(self, message: Push | Pull, late: int, ahead: int) -> Values | Ack:
+    def reply(self, message: wire.Push | wire.Pull, late: int, ahead: int) -> wire.Values | wire.Ack:
         """Return the answer to a request that need not wait.
 
         Args:
@@ -47,8 +47,8 @@ class ValueReplies:
         Raises:
             UsageError: the values cannot be compressed, for they are not finite.
         """
-        if isinstance(message, Push) and not message.want:
-            return Ack(message.seq, late)
+        if isinstance(message, wire.Push) and not message.want:
+            return wire.Ack(message.seq, late)
         if self._rule.compensation:
             self.remember(message.ids, message.workers)
         back = described(message.back)
@@ -57,21 +57,21 @@ class ValueReplies:
         ranges: Sequence[tuple[Bucket, int, int]] = []
         if back is None:
             ranges = self._buckets.element_ranges(message.ids)
-            buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
+            buffers: Sequence[wire.Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
         else:
             lengths, segment_counts, buffers = self.compressed.payloads(
                 self._buckets.segment_ranges(message.ids), back, feedback=self._updates.updater is None
             )
         for (bucket, _, _), buffer in zip(ranges, buffers, strict=False):
             bucket.lend(buffer)
-        return Values(
+        return wire.Values(
             message.seq,
             self._buckets.versions(message.ids) if self._rule.quorum is not None else [],
             ahead,
             late,
             lengths,
             segment_counts,
-            message.priority if isinstance(message, Push) else None,
+            message.priority if isinstance(message, wire.Push) else None,
             buffers,
         )
 
@@ -83,7 +83,7 @@ class ValueReplies:
             for rank in ranks:
                 bucket.remember(rank)
 
-    def follow(self, message: EncodedAnswer) -> None:
+    def follow(self, message: wire.EncodedAnswer) -> None:
         """Encode values as another server has, so that the same residual stays."""
         back = described(message.back)
         if back is None:

@@ -9,10 +9,10 @@ import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kvstore import wire
 from kvstore.errors import NodeLost, UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Key, shorten
-from kvstore.wire import Node, Pause
 from servers.activity import Waits
 from servers.names import MOST, have, name, workers
 from servers.requests.reasons import Reason
@@ -34,7 +34,7 @@ class JoinEnd(NamedTuple):
         error: why they cannot go on; None if they can.
     """
 
-    waiters: list[tuple[bytes, Pause]]
+    waiters: list[tuple[bytes, wire.Pause]]
     last: int
     error: NodeLost | None
 
@@ -61,7 +61,7 @@ class Waiting:
         self._workers = workers
         self._buckets = buckets
         self._times = times
-        self._parked: dict[tuple[Node, int], ParkedRequest] = {}  # by sender and number
+        self._parked: dict[tuple[wire.Node, int], ParkedRequest] = {}  # by sender and number
 
     @property
     def parked(self) -> list[WaitingRequest]:
@@ -144,13 +144,13 @@ class Waiting:
         last = self.pauses.last
         return JoinEnd(self.pauses.end(), last, error)
 
-    def close(self) -> tuple[list[ParkedRequest], list[tuple[bytes, Pause]]]:
+    def close(self) -> tuple[list[ParkedRequest], list[tuple[bytes, wire.Pause]]]:
         """Return, and forget, everybody: those who wait for rounds, and those inside ``join``."""
         parked = list(self._parked.values())
         self._parked.clear()
         return parked, self.pauses.end()
 
-    def explain(self, node: Node, about: int) -> Reason:
+    def explain(self, node: wire.Node, about: int) -> Reason:
         """Say what request ``about`` of ``node`` waits for; nothing if it does not wait."""
         parked = self._parked.get((node, about))
         if parked is None:

@@ -11,16 +11,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from kvstore import wire
 from kvstore.job.contract import member_name, member_title
 from kvstore.spec import Key
-from kvstore.wire import Node
 from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, SPAN
 from servers.tracing.alignment import Aligned, Bounds
 from servers.tracing.collected import CollectedNotes, MemberNotes
 from servers.tracing.requests import Moment, RequestId, TracedRequest, requests_of
 from servers.tracing.tracks import Track, TrackSpan
 
-Clock: TypeAlias = "Node"
+Clock: TypeAlias = "wire.Node"
 ORDER = ("scheduler", "worker", "aggregator", "server", "standby")
 MARKS = 0  # the track of what has happened at a moment
 CATEGORY = "request"
@@ -45,7 +45,7 @@ class ChromeTrace:
         self._requests = requests_of(self._records)
         self.aligned = _aligned(self._members, self._requests)
         self._pids = {member.node: pid for pid, member in enumerate(self._members, 1)}
-        self._tids: dict[tuple[Node, int], int] = {}
+        self._tids: dict[tuple[wire.Node, int], int] = {}
         self._tracks = {
             (member.node, thread): Track(spans)
             for member in self._members
@@ -119,7 +119,7 @@ class ChromeTrace:
             yield _meta(pid, tid, "thread_name", name=member.threads.get(thread, "a thread that has ended"))
             yield _meta(pid, tid, "thread_sort_index", sort_index=tid)
 
-    def _tid(self, node: Node, thread: int) -> int:
+    def _tid(self, node: wire.Node, thread: int) -> int:
         """Return the number of a thread's track: small, for viewers read no large ones exactly."""
         return self._tids.setdefault((node, thread), 1 + sum(other == node for other, _ in self._tids))
 
@@ -144,19 +144,19 @@ class ChromeTrace:
                 spans.setdefault(record[5], []).append(self._handling(member.node, record, shift))
         return spans
 
-    def _handling(self, here: Node, record: Sequence[Any], shift: float) -> TrackSpan:
+    def _handling(self, here: wire.Node, record: Sequence[Any], shift: float) -> TrackSpan:
         _, _, start, _, end, _, name, asker, seq, nbytes, round_, answered = record
         args = _about(round=round_, bytes=nbytes, answers=len(answered))
         if not asker[0]:
             return TrackSpan(start + shift, end + shift, "replies", args)
-        node = Node(*asker)
+        node = wire.Node(*asker)
         request = self._requests.get((node, seq, here.role == "scheduler"))
         label = name if request is None else _labelled(name, request.key, request.keys)
         return TrackSpan(start + shift, end + shift, label, {**args, "from": _title(node), "request": seq})
 
     # ---- events
 
-    def _slices(self, node: Node, thread: int, track: Track) -> Iterator[dict[str, Any]]:
+    def _slices(self, node: wire.Node, thread: int, track: Track) -> Iterator[dict[str, Any]]:
         pid, tid = self._pids[node], self._tid(node, thread)
         for place, span in enumerate(track.spans):
             args = dict(span.args)
@@ -255,15 +255,15 @@ def _aligned(members: Sequence[MemberNotes], requests: Mapping[RequestId, Traced
     return bounds.align(first)
 
 
-def _scheduler(start: int) -> Node:
-    return Node("scheduler", 0, start)
+def _scheduler(start: int) -> wire.Node:
+    return wire.Node("scheduler", 0, start)
 
 
-def _place(node: Node) -> tuple[int, int, int]:
+def _place(node: wire.Node) -> tuple[int, int, int]:
     return ORDER.index(node.role) if node.role in ORDER else len(ORDER), node.rank, node.incarnation
 
 
-def _title(node: Node) -> str:
+def _title(node: wire.Node) -> str:
     name = member_title("scheduler", 0) if node.role == "scheduler" else member_name(node.role, node.rank)
     return name if node.incarnation == 1 else f"{name}, start {node.incarnation}"
 

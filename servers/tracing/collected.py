@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.valid_values import RoundWindow
-from kvstore.wire import Node, TraceChunk, TraceFetched
 from kvstore.wire.tracing import SPAN, read_records
 
 MOST_RECORDS = 200_000  # of all members; the file has some 300 bytes for each, and 900 for a request
@@ -30,14 +30,14 @@ class MemberNotes:
         refused: chunks whose records were not valid.
     """
 
-    node: Node
+    node: wire.Node
     offsets: dict[int, tuple[float, float]] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     count: int = 0
     oldest: int = 0
     newest: int = 0
     refused: int = 0
-    _chunks: list[TraceChunk] = field(default_factory=list)
+    _chunks: list[wire.TraceChunk] = field(default_factory=list)
 
     @property
     def lost(self) -> int:
@@ -56,7 +56,7 @@ class MemberNotes:
                 self.refused += 1
         return read
 
-    def take(self, chunk: TraceChunk, keep: int) -> int:
+    def take(self, chunk: wire.TraceChunk, keep: int) -> int:
         """Take a chunk, and its records if there are at most ``keep``; return how many are kept."""
         for start, offset, error in chunk.offsets:
             before = self.offsets.get(start)
@@ -87,7 +87,7 @@ class CollectedNotes:
     """
 
     def __init__(self, most: int = MOST_RECORDS) -> None:
-        self.members: dict[Node, MemberNotes] = {}
+        self.members: dict[wire.Node, MemberNotes] = {}
         self.after = 0
         self.dropped = 0
         self._most = self._left = most
@@ -124,7 +124,7 @@ class CollectedNotes:
         self.members.clear()
         self._left = self._most
 
-    def take(self, fetched: TraceFetched) -> int:
+    def take(self, fetched: wire.TraceFetched) -> int:
         """Take an answer of the scheduler; return how many chunks it has brought.
 
         Raises:

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from kvstore import wire
 from kvstore.spec import Key
-from kvstore.wire import Node
 from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED
 
 # Who asks, the number of the request, and whether the scheduler is asked: aggregators count these requests apart.
-RequestId: TypeAlias = "tuple[Node, int, bool]"
+RequestId: TypeAlias = "tuple[wire.Node, int, bool]"
 SCHEDULER = "the scheduler"  # as links call it
 
 
 class Moment(NamedTuple):
     """A time by the clock of a member, and the thread that was there."""
 
-    node: Node
+    node: wire.Node
     at: float
     thread: int
 
@@ -47,7 +47,7 @@ class TracedRequest:
     answered: Moment | None = None
 
 
-def requests_of(records: Mapping[Node, Iterable[list[Any]]]) -> dict[RequestId, TracedRequest]:
+def requests_of(records: Mapping[wire.Node, Iterable[list[Any]]]) -> dict[RequestId, TracedRequest]:
     """Return the requests that members have noted, whose ``records`` these are."""
     found: dict[RequestId, TracedRequest] = {}
     for node, noted in records.items():
@@ -65,11 +65,15 @@ def requests_of(records: Mapping[Node, Iterable[list[Any]]]) -> dict[RequestId, 
     return found
 
 
-def _take_handled(node: Node, record: list[Any], found: dict[RequestId, TracedRequest]) -> None:
+def _take_handled(node: wire.Node, record: list[Any], found: dict[RequestId, TracedRequest]) -> None:
     _, _, start, left, _, thread, _, asker, seq, _, _, answered = record
     scheduler = node.role == "scheduler"
     if asker[0]:
-        found.setdefault((Node(*asker), seq, scheduler), TracedRequest()).handled.append(Moment(node, start, thread))
+        found.setdefault((wire.Node(*asker), seq, scheduler), TracedRequest()).handled.append(
+            Moment(node, start, thread)
+        )
     for other, number in answered:
         if other[0]:
-            found.setdefault((Node(*other), number, scheduler), TracedRequest()).left.append(Moment(node, left, thread))
+            found.setdefault((wire.Node(*other), number, scheduler), TracedRequest()).left.append(
+                Moment(node, left, thread)
+            )

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.files import replacing
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.session import UNCHANGED
 from kvstore.rare_log import Drops
-from kvstore.wire import TraceFetched
 from servers.tracing.chrome import ChromeTrace
 from servers.tracing.collected import CollectedNotes
 
@@ -34,7 +34,7 @@ MOST_S = 300.0  # between two writings, whatever they take
 class TraceSource(Protocol):
     """What chunks are fetched from; see ``ObserverSession``."""
 
-    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
         """Return the chunks after number ``after``; have members note ``rounds`` from now on."""
         ...
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.cores import Core, Step, median_us
-from kvstore.wire import Ack, Alive, Beat, Node
+from kvstore import wire
 
 
 def test_a_core_is_measured_message_by_message() -> None:
     heard = []
 
-    def handle(peer: bytes, message: object) -> list[tuple[bytes, Alive]]:
+    def handle(peer: bytes, message: object) -> list[tuple[bytes, wire.Alive]]:
         heard.append((peer, message))
-        return [(peer, Alive())] * 2
+        return [(peer, wire.Alive())] * 2
 
     core = Core("scheduler", handle)
-    beat = Beat(Node("worker", 3, 1))
+    beat = wire.Beat(wire.Node("worker", 3, 1))
     step = core.take("beats", [(b"one", beat), (b"two", beat)])
     assert heard == [(b"one", beat), (b"two", beat)], "as they arrive at the other end"
     assert (step.role, step.name, len(step.each), step.sent) == ("scheduler", "beats", 2, 4)
     assert min(step.each) > 0
-    assert core.last == [(b"two", Alive())] * 2
+    assert core.last == [(b"two", wire.Alive())] * 2
     assert (step.received_bytes > 2, step.sent_bytes > 4) == (True, True)
 
 
@@ -32,7 +32,7 @@ def test_the_median_is_over_all_messages() -> None:
 
 def test_nothing_sent_is_nothing_encoded() -> None:
     core = Core("server", lambda peer, message: [])
-    assert core.take("answers", [(b"", Ack(1))]).sent_bytes == 0
+    assert core.take("answers", [(b"", wire.Ack(1))]).sent_bytes == 0
 
 
 def test_a_step_adds_up() -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kvstore import wire
 from kvstore.checkpoint.folders import begin, listed
 from kvstore.checkpoint.reader import CheckpointReader
 from kvstore.checkpoint.tensors import FileRecord
@@ -33,23 +34,6 @@ from kvstore.errors import CheckpointError, ServerError
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec
 from kvstore.values import to_buffer
-from kvstore.wire import (
-    Ack,
-    AwaitCapture,
-    Buffer,
-    Capture,
-    Captured,
-    Init,
-    InitTables,
-    Node,
-    Open,
-    Push,
-    PushRows,
-    PutRows,
-    Request,
-    Sender,
-    SetOptimizer,
-)
 from servers.saving import Saver
 from servers.shard import Shard
 from servers.store.capture import StoreCapture
@@ -86,17 +70,20 @@ class CheckpointingJob:
             )
             shard.checkpoints.save = saver.save
             part = to_buffer(value[rank * SIZE : (rank + 1) * SIZE])
-            self._ask(rank, Open(self._me(), 0, "sync"))
-            self._ask(rank, Init(self._me(), 0, [rank], ["w"], [0], [[SIZE]], "float32", [part]))
-            self._ask(rank, InitTables(self._me(), 0, [STRIPE + rank], ["t"], [TABLE.described], rank, SERVERS))
+            self._ask(rank, wire.Open(self._me(), 0, "sync"))
+            self._ask(rank, wire.Init(self._me(), 0, [rank], ["w"], [0], [[SIZE]], "float32", [part]))
+            self._ask(rank, wire.InitTables(self._me(), 0, [STRIPE + rank], ["t"], [TABLE.described], rank, SERVERS))
             assert isinstance(
-                self._ask(rank, SetOptimizer(self._me(), 0, 1, "sgd", [["momentum", 0.5]], None, [], [], 1.0, 1.0)), Ack
+                self._ask(
+                    rank, wire.SetOptimizer(self._me(), 0, 1, "sgd", [["momentum", 0.5]], None, [], [], 1.0, 1.0)
+                ),
+                wire.Ack,
             )
             ids = np.arange(rank, 20_000, SERVERS)
             rows = np.full((len(ids), TABLE.width), self.base, np.float32)
             buffers = [to_buffer(torch.from_numpy(ids)), to_buffer(torch.from_numpy(rows))]
-            put = PutRows(self._me(), 0, STRIPE + rank, len(ids), None, None, [], [], [], buffers)
-            assert isinstance(self._ask(rank, put), Ack)
+            put = wire.PutRows(self._me(), 0, STRIPE + rank, len(ids), None, None, [], [], [], buffers)
+            assert isinstance(self._ask(rank, put), wire.Ack)
         self.clock = 0
 
     def round(self) -> None:
@@ -104,16 +91,16 @@ class CheckpointingJob:
         gradient = torch.full((SIZE,), -0.5 if self.clock else -1.0)
         self.clock += 1
         for rank in range(SERVERS):
-            push = Push(self._me(), 0, [rank], [self.clock], False, None, None, buffers=[to_buffer(gradient)])
-            assert isinstance(self._ask(rank, push), Ack)
+            push = wire.Push(self._me(), 0, [rank], [self.clock], False, None, None, buffers=[to_buffer(gradient)])
+            assert isinstance(self._ask(rank, push), wire.Ack)
             ids = torch.arange(rank, 20_000, SERVERS)
             rows = torch.full((len(ids), TABLE.width), float(gradient[0]))
-            buffers: list[Buffer] = [to_buffer(ids), to_buffer(rows), b""]
+            buffers: list[wire.Buffer] = [to_buffer(ids), to_buffer(rows), b""]
             own = [STRIPE + rank], [self.clock], [len(ids)], [0]
-            of_rows = PushRows(
+            of_rows = wire.PushRows(
                 self._me(), 0, *own, True, False, False, None, None, [], codecs=["none"], buffers=buffers
             )
-            assert isinstance(self._ask(rank, of_rows), Ack)
+            assert isinstance(self._ask(rank, of_rows), wire.Ack)
 
     def checkpoint(self) -> bool:
         """Make a checkpoint, while another round is made; return whether there is one."""
@@ -134,9 +121,10 @@ class CheckpointingJob:
         waits = {}
         for rank in range(SERVERS):
             assert isinstance(
-                self._ask(rank, Capture(self._me(), 0, self.number, [rank, STRIPE + rank], [self.clock] * 2)), Ack
+                self._ask(rank, wire.Capture(self._me(), 0, self.number, [rank, STRIPE + rank], [self.clock] * 2)),
+                wire.Ack,
             )
-            wait = AwaitCapture(self._me(), 0, self.number)
+            wait = wire.AwaitCapture(self._me(), 0, self.number)
             self._ask(rank, wait)
             waits[wait.seq] = rank
         self.round()
@@ -144,18 +132,18 @@ class CheckpointingJob:
             with self._posted:
                 self._posted.wait_for(lambda seq=seq: seq in self._replies)
                 reply = self._replies.pop(seq)
-            if isinstance(reply, Captured):
+            if isinstance(reply, wire.Captured):
                 progress.take((0, rank), reply)
             else:
                 progress.fail(ServerError(str(reply)))
         assert progress.join(30)
         return outcome == [True]
 
-    def _me(self) -> Sender:
+    def _me(self) -> wire.Sender:
         self._seq += 1
-        return Sender(Node("worker", 0, 1), self._seq, self._seq)
+        return wire.Sender(wire.Node("worker", 0, 1), self._seq, self._seq)
 
-    def _ask(self, rank: int, message: Request) -> object:
+    def _ask(self, rank: int, message: wire.Request) -> object:
         with self._posted:
             for _, reply in self._shards[rank].handle(b"worker", message):
                 self._replies[reply.seq] = reply  # type: ignore[attr-defined]

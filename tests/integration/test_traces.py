@@ -19,10 +19,10 @@ from jobs import job
 from trace_reader import ReadTrace
 from waiting import LONG
 
+from kvstore import wire
 from kvstore.job.observing_place import ObservingPlace
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.session import ObserverSession
-from kvstore.wire import Node
 from servers.observer.trace_recording import TraceRecording
 from servers.tracing.chrome import ChromeTrace
 from servers.tracing.trace_writer import TraceWriter
@@ -115,7 +115,7 @@ def test_clocks_that_are_hours_apart_are_on_one_time_line(tmp_path: Path) -> Non
     assert trace.round_trips() >= 50
     assert trace.about["clocks are consistent"]
     aligned = ChromeTrace(writer.notes).aligned
-    for node, ahead in ((Node("server", 0, 1), APART_S), (Node("worker", 0, 1), -APART_S)):
+    for node, ahead in ((wire.Node("server", 0, 1), APART_S), (wire.Node("worker", 0, 1), -APART_S)):
         (offset, half_trip), *_ = writer.notes.members[node].offsets.values()
         error = abs(aligned.shifts[node] + ahead)
         assert error <= aligned.errors[node] + 1e-6

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstore.wire import Node, ServerReport, WorkerReport
+from kvstore import wire
 
 
-def worker_report(rank: int = 0, role: str = "worker", **counts: Any) -> WorkerReport:
+def worker_report(rank: int = 0, role: str = "worker", **counts: Any) -> wire.WorkerReport:
     """A worker's report; what is not given is zero."""
     zeros: dict[str, Any] = {
         **dict.fromkeys(("at", "rounds", "blocked_us", "cpu_us", "memory", "outstanding", "ahead"), 0),
@@ -15,13 +15,13 @@ def worker_report(rank: int = 0, role: str = "worker", **counts: Any) -> WorkerR
         "sent": [],
         "received": [],
     }
-    return WorkerReport(Node(role, rank, 1), **{**zeros, **counts})
+    return wire.WorkerReport(wire.Node(role, rank, 1), **{**zeros, **counts})
 
 
-def server_report(rank: int = 0, role: str = "server", **counts: Any) -> ServerReport:
+def server_report(rank: int = 0, role: str = "server", **counts: Any) -> wire.ServerReport:
     """A server's report, or that of a standby or an aggregator; what is not given is zero, or empty."""
     zeros = dict.fromkeys(
         ("at", "rounds", "busy_us", "cpu_us", "memory", "held", "received", "sent", "waves", "oldest_us"), 0
     )
     empty: dict[str, Any] = {name: [] for name in ("came_last", "alone_us", "waiting", "missing")}
-    return ServerReport(Node(role, rank, 1), **{**zeros, **empty, **counts})
+    return wire.ServerReport(wire.Node(role, rank, 1), **{**zeros, **empty, **counts})

@@ -6,8 +6,8 @@ from typing import Any
 
 from made_reports import server_report, worker_report
 
+from kvstore import wire
 from kvstore.observing.view import Span
-from kvstore.wire import ServerReport, WorkerReport
 
 SECONDS = 10.0
 BEFORE = 100.0
@@ -20,7 +20,7 @@ def us(share: float) -> int:
 
 def worker_span(
     rank: int = 0, blocked: float = 0.1, read: float | None = None, rounds: int = 100, **counts: Any
-) -> Span[WorkerReport]:
+) -> Span[wire.WorkerReport]:
     """A worker that has waited for answers, and for data, for these shares of the time."""
     known = {} if read is None else {"input_us": 1000}
     before = worker_report(rank, at=BEFORE, blocked_us=5_000_000, rounds=7, **known)
@@ -32,7 +32,7 @@ def worker_span(
 
 def server_span(
     last: list[int], alone: list[float], rank: int = 0, role: str = "server", busy: float = 0.1, **counts: Any
-) -> Span[ServerReport]:
+) -> Span[wire.ServerReport]:
     """A server at which workers came last so often, and were awaited alone for such shares of the time."""
     before = server_report(
         *(rank, role), at=BEFORE, waves=3, came_last=[1] * len(last), alone_us=[9] * len(last), busy_us=4, received=1

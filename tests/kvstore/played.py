@@ -6,21 +6,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvstore import wire
 from kvstore.member.client import Client
 from kvstore.member.outstanding import Question
 from kvstore.ticket import Operation, WaitLimits
-from kvstore.wire import (
-    Ack,
-    Barrier,
-    Message,
-    Request,
-    decode,
-    encode,
-)
 
 WINDOW = 4 << 20
 BARRIER = {"store": 0, "number": 0}
-Answers = Callable[[bytes, Request], "Sequence[Message | list[bytes]]"]
+Answers = Callable[[bytes, wire.Request], "Sequence[wire.Message | list[bytes]]"]
 
 
 class Played:
@@ -28,7 +21,7 @@ class Played:
 
     def __init__(self, answers: Answers = lambda peer, request: []) -> None:
         self.answers = answers
-        self.asked: list[tuple[bytes, Request]] = []
+        self.asked: list[tuple[bytes, wire.Request]] = []
         self.inbox: deque[tuple[bytes, list[Any]]] = deque()
         self.now = 0.0
         self.waits: list[float] = []
@@ -38,13 +31,13 @@ class Played:
         return endpoint.encode()
 
     def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
-        request = decode(frames)
+        request = wire.decode(frames)
         self.asked.append((peer, request))
         for answer in self.answers(peer, request):
             self.arrive(peer, answer)
 
-    def arrive(self, peer: bytes, message: Message | list[bytes]) -> None:
-        self.inbox.append((peer, message if isinstance(message, list) else encode(message)))
+    def arrive(self, peer: bytes, message: wire.Message | list[bytes]) -> None:
+        self.inbox.append((peer, message if isinstance(message, list) else wire.encode(message)))
 
     def recv(self, timeout: float) -> tuple[bytes, list[Any]] | None:
         if self.inbox:
@@ -78,8 +71,8 @@ def client_of(transport: Any, timeout_s: float = 10.0, patience_s: float = 0.0) 
 
 
 def ask(client: Client, peer: bytes, operation: Operation, take: Callable[[Any], None] | None = None) -> None:
-    client.ask(operation, Question(peer, operation, Barrier, BARRIER, take))
+    client.ask(operation, Question(peer, operation, wire.Barrier, BARRIER, take))
 
 
-def acknowledge(_peer: bytes, request: Request) -> list[Message]:
-    return [Ack(request.seq)]
+def acknowledge(_peer: bytes, request: wire.Request) -> list[wire.Message]:
+    return [wire.Ack(request.seq)]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from kvstore import wire
 from kvstore.job.config import Config
 from kvstore.member.outstanding import PendingRequest
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport.memory import Heap
-from kvstore.wire import Ack, Message, Node, Reply, Request, Sender, StoreOpened
 
 SCHEDULER = b"scheduler"
 AGGREGATOR = b"aggregator 0"
@@ -31,7 +31,7 @@ class PlayedSession:
     def __init__(
         self,
         servers: int = 2,
-        answer: Callable[[bytes, Request], Reply | None] = lambda _, request: Ack(request.seq),
+        answer: Callable[[bytes, wire.Request], wire.Reply | None] = lambda _, request: wire.Ack(request.seq),
         aggregator: bool = False,
     ) -> None:
         self.scheduler = SCHEDULER
@@ -55,10 +55,10 @@ class PlayedSession:
     def check(self, store: int) -> None:
         """Nothing has failed."""
 
-    def _answer(self, peer: bytes, request: Request) -> Reply | None:
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
         self.asked.append((peer, request))
         if type(request).__name__ == "OpenStore":
-            return StoreOpened(request.seq, 7)
+            return wire.StoreOpened(request.seq, 7)
         return self._reply(peer, request)
 
 
@@ -69,7 +69,7 @@ class _PlayedClient(Heap):
         made: the requests.
     """
 
-    def __init__(self, answer: Callable[[bytes, Any], Reply | None]) -> None:
+    def __init__(self, answer: Callable[[bytes, Any], wire.Reply | None]) -> None:
         self.made: list[PendingRequest] = []
         self._answer = answer
         self._seq = 0
@@ -90,7 +90,7 @@ class _PlayedClient(Heap):
             effect()
         self.made += requests
         for request in requests:
-            message: Message = request.message(Sender(Node("worker", 0, 1), request.seq, 1))
+            message: wire.Message = request.message(wire.Sender(wire.Node("worker", 0, 1), request.seq, 1))
             reply = self._answer(request.peer, message)
             if reply is not None:
                 follows = request.take(reply)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from played_session import PlayedSession
 
+from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.placement import place
 from kvstore.rows.ids import stripes_of
@@ -14,25 +15,6 @@ from kvstore.rows.layout import part_bytes, read_rows, write_rows
 from kvstore.rule import Rule
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec
-from kvstore.wire import (
-    Ack,
-    Declare,
-    DescribeTable,
-    EvictRows,
-    Init,
-    InitTables,
-    Placed,
-    Pull,
-    PullRows,
-    Push,
-    PushRows,
-    PutRows,
-    Reply,
-    Request,
-    Rows,
-    TableCounts,
-    Values,
-)
 
 
 class PlayedTables:
@@ -62,38 +44,38 @@ class PlayedTables:
         """Return the messages of a class, in order."""
         return [message for _, message in self.session.asked if isinstance(message, kind)]
 
-    def _answer(self, peer: bytes, request: Request) -> Reply | None:
-        if isinstance(request, Declare):
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
+        if isinstance(request, wire.Declare):
             answer = placed(request, len(self.session.servers), self._next)
             self._next += len(answer.ids)
             return answer
-        if isinstance(request, InitTables):
+        if isinstance(request, wire.InitTables):
             for number, described in zip(request.ids, request.tables, strict=True):
                 self.tables[number] = (Table.of(described), request.stripe, request.stripes)
-        elif isinstance(request, PutRows):
+        elif isinstance(request, wire.PutRows):
             self._put(request)
-        elif isinstance(request, PushRows):
+        elif isinstance(request, wire.PushRows):
             return self._pushed(request)
-        elif isinstance(request, PullRows):
+        elif isinstance(request, wire.PullRows):
             return self._read(request, request.ids, request.wanted, request.codecs, request.buffers[0], request.wide)
-        elif isinstance(request, Init | Push):
+        elif isinstance(request, wire.Init | wire.Push):
             assert len(request.ids) == 1
             self._arrays[request.ids[0]] = b"".join(map(bytes, request.buffers))
-            if isinstance(request, Push) and request.want:
-                return Values(request.seq, buffers=[bytearray(self._arrays[request.ids[0]])])
-        elif isinstance(request, Pull):
-            return Values(request.seq, buffers=[bytearray(self._arrays[number]) for number in request.ids])
-        elif isinstance(request, DescribeTable):
-            return TableCounts(request.seq, ["rows", "version"], [10 + request.id, 5 + request.id])
+            if isinstance(request, wire.Push) and request.want:
+                return wire.Values(request.seq, buffers=[bytearray(self._arrays[request.ids[0]])])
+        elif isinstance(request, wire.Pull):
+            return wire.Values(request.seq, buffers=[bytearray(self._arrays[number]) for number in request.ids])
+        elif isinstance(request, wire.DescribeTable):
+            return wire.TableCounts(request.seq, ["rows", "version"], [10 + request.id, 5 + request.id])
         else:
-            assert not isinstance(request, EvictRows) or request.id in self.tables
-        return Ack(request.seq)
+            assert not isinstance(request, wire.EvictRows) or request.id in self.tables
+        return wire.Ack(request.seq)
 
     def _row(self, number: int, row: int) -> np.ndarray[Any, Any]:
         table, _, _ = self.tables[number]
         return self.rows.get((number, row), np.full(table.width, table.scale if table.init == "constant" else 0.0))
 
-    def _put(self, request: PutRows) -> None:
+    def _put(self, request: wire.PutRows) -> None:
         table, stripe, stripes = self.tables[request.id]
         ids = np.frombuffer(request.buffers[0], np.int64)
         rows = np.frombuffer(request.buffers[1], table.dtype).reshape(-1, table.width)
@@ -112,7 +94,7 @@ class PlayedTables:
             assert set(stripes_of(table, part, stripes).tolist()) <= {stripe}
         return [part.tolist() for part in parts]
 
-    def _pushed(self, request: PushRows) -> Reply:
+    def _pushed(self, request: wire.PushRows) -> wire.Reply:
         ids = self._ids(request, request.ids, request.counts, request.buffers[0], request.wide)
         view, at = memoryview(request.buffers[1]), 0
         for number, codec, pushed in zip(request.ids, request.codecs, ids, strict=True):
@@ -123,17 +105,17 @@ class PlayedTables:
             self.rows.update({(number, row): value.copy() for row, value in zip(pushed, rows, strict=True)})
         assert at == len(view)
         if not request.want:
-            return Ack(request.seq)
+            return wire.Ack(request.seq)
         if not request.union:
             return self._read(request, request.ids, request.wanted, request.codecs, request.buffers[2], request.wide)
         flat = np.array([row for of in ids for row in of], np.int64 if request.wide else np.int32)
         counts = [len(of) for of in ids]
         reply = self._read(request, request.ids, counts, request.codecs, flat.tobytes(), request.wide)
-        return Rows(request.seq, counts, wide=request.wide, buffers=[*reply.buffers, flat.tobytes()])
+        return wire.Rows(request.seq, counts, wide=request.wide, buffers=[*reply.buffers, flat.tobytes()])
 
     def _read(
         self, request: Any, numbers: list[int], counts: list[int], codecs: list[str], buffer: Any, wide: bool
-    ) -> Rows:
+    ) -> wire.Rows:
         payload = bytearray()
         for number, codec, wanted in zip(
             numbers, codecs, self._ids(request, numbers, counts, buffer, wide), strict=True
@@ -143,10 +125,10 @@ class PlayedTables:
             rows = np.array([self._row(number, row) for row in wanted], table.dtype).reshape(-1, table.width)
             write_rows(rows, codec, memoryview(part))
             payload += part
-        return Rows(request.seq, counts, buffers=[bytes(payload)])
+        return wire.Rows(request.seq, counts, buffers=[bytes(payload)])
 
 
-def placed(request: Declare, servers: int, first: int) -> Placed:
+def placed(request: wire.Declare, servers: int, first: int) -> wire.Placed:
     """Return where a scheduler places the keys of ``request``; their segments are numbered from ``first`` on."""
     specs: list[Spec] = [
         Spec(tuple(shape), dtype) if table is None else TableSpec.of(Table.of(table))
@@ -159,7 +141,7 @@ def placed(request: Declare, servers: int, first: int) -> Placed:
         request.longest,
     )
     ranges = [segment for key in request.keys for segment in by_key[key]]
-    return Placed(
+    return wire.Placed(
         request.seq,
         counts=[len(by_key[key]) for key in request.keys],
         ids=list(range(first, first + len(ranges))),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from waiting import LONG
 
-from kvstore.wire import Message
+from kvstore import wire
 from launcher.agents.links.link import AgentLink
 from launcher.agents.links.protocol import Output
 
@@ -20,7 +20,7 @@ class End:
 
     def __init__(self, link: AgentLink, selector: selectors.BaseSelector) -> None:
         self.link = link
-        self.said: list[Message] = []
+        self.said: list[wire.Message] = []
         self.ends: list[str] = []
         link.open(selector, self.said.append, self.ends.append)
 

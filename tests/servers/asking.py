@@ -7,27 +7,8 @@ from typing import Any
 
 import torch
 
+from kvstore import wire
 from kvstore.values import from_buffer, to_buffer
-from kvstore.wire import (
-    Ack,
-    Explain,
-    Failure,
-    GetStates,
-    Init,
-    Message,
-    Node,
-    Open,
-    Pause,
-    Pull,
-    Push,
-    PutStates,
-    Sender,
-    SetOptimizer,
-    Values,
-    decode,
-    encode,
-    pack_arrays,
-)
 from servers.shard import Shard
 from servers.store.recording import Recorder
 from servers.store.target import HeldSegment
@@ -37,14 +18,14 @@ def floats(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def sender(rank: int = 0, seq: int = 1, *, done: int = 0, role: str = "worker", incarnation: int = 1) -> Sender:
+def sender(rank: int = 0, seq: int = 1, *, done: int = 0, role: str = "worker", incarnation: int = 1) -> wire.Sender:
     """Who makes a request, for those that no ``Worker`` makes."""
-    return Sender(Node(role, rank, incarnation), seq, done)
+    return wire.Sender(wire.Node(role, rank, incarnation), seq, done)
 
 
-def sent(message: Message) -> Any:
+def sent(message: wire.Message) -> Any:
     """``message`` as it arrives at the other end, in memory of its own."""
-    return decode([bytearray(frame) for frame in encode(message)])
+    return wire.decode([bytearray(frame) for frame in wire.encode(message)])
 
 
 class Door:
@@ -85,24 +66,24 @@ class Worker:
         self.done = 0
 
     @property
-    def node(self) -> Node:
-        return Node(self.role, self.rank, self.incarnation)
+    def node(self) -> wire.Node:
+        return wire.Node(self.role, self.rank, self.incarnation)
 
     @property
     def name(self) -> int | str:
         """A worker's rank, or another member's name: by which ``Desk`` sorts replies."""
         return self.rank if self.role == "worker" else str(self.node)
 
-    def me(self) -> Sender:
+    def me(self) -> wire.Sender:
         """The sender of this worker's next request."""
         self.seq += 1
-        return Sender(self.node, self.seq, self.done)
+        return wire.Sender(self.node, self.seq, self.done)
 
-    def open(self, mode: str = "sync", store: int = 0, lineage: int = 7000, **rule: Any) -> Open:
-        return Open(self.me(), store=store, mode=mode, lineage=lineage, **rule)
+    def open(self, mode: str = "sync", store: int = 0, lineage: int = 7000, **rule: Any) -> wire.Open:
+        return wire.Open(self.me(), store=store, mode=mode, lineage=lineage, **rule)
 
-    def init(self, values: dict[int, torch.Tensor], store: int = 0, keys: list[Any] | None = None) -> Init:
-        return Init(
+    def init(self, values: dict[int, torch.Tensor], store: int = 0, keys: list[Any] | None = None) -> wire.Init:
+        return wire.Init(
             self.me(),
             store=store,
             ids=list(values),
@@ -125,8 +106,8 @@ class Worker:
         ranks: Sequence[int] = (),
         rank_clocks: Sequence[int] = (),
         back: Any = None,
-    ) -> Push:
-        return Push(
+    ) -> wire.Push:
+        return wire.Push(
             self.me(),
             store=store,
             ids=list(values),
@@ -148,18 +129,18 @@ class Worker:
         *,
         ranks: Sequence[int] = (),
         back: Any = None,
-    ) -> Pull:
+    ) -> wire.Pull:
         clocks = [clock] * len(ids) if isinstance(clock, int) else clock
-        return Pull(self.me(), store=store, ids=ids, clocks=clocks, back=back, ranks=list(ranks))
+        return wire.Pull(self.me(), store=store, ids=ids, clocks=clocks, back=back, ranks=list(ranks))
 
-    def pause(self, clocks: dict[int, int], number: int = 1, store: int = 0) -> Pause:
+    def pause(self, clocks: dict[int, int], number: int = 1, store: int = 0) -> wire.Pause:
         pushes = sum(clocks.values())
-        return Pause(self.me(), store, number, pushes, list(clocks), list(clocks.values()))
+        return wire.Pause(self.me(), store, number, pushes, list(clocks), list(clocks.values()))
 
     def set_optimizer(
         self, name: str = "sgd", lr: float = 0.5, version: int = 1, store: int = 0, **hyper: Any
-    ) -> SetOptimizer:
-        return SetOptimizer(
+    ) -> wire.SetOptimizer:
+        return wire.SetOptimizer(
             self.me(),
             store=store,
             version=version,
@@ -172,22 +153,22 @@ class Worker:
             rescale=1.0,
         )
 
-    def get_states(self, ids: list[int], store: int = 0) -> GetStates:
-        return GetStates(self.me(), store=store, ids=ids)
+    def get_states(self, ids: list[int], store: int = 0) -> wire.GetStates:
+        return wire.GetStates(self.me(), store=store, ids=ids)
 
-    def put_states(self, states: dict[tuple[int, str], torch.Tensor], store: int = 0) -> PutStates:
-        return PutStates(
+    def put_states(self, states: dict[tuple[int, str], torch.Tensor], store: int = 0) -> wire.PutStates:
+        return wire.PutStates(
             self.me(),
             store=store,
             ids=[number for number, _ in states],
             names=[name for _, name in states],
             shapes=[list(value.shape) for value in states.values()],
             dtypes=[str(value.dtype).removeprefix("torch.") for value in states.values()],
-            buffers=pack_arrays([to_buffer(value.contiguous()) for value in states.values()]),
+            buffers=wire.pack_arrays([to_buffer(value.contiguous()) for value in states.values()]),
         )
 
-    def explain(self, about: int) -> Explain:
-        return Explain(self.me(), about=about)
+    def explain(self, about: int) -> wire.Explain:
+        return wire.Explain(self.me(), about=about)
 
 
 class Desk:
@@ -210,22 +191,22 @@ class Desk:
         self.aggregators = [Worker(rank, role="aggregator") for rank in range(len(aggregated))]
         self._names = {member.peer: member.name for member in self.workers + self.aggregators}
         for worker in self.workers:
-            assert self.reply(worker, worker.open(mode, **rule)) == Ack(worker.seq)
+            assert self.reply(worker, worker.open(mode, **rule)) == wire.Ack(worker.seq)
         if values is not None:
             worker = self.workers[0]
-            assert self.reply(worker, worker.init(values)) == Ack(worker.seq)
+            assert self.reply(worker, worker.init(values)) == wire.Ack(worker.seq)
 
-    def ask(self, worker: Worker, message: Message) -> dict[tuple[int | str, int], Any]:
+    def ask(self, worker: Worker, message: wire.Message) -> dict[tuple[int | str, int], Any]:
         return self.named(self.shard.handle(worker.peer, sent(message)))
 
-    def named(self, outbox: list[tuple[bytes, Message]]) -> dict[tuple[int | str, int], Any]:
+    def named(self, outbox: list[tuple[bytes, wire.Message]]) -> dict[tuple[int | str, int], Any]:
         replies: dict[tuple[int | str, int], Any] = {}
         for peer, reply in outbox:
             assert (self._names[peer], reply.seq) not in replies, "answered twice"
             replies[self._names[peer], reply.seq] = sent(reply)
         return replies
 
-    def reply(self, worker: Worker, message: Message) -> Any:
+    def reply(self, worker: Worker, message: wire.Message) -> Any:
         """The reply to ``message``, the only one there is; None if there is none yet."""
         replies = self.ask(worker, message)
         assert replies.keys() <= {(worker.name, message.seq)}
@@ -238,11 +219,11 @@ class Desk:
     def value(self, number: int = 1, clock: int = 0, store: int = 0) -> torch.Tensor:
         """What worker 0 pulls."""
         reply = self.reply(self.workers[0], self.workers[0].pull([number], clock, store))
-        assert isinstance(reply, Values), reply
+        assert isinstance(reply, wire.Values), reply
         return values_in(reply, [self.segment(number, store).spec])[0]
 
 
-def values_in(reply: Values, specs: list[Any]) -> list[torch.Tensor]:
+def values_in(reply: wire.Values, specs: list[Any]) -> list[torch.Tensor]:
     """The values of segments of these specs, which may have more than one dtype here."""
     payload, values, start = bytearray(b"".join(reply.buffers)), [], 0
     for spec in specs:
@@ -254,7 +235,7 @@ def values_in(reply: Values, specs: list[Any]) -> list[torch.Tensor]:
 
 def text_of(reply: Any, kind: str) -> str:
     """The text of a failure of this kind."""
-    assert isinstance(reply, Failure), reply
+    assert isinstance(reply, wire.Failure), reply
     assert reply.kind == kind
     return reply.text
 
@@ -262,7 +243,7 @@ def text_of(reply: Any, kind: str) -> str:
 def optimized(desk: Desk, name: str = "sgd", lr: float = 0.5, **hyper: object) -> None:
     """Let worker 0 set the optimizer."""
     first = desk.workers[0]
-    assert desk.reply(first, first.set_optimizer(name, lr, **hyper)) == Ack(first.seq)
+    assert desk.reply(first, first.set_optimizer(name, lr, **hyper)) == wire.Ack(first.seq)
 
 
 def updating(workers: int, mode: str = "async", **rule: Any) -> Desk:
@@ -275,5 +256,5 @@ def updating(workers: int, mode: str = "async", **rule: Any) -> Desk:
 
 def read(desk: Desk, reply: Any, number: int = 1) -> torch.Tensor:
     """The value of one segment that ``reply`` brings."""
-    assert isinstance(reply, Values), reply
+    assert isinstance(reply, wire.Values), reply
     return values_in(reply, [desk.segment(number).spec])[0]

@@ -8,29 +8,17 @@ from typing import Any
 import numpy as np
 from asking import Desk, Worker
 
+from kvstore import wire
 from kvstore.lineage import Version
 from kvstore.rows.layout import part_bytes, read_rows, write_rows
 from kvstore.table import Table
-from kvstore.wire import (
-    Ack,
-    DescribeTable,
-    EvictRows,
-    FreezeTable,
-    InitTables,
-    PullRows,
-    PushRows,
-    PutRows,
-    ReadFrozen,
-    Rows,
-    Thaw,
-)
 
 Gradients = Mapping[int, Mapping[int, Sequence[float]]]  # by segment and id
 
 
-def init_tables(worker: Worker, tables: dict[int, Table], stripe: int = 0, stripes: int = 1) -> InitTables:
+def init_tables(worker: Worker, tables: dict[int, Table], stripe: int = 0, stripes: int = 1) -> wire.InitTables:
     keys = [f"t{number}" for number in tables]
-    return InitTables(
+    return wire.InitTables(
         worker.me(), 0, list(tables), keys, [table.described for table in tables.values()], stripe, stripes
     )
 
@@ -47,12 +35,12 @@ def push_rows(
     dtype: str = "float32",
     codec: str = "none",
     **others: Any,
-) -> PushRows:
+) -> wire.PushRows:
     """Rows of each segment by id, in this order; ``wanted`` by segment."""
     wanted = wanted or {}
     number = np.dtype(np.int64 if wide else np.int32)
     ids = np.array([each for rows in gradients.values() for each in rows], number)
-    return PushRows(
+    return wire.PushRows(
         worker.me(),
         0,
         list(gradients),
@@ -77,9 +65,9 @@ def push_rows(
 
 def pull_rows(
     worker: Worker, wanted: Mapping[int, Sequence[int]], clock: int = 0, *, wide: bool = False, codec: str = "none"
-) -> PullRows:
+) -> wire.PullRows:
     ids = np.array([each for ids in wanted.values() for each in ids], np.int64 if wide else np.int32)
-    return PullRows(
+    return wire.PullRows(
         worker.me(),
         0,
         list(wanted),
@@ -91,32 +79,32 @@ def pull_rows(
     )
 
 
-def put_rows(worker: Worker, segment: int, rows: Mapping[int, Sequence[float]], **others: Any) -> PutRows:
+def put_rows(worker: Worker, segment: int, rows: Mapping[int, Sequence[float]], **others: Any) -> wire.PutRows:
     buffers = [np.array(list(rows), np.int64).tobytes(), np.array(list(rows.values()), np.float32).tobytes()]
     fields = {"version": None, "steps": None, "names": [], "dtypes": [], "columns": []} | others
-    return PutRows(worker.me(), 0, segment, len(rows), buffers=[*buffers, *fields.pop("parts", [])], **fields)
+    return wire.PutRows(worker.me(), 0, segment, len(rows), buffers=[*buffers, *fields.pop("parts", [])], **fields)
 
 
-def freeze(worker: Worker, segment: int, clock: int = 0, since: Version | None = None) -> FreezeTable:
-    return FreezeTable(worker.me(), 0, segment, clock, since)
+def freeze(worker: Worker, segment: int, clock: int = 0, since: Version | None = None) -> wire.FreezeTable:
+    return wire.FreezeTable(worker.me(), 0, segment, clock, since)
 
 
 def read_frozen(
     worker: Worker, number: int, start: int = 0, count: int = 100, *, gone: bool = False, state: bool = False
-) -> ReadFrozen:
-    return ReadFrozen(worker.me(), 0, number, start, count, gone, state)
+) -> wire.ReadFrozen:
+    return wire.ReadFrozen(worker.me(), 0, number, start, count, gone, state)
 
 
-def thaw(worker: Worker, number: int) -> Thaw:
-    return Thaw(worker.me(), 0, number)
+def thaw(worker: Worker, number: int) -> wire.Thaw:
+    return wire.Thaw(worker.me(), 0, number)
 
 
-def evict(worker: Worker, segment: int, clock: int = 0) -> EvictRows:
-    return EvictRows(worker.me(), 0, segment, clock)
+def evict(worker: Worker, segment: int, clock: int = 0) -> wire.EvictRows:
+    return wire.EvictRows(worker.me(), 0, segment, clock)
 
 
-def describe(worker: Worker, segment: int) -> DescribeTable:
-    return DescribeTable(worker.me(), 0, segment)
+def describe(worker: Worker, segment: int) -> wire.DescribeTable:
+    return wire.DescribeTable(worker.me(), 0, segment)
 
 
 def with_tables(
@@ -131,12 +119,12 @@ def with_tables(
 
 def ask(desk: Desk, message: Any) -> None:
     """Let worker 0 ask what is done at once."""
-    assert desk.reply(desk.workers[0], message) == Ack(message.seq)
+    assert desk.reply(desk.workers[0], message) == wire.Ack(message.seq)
 
 
 def rows_in(reply: Any, width: int = 2, dtype: str = "float32", codec: str = "none") -> list[Any]:
     """The rows that ``reply`` brings of each table, as lists."""
-    assert isinstance(reply, Rows), reply
+    assert isinstance(reply, wire.Rows), reply
     payload, found, start = bytes(reply.buffers[0]), [], 0
     for count in reply.counts:
         stop = start + part_bytes(count, width, dtype, codec)

@@ -10,8 +10,8 @@ import pytest
 from asking import Desk, Worker, sent
 from asking_rows import init_tables, push_rows
 
+from kvstore import wire
 from kvstore.table import MinCount, Table, Unseen
-from kvstore.wire import Message, PushRows, encode
 from servers.store.grouped_pushes import GroupedPushes
 from servers.store.served_store import ServedStore
 
@@ -40,7 +40,7 @@ class Pair:
         self.taken, self._plain = 0, False
         take, learn = GroupedPushes.take, GroupedPushes.learn
 
-        def counted(grouped: GroupedPushes, peer: bytes, message: PushRows) -> Any:
+        def counted(grouped: GroupedPushes, peer: bytes, message: wire.PushRows) -> Any:
             answers = None if self._plain else take(grouped, peer, message)
             self.taken += answers is not None
             return answers
@@ -56,13 +56,13 @@ class Pair:
         stripes = 2 if kind == "fixed" else 1
         self.say(self.workers[0], init_tables(self.workers[0], KINDS[kind], 0, stripes))
 
-    def say(self, worker: Worker, message: Message) -> Any:
+    def say(self, worker: Worker, message: wire.Message) -> Any:
         """Give ``message`` to both, and compare what they answer and hold; return the answers of the second."""
         outs = []
         for shard in self.shards:
             self._plain = shard is self.shards[1]
             outs.append(shard.handle(worker.peer, sent(message)))
-        first, second = ([(peer, list(map(bytes, encode(reply)))) for peer, reply in out] for out in outs)
+        first, second = ([(peer, list(map(bytes, wire.encode(reply)))) for peer, reply in out] for out in outs)
         assert first == second
         one, other = (shard.stores[0] for shard in self.shards)
         assert [request.sender for request in one.parked] == [request.sender for request in other.parked]
@@ -108,7 +108,7 @@ def _held(served: ServedStore) -> list[Any]:
     ]
 
 
-def spoiled(message: PushRows, how: int) -> PushRows:
+def spoiled(message: wire.PushRows, how: int) -> wire.PushRows:
     """``message`` with something wrong."""
     ids, rows, wanted = (bytearray(buffer) for buffer in message.buffers)
     changed: dict[str, Any] = {}
@@ -136,7 +136,7 @@ def spoiled(message: PushRows, how: int) -> PushRows:
         changed["counts"] = message.counts[::-1]
     else:
         changed["want"] = False
-    return PushRows(**{**vars(message), "buffers": [ids, rows, wanted], **changed})
+    return wire.PushRows(**{**vars(message), "buffers": [ids, rows, wanted], **changed})
 
 
 def push_rounds(pair: Pair, clocks: range, listed: tuple[int, ...] = (7, 8, 9)) -> None:

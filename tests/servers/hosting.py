@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from asking import Worker, sent
 
+from kvstore import wire
 from kvstore.transport.memory import Heap
 from kvstore.values import from_buffer, to_buffer
-from kvstore.wire import Ack, Describe, Message, Push, Reply, Values
 from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.aggregator.loans import Loans
 
 
-def describe(worker: Worker, segments: dict[int, tuple[Any, int, int]], dtype: str = "float32") -> Describe:
+def describe(worker: Worker, segments: dict[int, tuple[Any, int, int]], dtype: str = "float32") -> wire.Describe:
     """What a worker tells of segments: by id, the key, server and size; each is a whole array."""
-    return Describe(
+    return wire.Describe(
         worker.me(),
         store=0,
         keys=[key for key, _, _ in segments.values()],
@@ -65,9 +65,9 @@ class Host:
         self._ranks = {worker.peer: rank for rank, worker in self.workers.items()}
         self._dtype = dtype
         for worker in self.workers.values():
-            assert self.reply(worker, worker.open(mode, **rule)) == Ack(worker.seq)
+            assert self.reply(worker, worker.open(mode, **rule)) == wire.Ack(worker.seq)
             known = segments or {1: ("a", 0, 2), 2: ("b", 0, 2), 3: ("c", 1, 2)}
-            assert self.reply(worker, describe(worker, known, dtype)) == Ack(worker.seq)
+            assert self.reply(worker, describe(worker, known, dtype)) == wire.Ack(worker.seq)
 
     # ---- the servers
 
@@ -83,29 +83,29 @@ class Host:
         self.sent.clear()
         return exchange
 
-    def answer(self, exchange: Exchange, reply: Reply) -> dict[tuple[int, int], Any]:
+    def answer(self, exchange: Exchange, reply: wire.Reply) -> dict[tuple[int, int], Any]:
         return self.named(self.core.answered(exchange, reply))
 
     # ---- the workers
 
-    def ask(self, rank: int, message: Message) -> dict[tuple[int, int], Any]:
+    def ask(self, rank: int, message: wire.Message) -> dict[tuple[int, int], Any]:
         return self.named(self.core.handle(self.workers[rank].peer, sent(message), self.now))
 
-    def reply(self, worker: Worker, message: Message) -> Any:
+    def reply(self, worker: Worker, message: wire.Message) -> Any:
         return self.ask(worker.rank, message).get((worker.rank, message.seq))
 
-    def named(self, outbox: list[tuple[bytes, Message]]) -> dict[tuple[int, int], Any]:
+    def named(self, outbox: list[tuple[bytes, wire.Message]]) -> dict[tuple[int, int], Any]:
         replies: dict[tuple[int, int], Any] = {}
         for peer, reply in outbox:
             assert (self._ranks[peer], reply.seq) not in replies, "answered twice"
             replies[self._ranks[peer], reply.seq] = sent(reply)
         return replies
 
-    def push(self, rank: int, values: dict[int, list[float]], clock: int | list[int] = 1, **fields: Any) -> Push:
+    def push(self, rank: int, values: dict[int, list[float]], clock: int | list[int] = 1, **fields: Any) -> wire.Push:
         """A worker's push, which has been taken, and waits."""
         dtype = getattr(torch, self._dtype)
         message = self.workers[rank].push({n: torch.tensor(v, dtype=dtype) for n, v in values.items()}, clock)
-        message = Push(**{**vars(message), **fields})
+        message = wire.Push(**{**vars(message), **fields})
         assert self.ask(rank, message) == {}
         return message
 
@@ -115,12 +115,12 @@ def total(exchange: Exchange, dtype: str = "float32") -> list[float]:
     return from_buffer(bytearray(b"".join(exchange.fields["buffers"])), dtype).tolist()
 
 
-def values(*numbers: float, **fields: Any) -> Values:
+def values(*numbers: float, **fields: Any) -> wire.Values:
     """A server's answer, plain and of float32."""
-    return Values(0, buffers=[to_buffer(torch.tensor(numbers, dtype=torch.float32))], **fields)
+    return wire.Values(0, buffers=[to_buffer(torch.tensor(numbers, dtype=torch.float32))], **fields)
 
 
 def floats_in(reply: Any) -> list[float]:
     """The values that a worker is given."""
-    assert isinstance(reply, Values), reply
+    assert isinstance(reply, wire.Values), reply
     return from_buffer(bytearray(b"".join(reply.buffers)), "float32").tolist()

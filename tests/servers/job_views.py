@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from kvstore import wire
 from kvstore.observing.view import JobView, MemberView, Span
-from kvstore.wire import Node, ServerReport, WorkerReport
 
 
-def worker_report(servers: int = 2, **changes: Any) -> WorkerReport:
+def worker_report(servers: int = 2, **changes: Any) -> wire.WorkerReport:
     """A worker's report, with the given attributes."""
-    report = WorkerReport(
-        Node("worker", 0, 1),
+    report = wire.WorkerReport(
+        wire.Node("worker", 0, 1),
         at=100.0,
         rounds=7,
         blocked_us=2_500_000,
@@ -29,10 +29,10 @@ def worker_report(servers: int = 2, **changes: Any) -> WorkerReport:
     return replace(report, **changes)
 
 
-def server_report(workers: int = 2, **changes: Any) -> ServerReport:
+def server_report(workers: int = 2, **changes: Any) -> wire.ServerReport:
     """A report of a server, a standby or an aggregator, with the given attributes."""
-    report = ServerReport(
-        Node("server", 0, 1),
+    report = wire.ServerReport(
+        wire.Node("server", 0, 1),
         at=100.0,
         rounds=7,
         busy_us=1_500_000,
@@ -51,10 +51,12 @@ def server_report(workers: int = 2, **changes: Any) -> ServerReport:
     return replace(report, **changes)
 
 
-def member(role: str, rank: int, report: WorkerReport | ServerReport | None = None, **changes: Any) -> MemberView:
+def member(
+    role: str, rank: int, report: wire.WorkerReport | wire.ServerReport | None = None, **changes: Any
+) -> MemberView:
     """A member with at most one report."""
-    of_worker = Span(report, report) if isinstance(report, WorkerReport) else None
-    of_server = Span(report, report) if isinstance(report, ServerReport) else None
+    of_worker = Span(report, report) if isinstance(report, wire.WorkerReport) else None
+    of_server = Span(report, report) if isinstance(report, wire.ServerReport) else None
     return replace(MemberView(role, rank, 1, "ready", 0.5, "", of_worker, of_server), **changes)
 
 

@@ -12,8 +12,8 @@ from asking_rows import evict, freeze, init_tables, pull_rows, push_rows, put_ro
 from hypothesis import strategies as st
 from junk import JUNK
 
+from kvstore import wire
 from kvstore.table import Capacity, MinCount, Table
-from kvstore.wire import VERSION, Barrier, Beat, Declare, Node, Ready, encode
 from kvstore.wire.frames import MESSAGES, field_names, header_of
 from kvstore.wire.messages import Message
 
@@ -137,7 +137,7 @@ def good(worker: Worker) -> list[Message]:
 @st.composite
 def _mutated(draw: st.DrawFn) -> list[Any]:
     """A good message with some bytes changed, left out or added, or frames missing."""
-    parts = [bytearray(frame) for frame in encode(draw(st.sampled_from(good(Worker(draw(st.integers(0, 1)))))))]
+    parts = [bytearray(frame) for frame in wire.encode(draw(st.sampled_from(good(Worker(draw(st.integers(0, 1)))))))]
     for _ in range(draw(st.integers(1, 3))):
         part = parts[draw(st.integers(0, len(parts) - 1))]
         at = draw(st.integers(0, max(0, len(part) - 1)))
@@ -206,7 +206,7 @@ def _well_formed(draw: st.DrawFn) -> list[Any]:
         st.sampled_from(["push", "push", "pull", "init", "set", "get", "put", "explain", "open", *KEYED, *ROWS])
     )
     if what in ROWS:
-        return encode(_about_rows(draw, member, what, clocks[0]))
+        return wire.encode(_about_rows(draw, member, what, clocks[0]))
     if what == "push":
         values = {number: _tensor(draw) for number in ids}
         numbers = {"lr": draw(_NUMBER), "rescale": draw(_NUMBER), "ranks": _some_ranks(draw, member)}
@@ -214,37 +214,39 @@ def _well_formed(draw: st.DrawFn) -> list[Any]:
             numbers["rank_clocks"] = draw(st.lists(st.sampled_from([0, 1, 2, BIG]), min_size=1, max_size=2))
             numbers["ranks"] = numbers["ranks"][: len(numbers["rank_clocks"])]
             numbers["rank_clocks"] = numbers["rank_clocks"][: len(numbers["ranks"])]
-        return encode(member.push(values, clocks, want=draw(st.booleans()), store=store, **numbers))
+        return wire.encode(member.push(values, clocks, want=draw(st.booleans()), store=store, **numbers))
     if what == "pull":
-        return encode(member.pull(ids, clocks, store, ranks=_some_ranks(draw, member)))
+        return wire.encode(member.pull(ids, clocks, store, ranks=_some_ranks(draw, member)))
     if what == "init":
-        return encode(member.init({number: _tensor(draw) for number in ids}, store))
+        return wire.encode(member.init({number: _tensor(draw) for number in ids}, store))
     if what == "set":
         hyper = dict(draw(_SPECS["hyper"]))
         hyper.pop("lr", None)
         name, lr, version = draw(_SPECS["name"]), draw(_NUMBER), draw(st.integers(0, 2))
-        return encode(member.set_optimizer(name, lr, version, store, **hyper))
+        return wire.encode(member.set_optimizer(name, lr, version, store, **hyper))
     if what == "get":
-        return encode(member.get_states(ids, store))
+        return wire.encode(member.get_states(ids, store))
     if what == "put":
         names = draw(st.lists(_SPECS["names"].filter(bool), min_size=1, max_size=2))
-        return encode(member.put_states({(number, name): _tensor(draw) for number in ids for name in names[0]}, store))
+        return wire.encode(
+            member.put_states({(number, name): _tensor(draw) for number in ids for name in names[0]}, store)
+        )
     if what == "explain":
-        return encode(member.explain(draw(st.integers(0, 60))))
+        return wire.encode(member.explain(draw(st.integers(0, 60))))
     if what == "open":
-        return encode(member.open(draw(_SPECS["mode"]), store))
+        return wire.encode(member.open(draw(_SPECS["mode"]), store))
     if what == "barrier":
-        return encode(Barrier(member.me(), store=store, number=draw(st.integers(0, 2))))
+        return wire.encode(wire.Barrier(member.me(), store=store, number=draw(st.integers(0, 2))))
     if what == "beat":
-        return encode(Beat(Node(draw(_ROLE), member.rank, 1)))
+        return wire.encode(wire.Beat(wire.Node(draw(_ROLE), member.rank, 1)))
     keys = draw(st.lists(_KEY.filter(bool), min_size=1, max_size=3))
     if what == "ready":
-        return encode(Ready(member.me(), store=store, keys=keys))
+        return wire.encode(wire.Ready(member.me(), store=store, keys=keys))
     shapes = [draw(st.sampled_from([[2], [2], [], [3, 3], [2**40]])) for _ in keys]
     dtypes = [draw(st.sampled_from(["float32", "float32", "int8"])) for _ in keys]
     bound = draw(st.sampled_from([1, 1000]))
     kinds = list(range(len(keys)))
-    return encode(Declare(member.me(), store, keys, kinds, shapes, dtypes, bound, longest=2**40))
+    return wire.encode(wire.Declare(member.me(), store, keys, kinds, shapes, dtypes, bound, longest=2**40))
 
 
 KEYED = ["barrier", "beat", "ready", "declare", "declare"]  # what a scheduler is asked
@@ -255,7 +257,7 @@ anything = st.lists(st.binary(max_size=40), max_size=4) | _odd_fields() | _mutat
 def flood(count: int, seed: int = 0) -> Any:
     """Frames of which none is a message that a server or scheduler obeys; ``seed`` decides."""
     dice = random.Random(seed)
-    parts = [[bytes(frame) for frame in encode(message)] for message in good(Worker(0))]
+    parts = [[bytes(frame) for frame in wire.encode(message)] for message in good(Worker(0))]
     fixed = [
         [b""],
         [b"\xc1"],
@@ -263,11 +265,15 @@ def flood(count: int, seed: int = 0) -> Any:
         [b"\xdd\xff\xff\xff\xff"],  # a list of four thousand million
         [b"\xc6\xff\xff\xff\xff"],  # bytes of 4 GiB
         [b"\x81" * 500 + b"\x01"],
-        [msgpack.packb([VERSION + 1, 18, [["worker", 0, 1], 1, 0], 0, 0])],
-        [msgpack.packb([VERSION, 99])],
-        [msgpack.packb([VERSION, 18])],
-        [msgpack.packb([VERSION, 42, [["worker", 0, 1], 1, 0], [1], [], [], msgpack.packb([0, [1] * 5000, True])])],
-        [msgpack.packb([VERSION, 41, [["worker", 0, 1], 1, 0], 0, [1], ["k"], [0], [[2**40, 2**40]], "float32"])],
+        [msgpack.packb([wire.VERSION + 1, 18, [["worker", 0, 1], 1, 0], 0, 0])],
+        [msgpack.packb([wire.VERSION, 99])],
+        [msgpack.packb([wire.VERSION, 18])],
+        [
+            msgpack.packb(
+                [wire.VERSION, 42, [["worker", 0, 1], 1, 0], [1], [], [], msgpack.packb([0, [1] * 5000, True])]
+            )
+        ],
+        [msgpack.packb([wire.VERSION, 41, [["worker", 0, 1], 1, 0], 0, [1], ["k"], [0], [[2**40, 2**40]], "float32"])],
         [b"x"] * 100,
         [bytes(1 << 16)],
     ]

@@ -8,26 +8,30 @@ from typing import Any
 import numpy as np
 from asking import Desk, sent
 
+from kvstore import wire
 from kvstore.rows.row_table import RowTable
-from kvstore.wire import BucketState, LedgerPage, Message, StripeState, TablePage, TableRest, encode
 from servers.shard import Shard
 
 
 def state(shard: Shard) -> list[list[bytes]]:
     """All that a shard holds but its ledger, in a form to compare."""
-    messages = [message for message in shard.capture() if not isinstance(message, LedgerPage | TablePage | TableRest)]
+    messages = [
+        message
+        for message in shard.capture()
+        if not isinstance(message, wire.LedgerPage | wire.TablePage | wire.TableRest)
+    ]
     # The primary has its failures in the ledger, by request. How often segments were split is of no consequence.
     plain = [
         dataclasses.replace(m, failures=[], splits=[0] * len(m.ids))
-        if isinstance(m, BucketState)
+        if isinstance(m, wire.BucketState)
         else dataclasses.replace(m, failures=[])
-        if isinstance(m, StripeState)
+        if isinstance(m, wire.StripeState)
         else m
         for m in messages
     ]
     plain_rows = [rows_of(target.table) for served in shard.stores.values() for target in served.buckets.tables]
     return plain_rows + sorted(
-        [repr(message).encode(), *(bytes(frame) for frame in encode(message)[1:])] for message in plain
+        [repr(message).encode(), *(bytes(frame) for frame in wire.encode(message)[1:])] for message in plain
     )
 
 
@@ -54,7 +58,7 @@ def copied(shard: Shard, workers: int, **how: Any) -> Shard:
     return made
 
 
-class Records(list[Message]):
+class Records(list[wire.Message]):
     """A recorder that keeps what it is given.
 
     Args:
@@ -65,7 +69,7 @@ class Records(list[Message]):
         super().__init__()
         self.shares = shares
 
-    def note(self, message: Message) -> None:
+    def note(self, message: wire.Message) -> None:
         self.append(message)
 
 

@@ -15,6 +15,7 @@ from pairs import copied
 from played_session import PlayedSession
 from played_tables import placed
 
+from kvstore import wire
 from kvstore.checkpoint.folders import folder_of
 from kvstore.checkpoint.tensors import write_tensors
 from kvstore.client import DistStore
@@ -25,18 +26,6 @@ from kvstore.reading.reader import RowPull
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.transport.memory import Heap
-from kvstore.wire import (
-    Ack,
-    Declare,
-    Failure,
-    Message,
-    OpenStore,
-    ReadRows,
-    ReadValues,
-    Reply,
-    Request,
-    StoreOpened,
-)
 from servers.reading.row_read import RowRead
 from servers.reading.value_read import ValueRead
 from servers.shard import Shard
@@ -46,9 +35,9 @@ from servers.store.capture import StoreCapture
 class _Numbered(PlayedSession):
     """One worker's session, in which each store has a number of its own."""
 
-    def _answer(self, peer: bytes, request: Request) -> Reply | None:
-        if isinstance(request, OpenStore):
-            return StoreOpened(request.seq, request.ordinal)
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
+        if isinstance(request, wire.OpenStore):
+            return wire.StoreOpened(request.seq, request.ordinal)
         return super()._answer(peer, request)
 
 
@@ -58,7 +47,7 @@ class _Server:
     def __init__(self, rank: int, directory: Path) -> None:
         self.rank, self.directory = rank, directory
         self.shares = False
-        self._records: list[Message] = []
+        self._records: list[wire.Message] = []
         self._captures: list[StoreCapture] = []
         self.shard = self._serving(Shard(rank, 1))
         self.standby: Shard | None = Shard(rank, 1)
@@ -68,7 +57,7 @@ class _Server:
         shard.checkpoints.save = self._captures.append
         return shard
 
-    def note(self, message: Message) -> None:
+    def note(self, message: wire.Message) -> None:
         self._records.append(message)
 
     def pair(self) -> None:
@@ -83,7 +72,7 @@ class _Server:
         self.shard.record(None)
         self.shard, self.standby = self._serving(self.standby), None
 
-    def handle(self, request: Request) -> Any:
+    def handle(self, request: wire.Request) -> Any:
         """Return the answer; the standby has applied all records by then, and captures are on the disk."""
         outbox = self.shard.handle(b"link", sent(request))
         while self._captures:
@@ -98,7 +87,7 @@ class _Server:
             record = self._records.pop(0)
             if self.standby is not None:
                 self.standby.apply(sent(record))
-        (reply,) = [reply for _, reply in outbox if isinstance(reply, Reply) and reply.seq == request.seq]
+        (reply,) = [reply for _, reply in outbox if isinstance(reply, wire.Reply) and reply.seq == request.seq]
         return sent(reply)
 
 
@@ -132,10 +121,10 @@ class PlayedShards:
         self._session.asked.clear()
         self._session.client.made.clear()
 
-    def _answer(self, peer: bytes, request: Request) -> Reply | None:
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
         if peer == b"scheduler":
-            if not isinstance(request, Declare):
-                return Ack(request.seq)
+            if not isinstance(request, wire.Declare):
+                return wire.Ack(request.seq)
             answer = placed(request, len(self.servers), self._next)
             self._next += len(answer.ids)
             at = 0
@@ -148,7 +137,7 @@ class PlayedShards:
                 at += count
             return answer
         reply = self.servers[int(peer.rpartition(b" ")[2])].handle(request)
-        if isinstance(reply, Failure):
+        if isinstance(reply, wire.Failure):
             raise rebuild(reply.kind, reply.text)
         return reply
 
@@ -164,7 +153,7 @@ class PlayedShards:
         pull = RowPull(held, ids, None)
         for server, _, fields, take in pull.asks(slack):
             shard = self.servers[server].shard
-            read = RowRead(shard.stores[held.store], sent(ReadRows(sender(role="reader"), **fields)), Heap())
+            read = RowRead(shard.stores[held.store], sent(wire.ReadRows(sender(role="reader"), **fields)), Heap())
             take(sent(_answered(read)))
         return pull.result()
 
@@ -172,7 +161,7 @@ class PlayedShards:
         """Return an array as a reader gets it."""
         for read in reads_of([held]):
             shard = self.servers[read.server].shard
-            message = ReadValues(sender(role="reader"), **read.fields, slack=slack)
+            message = wire.ReadValues(sender(role="reader"), **read.fields, slack=slack)
             read.take(sent(_answered(ValueRead(shard.stores[held.store], sent(message), Heap()))))
         return held.flat.clone()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from asking import Door, sent
 
-from kvstore.wire import Alive, Barrier, Beat, Declare, Explain, Join, Leave, Message, Node, Pause, Sender
+from kvstore import wire
 from servers.scheduler import Scheduler
 
 LIMIT = 10.0
@@ -25,17 +25,17 @@ class Member:
         self.start = 1
 
     @property
-    def node(self) -> Node:
-        return Node(self.role, self.rank, self.incarnation)
+    def node(self) -> wire.Node:
+        return wire.Node(self.role, self.rank, self.incarnation)
 
-    def me(self) -> Sender:
+    def me(self) -> wire.Sender:
         """The sender of this member's next request."""
         self.seq += 1
-        return Sender(self.node, self.seq, 0)
+        return wire.Sender(self.node, self.seq, 0)
 
-    def join(self) -> Join:
-        me = Sender(Node(self.role, self.hint, self.nonce), 1, 0)
-        return Join(
+    def join(self) -> wire.Join:
+        me = wire.Sender(wire.Node(self.role, self.hint, self.nonce), 1, 0)
+        return wire.Join(
             me,
             address=f"at {self.nonce}",
             aggregator=self.aggregator,
@@ -50,11 +50,11 @@ class Member:
         other.start = self.start + 1
         return other
 
-    def barrier(self, number: int = 1, store: int = 0) -> Barrier:
-        return Barrier(self.me(), store=store, number=number)
+    def barrier(self, number: int = 1, store: int = 0) -> wire.Barrier:
+        return wire.Barrier(self.me(), store=store, number=number)
 
-    def declare(self, *keys: str, shape: Iterable[int] = (1,), store: int = 0) -> Declare:
-        return Declare(
+    def declare(self, *keys: str, shape: Iterable[int] = (1,), store: int = 0) -> wire.Declare:
+        return wire.Declare(
             self.me(),
             store=store,
             keys=list(keys),
@@ -65,14 +65,14 @@ class Member:
             longest=2**40,
         )
 
-    def pause(self, number: int = 1, store: int = 0) -> Pause:
-        return Pause(self.me(), store, number, 0, [], [])
+    def pause(self, number: int = 1, store: int = 0) -> wire.Pause:
+        return wire.Pause(self.me(), store, number, 0, [], [])
 
-    def leave(self, error: str | None = None) -> Leave:
-        return Leave(self.me(), error=error)
+    def leave(self, error: str | None = None) -> wire.Leave:
+        return wire.Leave(self.me(), error=error)
 
-    def explain(self, about: int) -> Explain:
-        return Explain(self.me(), about=about)
+    def explain(self, about: int) -> wire.Explain:
+        return wire.Explain(self.me(), about=about)
 
 
 class Job:
@@ -123,17 +123,17 @@ class Job:
             self.say(member, member.join())
         for member in self.everyone:
             member.incarnation = 1
-            assert self.beat(member)[0] == Alive()
+            assert self.beat(member)[0] == wire.Alive()
 
     @property
     def everyone(self) -> list[Member]:
         return self.workers + self.servers + self.standbys + self.aggregators
 
-    def handle(self, peer: bytes, message: Message) -> list[tuple[Any, Any]]:
+    def handle(self, peer: bytes, message: wire.Message) -> list[tuple[Any, Any]]:
         """What was sent, as (member, message): which link is whose, the test need not say."""
         return self.named(self.scheduler.handle(peer, sent(message), self.now))
 
-    def say(self, member: Member, message: Message) -> list[tuple[Any, Any]]:
+    def say(self, member: Member, message: wire.Message) -> list[tuple[Any, Any]]:
         return self.handle(member.peer, message)
 
     def reply(self, member: Member, message: Any) -> Any:
@@ -142,21 +142,21 @@ class Job:
         assert (whom, reply.seq) == (member, message.seq)
         return reply
 
-    def beat(self, member: Member) -> list[Message]:
-        outbox = self.handle(member.beats, Beat(member.node))
+    def beat(self, member: Member) -> list[wire.Message]:
+        outbox = self.handle(member.beats, wire.Beat(member.node))
         assert all(whom is member for whom, _ in outbox)
         return [message for _, message in outbox]
 
     def tick(self, seconds: float = 0.0) -> list[tuple[Any, Any]]:
         """Let time pass in small steps, as it does."""
-        outbox: list[tuple[bytes, Message]] = []
+        outbox: list[tuple[bytes, wire.Message]] = []
         end = self.now + seconds
         while not outbox and self.now < end:
             self.now = min(end, self.now + LIMIT / 4)
             outbox = self.scheduler.tick(self.now)
         return self.named(outbox or self.scheduler.tick(self.now))
 
-    def named(self, outbox: list[tuple[bytes, Message]]) -> list[tuple[Any, Any]]:
+    def named(self, outbox: list[tuple[bytes, wire.Message]]) -> list[tuple[Any, Any]]:
         everyone = self.everyone + self.gone
         links = {m.peer: m for m in everyone} | {m.beats: m for m in everyone}
         return [(links.get(peer, peer), sent(message)) for peer, message in outbox]

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvstore import wire
 from kvstore.observing.view import Event, JobView, MemberView, Span
-from kvstore.wire import Node, ServerReport, WorkerReport
 
 SPAN_S = 10.0
 
@@ -58,12 +58,12 @@ class SimulatedJob:
         before, latest = (self._worker_report(rank, max(0.5, at)) for at in (age - SPAN_S, age))
         return MemberView("worker", rank, 1, state, 0.2, "", Span(before, latest))
 
-    def _worker_report(self, rank: int, age: float) -> WorkerReport:
+    def _worker_report(self, rank: int, age: float) -> wire.WorkerReport:
         rounds = int(age / self.round_s)
         waits = 0.05 if rank == self.straggler else 0.2 + 0.02 * (rank % 7) + (0.4 if self.straggler >= 0 else 0)
         each = [int(age * 2e5 * (1 + (rank + server) % 5 / 4)) for server in range(self.servers)]
-        return WorkerReport(
-            Node("worker", rank, 1),
+        return wire.WorkerReport(
+            wire.Node("worker", rank, 1),
             self.started + age,
             rounds,
             int(age * waits * 1e6),
@@ -85,12 +85,12 @@ class SimulatedJob:
         before, latest = (self._server_report(rank, max(0.5, at)) for at in (age - SPAN_S, age))
         return MemberView("server", rank, 1, "ready", 0.3, f"ipc://server-{rank}", None, Span(before, latest))
 
-    def _server_report(self, rank: int, age: float) -> ServerReport:
+    def _server_report(self, rank: int, age: float) -> wire.ServerReport:
         waves = int(age / self.round_s)
         last = [waves if worker == self.straggler else waves // max(1, self.workers) for worker in range(self.workers)]
         waits = self.straggler >= 0
-        return ServerReport(
-            Node("server", rank, 1),
+        return wire.ServerReport(
+            wire.Node("server", rank, 1),
             self.started + age,
             waves,
             int(age * (1.5e5 + rank * 1e4)),

@@ -11,7 +11,7 @@ from asking import Worker, sent
 from hypothesis import strategies as st
 from pairs import Records, copied, rows_of
 
-from kvstore.wire import Failure, Pause, Reply, Request, Resume
+from kvstore import wire
 from servers.replication.backlog import Backlog
 from servers.shard import Shard
 
@@ -24,7 +24,7 @@ class Script:
     def __init__(self, rank: int, draw: Callable[[st.SearchStrategy[Any]], Any], whole: bool, rounds: list[int]):
         self.worker = Worker(rank)
         self.clocks = dict.fromkeys(SIZES, 0)
-        self.outstanding: dict[int, Request] = {}
+        self.outstanding: dict[int, wire.Request] = {}
         self.whole = whole  # whether gradients are whole numbers
         self.steps: list[tuple[str, list[int], bool]] = []
         for number in rounds:
@@ -40,15 +40,15 @@ class Script:
     def ready(self) -> bool:
         """Whether it may send its next request: as many as a round has may be under way, but none beside ``join``."""
         under_way = self.outstanding.values()
-        if not self.steps or any(isinstance(request, Pause) for request in under_way):
+        if not self.steps or any(isinstance(request, wire.Pause) for request in under_way):
             return False
         return not under_way if self.steps[-1][0] == "pause" else len(under_way) < 4
 
-    def next(self) -> Request:
+    def next(self) -> wire.Request:
         kind, ids, want = self.steps.pop()
         worker = self.worker
         worker.done = min(self.outstanding, default=worker.seq + 1)
-        request: Request
+        request: wire.Request
         if kind == "push":
             for number in ids:
                 self.clocks[number] += 1
@@ -60,14 +60,14 @@ class Script:
         self.outstanding[request.seq] = request
         return request
 
-    def init(self) -> Request:
+    def init(self) -> wire.Request:
         return self.worker.init({number: torch.arange(size).float() for number, size in SIZES.items()})
 
-    def push(self, ids: list[int], clocks: list[int], want: bool) -> Request:
+    def push(self, ids: list[int], clocks: list[int], want: bool) -> wire.Request:
         values = {number: self.gradient(number, clock) for number, clock in zip(ids, clocks, strict=True)}
         return self.worker.push(values, clocks, want=want, rescale=0.5)
 
-    def pull(self, ids: list[int], clocks: list[int]) -> Request:
+    def pull(self, ids: list[int], clocks: list[int]) -> wire.Request:
         return self.worker.pull(ids, clocks)
 
     def gradient(self, number: int, clock: int) -> torch.Tensor:
@@ -76,10 +76,10 @@ class Script:
             return torch.randint(1, 9, (SIZES[number],), generator=draws).float()
         return torch.randn(SIZES[number], generator=draws)
 
-    def hear(self, reply: Reply) -> None:
+    def hear(self, reply: wire.Reply) -> None:
         request = self.outstanding.pop(reply.seq, None)
-        assert not isinstance(reply, Failure), reply
-        if request is not None and isinstance(reply, Resume):
+        assert not isinstance(reply, wire.Failure), reply
+        if request is not None and isinstance(reply, wire.Resume):
             for number, clock in zip(SIZES, reply.clocks, strict=True):
                 self.clocks[number] = max(self.clocks[number], clock)
 
@@ -92,7 +92,7 @@ class Servers:
         self.count = len(scripts)
         self.records = Records(shares=True)
         self.backlog = Backlog()
-        self.held: list[tuple[int, bytes, Reply]] = []
+        self.held: list[tuple[int, bytes, wire.Reply]] = []
         self.stored = 0
         self.primary = Shard(0, self.count)
         self.standby: Shard | None = None
@@ -103,11 +103,11 @@ class Servers:
         if optimizer[0] is not None:
             self.begin(first, first.worker.set_optimizer(optimizer[0], 1.0 if first.whole else 0.1, **optimizer[1]))
 
-    def begin(self, script: Script, request: Request) -> None:
+    def begin(self, script: Script, request: wire.Request) -> None:
         script.outstanding[request.seq] = request
         self.ask(script, request)
 
-    def ask(self, script: Script, request: Request) -> None:
+    def ask(self, script: Script, request: wire.Request) -> None:
         for peer, reply in self.primary.handle(script.worker.peer, sent(request)):
             self.held.append((len(self.records), peer, reply))
         self.deliver()

@@ -11,8 +11,8 @@ from asking import Desk, Worker, floats, optimized, read, text_of, values_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore import wire
 from kvstore.spec import Spec
-from kvstore.wire import Ack, Failure
 
 SIZES = {1: 2, 2: 3, 3: 1}
 LISTS = ((1, 2, 3), (1,), (2, 3), (1, 2))
@@ -122,7 +122,7 @@ class Run:
         """
         replies = {pushed: self.answers.get(request) for pushed, request in self.of.items()}
         return {
-            pushed: reply.kind if isinstance(reply, Failure) else reply and type(reply).__name__
+            pushed: reply.kind if isinstance(reply, wire.Failure) else reply and type(reply).__name__
             for pushed, reply in replies.items()
         }
 
@@ -235,7 +235,7 @@ def test_one_answer_is_given_to_each_host():
     replies = desk.ask(other, late)
     assert replies.keys() == {(host.name, early.seq), (other.name, pull.seq), (other.name, late.seq)}
     assert read(desk, replies[host.name, early.seq]) == read(desk, replies[other.name, pull.seq]) == 15
-    assert replies[other.name, late.seq] == Ack(late.seq)
+    assert replies[other.name, late.seq] == wire.Ack(late.seq)
 
 
 def test_hosts_are_summed_in_the_order_of_their_first_workers():

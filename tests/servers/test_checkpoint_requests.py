@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from asking import Desk, Worker, optimized, text_of
 
+from kvstore import wire
 from kvstore.errors import CheckpointError
-from kvstore.wire import AwaitCapture, Capture, Message
 from servers.store.capture import StoreCapture
 
 
-def asked(worker: Worker, clocks: dict[int, int], number: int = 1) -> Message:
-    return Capture(worker.me(), 0, number, list(clocks), list(clocks.values()))
+def asked(worker: Worker, clocks: dict[int, int], number: int = 1) -> wire.Message:
+    return wire.Capture(worker.me(), 0, number, list(clocks), list(clocks.values()))
 
 
 def desk(size: int) -> tuple[Desk, list[StoreCapture]]:
@@ -31,7 +31,7 @@ def test_who_may_ask_and_for_what() -> None:
     assert "no value" in text_of(made.reply(first, asked(first, {9: 0})), "KeyNotInitialized")
     assert made.reply(first, asked(first, {1: 0}))
     assert "before" in text_of(made.reply(first, asked(first, {1: 0})), "UsageError")
-    assert "not known" in text_of(made.reply(first, AwaitCapture(first.me(), 0, 8)), "UsageError")
+    assert "not known" in text_of(made.reply(first, wire.AwaitCapture(first.me(), 0, 8)), "UsageError")
     made.shard.checkpoints.save = None
     assert "KVSTORE_CHECKPOINT_DIR" in text_of(made.reply(first, asked(first, {1: 0}, 2)), "CheckpointError")
     assert len(complete) == 1
@@ -42,7 +42,7 @@ def test_who_awaits_a_file_has_other_answers_forgotten_and_may_ask_again() -> No
     optimized(made, lr=0.5)
     first, other = made.workers
     made.ask(first, asked(first, {1: 0}))
-    waits = AwaitCapture(first.me(), 0, 1)
+    waits = wire.AwaitCapture(first.me(), 0, 1)
     made.ask(first, waits)
     known = len(made.shard.ledger)
     for clock in range(1, 9):

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from malformed import anything, flood
 from rendezvous import Job
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.spec import Spec
 from kvstore.table import Table
-from kvstore.wire import Ack, Census, Counted, Leave, Lost, Message, Placed, Ready, Request, decode, encode
 
 SPARE = 9  # a store that the good worker alone uses
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
-def messages_in(thrown: list[Any]) -> Iterator[Message]:
+def messages_in(thrown: list[Any]) -> Iterator[wire.Message]:
     """Those that decode, but for what the good worker could have said itself."""
     for frames in thrown:
         with contextlib.suppress(WireError):
-            message = decode(frames)
-            mine = isinstance(message, Request) and message.node[:2] == ("worker", 2)
+            message = wire.decode(frames)
+            mine = isinstance(message, wire.Request) and message.node[:2] == ("worker", 2)
             if not mine and getattr(message, "store", 0) != SPARE:
                 yield message
 
@@ -48,7 +48,7 @@ def test_a_shard_survives_anything(thrown: list[Any]):
         (a, a.set_optimizer("sgd", 1.0, store=1, momentum=0.5)),
         (good, good.open("async", store=SPARE)),
     ):
-        assert desk.reply(worker, message) == Ack(message.seq)
+        assert desk.reply(worker, message) == wire.Ack(message.seq)
     for message in messages_in(thrown):
         for _, reply in desk.shard.handle(b"stranger", message):
             assert sent(reply) is not None
@@ -65,9 +65,9 @@ def test_a_scheduler_survives_anything(thrown: list[Any], started: bool):
     scheduler = job.scheduler
     if started:
         job.say(w0, w0.declare("k", store=SPARE))
-        job.say(w0, Ready(w0.me(), store=SPARE, keys=["k"]))
+        job.say(w0, wire.Ready(w0.me(), store=SPARE, keys=["k"]))
     for message in messages_in(thrown):
-        obeyed = isinstance(message, Lost) or (isinstance(message, Leave) and message.node.incarnation == 1)
+        obeyed = isinstance(message, wire.Lost) or (isinstance(message, wire.Leave) and message.node.incarnation == 1)
         if not obeyed:
             for _, reply in scheduler.handle(b"stranger", message, job.now):
                 assert sent(reply) is not None
@@ -75,19 +75,19 @@ def test_a_scheduler_survives_anything(thrown: list[Any], started: bool):
     assert scheduler.failure is None
     if started:
         declare = good.declare("k", store=SPARE)
-        assert job.reply(good, declare) == Placed(declare.seq, [1], [0], [0], [0], [1])
-        census = Census(good.me())
-        assert job.reply(good, census) == Counted(census.seq, 0)
+        assert job.reply(good, declare) == wire.Placed(declare.seq, [1], [0], [0], [0], [1])
+        census = wire.Census(good.me())
+        assert job.reply(good, census) == wire.Counted(census.seq, 0)
 
 
 def test_nothing_of_the_flood_is_a_message():
     for frames in flood(3000):
         with contextlib.suppress(WireError):
-            raise AssertionError(f"{decode(frames)} is one")
+            raise AssertionError(f"{wire.decode(frames)} is one")
 
 
 def test_good_messages_decode_so_that_mutations_are_near_misses():
     from asking import Worker
     from malformed import good
 
-    assert [decode(encode(message)) for message in good(Worker(0))]
+    assert [wire.decode(wire.encode(message)) for message in good(Worker(0))]

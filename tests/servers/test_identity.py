@@ -14,28 +14,11 @@ from secured import SecuredJob, Training
 from threaded import ThreadedJob
 from waiting import LONG, until
 
+from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.transport import Transport
 from kvstore.transport.sockets.tcp import TcpTransport
 from kvstore.transport.zeromq.transport import ZmqTransport
-from kvstore.wire import (
-    Ack,
-    Alive,
-    Beat,
-    Explanation,
-    Failure,
-    Here,
-    JobFailed,
-    Leave,
-    Lost,
-    Message,
-    Node,
-    ProcessAlive,
-    Push,
-    Welcome,
-    decode,
-    encode,
-)
 from servers.scheduler import Scheduler
 from servers.shard import Shard
 
@@ -52,7 +35,7 @@ def shard(door: Door) -> Shard:
     return Shard(0, 2, None, door, ["key 0", "key 1"])
 
 
-def said(shard: Shard, peer: bytes, message: Message) -> list[Any]:
+def said(shard: Shard, peer: bytes, message: wire.Message) -> list[Any]:
     outbox = shard.handle(peer, sent(message))
     assert all(whom == peer for whom, _ in outbox)
     return [reply for _, reply in outbox]
@@ -60,14 +43,14 @@ def said(shard: Shard, peer: bytes, message: Message) -> list[Any]:
 
 def test_a_server_hears_a_worker_over_links_with_its_key_only(shard: Shard, door: Door):
     worker = Worker(0)
-    assert said(shard, b"own", opening := worker.open()) == [Ack(opening.seq)]
+    assert said(shard, b"own", opening := worker.open()) == [wire.Ack(opening.seq)]
     for link in (b"other", b"scheduler", b"unknown"):
         for forged in (worker.open(), worker.init({1: floats(1)}), worker.push({1: floats(1)}), worker.explain(1)):
             (reply,) = said(shard, link, forged)
             assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than that of this link"
-        assert said(shard, link, Here(Node("worker", 0, 1))) == []
+        assert said(shard, link, wire.Here(wire.Node("worker", 0, 1))) == []
     assert door.admitted == [b"own"]
-    assert said(shard, b"own", first := worker.init({1: floats(1)})) == [Ack(first.seq)], (
+    assert said(shard, b"own", first := worker.init({1: floats(1)})) == [wire.Ack(first.seq)], (
         "nothing has been noted of them"
     )
 
@@ -79,11 +62,15 @@ def test_a_server_that_was_told_no_key_hears_nobody_who_has_one(door: Door):
 
 
 def test_what_a_worker_says_first_makes_a_link_its_own(shard: Shard, door: Door):
-    assert said(shard, b"own", Here(Node("worker", 0, 1))) == []
+    assert said(shard, b"own", wire.Here(wire.Node("worker", 0, 1))) == []
     assert door.admitted == [b"own"]
-    for stranger in (Here(Node("worker", 2, 1)), Here(Node("worker", 1, 0)), Here(Node("server", 0, 1))):
+    for stranger in (
+        wire.Here(wire.Node("worker", 2, 1)),
+        wire.Here(wire.Node("worker", 1, 0)),
+        wire.Here(wire.Node("server", 0, 1)),
+    ):
         assert said(shard, b"other", stranger) == []
-    assert said(shard, b"other", Alive()) == []
+    assert said(shard, b"other", wire.Alive()) == []
     assert door.admitted == [b"own"]
 
 
@@ -100,7 +87,7 @@ def test_a_repeat_draws_no_answer_away():
     a, b = desk.workers
     push = a.push({1: floats(1)}, want=True)
     assert desk.shard.handle(a.peer, sent(push)) == []
-    assert desk.shard.handle(b"forger", sent(Here(Node("worker", 0, 1)))) == []
+    assert desk.shard.handle(b"forger", sent(wire.Here(wire.Node("worker", 0, 1)))) == []
     assert desk.shard.handle(b"forger", sent(push)) == []
     answers = dict(desk.shard.handle(b.peer, sent(b.push({1: floats(2)}))))
     assert a.peer in answers
@@ -111,8 +98,8 @@ def test_an_aggregator_speaks_for_its_own_workers_over_links_with_its_key():
     shard = Shard(0, 2, None, door, ["key 0", "key 1"], [[0], [1]], ["key a0", "key a1"])
     worker, host = Worker(0), Worker(0, role="aggregator")
     for message in (worker.open(), worker.init({1: floats(0)})):
-        assert said(shard, b"worker", message) == [Ack(message.seq)]
-    assert said(shard, b"host", Here(host.node)) == []
+        assert said(shard, b"worker", message) == [wire.Ack(message.seq)]
+    assert said(shard, b"host", wire.Here(host.node)) == []
     for link in (b"other", b"worker", b"unknown"):
         (reply,) = said(shard, link, host.push({1: floats(1)}, ranks=[0]))
         assert text_of(reply, "UsageError") == "aggregator 0 joined this job with another key than that of this link"
@@ -141,7 +128,7 @@ class KeyedJob(Job):
         if start:
             self.start()
 
-    def forged(self, message: Message, link: bytes = b"") -> list[Any]:
+    def forged(self, message: wire.Message, link: bytes = b"") -> list[Any]:
         """What worker 1 is told if it says this."""
         peer = link or self.workers[1].peer
         outbox = self.scheduler.handle(peer, sent(message), self.now)
@@ -156,7 +143,7 @@ def test_servers_are_told_the_workers_keys_and_workers_are_not():
     welcomes = dict(job.say(w0, w0.join()))
     assert welcomes[server].worker_keys == ["key of 100", "key of 101"]
     assert welcomes[w0].worker_keys == welcomes[w1].worker_keys == []
-    assert [isinstance(welcome, Welcome) for welcome in welcomes.values()] == [True] * 3
+    assert [isinstance(welcome, wire.Welcome) for welcome in welcomes.values()] == [True] * 3
 
 
 def test_an_aggregator_is_told_the_keys_of_its_own_workers():
@@ -178,7 +165,7 @@ def test_whoever_joins_again_must_have_the_same_key():
     job.say(w0, w0.join())
     ((_, reply),) = job.forged(w0.join())
     assert text_of(reply, "UsageError") == "a process with another key has asked to join in this name"
-    ((_, reply),) = job.forged(Leave(sender(-1, 2, incarnation=w0.nonce), error="bye"))
+    ((_, reply),) = job.forged(wire.Leave(sender(-1, 2, incarnation=w0.nonce), error="bye"))
     assert text_of(reply, "UsageError") == "worker -1 is not a member of this job"
     assert job.say(w1, w1.join()) == []
     assert {whom for whom, _ in job.say(server, server.join())} == {w0, w1, server}
@@ -190,7 +177,7 @@ def test_with_one_key_one_member_joins_at_a_time():
     job.say(w0, w0.join())
     ((_, reply),) = job.handle(w0.peer, w1.join())
     assert text_of(reply, "UsageError").startswith("a member has joined with this public key already")
-    job.say(w0, Leave(sender(-1, 2, incarnation=w0.nonce), error="bye"))
+    job.say(w0, wire.Leave(sender(-1, 2, incarnation=w0.nonce), error="bye"))
     assert job.handle(w0.peer, w1.join()) == []
     assert job.handle(w1.peer, w0.join()) == []
     assert len(job.say(server, server.join())) == 3
@@ -203,23 +190,23 @@ def test_a_member_is_heard_over_links_with_its_key_only(caplog: pytest.LogCaptur
     for forged in (w0.barrier(), w0.leave(), w0.declare("w")):
         ((_, reply),) = job.forged(forged)
         assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than that of this link"
-    assert job.forged(Here(Node("worker", 0, 1))) == []
-    ((_, reply),) = job.forged(Beat(Node("worker", 0, 1)))
-    assert isinstance(reply, JobFailed)
+    assert job.forged(wire.Here(wire.Node("worker", 0, 1))) == []
+    ((_, reply),) = job.forged(wire.Beat(wire.Node("worker", 0, 1)))
+    assert isinstance(reply, wire.JobFailed)
     assert job.door.admitted == admitted
     assert "dropped a Barrier in the name of worker 0 (1 so far): it came over a link with another key" in caplog.text
-    assert job.reply(w0, asked := w0.pause()) == Ack(asked.seq), "it is still there"
+    assert job.reply(w0, asked := w0.pause()) == wire.Ack(asked.seq), "it is still there"
 
 
-@pytest.mark.parametrize("what", [Beat, ProcessAlive])
-def test_forged_signs_of_life_keep_nobody_alive(what: type[Beat | ProcessAlive]):
+@pytest.mark.parametrize("what", [wire.Beat, wire.ProcessAlive])
+def test_forged_signs_of_life_keep_nobody_alive(what: type[wire.Beat | wire.ProcessAlive]):
     job = KeyedJob()
     others = job.everyone[1:]
     for _ in range(4):
         job.tick(4.0)
         for member in others:
             job.beat(member)
-        job.forged(what(Node("worker", 0, 1)))
+        job.forged(what(wire.Node("worker", 0, 1)))
         if job.scheduler.failure:
             break
     assert job.scheduler.failure is not None
@@ -234,7 +221,7 @@ def test_a_pulse_from_beside_a_member_keeps_it_alive_and_draws_no_notice_to_it()
         job.tick(4.0)
         for member in others:
             job.beat(member)
-        assert job.forged(ProcessAlive(Node("worker", 0, 1)), b"pulse") == []
+        assert job.forged(wire.ProcessAlive(wire.Node("worker", 0, 1)), b"pulse") == []
     assert job.scheduler.failure is None
     told = {whom for whom, _ in job.handle(w0.peer, w0.leave("it failed"))}
     assert told == {w0, *others}
@@ -255,7 +242,7 @@ def test_a_pulse_from_beside_a_member_keeps_it_alive_and_draws_no_notice_to_it()
 def test_who_may_report_that_a_member_has_ended(link: bytes, about: tuple[str, int], believed: bool):
     """The launcher has all keys, and uses that of the member, or the scheduler's."""
     job = KeyedJob()
-    job.forged(Lost(*about, "exited with code 7"), link)
+    job.forged(wire.Lost(*about, "exited with code 7"), link)
     assert (job.scheduler.failure is not None) == believed
 
 
@@ -263,13 +250,13 @@ def test_who_may_report_that_a_member_has_ended(link: bytes, about: tuple[str, i
 def test_who_may_report_that_one_has_ended_that_has_not_joined(link: bytes, believed: bool):
     job = KeyedJob(start=False)
     job.say(job.workers[0], job.workers[0].join())
-    job.forged(Lost("worker", 1, "exited with code 7"), link)
+    job.forged(wire.Lost("worker", 1, "exited with code 7"), link)
     assert (job.scheduler.failure is not None) == believed
 
 
 def test_without_keys_anybody_may_report():
     job = Job()
-    job.handle(b"anybody", Lost("worker", 0, "exited with code 7"))
+    job.handle(b"anybody", wire.Lost("worker", 0, "exited with code 7"))
     assert job.scheduler.failure == "worker 0 exited with code 7"
 
 
@@ -278,7 +265,7 @@ def test_the_links_of_who_has_given_up_joining_are_dropped():
     scheduler, early = Scheduler(2, 1, 10.0, 0.0, door), Member("worker", 100, 0)
     assert scheduler.handle(early.peer, sent(early.join()), 0.0) == []
     assert door.admitted == [early.peer]
-    scheduler.handle(early.peer, sent(Leave(sender(-1, 2, incarnation=early.nonce), error="bye")), 0.0)
+    scheduler.handle(early.peer, sent(wire.Leave(sender(-1, 2, incarnation=early.nonce), error="bye")), 0.0)
     assert door.refused == [early.peer]
 
 
@@ -297,15 +284,15 @@ class Forger:
         self._transport = transport
         self._links = [transport.connect(endpoint) for endpoint in endpoints]
 
-    def say(self, *messages: Message) -> list[Any]:
+    def say(self, *messages: wire.Message) -> list[Any]:
         """Say all of it over each link; return what came back within a moment after the last."""
         for link in self._links:
             for message in messages:
-                self._transport.send(link, encode(message))
+                self._transport.send(link, wire.encode(message))
         told = []
         while (received := self._transport.recv(LONG if not told else 0.2)) is not None:
             if received[1]:
-                told.append(decode(received[1]))
+                told.append(wire.decode(received[1]))
         return told
 
 
@@ -317,17 +304,19 @@ def test_a_member_that_speaks_in_anothers_name_changes_nothing(caplog: pytest.Lo
         try:
             with Training(job):
                 told = forger.say(
-                    Here(Node("worker", 0, 1)),
+                    wire.Here(wire.Node("worker", 0, 1)),
                     worker.push({1: floats(1)}, 7, want=True),
                     worker.explain(3),
-                    Leave(worker.me(), error="forged"),
-                    Lost("worker", 0, "was never lost"),
+                    wire.Leave(worker.me(), error="forged"),
+                    wire.Lost("worker", 0, "was never lost"),
                 )
         finally:
             transport.close()
-        failures = {reply.text for reply in told if isinstance(reply, Failure)}
+        failures = {reply.text for reply in told if isinstance(reply, wire.Failure)}
         assert failures == {"worker 0 joined this job with another key than that of this link"}
-        assert {type(reply) for reply in told} <= {Failure, Explanation}, "the scheduler explains to whoever asks"
+        assert {type(reply) for reply in told} <= {wire.Failure, wire.Explanation}, (
+            "the scheduler explains to whoever asks"
+        )
     assert set(job.exit_codes.values()) == {0}
     assert "in the name of worker 0" in caplog.text
     assert "a report that worker 0 was never lost" in caplog.text
@@ -337,7 +326,9 @@ def test_a_report_with_the_key_of_the_lost_or_of_the_scheduler_is_heard():
     for name in ("worker 0", "scheduler"):
         with SecuredJob() as job:
             transport = ZmqTransport(keys=job.keys[name])
-            transport.send(transport.connect(job.places["scheduler"]), encode(Lost("worker", 0, "exited with code 7")))
+            transport.send(
+                transport.connect(job.places["scheduler"]), wire.encode(wire.Lost("worker", 0, "exited with code 7"))
+            )
             try:
                 until(lambda job=job: job.sessions[1].client.failure is not None, "the other worker to be told")
             finally:
@@ -349,7 +340,7 @@ def test_over_plain_links_a_forger_draws_no_answer_away():
     """It cannot be told from the worker; but what the worker asks it is answered, over its own link."""
     with ThreadedJob(2, 1, kind="tcp") as job:
         go_on = threading.Event()
-        asked: list[Push] = []
+        asked: list[wire.Push] = []
 
         def work(store: DistStore) -> list[float]:
             out = torch.zeros(3)
@@ -362,18 +353,18 @@ def test_over_plain_links_a_forger_draws_no_answer_away():
         def forge() -> None:
             links = job.sessions[0].client.links
 
-            def waiting() -> list[Push]:
+            def waiting() -> list[wire.Push]:
                 """Return the push that has left and waits for the other worker's; init's requests do not wait."""
-                left = [decode([bytes(f) for f in r.frames or ()]) for r in links.outstanding if r.gone]
-                return [message for message in left if isinstance(message, Push)]
+                left = [wire.decode([bytes(f) for f in r.frames or ()]) for r in links.outstanding if r.gone]
+                return [message for message in left if isinstance(message, wire.Push)]
 
             asked.extend(until(waiting, "the worker to wait"))
             transport = TcpTransport()
             link = transport.connect(links.endpoints[b"server 0"])
             try:
-                transport.send(link, encode(Here(Node("worker", 0, 1))))
-                transport.send(link, encode(asked[0]))
-                transport.send(link, encode(Worker(0).explain(asked[0].seq)))
+                transport.send(link, wire.encode(wire.Here(wire.Node("worker", 0, 1))))
+                transport.send(link, wire.encode(asked[0]))
+                transport.send(link, wire.encode(Worker(0).explain(asked[0].seq)))
                 until(lambda: transport.recv(0.05), "the forger to be heard")
                 go_on.set()
                 until(lambda: transport.recv(0.05), "the forger to be answered, too")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rendezvous import Member
 
+from kvstore import wire
 from kvstore.errors import KVStoreError
-from kvstore.wire import Sender
 from servers import input_log
 from servers.input_log import InputLog
 from servers.scheduler.records import Came, Record, Succession, Ticked
@@ -20,7 +20,7 @@ W0 = Member("worker", 1, 0)
 
 
 def barrier(number: int) -> Came:
-    return Came(1.0, b"link", "", replace(W0.barrier(number), sender=Sender(W0.node, number, number)))
+    return Came(1.0, b"link", "", replace(W0.barrier(number), sender=wire.Sender(W0.node, number, number)))
 
 
 def test_a_log_has_what_was_written_and_goes_on(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 from threaded import ThreadedJob
 
+from kvstore import wire
 from kvstore.errors import NodeLost, UsageError
 from kvstore.job.config import Config
 from kvstore.transport import Transport
-from kvstore.wire import Message
 from servers.member import ServingMember, Surroundings
 from servers.requests.replies import Outbox
 from servers.server import run_server
@@ -24,7 +24,7 @@ class Failing(ServingMember):
     def _serve(self) -> None:
         raise ZeroDivisionError("by itself")
 
-    def _notice(self, notice: Message) -> Outbox:
+    def _notice(self, notice: wire.Message) -> Outbox:
         return []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.wire import Node
+from kvstore import wire
 from servers.names import MOST, have, name, workers
 
 
@@ -23,7 +23,7 @@ def test_the_lowest_ranks_are_named_and_the_others_counted(ranks: list[int], tex
 
 def test_a_standby_is_named_by_its_server() -> None:
     assert name("standby", [1, 0]) == "standby of server 0, standby of server 1"
-    assert str(Node("standby", 1, 2)) == "the standby of server 1"
+    assert str(wire.Node("standby", 1, 2)) == "the standby of server 1"
 
 
 @pytest.mark.parametrize(

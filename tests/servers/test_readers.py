@@ -14,36 +14,11 @@ from reading_job import KeyedJob, job_with_readers, reader_of
 from threaded import ThreadedJob
 from waiting import LONG
 
+from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.job.curve_keys import pair
 from kvstore.transport.zeromq.transport import ZmqTransport
-from kvstore.wire import (
-    Barrier,
-    Beat,
-    Close,
-    Declare,
-    EvictRows,
-    Failure,
-    Init,
-    InitTables,
-    Join,
-    Leave,
-    Lost,
-    Message,
-    Node,
-    Open,
-    Pause,
-    Pull,
-    Push,
-    PutStates,
-    Ready,
-    Request,
-    Sender,
-    SetOptimizer,
-    decode,
-    encode,
-)
 
 SIZE = 3000  # elements, so that each server has a part
 
@@ -81,32 +56,32 @@ def test_a_stranger_with_another_key_hears_nothing() -> None:
         job.reader = known
 
 
-def forged(me: Sender) -> list[Request]:
+def forged(me: wire.Sender) -> list[wire.Request]:
     """What changes servers."""
     data = bytearray(4 * SIZE)
     return [
-        Open(me, 0, "sync"),
-        Init(me, 0, [99], ["x"], [0], [[SIZE]], "float32", [data]),
-        InitTables(me, 0, [98], ["t"], [[10, [2], "float32", "zeros", 1.0, 0, [], [], "none"]], 0, 2),
-        Push(me, 0, [0], [1], True, None, None, buffers=[data]),
-        Pull(me, 0, [0], [0]),
-        SetOptimizer(me, 0, 2, "sgd", [], None, [], [], 9.0, 1.0),
-        PutStates(me, 0, [], [], [], [], []),
-        Pause(me, 0, 1, 0, [], []),
-        EvictRows(me, 0, 0, 1),
-        Close(me, 0),
+        wire.Open(me, 0, "sync"),
+        wire.Init(me, 0, [99], ["x"], [0], [[SIZE]], "float32", [data]),
+        wire.InitTables(me, 0, [98], ["t"], [[10, [2], "float32", "zeros", 1.0, 0, [], [], "none"]], 0, 2),
+        wire.Push(me, 0, [0], [1], True, None, None, buffers=[data]),
+        wire.Pull(me, 0, [0], [0]),
+        wire.SetOptimizer(me, 0, 2, "sgd", [], None, [], [], 9.0, 1.0),
+        wire.PutStates(me, 0, [], [], [], [], []),
+        wire.Pause(me, 0, 1, 0, [], []),
+        wire.EvictRows(me, 0, 0, 1),
+        wire.Close(me, 0),
     ]
 
 
-def forged_for_the_scheduler(me: Sender) -> list[Request]:
+def forged_for_the_scheduler(me: wire.Sender) -> list[wire.Request]:
     """What changes the scheduler."""
     return [
-        Join(me._replace(node=me.node._replace(rank=-1, incarnation=99)), ""),
-        Declare(me, 0, ["x"], [0], [[3]], ["float32"], 1, 1 << 20),
-        Ready(me, 0, ["w"]),
-        Barrier(me, 0, 1),
-        Pause(me, 0, 1, 0, [], []),
-        Leave(me, "it has failed"),
+        wire.Join(me._replace(node=me.node._replace(rank=-1, incarnation=99)), ""),
+        wire.Declare(me, 0, ["x"], [0], [[3]], ["float32"], 1, 1 << 20),
+        wire.Ready(me, 0, ["w"]),
+        wire.Barrier(me, 0, 1),
+        wire.Pause(me, 0, 1, 0, [], []),
+        wire.Leave(me, "it has failed"),
     ]
 
 
@@ -124,18 +99,18 @@ class Intruder:
     def __exit__(self, *exc: object) -> None:
         self._transport.close()
 
-    def say(self, endpoint: str, message: Message) -> None:
+    def say(self, endpoint: str, message: wire.Message) -> None:
         if endpoint not in self._links:
             self._links[endpoint] = self._transport.connect(endpoint)
-        self._transport.send(self._links[endpoint], encode(message))
+        self._transport.send(self._links[endpoint], wire.encode(message))
 
-    def ask(self, endpoint: str, request: Request) -> Any:
+    def ask(self, endpoint: str, request: wire.Request) -> Any:
         self.say(endpoint, request)
         deadline = time.monotonic() + LONG
         while time.monotonic() < deadline:
             received = self._transport.recv(0.1)
             if received is not None and received[1]:
-                reply = decode(received[1])
+                reply = wire.decode(received[1])
                 if reply.seq == request.seq:
                     return reply
         raise queue.Empty
@@ -153,14 +128,16 @@ def test_with_a_readers_key_nothing_can_be_changed(role: str) -> None:
                 me = sender(0, 10**6, role=role)
                 for address in addresses:
                     for request in forged(me):
-                        assert isinstance(intruder.ask(address, request), Failure), request
+                        assert isinstance(intruder.ask(address, request), wire.Failure), request
                 root = job.config("reader").root
-                intruder.say(root, Beat(Node(role, 0, 1)))
-                intruder.say(root, Lost("worker", 0, "was killed"))
-                intruder.say(root, Lost("scheduler", 0, "was killed"))
+                intruder.say(root, wire.Beat(wire.Node(role, 0, 1)))
+                intruder.say(root, wire.Lost("worker", 0, "was killed"))
+                intruder.say(root, wire.Lost("scheduler", 0, "was killed"))
                 for request in forged_for_the_scheduler(me):
                     reply = intruder.ask(root, request)
-                    assert isinstance(reply, Failure) or (role == "reader" and isinstance(request, Leave)), request
+                    assert isinstance(reply, wire.Failure) or (role == "reader" and isinstance(request, wire.Leave)), (
+                        request
+                    )
             store.pushpull("w", -torch.ones(SIZE), out=(w := torch.empty(SIZE)))
             assert w.tolist() == [1] * SIZE
 

@@ -15,7 +15,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from pairs import Records, copied, state
 
-from kvstore.wire import Close, Message
+from kvstore import wire
 from servers.replication.backlog import Backlog
 from servers.shard import Shard
 
@@ -63,7 +63,7 @@ def numbers(draw: st.DrawFn, number: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @st.composite
-def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> Message:
+def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> wire.Message:
     """Anything that a worker may ask next, and now and then what it may not."""
     worker = draw(st.sampled_from(asked.workers))
     kind = draw(
@@ -100,7 +100,7 @@ def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> Message:
         return first.init({number: numbers(draw, number, dtype) for number in ids})
     if kind == "states":
         return first.put_states({(1, "momentum_buffer"): torch.ones(SIZES[1])})
-    return Close(worker.me(), 0) if kind == "close" else worker.open("sync", finite=True)
+    return wire.Close(worker.me(), 0) if kind == "close" else worker.open("sync", finite=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -121,7 +121,7 @@ def test_after_each_record_the_state_is_the_primarys(
     records = Records(shares=data.draw(st.booleans()))
     primary, standby, backlog = Shard(0, count, recorder=records), Shard(0, count), Backlog()
 
-    def ask(worker: Worker, message: Message) -> None:
+    def ask(worker: Worker, message: wire.Message) -> None:
         primary.handle(worker.peer, sent(message))
 
     for worker in workers:

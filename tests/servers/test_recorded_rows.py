@@ -12,8 +12,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from pairs import Records, copied, state
 
+from kvstore import wire
 from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
-from kvstore.wire import Message
 from servers.shard import Shard
 
 IDS = range(12)
@@ -59,7 +59,7 @@ def gradients(draw: st.DrawFn, number: int) -> dict[int, list[float]]:
 
 
 @st.composite
-def requests(draw: st.DrawFn, asked: Asked, full: bool) -> Message:
+def requests(draw: st.DrawFn, asked: Asked, full: bool) -> wire.Message:
     """Anything that a worker may ask next of tables."""
     worker, first = draw(st.sampled_from(asked.workers)), asked.workers[0]
     rank, kind = worker.rank, draw(st.sampled_from(KINDS))
@@ -104,7 +104,7 @@ def test_after_each_record_the_rows_are_the_primarys(data: st.DataObject, rule: 
     records = Records()
     primary, standby = Shard(0, count, recorder=records), Shard(0, count)
 
-    def ask(worker: Worker, message: Message) -> None:
+    def ask(worker: Worker, message: wire.Message) -> None:
         primary.handle(worker.peer, sent(message))
 
     for worker in workers:

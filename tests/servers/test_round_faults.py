@@ -8,13 +8,13 @@ import pytest
 import torch
 from threaded import ThreadedJob
 
-from kvstore.wire import Alive, Message
+from kvstore import wire
 from servers.requests.replies import Outbox
 from servers.round_faults import injecting
 
 
 def test_without_faults_nothing_is_looked_for() -> None:
-    def handle(peer: bytes, message: Message) -> Outbox:
+    def handle(peer: bytes, message: wire.Message) -> Outbox:
         return []
 
     assert injecting(handle, [], lambda: 0) is handle
@@ -24,7 +24,7 @@ def test_a_fault_comes_once_after_its_round_and_before_its_answers_leave() -> No
     rounds = 0
     sent: list[int] = []
 
-    def handle(peer: bytes, message: Message) -> Outbox:
+    def handle(peer: bytes, message: wire.Message) -> Outbox:
         nonlocal rounds
         rounds += 1
         return [(peer, message)]
@@ -32,7 +32,7 @@ def test_a_fault_comes_once_after_its_round_and_before_its_answers_leave() -> No
     faulty = injecting(handle, [("stop", 2), ("kill", 4)], lambda: rounds, sent.append)
     seen = []
     for _ in range(5):
-        assert faulty(b"p", Alive()) == [(b"p", Alive())]
+        assert faulty(b"p", wire.Alive()) == [(b"p", wire.Alive())]
         seen.append(list(sent))
     assert seen == [[], [signal.SIGSTOP], [signal.SIGSTOP], *[[signal.SIGSTOP, signal.SIGKILL]] * 2]
 
@@ -40,7 +40,7 @@ def test_a_fault_comes_once_after_its_round_and_before_its_answers_leave() -> No
 def test_rounds_may_have_been_missed() -> None:
     sent: list[int] = []
     faulty = injecting(lambda peer, message: [], [("stop", 2), ("kill", 4)], lambda: 9, sent.append)
-    faulty(b"p", Alive())
+    faulty(b"p", wire.Alive())
     assert sent == [signal.SIGSTOP, signal.SIGKILL]
 
 

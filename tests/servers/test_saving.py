@@ -8,10 +8,10 @@ import torch
 from asking import Desk, optimized
 from safetensors.torch import load_file
 
+from kvstore import wire
 from kvstore.checkpoint.folders import begin
 from kvstore.checkpoint.tensors import FileRecord, record_of
 from kvstore.errors import CheckpointError
-from kvstore.wire import AwaitCapture, Capture, Captured
 from servers.saving import Saver
 
 
@@ -30,8 +30,8 @@ def saved(directory: Path) -> tuple[Desk, list[Any]]:
     desk.shard.checkpoints.save = saver.save
     worker = desk.workers[0]
     desk.ask(worker, worker.push({3: torch.ones(4)}, 1))
-    desk.ask(worker, Capture(worker.me(), 0, 5, [3], [1]))
-    request = AwaitCapture(worker.me(), 0, 5)
+    desk.ask(worker, wire.Capture(worker.me(), 0, 5, [3], [1]))
+    request = wire.AwaitCapture(worker.me(), 0, 5)
     assert desk.reply(worker, request) is None
     assert ended.wait(20)
     outcomes.extend(desk.named(desk.shard.saved(outcomes[0], *outcomes[1:])).values())
@@ -44,7 +44,7 @@ def test_a_file_is_written_and_reported(tmp_path: Path) -> None:
     path = folder / "store-0.server-1.safetensors"
     assert isinstance(outcome, FileRecord)
     assert outcome == record_of(path)
-    assert reply == Captured(reply.seq, outcome.nbytes, outcome.sha256, [1], "sgd", str(path))
+    assert reply == wire.Captured(reply.seq, outcome.nbytes, outcome.sha256, [1], "sgd", str(path))
     tensors = load_file(path)
     assert tensors["3/value"].tolist() == [-0.5, 0.5, 1.5, 2.5]
     assert tensors["3/state/momentum_buffer"].tolist() == [1, 1, 1, 1]
@@ -71,5 +71,5 @@ def test_without_threads_the_error_is_reported(tmp_path: Path) -> None:
     memory = desk.shard.checkpoints.memory
     desk.shard.checkpoints.save = Saver(memory, tmp_path, 1, lambda *given: outcomes.extend(given), threads).save
     worker = desk.workers[0]
-    assert desk.reply(worker, Capture(worker.me(), 0, 5, [3], [0])) is not None
+    assert desk.reply(worker, wire.Capture(worker.me(), 0, 5, [3], [0])) is not None
     assert "can't start new thread" in str(outcomes[2])

@@ -12,7 +12,7 @@ import pytest
 from asking import Worker, floats, sent
 from costs import peak, same, steps
 
-from kvstore.wire import Close, Message
+from kvstore import wire
 from servers.shard import Shard
 
 FEW, MANY = 16, 256
@@ -32,7 +32,7 @@ class Rush:
             for worker in self.workers:
                 self.say(worker, worker.set_optimizer())
 
-    def say(self, worker: Worker, message: Message) -> int:
+    def say(self, worker: Worker, message: wire.Message) -> int:
         """Return how many answers there are."""
         return len(self.shard.handle(worker.peer, message))
 
@@ -44,7 +44,7 @@ class Rush:
         return self.say(worker, worker.pause(dict.fromkeys(SEGMENTS, clock)))
 
     def close(self, worker: Worker) -> int:
-        return self.say(worker, Close(worker.me(), store=0))
+        return self.say(worker, wire.Close(worker.me(), store=0))
 
 
 def open_push_and_close(rush: Rush) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from kvstore import wire
 from kvstore.job.config import Config
 from kvstore.job.valid_values import RoundWindow
-from kvstore.wire import FetchTrace, Node, Sender, TraceChunk
 from kvstore.wire.tracing import read_records
 from servers.scheduler import Scheduler
 from servers.scheduler_tracing import SchedulerTracing
 
-FETCH = FetchTrace(Sender(Node("observer", 0, 5), 1, 1), 0)
+FETCH = wire.FetchTrace(wire.Sender(wire.Node("observer", 0, 5), 1, 1), 0)
 
 
 def made(now: float = 50.0) -> tuple[Scheduler, SchedulerTracing]:
@@ -34,7 +34,7 @@ def test_events_become_a_chunk_at_the_next_tick() -> None:
 def test_it_stops_with_the_workers() -> None:
     scheduler, tracing = made()
     assert scheduler.observing.traces is not None
-    scheduler.observing.traces.take(TraceChunk(Node("worker", 0, 1), [], [], True, 1, 0, [b"\x92\x90\x90"]))
+    scheduler.observing.traces.take(wire.TraceChunk(wire.Node("worker", 0, 1), [], [], True, 1, 0, [b"\x92\x90\x90"]))
     tracing.tick()
     tracing.requests.note(50.0, 50.0, [], b"a", FETCH)
     tracing.tick()

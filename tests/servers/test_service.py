@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import Ack, Message, decode, encode
 from servers import service as service_module
 from servers.service import Service
 
@@ -20,7 +20,7 @@ class Links:
     def __init__(self, *script: Any) -> None:
         self.script = deque(script)
         self.now = 0.0
-        self.sent: list[tuple[bytes, Message]] = []
+        self.sent: list[tuple[bytes, wire.Message]] = []
         self.rings = 0
         self.refused: list[bytes] = []
 
@@ -38,7 +38,7 @@ class Links:
         return step if isinstance(step, tuple) else (b"peer", step)
 
     def send(self, peer: bytes, frames: Any, priority: int | None = None) -> None:
-        self.sent.append((peer, decode(frames)))
+        self.sent.append((peer, wire.decode(frames)))
 
     def refuse(self, peer: bytes) -> None:
         self.refused.append(peer)
@@ -55,16 +55,16 @@ def serve(links: Links, handle: Any = lambda peer, message: [], tick: Any = list
 
 
 def test_what_the_core_decides_is_sent():
-    links = Links((b"a", encode(Ack(1))), (b"b", encode(Ack(2))))
-    serve(links, lambda peer, message: [(peer, message), (b"c", Ack(message.seq + 10))])
-    assert links.sent == [(b"a", Ack(1)), (b"c", Ack(11)), (b"b", Ack(2)), (b"c", Ack(12))]
+    links = Links((b"a", wire.encode(wire.Ack(1))), (b"b", wire.encode(wire.Ack(2))))
+    serve(links, lambda peer, message: [(peer, message), (b"c", wire.Ack(message.seq + 10))])
+    assert links.sent == [(b"a", wire.Ack(1)), (b"c", wire.Ack(11)), (b"b", wire.Ack(2)), (b"c", wire.Ack(12))]
 
 
 def test_what_many_are_told_is_encoded_once(monkeypatch: pytest.MonkeyPatch):
-    encoded: list[Message] = []
-    monkeypatch.setattr(service_module, "encode", lambda message: [encoded.append(message), encode(message)][1])
-    links = Links((b"a", encode(Ack(1))))
-    one, same, other = Ack(2), Ack(2), Ack(3)
+    encoded: list[wire.Message] = []
+    monkeypatch.setattr(service_module, "encode", lambda message: [encoded.append(message), wire.encode(message)][1])
+    links = Links((b"a", wire.encode(wire.Ack(1))))
+    one, same, other = wire.Ack(2), wire.Ack(2), wire.Ack(3)
     serve(links, lambda *_: [(b"b", one), (b"c", one), (b"d", other), (b"e", one), (b"f", same)])
     assert links.sent == [(b"b", one), (b"c", one), (b"d", other), (b"e", one), (b"f", one)]
     assert encoded == [one, other, one, same]
@@ -72,24 +72,24 @@ def test_what_many_are_told_is_encoded_once(monkeypatch: pytest.MonkeyPatch):
 
 def test_time_is_told_at_the_interval_when_no_message_waits():
     ticks: list[float] = []
-    message = encode(Ack(1))
+    message = wire.encode(wire.Ack(1))
     links = Links(None, None, message, message, message, None, None)
 
     def tick() -> list[Any]:
         ticks.append(links.now)
-        return [(b"x", Ack(len(ticks)))]
+        return [(b"x", wire.Ack(len(ticks)))]
 
     serve(links, tick=tick, interval_s=2.0)
     assert ticks == [0.0, 2.0, 4.0, 6.0]
-    assert [reply for _, reply in links.sent] == [Ack(n) for n in range(1, 5)]
+    assert [reply for _, reply in links.sent] == [wire.Ack(n) for n in range(1, 5)]
 
 
 def test_while_messages_wait_time_is_told_later_but_told():
     """What waits in the queue should be read before anybody is found overdue, but a flood must not stop the clock."""
     ticks: list[float] = []
-    links = Links(None, *[encode(Ack(n)) for n in range(1, 5)], None)
+    links = Links(None, *[wire.encode(wire.Ack(n)) for n in range(1, 5)], None)
 
-    def handle(peer: bytes, message: Message) -> list[Any]:
+    def handle(peer: bytes, message: wire.Message) -> list[Any]:
         links.now += 0.75
         return []
 
@@ -99,18 +99,18 @@ def test_while_messages_wait_time_is_told_later_but_told():
 
 def test_bad_messages_cost_their_links_and_a_flood_does_not_fill_the_log(caplog: pytest.LogCaptureFixture):
     handled = []
-    links = Links(*([[b"\xc1 nonsense"]] * 1234), encode(Ack(1)))
+    links = Links(*([[b"\xc1 nonsense"]] * 1234), wire.encode(wire.Ack(1)))
     serve(links, lambda peer, message: handled.append(message) or [])
-    assert handled == [Ack(1)]
+    assert handled == [wire.Ack(1)]
     assert links.refused == [b"peer"] * 1234
     assert [record.args[1] for record in caplog.records] == [1, 10, 100, 1000]  # type: ignore[index]
 
 
 def test_a_message_that_the_core_finds_bad_is_no_better(caplog: pytest.LogCaptureFixture):
-    def handle(peer: bytes, message: Message) -> list[Any]:
+    def handle(peer: bytes, message: wire.Message) -> list[Any]:
         raise WireError("no such thing")
 
-    links = Links(encode(Ack(1)))
+    links = Links(wire.encode(wire.Ack(1)))
     serve(links, handle)
     assert "dropped a bad message (1 so far): no such thing" in caplog.text
     assert links.refused == [b"peer"]
@@ -125,23 +125,23 @@ def test_an_error_costs_one_message_and_is_logged(
             raise ZeroDivisionError
         return [(peer, message)]
 
-    def broken(frames: Any) -> Message:
-        if decode(frames) == Ack(1) and where == "decode":
+    def broken(frames: Any) -> wire.Message:
+        if wire.decode(frames) == wire.Ack(1) and where == "decode":
             raise RecursionError
-        return decode(frames)
+        return wire.decode(frames)
 
     monkeypatch.setattr("servers.service.decode", broken)
-    links = Links(encode(Ack(1)), encode(Ack(2)))
+    links = Links(wire.encode(wire.Ack(1)), wire.encode(wire.Ack(2)))
     serve(links, handle)
-    assert links.sent == [(b"peer", Ack(2))]
+    assert links.sent == [(b"peer", wire.Ack(2))]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "could not be handled" in caplog.text
 
 
 def test_posted_work_runs_in_the_loop_and_rings():
-    links = Links(lambda: links.service.post(lambda: [(b"x", Ack(7))]), None)  # type: ignore[attr-defined]
+    links = Links(lambda: links.service.post(lambda: [(b"x", wire.Ack(7))]), None)  # type: ignore[attr-defined]
     serve(links)
-    assert links.sent == [(b"x", Ack(7))]
+    assert links.sent == [(b"x", wire.Ack(7))]
     assert links.rings >= 1
 
 
@@ -149,17 +149,17 @@ def test_what_was_posted_before_it_runs_is_done():
     links = Links(None)
     service = Service(links, 1.0, lambda: links.now)  # type: ignore[arg-type]
     links.service = service  # type: ignore[attr-defined]
-    service.post(lambda: [(b"x", Ack(7))])
+    service.post(lambda: [(b"x", wire.Ack(7))])
     service.run(lambda peer, message: [])
-    assert links.sent == [(b"x", Ack(7))]
+    assert links.sent == [(b"x", wire.Ack(7))]
 
 
 def test_the_message_that_stops_it_is_still_answered():
-    links = Links(encode(Ack(1)), encode(Ack(2)))
+    links = Links(wire.encode(wire.Ack(1)), wire.encode(wire.Ack(2)))
 
-    def handle(peer: bytes, message: Message) -> list[Any]:
+    def handle(peer: bytes, message: wire.Message) -> list[Any]:
         links.service.stop()  # type: ignore[attr-defined]
         return [(peer, message)]
 
     serve(links, handle)
-    assert links.sent == [(b"peer", Ack(1))]
+    assert links.sent == [(b"peer", wire.Ack(1))]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from asking import Desk, Worker, floats, sender, sent, text_of, values_in
 
+from kvstore import wire
 from kvstore.spec import Spec
-from kvstore.wire import Ack, Alive, Barrier, Beat, Census, Declare, Failure, Leave, Message, Node, Stop, Values
 from servers.shard import Shard
 
 ONE = [Spec((1,), "float32")]
@@ -39,7 +39,7 @@ ONE = [Spec((1,), "float32")]
     ],
 )
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_repeat_is_answered_again_and_not_applied_again(make: Callable[[Worker], Message], mode: str):
+def test_a_repeat_is_answered_again_and_not_applied_again(make: Callable[[Worker], wire.Message], mode: str):
     desk = Desk(1, mode, values={1: floats(0)})
     (a,) = desk.workers
     desk.reply(a, a.set_optimizer("sgd", 1.0, momentum=0.5))
@@ -74,7 +74,7 @@ def test_who_waits_is_answered_over_the_link_that_it_asks_again_over():
         assert desk.shard.handle(link, sent(push)) == []
     answers = dict(desk.shard.handle(b.peer, sent(b.push({1: floats(2)}))))
     assert answers.keys() == {a.peer, b"made anew", b.peer}
-    assert isinstance(answers[b"made anew"], Values)
+    assert isinstance(answers[b"made anew"], wire.Values)
 
 
 def test_a_repeated_set_optimizer_that_waits_is_answered_once():
@@ -84,8 +84,8 @@ def test_a_repeated_set_optimizer_that_waits_is_answered_once():
     assert desk.ask(b, theirs) == {}
     assert desk.ask(b, theirs) == {}
     mine = a.set_optimizer()
-    assert desk.ask(a, mine) == {(0, mine.seq): Ack(mine.seq), (1, theirs.seq): Ack(theirs.seq)}
-    assert desk.reply(b, theirs) == Ack(theirs.seq)
+    assert desk.ask(a, mine) == {(0, mine.seq): wire.Ack(mine.seq), (1, theirs.seq): wire.Ack(theirs.seq)}
+    assert desk.reply(b, theirs) == wire.Ack(theirs.seq)
 
 
 def test_a_repeated_pull_gets_the_values_of_its_round():
@@ -127,7 +127,7 @@ def test_requests_that_overtake_each_other_end_the_same():
         desk = Desk(1, values={1: floats(0)})
         (a,) = desk.workers
         desk.reply(a, a.set_optimizer("sgd", 0.5, momentum=0.5))
-        messages: list[Message] = [a.push({1: grad}, clock) for clock, grad in enumerate(grads, start=1)]
+        messages: list[wire.Message] = [a.push({1: grad}, clock) for clock, grad in enumerate(grads, start=1)]
         messages.append(a.pull([1], 3))
         replies: dict[tuple[int, int], Any] = {}
         for position in order:
@@ -167,18 +167,21 @@ def test_a_stranger_is_refused_and_leaves_no_trace(stranger: Worker):
     assert desk.value(clock=1).tolist() == [2]
 
 
-@pytest.mark.parametrize("message", [Alive(), Stop(), Beat(Node("worker", 0, 1)), Ack(1), Values(1, buffers=[b"1234"])])
-def test_what_is_no_request_is_dropped(message: Message):
+@pytest.mark.parametrize(
+    "message",
+    [wire.Alive(), wire.Stop(), wire.Beat(wire.Node("worker", 0, 1)), wire.Ack(1), wire.Values(1, buffers=[b"1234"])],
+)
+def test_what_is_no_request_is_dropped(message: wire.Message):
     assert Shard(0, 1).handle(b"x", message) == []
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Barrier(sender(0, 50), store=0, number=1),
-        Leave(sender(0, 50), error=None),
-        Census(sender(0, 50)),
-        Declare(
+        wire.Barrier(sender(0, 50), store=0, number=1),
+        wire.Leave(sender(0, 50), error=None),
+        wire.Census(sender(0, 50)),
+        wire.Declare(
             sender(0, 50),
             store=0,
             keys=["a"],
@@ -190,7 +193,7 @@ def test_what_is_no_request_is_dropped(message: Message):
         ),
     ],
 )
-def test_what_is_for_the_scheduler_is_refused(message: Message):
+def test_what_is_for_the_scheduler_is_refused(message: wire.Message):
     ((_, reply),) = Shard(0, 1).handle(b"x", message)
     assert text_of(reply, "UsageError") == f"servers do not handle a {type(message).__name__}"
 
@@ -266,7 +269,7 @@ def test_an_unexpected_error_is_answered_with_its_name_and_a_bounded_text(monkey
 
     monkeypatch.setattr(desk.shard.stores[0], "pull", fail)
     reply = desk.reply(a, a.pull([1]))
-    assert isinstance(reply, Failure)
+    assert isinstance(reply, wire.Failure)
     assert reply.kind == "ServerError"
     assert reply.text.startswith("RuntimeError: xxx")
     assert len(reply.text) == 4000
@@ -318,6 +321,6 @@ def test_whether_somebody_may_speak_is_found_out_without_serving_them() -> None:
     desk = Desk(1, values={1: floats(0)})
     (a,) = desk.workers
     assert desk.shard.refusal(b"link", a.push({1: floats(1)}, 1)) is None
-    (answer,) = desk.shard.refusal(b"link", Census(sender(7))) or []
+    (answer,) = desk.shard.refusal(b"link", wire.Census(sender(7))) or []
     assert text_of(answer[1], "UsageError").startswith("worker 7 is neither a worker nor an aggregator of this job")
     assert desk.shard.rounds == 0

@@ -12,12 +12,12 @@ import pytest
 import torch
 from threaded import ThreadedJob
 
+from kvstore import wire
 from kvstore.checkpoint.folders import begin
 from kvstore.job.config import Config
 from kvstore.member.session import Session
 from kvstore.transport import Transport
 from kvstore.values import to_buffer
-from kvstore.wire import AwaitCapture, Capture, Captured, Init, Open, pack_arrays
 from servers.member import Surroundings
 from servers.requests.replies import Outbox
 from servers.server import Server
@@ -40,15 +40,15 @@ def test_a_file_is_written_beside_the_loop_and_reported_in_it(tmp_path: Path, mo
         config = dataclasses.replace(config, checkpoint_dir=str(tmp_path))
         return Noting(Surroundings(config, make_transport, endpoint, time.monotonic, threading.Thread)).run()
 
-    def save(session: Session) -> Captured:
+    def save(session: Session) -> wire.Captured:
         (server,) = session.servers
         value = to_buffer(torch.arange(4.0))
-        session.client.call(server, "opening", Open, store=0, mode="sync", staleness=None)
+        session.client.call(server, "opening", wire.Open, store=0, mode="sync", staleness=None)
         first = {"ids": [3], "keys": ["w"], "kinds": [0], "shapes": [[4]], "dtype": "float32"}
-        session.client.call(server, "init", Init, store=0, buffers=pack_arrays([value]), **first)
-        session.client.call(server, "capture", Capture, store=0, number=5, ids=[3], clocks=[0])
-        reply = session.client.call(server, "waiting", AwaitCapture, store=0, number=5)
-        assert isinstance(reply, Captured)
+        session.client.call(server, "init", wire.Init, store=0, buffers=wire.pack_arrays([value]), **first)
+        session.client.call(server, "capture", wire.Capture, store=0, number=5, ids=[3], clocks=[0])
+        reply = session.client.call(server, "waiting", wire.AwaitCapture, store=0, number=5)
+        assert isinstance(reply, wire.Captured)
         return reply
 
     monkeypatch.setattr("threaded.run_server", run)

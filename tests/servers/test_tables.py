@@ -20,8 +20,8 @@ from asking_rows import (
     with_tables,
 )
 
+from kvstore import wire
 from kvstore.table import Table
-from kvstore.wire import Ack, Close, Rows
 
 # ---- rounds
 
@@ -32,7 +32,7 @@ def test_a_push_without_rows_is_a_contribution_all_the_same():
     a, b = desk.workers
     mine, theirs = push_rows(a, {7: {}}), push_rows(b, {7: {3: (1, 0)}})
     assert desk.ask(a, mine) == {}
-    assert desk.ask(b, theirs) == {(0, mine.seq): Ack(mine.seq), (1, theirs.seq): Ack(theirs.seq)}
+    assert desk.ask(b, theirs) == {(0, mine.seq): wire.Ack(mine.seq), (1, theirs.seq): wire.Ack(theirs.seq)}
     assert table_rows(desk, [3], clock=1) == [[-1, 0]]
 
 
@@ -124,7 +124,7 @@ def test_a_worker_inside_join_is_in_no_later_round():
     pause = a.pause({7: 0})
     assert desk.ask(a, pause) == {}
     theirs = push_rows(b, {7: {1: (1, 1)}})
-    assert desk.reply(b, theirs) == Ack(theirs.seq)
+    assert desk.reply(b, theirs) == wire.Ack(theirs.seq)
     text = text_of(desk.reply(a, push_rows(a, {7: {1: (1, 1)}})), "UsageError")
     assert text == "worker 0 is inside join(), and must not push before all workers are"
     last = b.pause({7: 1})
@@ -213,7 +213,7 @@ def test_a_repeat_of_a_push_that_waits_is_answered_once_and_counts_once():
 def test_a_store_that_all_have_closed_has_no_tables_any_more():
     desk = with_tables(1)
     (a,) = desk.workers
-    desk.reply(a, Close(a.me(), 0))
+    desk.reply(a, wire.Close(a.me(), 0))
     assert "not open" in text_of(desk.reply(a, pull_rows(a, {7: [1]})), "UsageError")
 
 
@@ -222,7 +222,7 @@ def test_answers_hold_the_rows_of_their_round():
     (a,) = desk.workers
     outbox = desk.shard.handle(a.peer, push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]}))
     ((_, reply),) = outbox
-    assert isinstance(reply, Rows)
+    assert isinstance(reply, wire.Rows)
     desk.reply(a, push_rows(a, {7: {1: (2, 2)}}, 2))
     assert rows_in(reply) == [[[1, 1]]]
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from taking_over import Script, disturbed
 
+from kvstore import wire
 from kvstore.table import Capacity, MinCount, Table, Unseen
-from kvstore.wire import Request
 
 SYNC: list[tuple[str | None, dict[str, Any]]] = [
     *((name, hyper) for name in ("sgd", "adam") for hyper in ({}, {"weight_decay": 0.1})),
@@ -37,14 +37,14 @@ class RowScript(Script):
         grows = Table(dim=2) if self.whole else GROWING
         return {1: Table(shape=(8, 3), init="uniform" if not self.whole else "zeros"), 2: grows, 3: Table(dim=1)}
 
-    def init(self) -> Request:
+    def init(self) -> wire.Request:
         return init_tables(self.worker, self.tables)
 
-    def push(self, ids: list[int], clocks: list[int], want: bool) -> Request:
+    def push(self, ids: list[int], clocks: list[int], want: bool) -> wire.Request:
         gradients = {number: self.rows(number, clock) for number, clock in zip(ids, clocks, strict=True)}
         return push_rows(self.worker, gradients, clocks, self.wanted(ids, clocks) if want else None, rescale=0.5)
 
-    def pull(self, ids: list[int], clocks: list[int]) -> Request:
+    def pull(self, ids: list[int], clocks: list[int]) -> wire.Request:
         request = pull_rows(self.worker, self.wanted(ids, clocks))
         request.clocks[:] = clocks
         return request

@@ -9,11 +9,11 @@ from functools import partial
 from simulation.network import Network, Process
 from simulation.transport import SimulatedTransport
 
+from kvstore import wire
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.contract import member_name
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
-from kvstore.wire import Lost, encode
 from launcher.job.tasks import Task
 from launcher.supervision.actions import Action, Kill, Lose, Restart, Tell
 from launcher.supervision.ending import Ending
@@ -63,7 +63,7 @@ class SimulatedLauncher:
         self.start_s = start_s
         self._working = working
         self._process = Process("launcher", 1)
-        self._waiting: list[Lost] = []  # of which a scheduler may not know
+        self._waiting: list[wire.Lost] = []  # of which a scheduler may not know
 
     def over(self, alive: bool) -> bool:
         """Whether the job is over; ``alive`` says whether any of its processes is."""
@@ -79,7 +79,7 @@ class SimulatedLauncher:
         if how.code not in (0, JOB_FAILED_EXIT) or how.signum:
             self.network.world.after(self.network.delay(self.reap_s), lambda: self._reap(process))
 
-    def tell(self, lost: Lost) -> None:
+    def tell(self, lost: wire.Lost) -> None:
         """Tell the scheduler of an end, several times, and again when it has been started again."""
         self._waiting.append(lost)
         for after_s in REPORTS_S:
@@ -98,17 +98,17 @@ class SimulatedLauncher:
         role, rank = _member(process.name)
         again = role in self.again and self.left > 0
         if role != "scheduler":
-            self.tell(Lost(role, rank, "was killed", process.start, not again))
+            self.tell(wire.Lost(role, rank, "was killed", process.start, not again))
         if not again:
             return
         self.left -= 1
         self.network.world.after(self.network.delay(self.start_s), lambda: self.start_again(process.name))
 
-    def _say(self, lost: Lost) -> None:
+    def _say(self, lost: wire.Lost) -> None:
         if not self._working():
             return
         end = SimulatedTransport(self.network, self._process)
-        end.send(end.connect(self._root), encode(lost))
+        end.send(end.connect(self._root), wire.encode(lost))
         self.network.world.after(REPORTS_S[1], end.close)
 
 
@@ -166,7 +166,7 @@ class Supervision(SimulatedLauncher):
                 self.network.world.after(self.network.delay(self.start_s), partial(self.start_again, name))
             elif isinstance(action, Lose | Tell) and self.tasks[action.index].role != "scheduler":
                 more = (action.start, action.final) if isinstance(action, Lose) else ()
-                self.tell(Lost(self.tasks[action.index].role, self.tasks[action.index].rank, action.how, *more))
+                self.tell(wire.Lost(self.tasks[action.index].role, self.tasks[action.index].rank, action.how, *more))
 
     def _end(self, signum: int) -> None:
         """Send a signal to all. One that is stopped dies by SIGKILL only."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from simulation.network import Network
 
+from kvstore import wire
 from kvstore.transport import Peer
 from kvstore.transport.base import Frames
 from kvstore.transport.memory import ScatteredFrame, space, whole
-from kvstore.wire import Buffer, ServerReport, Welcome, WorkerReport, decode
 
 if TYPE_CHECKING:
     from simulation.transport import SimulatedTransport
@@ -39,7 +39,7 @@ class SimulatedLink:
         self._endpoint = endpoint
         self._made = 0
         self._lanes = (_Lane(network, self), _Lane(network, self))
-        self._waiting: list[Sequence[Buffer | ScatteredFrame]] = []
+        self._waiting: list[Sequence[wire.Buffer | ScatteredFrame]] = []
         self.ended = False
         network.add(self)
         self._dial_soon(network.delay())
@@ -49,14 +49,14 @@ class SimulatedLink:
         """The names of the processes at its ends, while it is there."""
         return frozenset() if self.far is None else frozenset((self.near.process.name, self.far.process.name))
 
-    def from_near(self, frames: Sequence[Buffer | ScatteredFrame]) -> None:
+    def from_near(self, frames: Sequence[wire.Buffer | ScatteredFrame]) -> None:
         """Send to the far end, now or when the link is there for the first time."""
         if self.far is not None and self.peer is not None:
             self._lanes[0].send(self.near, self.far, self.peer, frames)
         elif not self._made:
             self._waiting.append(frames)
 
-    def from_far(self, frames: Sequence[Buffer | ScatteredFrame]) -> None:
+    def from_far(self, frames: Sequence[wire.Buffer | ScatteredFrame]) -> None:
         """Send to the near end."""
         if self.far is not None:
             self._lanes[1].send(self.far, self.near, self.route, frames)
@@ -121,14 +121,14 @@ class _Lane:
         self._link = link
         self._free_at = 0.0
         self._generation = 0
-        self._unsent: list[list[Buffer | ScatteredFrame]] = []
+        self._unsent: list[list[wire.Buffer | ScatteredFrame]] = []
 
     def send(
         self,
         source: SimulatedTransport,
         target: SimulatedTransport,
         peer: Peer,
-        frames: Sequence[Buffer | ScatteredFrame],
+        frames: Sequence[wire.Buffer | ScatteredFrame],
     ) -> None:
         network, message = self._network, list(frames)
         if _is_report(frames):
@@ -155,7 +155,7 @@ class _Lane:
             for _ in range(copies):
                 network.deliveries += 1
                 network.note(source.process.name, target.process.name, _copied(message))
-                if network.welcomed is None and isinstance(decode(_copied(message)), Welcome):
+                if network.welcomed is None and isinstance(wire.decode(_copied(message)), wire.Welcome):
                     network.welcomed = network.deliveries
                 target.take(peer, _copied(message))
                 network.on_delivery()
@@ -185,11 +185,11 @@ class _Lane:
         self._unsent.clear()
 
 
-def _is_report(frames: Sequence[Buffer | ScatteredFrame]) -> bool:
-    return len(frames) == 1 and isinstance(decode([whole(frames[0])]), WorkerReport | ServerReport)
+def _is_report(frames: Sequence[wire.Buffer | ScatteredFrame]) -> bool:
+    return len(frames) == 1 and isinstance(wire.decode([whole(frames[0])]), wire.WorkerReport | wire.ServerReport)
 
 
-def _copied(frames: Sequence[Buffer | ScatteredFrame]) -> Frames:
+def _copied(frames: Sequence[wire.Buffer | ScatteredFrame]) -> Frames:
     """Return copies of frames, aligned as received ones are."""
     copies: Frames = []
     for frame in frames:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from simulation.world import Task, World
 
+from kvstore import wire
 from kvstore.transport import Peer
-from kvstore.wire import Buffer, decode
 
 if TYPE_CHECKING:
     from simulation.link import SimulatedLink
@@ -141,7 +141,7 @@ class Network:
         """Return how long something takes."""
         return self.dice.expovariate(1 / (mean_s or self.weather.delay_s))
 
-    def note(self, source: str, target: str, frames: Sequence[Buffer] | None) -> None:
+    def note(self, source: str, target: str, frames: Sequence[wire.Buffer] | None) -> None:
         """Keep a line for the trace; None where a link has been cut."""
         copied = None if frames is None else [bytes(frame) for frame in frames]
         self._events.append((self.world.now, source, target, copied))
@@ -151,6 +151,6 @@ class Network:
         """Return what has happened on the links, the latest last."""
         lines = []
         for now, source, target, frames in self._events[-most:]:
-            what = "is cut" if frames is None else "is made anew" if not frames else repr(decode(frames))[:150]
+            what = "is cut" if frames is None else "is made anew" if not frames else repr(wire.decode(frames))[:150]
             lines.append(f"{now:.4f} {source} -> {target}: {what}")
         return "\n".join(lines)

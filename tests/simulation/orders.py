@@ -12,8 +12,8 @@ from simulation.launcher import Supervision
 from simulation.network import Process, Weather
 from simulation.world import Task
 
+from kvstore import wire
 from kvstore.client import DistStore
-from kvstore.wire import Buffer, View, decode
 
 LIMIT_S = 2.0  # of the heartbeat
 SEEN_S = 1.0  # in which the scheduler knows of a loss
@@ -52,7 +52,7 @@ class Ordered:
             heartbeat_s=LIMIT_S / 5,
             heartbeat_timeout_s=LIMIT_S,
         )
-        self._views: dict[int, View] = {}  # the latest of each rank
+        self._views: dict[int, wire.View] = {}  # the latest of each rank
         self._note, self._job.network.note = self._job.network.note, self._look  # type: ignore[method-assign]
         happening = Task(self._job.world, self._happen, "what happens")
         self._job.world.after(1.0, happening.start)
@@ -106,12 +106,12 @@ class Ordered:
                 well = well and not any(process.dead for process in self._job.processes.values())
                 healed = healed + 0.1 if well else 0.0
 
-    def _look(self, source: str, target: str, frames: Sequence[Buffer] | None) -> None:
+    def _look(self, source: str, target: str, frames: Sequence[wire.Buffer] | None) -> None:
         """Note a message, and what it says of who serves."""
         self._note(source, target, frames)
         if source == "scheduler" and frames:
-            message = decode([bytes(frame) for frame in frames])
-            if isinstance(message, View):
+            message = wire.decode([bytes(frame) for frame in frames])
+            if isinstance(message, wire.View):
                 self._views[message.primary.rank] = message
 
     def _judge(self, results: list[Any], hanging: list[str]) -> str:

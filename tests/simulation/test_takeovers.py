@@ -12,10 +12,10 @@ from simulation.network import Weather
 from simulation.runs import HOSTS, Plan, carry_out
 from simulation.takeovers import CODED, SEATS, exhaustive, judge, replicated, short, with_tables
 
+from kvstore import wire
 from kvstore.member.links import Links
 from kvstore.optim.states import StateStore
 from kvstore.rows.admission import AdmissionRule
-from kvstore.wire import Message, Record, Stored
 from servers.replication.backlog import Backlog
 from servers.replication.gate import Gate
 from servers.replication.replica import Replica
@@ -132,9 +132,9 @@ HANDED = {
 def take_all(replica: Any) -> Any:
     """What a primary says to the records of one that it has replaced: that it has them."""
 
-    def handle(self: Replica, peer: bytes, message: Message) -> Outbox:
-        if isinstance(message, Record) and self.serves:
-            return [(peer, Stored(message.epoch, message.number))]
+    def handle(self: Replica, peer: bytes, message: wire.Message) -> Outbox:
+        if isinstance(message, wire.Record) and self.serves:
+            return [(peer, wire.Stored(message.epoch, message.number))]
         said: Outbox = replica(self, peer, message)
         return said
 

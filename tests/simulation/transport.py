@@ -9,10 +9,10 @@ from simulation.link import SimulatedLink
 from simulation.network import Network, Process
 from simulation.world import Task
 
+from kvstore import wire
 from kvstore.transport import Peer
 from kvstore.transport.base import Frames
 from kvstore.transport.memory import Heap, ScatteredFrame
-from kvstore.wire import Buffer
 
 
 class SimulatedTransport(Heap):
@@ -56,7 +56,7 @@ class SimulatedTransport(Heap):
         self._made.pop(peer).end()
         self._inbox = deque(entry for entry in self._inbox if entry[0] != peer)
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Send ``frames``, in order: this network has no priorities."""
         if self.closed:
             return

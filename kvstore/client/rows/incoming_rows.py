@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.client.rows.blocks import RowBlock
 from kvstore.client.rows.plan import RowParcel, RowPlan
 from kvstore.client.rows.striped import Striped
@@ -16,8 +17,6 @@ from kvstore.rows.layout import read_rows
 from kvstore.rows.slabs import Array, scatter, scatter_whole
 from kvstore.rows.sums import Rows
 from kvstore.rows.wanted import Wanted
-from kvstore.wire import Buffer
-from kvstore.wire import Rows as RowsReply
 
 
 class RowReader(Protocol):
@@ -42,7 +41,7 @@ class RowReader(Protocol):
         """Return how many bytes of rows ``server`` is expected to answer."""
         ...
 
-    def take(self, parcel: RowParcel, reply: RowsReply) -> None:
+    def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
         """Take what a server has answered. May be called again with the same answer."""
         ...
 
@@ -99,7 +98,7 @@ class IncomingRows:
         """See ``RowReader``."""
         return self._plan.nbytes(self.counts(server))
 
-    def take(self, parcel: RowParcel, reply: RowsReply) -> None:
+    def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
         """See ``RowReader``."""
         if reply.counts != self.counts(parcel.server):
             raise WireError(f"expected {self.counts(parcel.server)} rows of the tables, got {reply.counts}")
@@ -109,7 +108,7 @@ class IncomingRows:
             for wanted, rows in zip(self._wanted, self._rows, strict=True):
                 wanted.write(rows)
 
-    def _collect(self, server: int, reply: RowsReply) -> None:
+    def _collect(self, server: int, reply: wire.Rows) -> None:
         """Put the rows of a reply where they belong among all."""
         item = self._plan.item
         if item is None:
@@ -170,7 +169,7 @@ class UnionRows:
         """It is not known."""
         return 0
 
-    def take(self, parcel: RowParcel, reply: RowsReply) -> None:
+    def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
         """See ``RowReader``."""
         if len(reply.counts) != len(self._plan.tables) or len(reply.buffers) != 2:
             raise WireError(f"expected rows and ids of {len(self._plan.tables)} tables, got others")
@@ -195,14 +194,14 @@ class UnionRows:
         return ids[order], np.concatenate([rows for _, rows in parts])[order]
 
 
-def row_parts(plan: RowPlan, reply: RowsReply) -> list[Rows]:
+def row_parts(plan: RowPlan, reply: wire.Rows) -> list[Rows]:
     """Return the rows of each table that a reply brings.
 
     Raises:
         WireError: there are not as many bytes as its counts say.
     """
     lengths = plan.lengths(reply.counts)
-    buffer: Buffer = reply.buffers[0] if reply.buffers else b""
+    buffer: wire.Buffer = reply.buffers[0] if reply.buffers else b""
     if len(buffer) != sum(lengths):
         raise WireError(f"expected {sum(lengths)} bytes of rows, got {len(buffer)}")
     view, at, parts = memoryview(buffer), 0, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from kvstore import wire
 from kvstore.client.clocks import PushClocks
 from kvstore.client.rows.incoming_rows import RowReader
 from kvstore.client.rows.outgoing_rows import OutgoingRows
@@ -13,7 +14,6 @@ from kvstore.member.outstanding import Effect, PendingRequest, Turn
 from kvstore.ticket import Operation
 from kvstore.transport import Peer
 from kvstore.transport.memory import SMALL, Memory
-from kvstore.wire import Ack, Buffer, PullRows, PushRows, Rows, Sender
 
 
 class RowCall(NamedTuple):
@@ -33,7 +33,7 @@ class RowCall(NamedTuple):
 class Noted(Protocol):
     """Returns the effect of an answer on the counters and clocks."""
 
-    def __call__(self, parcel: RowParcel, reply: Ack | Rows, pushed: int, pulled: bool) -> Effect:
+    def __call__(self, parcel: RowParcel, reply: wire.Ack | wire.Rows, pushed: int, pulled: bool) -> Effect:
         """See ``Pushes.noted``."""
         ...
 
@@ -130,9 +130,9 @@ class PullOfRows(_RowRequest):
         super().__init__(operation, asker, call, server, clocks, None, turn)
         self.counts, self.ids = reader.counts(server), reader.ids(server)
 
-    def message(self, sender: Sender) -> PullRows:
+    def message(self, sender: wire.Sender) -> wire.PullRows:
         """See ``PendingRequest``."""
-        return PullRows(
+        return wire.PullRows(
             sender,
             store=self.asker.store,
             ids=self.parcel.ids,
@@ -176,19 +176,19 @@ class PushOfRows(_RowRequest):
         self.ids = None if reader is None else reader.ids(server)
         self.sent = 0  # bytes of gradients
 
-    def message(self, sender: Sender) -> PushRows:
+    def message(self, sender: wire.Sender) -> wire.PushRows:
         """See ``PendingRequest``."""
         server, memory, numbers = self.parcel.server, self.asker.memory, self.numbers
         ids = self.contribution.ids(server)
         pushed = sendable(ids, memory)
         if self.ids is None:
-            wanted: Buffer = b""
+            wanted: wire.Buffer = b""
         else:
             wanted = pushed if self.ids is ids else sendable(self.ids, memory)
         self.sent = self.contribution.nbytes(server)
         rows = room(self.sent, memory)
         self.contribution.write(server, rows)
-        return PushRows(
+        return wire.PushRows(
             sender,
             store=self.asker.store,
             ids=self.parcel.ids,
@@ -248,7 +248,7 @@ def room(nbytes: int, memory: Memory) -> memoryview:
     return memoryview(bytearray(nbytes)) if nbytes < SMALL else memory.allocate(nbytes)
 
 
-def sendable(array: Any, memory: Memory) -> Buffer:
+def sendable(array: Any, memory: Memory) -> wire.Buffer:
     """Return a copy of the bytes of a contiguous array, in memory that messages are built in."""
     if array.nbytes < 2 * SMALL:  # so few are copied into the socket, too
         return bytes(array.data)

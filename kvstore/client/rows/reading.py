@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.client.requests import Requests
 from kvstore.errors import WireError
 from kvstore.lineage import Version
@@ -20,7 +21,6 @@ from kvstore.rows.stripe import PartSpec
 from kvstore.rows.table_files import FrozenState
 from kvstore.spec import ITEMSIZE
 from kvstore.table import Table
-from kvstore.wire import Buffer, Frozen, FrozenPage, ReadFrozen, Thaw
 
 PAGE = 4 << 20  # bytes of rows, and of what belongs to them, that a server is asked for at a time
 
@@ -39,7 +39,7 @@ class TableReading:
         whole: why all rows are read, though only changes were asked for; empty if it is what was asked for.
     """
 
-    def __init__(self, session: Session, requests: Requests, table: Table, stripes: Sequence[Frozen]) -> None:
+    def __init__(self, session: Session, requests: Requests, table: Table, stripes: Sequence[wire.Frozen]) -> None:
         self.stripes = stripes
         self.whole = next((frozen.whole for frozen in stripes if frozen.whole), "")
         self._session = session
@@ -54,7 +54,7 @@ class TableReading:
     ) -> None:
         operation = self._requests.operation("reading a table")
         questions = [
-            Question(peer, operation, Thaw, {"store": self._requests.store, "number": frozen.number})
+            Question(peer, operation, wire.Thaw, {"store": self._requests.store, "number": frozen.number})
             for peer, frozen in zip(self._session.servers, self.stripes, strict=True)
         ]
         self._session.client.submit(operation, ready, questions)
@@ -104,12 +104,12 @@ class TableReading:
 
     def _read(
         self, lengths: Sequence[int], counts: Sequence[int], gone: bool, state: bool
-    ) -> Iterator[tuple[int, FrozenPage]]:
+    ) -> Iterator[tuple[int, wire.FrozenPage]]:
         """Yield the pages of all servers; each server is asked for so many of its so many rows at a time."""
         starts = [0] * len(lengths)
         while any(start < length for start, length in zip(starts, lengths, strict=True)):
             operation = self._requests.operation("reading a table")
-            replies: dict[int, FrozenPage] = {}
+            replies: dict[int, wire.FrozenPage] = {}
             questions = []
             for server, (start, length, count) in enumerate(zip(starts, lengths, counts, strict=True)):
                 if start >= length:
@@ -123,12 +123,14 @@ class TableReading:
                     "state": state,
                 }
                 peer = self._session.servers[server]
-                questions.append(Question(peer, operation, ReadFrozen, fields, partial(replies.__setitem__, server)))
+                questions.append(
+                    Question(peer, operation, wire.ReadFrozen, fields, partial(replies.__setitem__, server))
+                )
                 starts[server] += count
             self._session.client.exchange(operation, ready, questions)
             yield from replies.items()
 
-    def _page(self, frozen: Frozen, reply: FrozenPage, state: bool) -> Page:
+    def _page(self, frozen: wire.Frozen, reply: wire.FrozenPage, state: bool) -> Page:
         """Return what a reply brings, as a copy: its memory is the server's."""
         names = frozen.names if state else []
         if len(reply.buffers) != 2 + len(names):
@@ -142,7 +144,7 @@ class TableReading:
         )
 
 
-def _array(buffer: Buffer, dtype: str, count: int, columns: int) -> Any:
+def _array(buffer: wire.Buffer, dtype: str, count: int, columns: int) -> Any:
     """Return a copy of ``buffer`` as ``count`` rows of so many columns; with 0, of one dimension."""
     if len(buffer) != count * max(1, columns) * ITEMSIZE[dtype]:
         raise WireError(f"expected {count} rows of {max(1, columns)} {dtype}, got {len(buffer)} bytes")

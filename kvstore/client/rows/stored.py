@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvstore import wire
 from kvstore.client.plans.entries import Segment
 from kvstore.client.requests import Requests
 from kvstore.client.rows.pending import sendable
@@ -23,17 +24,6 @@ from kvstore.spec import Key
 from kvstore.table import Table
 from kvstore.ticket import Operation
 from kvstore.transport.memory import Memory
-from kvstore.wire import (
-    DescribeTable,
-    EvictRows,
-    FreezeTable,
-    Frozen,
-    InitTables,
-    PutRows,
-    PutTableRest,
-    Sender,
-    TableCounts,
-)
 
 PAGE = 8 << 20  # bytes of rows and of what belongs to them, in one message
 
@@ -78,7 +68,7 @@ class StoredTables:
             Question(
                 self._session.servers[parcel.server],
                 operation,
-                InitTables,
+                wire.InitTables,
                 {
                     "store": self._requests.store,
                     "ids": parcel.ids,
@@ -132,7 +122,7 @@ class StoredTables:
             Question(
                 self._session.servers[parcel.server],
                 operation,
-                PutTableRest,
+                wire.PutTableRest,
                 {
                     "store": self._requests.store,
                     "id": parcel.ids[number],
@@ -169,11 +159,11 @@ class StoredTables:
         """Return the sums of the servers' statistics of a table; ``version`` is the highest."""
         totals: dict[str, int] = {}
         for segment in segments:
-            reply: TableCounts = self._requests.one(
+            reply: wire.TableCounts = self._requests.one(
                 self._session.servers[segment.server],
                 "table_statistics",
                 [segment.key],
-                DescribeTable,
+                wire.DescribeTable,
                 store=self._requests.store,
                 id=segment.id,
             )
@@ -201,12 +191,12 @@ class StoredTables:
 
     def _freeze(self, segments: Sequence[Segment], clock: int, since: Sequence[Version] | None) -> TableReading:
         operation = self._requests.operation("reading a table", [segments[0].key])
-        frozen: dict[int, Frozen] = {}
+        frozen: dict[int, wire.Frozen] = {}
         questions = [
             Question(
                 self._session.servers[segment.server],
                 operation,
-                FreezeTable,
+                wire.FreezeTable,
                 {
                     "store": self._requests.store,
                     "id": segment.id,
@@ -228,7 +218,7 @@ class StoredTables:
             Question(
                 self._session.servers[segment.server],
                 operation,
-                EvictRows,
+                wire.EvictRows,
                 {"store": self._requests.store, "id": segment.id, "clock": clock},
             )
             for segment in segments
@@ -255,10 +245,10 @@ class _PutOfRows(PendingRequest):
         super().__init__(peer, operation)
         self.store, self.id, self.given, self.positions, self.memory = store, number, given, positions, memory
 
-    def message(self, sender: Sender) -> PutRows:
+    def message(self, sender: wire.Sender) -> wire.PutRows:
         """See ``PendingRequest``."""
         ids, rows, parts, version, steps = self.given
-        return PutRows(
+        return wire.PutRows(
             sender,
             store=self.store,
             id=self.id,

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvstore import wire
 from kvstore.transport.shm.blocks import PAGE, Block, Blocks, rounded
 from kvstore.transport.shm.presence import CELLS, FREE, SENT, PeerPresence, Presence, create, room, sweep
-from kvstore.wire import Buffer
 
 FIRST_CHUNK = 16 << 20
 LARGEST_CHUNK = 256 << 20
@@ -121,7 +121,7 @@ class Arena:
             self._views[view.key] = view
         return array.data
 
-    def refer(self, frame: Buffer, reader: PeerPresence) -> tuple[int, int, int, int] | None:
+    def refer(self, frame: wire.Buffer, reader: PeerPresence) -> tuple[int, int, int, int] | None:
         """Make a reference to ``frame`` for ``reader``. A frame outside of the arena is copied into it.
 
         Returns:
@@ -153,13 +153,13 @@ class Arena:
             block.cells.append(cell)
         return chunk, cell, offset, len(frame)
 
-    def lend(self, frame: Buffer) -> None:
+    def lend(self, frame: wire.Buffer) -> None:
         """Note that a transport has ``frame`` that does not tell when it has read it."""
         place = self._locate(frame)
         if place is not None:
             place[2].lent = True
 
-    def busy(self, buffer: Buffer) -> bool:
+    def busy(self, buffer: wire.Buffer) -> bool:
         """Whether any peer may still read ``buffer``; True if it is not in the arena."""
         place = self._locate(buffer)
         if place is None:
@@ -285,7 +285,7 @@ class Arena:
         insort(self._bases, (chunk.ctypes.data, number))
         self._blocks.grow(number, nbytes)
 
-    def _locate(self, buffer: Buffer) -> tuple[int, int, Block] | None:
+    def _locate(self, buffer: wire.Buffer) -> tuple[int, int, Block] | None:
         """The chunk, the offset and the block of ``buffer``, if it is the arena's."""
         if not self._bases or not isinstance(buffer, memoryview) or not buffer.nbytes or type(buffer.obj) is bytearray:
             return None  # small, most often: looking it up would take longer than to copy it

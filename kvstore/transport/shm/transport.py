@@ -21,6 +21,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.rare_log import Drops
@@ -45,7 +46,6 @@ from kvstore.transport.shm.presence import (
     room,
 )
 from kvstore.transport.system_errors import require_systems
-from kvstore.wire import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def introduction(kind: int, name: str, nonce: bytes) -> bytes:
     return bytes((MARK, kind)) + bytes(msgpack.packb([name, nonce]))
 
 
-def introduced(own: Buffer) -> tuple[str, bytes]:
+def introduced(own: wire.Buffer) -> tuple[str, bytes]:
     """Return the name and the nonce in a ``HELLO`` or a ``MAPPED``.
 
     Raises:
@@ -255,16 +255,16 @@ class SharedMemoryTransport:
         arena = self._arena
         return None if arena is None else arena.usage()
 
-    def busy(self, buffer: Buffer) -> bool:
+    def busy(self, buffer: wire.Buffer) -> bool:
         """Whether a peer may still read a message that was sent from ``buffer``'s memory."""
         arena = self._arena
         return arena is None or arena.busy(buffer)
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Queue ``frames``. Large ones go as references if the peer can map their memory."""
         if self._closed:
             return
-        left: list[Buffer | ScatteredFrame] = []
+        left: list[wire.Buffer | ScatteredFrame] = []
         references = [NO_REFERENCES]
         link: _Sharing | None = None
         for position, frame in enumerate(frames):
@@ -391,7 +391,7 @@ class SharedMemoryTransport:
                 self._inner.send(peer, [introduction(HELLO, arena.presence.name, arena.presence.nonce)])
         return link
 
-    def _refer(self, reader: PeerPresence, position: int, frame: Buffer) -> bytes | None:
+    def _refer(self, reader: PeerPresence, position: int, frame: wire.Buffer) -> bytes | None:
         if self._arena is None:
             return None
         try:
@@ -420,7 +420,7 @@ class SharedMemoryTransport:
             link.reader = PeerPresence(*introduced(own))
         return None
 
-    def _meet(self, peer: Peer, own: Buffer) -> None:
+    def _meet(self, peer: Peer, own: wire.Buffer) -> None:
         """Map the arena of a peer, and tell it whether that succeeded."""
         name, nonce = introduced(own)
         self._forget()

@@ -7,11 +7,11 @@ import socket
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from kvstore import wire
 from kvstore.transport.base import Peer
 from kvstore.transport.sockets.queue import Outgoing
 from kvstore.transport.sockets.stream import GREETING, Incoming
 from kvstore.transport.system_errors import ignored, require_systems
-from kvstore.wire import Buffer
 
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
@@ -68,7 +68,7 @@ class Link:
         """Whether there is something to do for the link, now or soon."""
         return bool(self.queue) or (bool(self.endpoint) and not self.connected)
 
-    def put(self, parts: Sequence[Buffer], priority: int | None = None) -> bool:
+    def put(self, parts: Sequence[wire.Buffer], priority: int | None = None) -> bool:
         """Queue a message in parts, and send what can be sent now; return False if the courier has to send the rest.
 
         If the queue was not empty before, the courier is at it already. For ``priority`` see ``Outgoing``.

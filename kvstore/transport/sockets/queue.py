@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kvstore.wire import Buffer
+from kvstore import wire
 
 
 class _Waiting(NamedTuple):
@@ -22,14 +22,14 @@ class _Waiting(NamedTuple):
     section: int  # a message without a priority, or those between two such messages
     rank: int
     number: int
-    parts: Sequence[Buffer]
+    parts: Sequence[wire.Buffer]
 
 
 class Outgoing:
     """The queue of one link."""
 
     def __init__(self) -> None:
-        self._begun: deque[Buffer] = deque()
+        self._begun: deque[wire.Buffer] = deque()
         self._left = 0  # bytes of these
         self._waiting: list[_Waiting] = []
         self._section = 0
@@ -39,7 +39,7 @@ class Outgoing:
         """Whether anything waits."""
         return bool(self._begun) or bool(self._waiting)
 
-    def put(self, parts: Sequence[Buffer], priority: int | None = None) -> None:
+    def put(self, parts: Sequence[wire.Buffer], priority: int | None = None) -> None:
         """Add a message: its bytes in parts, none of them empty."""
         rank = 0
         if priority is None:
@@ -50,12 +50,12 @@ class Outgoing:
         if priority is None:
             self._section += 1
 
-    def first(self, part: Buffer) -> None:
+    def first(self, part: wire.Buffer) -> None:
         """Let ``part`` leave before all else. Nothing may have begun to leave."""
         self._begun.appendleft(part)
         self._left += len(part)
 
-    def head(self, most: int) -> list[Buffer]:
+    def head(self, most: int) -> list[wire.Buffer]:
         """Return what leaves next: at most ``most`` parts, all of one message, which counts as begun."""
         if not self._begun:
             self._begun.extend(heapq.heappop(self._waiting).parts)
@@ -88,5 +88,5 @@ class Outgoing:
         self._waiting = [entry._replace(parts=_copies(entry.parts)) for entry in self._waiting]
 
 
-def _copies(parts: Iterable[Buffer]) -> list[Buffer]:
+def _copies(parts: Iterable[wire.Buffer]) -> list[wire.Buffer]:
     return [bytes(part) for part in parts]

@@ -15,13 +15,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.transport.base import Frames, Peer
 from kvstore.transport.sockets.budget import Budget
 from kvstore.transport.sockets.link import Link
 from kvstore.transport.sockets.stream import Introduction
 from kvstore.transport.system_errors import require_systems
-from kvstore.wire import Buffer
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Strangers:
             self._selector.unregister(stranger.link.socket)
         return stranger
 
-    def answer(self, peer: Peer, parts: Sequence[Buffer]) -> None:
+    def answer(self, peer: Peer, parts: Sequence[wire.Buffer]) -> None:
         """Send to a stranger. One that has not read what was sent before is dropped."""
         if not self.links[peer].link.put(parts):
             self.drop(peer)

@@ -10,10 +10,10 @@ import itertools
 import struct
 from collections.abc import Callable, Sequence
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.transport.base import MAX_FRAME, Frames
 from kvstore.transport.memory import SMALL, ScatteredFrame, space
-from kvstore.wire import Buffer
 
 MAX_FRAMES = 1 << 17  # in a message
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
@@ -34,9 +34,9 @@ def _header(count: int) -> struct.Struct:
 _HEADERS = [_header(count) for count in range(8)]  # of usual messages
 
 
-def packed(frames: Sequence[Buffer | ScatteredFrame]) -> list[Buffer]:
+def packed(frames: Sequence[wire.Buffer | ScatteredFrame]) -> list[wire.Buffer]:
     """Return the bytes of a message in parts, none of them empty. Frames are not copied."""
-    parts: list[Buffer] = [b""]
+    parts: list[wire.Buffer] = [b""]
     lengths: list[int] = []
     for frame in frames:
         if isinstance(frame, ScatteredFrame):
@@ -56,7 +56,7 @@ def packed(frames: Sequence[Buffer | ScatteredFrame]) -> list[Buffer]:
     return parts
 
 
-def is_greeting(start: Buffer) -> bool:
+def is_greeting(start: wire.Buffer) -> bool:
     """Whether ``start``, the first bytes of a stream, are the whole greeting.
 
     Raises:

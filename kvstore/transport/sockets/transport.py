@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.transport.base import Frames, Peer
 from kvstore.transport.bell import Bell
@@ -30,7 +31,6 @@ from kvstore.transport.sockets.pacing import LOOK_S
 from kvstore.transport.sockets.strangers import StrangerLimits, Strangers
 from kvstore.transport.sockets.stream import packed
 from kvstore.transport.system_errors import require_systems
-from kvstore.wire import Buffer
 
 _ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
 _READS = 128  # from one link, before it is another's turn
@@ -146,7 +146,7 @@ class SocketTransport(Heap):
             link.hang_up()
             self.courier.call()
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Send ``frames``. The courier sends later what does not fit now, so the buffers must not change."""
         link = self.links.get(peer)
         if link is None:

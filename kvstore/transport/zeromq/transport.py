@@ -31,6 +31,7 @@ from pathlib import Path
 
 import zmq
 
+from kvstore import wire
 from kvstore.errors import ConfigError
 from kvstore.job.address import host_and_port
 from kvstore.job.curve_keys import CurveKeys, no_keys, split_key, with_key
@@ -43,7 +44,6 @@ from kvstore.transport.sockets.stream import GREETING
 from kvstore.transport.system_errors import ignored
 from kvstore.transport.tcp_sockets import congestion_control, listen, set_congestion_control
 from kvstore.transport.zeromq.curve import Curve
-from kvstore.wire import Buffer
 
 HANDSHAKE_MS = 5000  # peers that have not finished the handshake by then are disconnected
 _CHOSEN = b"\0"  # the first byte of names that ZeroMQ has chosen for accepted links
@@ -235,7 +235,7 @@ class ZmqTransport(Heap):
             self._connections.forget(bare)
             self._socket.disconnect(bare)
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Queue copies of ``frames``. They leave in order: ZeroMQ has no priorities."""
         if self._closed or peer in self._renewed:  # the caller asks again, in order, when it is told
             return

@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import Buffer
 
 MAGIC = b"\0kvstore agent 1\n"
 MAX_PREAMBLE = 1 << 16
@@ -19,7 +19,7 @@ MAX_MESSAGE = 64 << 20
 _COUNT = struct.Struct("!I")
 
 
-def frame(frames: Sequence[Buffer]) -> bytes:
+def frame(frames: Sequence[wire.Buffer]) -> bytes:
     """The bytes of one message."""
     lengths = struct.pack(f"!{len(frames) + 1}I", len(frames), *(len(part) for part in frames))
     return b"".join([lengths, *frames])

@@ -11,11 +11,11 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.curve_keys import CurveKeys, pair, with_key
 from kvstore.transport import Peer
 from kvstore.transport.zeromq.transport import ZmqTransport
-from kvstore.wire import Message, decode, encode
 from launcher.agents.links.link import OnEnd, OnMessage
 from launcher.agents.links.protocol import Bye, Output, OutputAck
 from launcher.agents.links.ticket import AgentTicket
@@ -78,9 +78,9 @@ class Hub:
         with suppress(OSError):
             self._bell.send(b"\0")
 
-    def send(self, peer: Peer, message: Message) -> None:
+    def send(self, peer: Peer, message: wire.Message) -> None:
         """Send a message; for links."""
-        self._transport.send(peer, encode(message))
+        self._transport.send(peer, wire.encode(message))
         self.ring()  # sending may clear the event that something has come
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class HubLink:
         """See `AgentLink`. The hub waits for all links."""
         self._on_message, self._on_end = on_message, on_end
 
-    def send(self, message: Message) -> None:
+    def send(self, message: wire.Message) -> None:
         """See `AgentLink`."""
         if not self._closed:
             self._hub.send(self._peer, message)
@@ -134,7 +134,7 @@ class HubLink:
         if self._closed or self._on_message is None or self._on_end is None:
             return
         try:
-            message = decode(frames)
+            message = wire.decode(frames)
         except WireError as error:
             self.close()
             self._on_end(str(error))
@@ -171,7 +171,7 @@ class BackLink:
         self._selector, self._on_message, self._on_end = selector, on_message, on_end
         selector.register(self._transport.fileno(), selectors.EVENT_READ, self.poll)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: wire.Message) -> None:
         """See `AgentLink`."""
         if self._closed:
             return
@@ -179,7 +179,7 @@ class BackLink:
             self.pending += sum(map(len, message.buffers))
         elif isinstance(message, Bye):
             self.pending = 0  # the rest will not be acknowledged; `close` waits until it has been sent
-        self._transport.send(self._peer, encode(message))
+        self._transport.send(self._peer, wire.encode(message))
 
     def poll(self) -> None:
         """See `AgentLink`."""
@@ -187,7 +187,7 @@ class BackLink:
             try:
                 if not received[1]:  # messages may be lost, and launch.py would not know the next connection
                     raise WireError("the connection to launch.py has broken")
-                message = decode(received[1])
+                message = wire.decode(received[1])
             except WireError as error:
                 self.close()
                 self._on_end(str(error))

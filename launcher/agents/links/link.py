@@ -7,15 +7,15 @@ import selectors
 from collections.abc import Callable
 from typing import Protocol
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import Message, decode, encode
 from launcher.agents.links.framing import MAGIC, Unframer, frame
 from launcher.agents.links.protocol import Output, OutputAck
 
 _READ = 1 << 16
 _ACK = 1 << 18  # bytes
 
-OnMessage = Callable[[Message], None]
+OnMessage = Callable[[wire.Message], None]
 OnEnd = Callable[[str], None]
 
 
@@ -33,7 +33,7 @@ class AgentLink(Protocol):
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
         """Begin. Each message goes to `on_message`. `on_end` is called once, with the reason, when the link ends."""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: wire.Message) -> None:
         """Send or queue a message. Do nothing if the link has ended."""
 
     def reading(self, wanted: bool) -> None:
@@ -93,12 +93,12 @@ class PipeLink:
         selector.register(self._source, selectors.EVENT_READ, self._read)
         self._flush()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: wire.Message) -> None:
         """See `AgentLink`."""
         if not self._closed:
             if isinstance(message, Output):
                 self._pending += _size(message)
-            self._out += frame(encode(message))
+            self._out += frame(wire.encode(message))
             self._flush()
 
     def reading(self, wanted: bool) -> None:
@@ -126,7 +126,7 @@ class PipeLink:
         try:
             data = os.read(self._source, _READ)
             for frames in self._unframer.feed(data):
-                self._take(decode(frames))
+                self._take(wire.decode(frames))
         except BlockingIOError:
             return
         except OSError as error:
@@ -137,7 +137,7 @@ class PipeLink:
             if not data:
                 self._end("it was closed")
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: wire.Message) -> None:
         if self._closed:  # by a message before
             return
         if isinstance(message, OutputAck):

@@ -20,10 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.exit_report import MAX_CAUSE, MAX_DETAILS, MAX_TEXT
-from kvstore.wire import Buffer, Message
-from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 
 MAX_TASKS = 4096
@@ -33,31 +32,31 @@ MAX_BYTES = 1 << 20
 def binary(value: Any) -> None:
     """Check bytes: paths, arguments and variables of the system need not be text."""
     if type(value) is not bytes or len(value) > MAX_BYTES:
-        raise WireError(f"expected at most {MAX_BYTES} bytes, got {f.shown(value)}")
+        raise WireError(f"expected at most {MAX_BYTES} bytes, got {wire.fields.shown(value)}")
 
 
-Text = Annotated[str, f.text()]
-Name = Annotated[str, f.text(512)]
+Text = Annotated[str, wire.fields.text()]
+Name = Annotated[str, wire.fields.text(512)]
 Bytes = Annotated[bytes, binary]
-Index = Annotated[int, f.integer(0, MAX_TASKS)]
-Words = Annotated[list[bytes], f.list_of(binary, 1 << 16)]
+Index = Annotated[int, wire.fields.integer(0, MAX_TASKS)]
+Words = Annotated[list[bytes], wire.fields.list_of(binary, 1 << 16)]
 
 
 @message(100)
 @dataclass(frozen=True)
-class Hello(Message):
+class Hello(wire.Message):
     """An agent has started. Its rank is that among the agents of a manager, -1 if the manager does not number them."""
 
     version: Name
     python: Name
     host: Name
-    rank: Annotated[int, f.integer(-1, MAX_TASKS)]
+    rank: Annotated[int, wire.fields.integer(-1, MAX_TASKS)]
     reached_at: Name
 
 
 @message(101)
 @dataclass(frozen=True)
-class Survey(Message):
+class Survey(wire.Message):
     """Choose the address by which other hosts will reach this one, and look for the directory and the command.
 
     Attributes:
@@ -71,41 +70,48 @@ class Survey(Message):
     interface: Name
     toward: Name
     directory: Bytes
-    create: Annotated[bool, f.flag]
+    create: Annotated[bool, wire.fields.flag]
     command: Words
 
 
 @message(102)
 @dataclass(frozen=True)
-class Surveyed(Message):
+class Surveyed(wire.Message):
     """The address, where `port` listens for probes; or a `problem`."""
 
     address: Name
     why: Text
-    several: Annotated[bool, f.flag]
-    port: Annotated[int, f.integer(0, 65535)]
+    several: Annotated[bool, wire.fields.flag]
+    port: Annotated[int, wire.fields.integer(0, 65535)]
     problem: Text
 
 
 @message(103)
 @dataclass(frozen=True)
-class Probe(Message):
+class Probe(wire.Message):
     """Connect to these targets: (name, address, port) of each."""
 
-    targets: Annotated[list[list[Any]], f.list_of(f.tuple_of(f.text(512), f.text(512), f.integer(1, 65535)), MAX_TASKS)]
+    targets: Annotated[
+        list[list[Any]],
+        wire.fields.list_of(
+            wire.fields.tuple_of(wire.fields.text(512), wire.fields.text(512), wire.fields.integer(1, 65535)), MAX_TASKS
+        ),
+    ]
 
 
 @message(104)
 @dataclass(frozen=True)
-class Probed(Message):
+class Probed(wire.Message):
     """The targets that did not answer: (name, reason) of each."""
 
-    failures: Annotated[list[list[str]], f.list_of(f.tuple_of(f.text(512), f.text()), MAX_TASKS)]
+    failures: Annotated[
+        list[list[str]], wire.fields.list_of(wire.fields.tuple_of(wire.fields.text(512), wire.fields.text()), MAX_TASKS)
+    ]
 
 
 @message(105)
 @dataclass(frozen=True)
-class StartTasks(Message):
+class StartTasks(wire.Message):
     """Run these tasks.
 
     Attributes:
@@ -122,17 +128,17 @@ class StartTasks(Message):
     directory: Bytes
     command: Words
     server_argv: Words
-    limit_s: Annotated[float, f.number]
-    gpus: Annotated[int, f.integer(0, 1024)]
+    limit_s: Annotated[float, wire.fields.number]
+    gpus: Annotated[int, wire.fields.integer(0, 1024)]
     tasks: Annotated[
         list[list[Any]],
-        f.list_of(
-            f.tuple_of(
-                f.integer(0, MAX_TASKS),
-                f.choice("server", "standby", "aggregator", "worker"),
-                f.integer(0, MAX_TASKS),
-                f.integer(1, MAX_TASKS),
-                f.list_of(binary),
+        wire.fields.list_of(
+            wire.fields.tuple_of(
+                wire.fields.integer(0, MAX_TASKS),
+                wire.fields.choice("server", "standby", "aggregator", "worker"),
+                wire.fields.integer(0, MAX_TASKS),
+                wire.fields.integer(1, MAX_TASKS),
+                wire.fields.list_of(binary),
             ),
             MAX_TASKS,
         ),
@@ -141,71 +147,71 @@ class StartTasks(Message):
 
 @message(106)
 @dataclass(frozen=True)
-class Started(Message):
+class Started(wire.Message):
     """All tasks run."""
 
 
 @message(107)
 @dataclass(frozen=True)
-class Refused(Message):
+class Refused(wire.Message):
     """The tasks cannot be started, and none runs. `code` is the exit code of a shell."""
 
     text: Text
-    code: Annotated[int, f.integer(0, 255)]
+    code: Annotated[int, wire.fields.integer(0, 255)]
 
 
 @message(108)
 @dataclass(frozen=True)
-class Output(Message):
+class Output(wire.Message):
     """A task has written to standard output (1) or error (2). No bytes are the end of that stream."""
 
     index: Index
-    number: Annotated[int, f.integer(1, 2)]
-    buffers: list[Buffer]
+    number: Annotated[int, wire.fields.integer(1, 2)]
+    buffers: list[wire.Buffer]
 
 
 @message(109)
 @dataclass(frozen=True)
-class Exited(Message):
+class Exited(wire.Message):
     """A task has ended, with a code or by a signal."""
 
     index: Index
-    code: Annotated[int, f.integer(0, 255)]
-    signum: Annotated[int, f.integer(0, 128)]
+    code: Annotated[int, wire.fields.integer(0, 255)]
+    signum: Annotated[int, wire.fields.integer(0, 128)]
 
 
 @message(117)
 @dataclass(frozen=True)
-class Reported(Message):
+class Reported(wire.Message):
     """A task has said why it ends; see `ExitReport`."""
 
     index: Index
-    error: Annotated[str, f.text(MAX_TEXT)]
-    place: Annotated[str, f.text(MAX_TEXT)]
-    details: Annotated[str, f.text(MAX_DETAILS)]
-    consequence: Annotated[bool, f.flag]
-    printed: Annotated[bool, f.flag]
-    cause: Annotated[str, f.text(MAX_CAUSE)] = ""
+    error: Annotated[str, wire.fields.text(MAX_TEXT)]
+    place: Annotated[str, wire.fields.text(MAX_TEXT)]
+    details: Annotated[str, wire.fields.text(MAX_DETAILS)]
+    consequence: Annotated[bool, wire.fields.flag]
+    printed: Annotated[bool, wire.fields.flag]
+    cause: Annotated[str, wire.fields.text(MAX_CAUSE)] = ""
 
 
 @message(118)
 @dataclass(frozen=True)
-class StartAgain(Message):
+class StartAgain(wire.Message):
     """Start a task that has ended again, with these variables beside, or instead of, those that it had."""
 
     index: Index
-    variables: Annotated[list[bytes], f.list_of(binary)]
+    variables: Annotated[list[bytes], wire.fields.list_of(binary)]
 
 
 @message(110)
 @dataclass(frozen=True)
-class Empty(Message):
+class Empty(wire.Message):
     """All tasks have ended, and so have the processes that they have started."""
 
 
 @message(111)
 @dataclass(frozen=True)
-class Note(Message):
+class Note(wire.Message):
     """A line for the user."""
 
     text: Text
@@ -213,36 +219,36 @@ class Note(Message):
 
 @message(112)
 @dataclass(frozen=True)
-class Signal(Message):
+class Signal(wire.Message):
     """Send this signal to all tasks."""
 
-    signum: Annotated[int, f.integer(1, 64)]
+    signum: Annotated[int, wire.fields.integer(1, 64)]
 
 
 @message(119)
 @dataclass(frozen=True)
-class SignalTask(Message):
+class SignalTask(wire.Message):
     """Send this signal to one task."""
 
     index: Index
-    signum: Annotated[int, f.integer(1, 64)]
+    signum: Annotated[int, wire.fields.integer(1, 64)]
 
 
 @message(113)
 @dataclass(frozen=True)
-class Ping(Message):
+class Ping(wire.Message):
     """launch.py is alive."""
 
 
 @message(114)
 @dataclass(frozen=True)
-class Pong(Message):
+class Pong(wire.Message):
     """The agent is alive."""
 
 
 @message(115)
 @dataclass(frozen=True)
-class Bye(Message):
+class Bye(wire.Message):
     """Kill all tasks, clean up, and exit. From an agent: it has done so; `why`, if nobody has told it to."""
 
     why: Text = ""
@@ -250,10 +256,10 @@ class Bye(Message):
 
 @message(116)
 @dataclass(frozen=True)
-class OutputAck(Message):
+class OutputAck(wire.Message):
     """launch.py has taken so many more bytes of output."""
 
-    count: Annotated[int, f.integer()]
+    count: Annotated[int, wire.fields.integer()]
 
 
 def pack(variables: Mapping[str, str]) -> list[bytes]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from waiting import LONG
 
+from kvstore import wire
 from kvstore.bootstrap.report import tell
 from kvstore.job.config import Config
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
-from kvstore.wire import MAX_REASON, Explanation, Lost, decode, encode
 
 
 @pytest.fixture
@@ -22,15 +22,15 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"DMLC_PS_ROOT_URI": f"ipc://{tmp_path}/scheduler"}
 
 
-def hear(scheduler: Transport, *lost: Lost) -> threading.Thread:
+def hear(scheduler: Transport, *lost: wire.Lost) -> threading.Thread:
     """Let a scheduler hear this, and answer the questions that come behind."""
 
     def answer() -> None:
         for expected in lost:
-            heard.append(decode((scheduler.recv(LONG) or (b"", []))[1]))
+            heard.append(wire.decode((scheduler.recv(LONG) or (b"", []))[1]))
             assert heard[-1] == expected
             peer, frames = scheduler.recv(LONG) or (b"", [])
-            scheduler.send(peer, encode(Explanation(decode(frames).seq, "")))
+            scheduler.send(peer, wire.encode(wire.Explanation(wire.decode(frames).seq, "")))
 
     heard: list[Any] = []
     thread = threading.Thread(target=answer)
@@ -41,12 +41,12 @@ def hear(scheduler: Transport, *lost: Lost) -> threading.Thread:
 @pytest.mark.parametrize("transport", ["sockets", "zeromq"])
 def test_the_scheduler_hears_who_has_ended_and_how(env: dict[str, str], transport: str) -> None:
     env["KVSTORE_TRANSPORT"] = transport
-    long = "x" * (MAX_REASON + 1)
+    long = "x" * (wire.MAX_REASON + 1)
     scheduler = links(Config.from_env(env))()
     try:
         scheduler.bind(env["DMLC_PS_ROOT_URI"])
-        cut = Lost("server", 1, long[:MAX_REASON], 2, final=True)
-        thread = hear(scheduler, Lost("worker", 3, "exited with code 7"), cut)
+        cut = wire.Lost("server", 1, long[: wire.MAX_REASON], 2, final=True)
+        thread = hear(scheduler, wire.Lost("worker", 3, "exited with code 7"), cut)
         assert tell(env, "worker", 3, "exited with code 7")
         assert tell(env, "server", 1, long, 2, final=True)
         thread.join(LONG)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from played_session import SCHEDULER, PlayedSession
 
+from kvstore import wire
 from kvstore.client.barriers import WorkerBarriers
 from kvstore.client.requests import Requests
 from kvstore.errors import DeadlineExceeded, UsageError
 from kvstore.rule import Rule
 from kvstore.ticket import Operation, WaitLimits
-from kvstore.wire import Ack, Barrier, Reply, Request
 
 
 class Coming:
@@ -25,10 +25,12 @@ class Coming:
     @property
     def asked(self) -> list[int]:
         """The numbers of the barriers that the scheduler has heard of."""
-        return [message.number for peer, message in self.session.asked if (peer, type(message)) == (SCHEDULER, Barrier)]
+        return [
+            message.number for peer, message in self.session.asked if (peer, type(message)) == (SCHEDULER, wire.Barrier)
+        ]
 
-    def _answer(self, peer: bytes, request: Request) -> Reply | None:
-        return None if isinstance(request, Barrier) else Ack(request.seq)
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
+        return None if isinstance(request, wire.Barrier) else wire.Ack(request.seq)
 
     def _wait(self, operation: Operation, timeout: float | None) -> None:
         outcome = self.waits.pop(0)

@@ -9,12 +9,12 @@ import pytest
 from placed import entries_for
 from played_session import PlayedSession
 
+from kvstore import wire
 from kvstore.checkpoint.folders import begin
 from kvstore.client.captures import ask
 from kvstore.client.saving import CheckpointInProgress, SavedStore
 from kvstore.errors import ServerError
 from kvstore.spec import Spec
-from kvstore.wire import Ack, AwaitCapture, Capture, Reply, Request
 
 
 class Begun:
@@ -28,8 +28,8 @@ class Begun:
         self.stores = [SavedStore(7, 1, "sync", entries, [9])]
         self.saving = CheckpointInProgress(begin(directory, 1), 1, 9, 2, 2, self.stores, (), 3, 0.05, self._ended)
 
-    def _answer(self, peer: bytes, request: Request) -> Reply | None:
-        return Ack(request.seq) if isinstance(request, Capture) else None
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
+        return wire.Ack(request.seq) if isinstance(request, wire.Capture) else None
 
     def _ended(self, whole: bool) -> None:
         self.outcomes.append(whole)
@@ -41,7 +41,7 @@ def test_all_servers_note_their_segments_before_any_file_is_awaited(tmp_path: Pa
     answers = ask(begun.session, begun.saving, begun.stores)  # type: ignore[arg-type]
     kinds = [(peer, type(message)) for peer, message in begun.session.asked]
     both = [b"server 0", b"server 1"]
-    assert kinds == [(peer, kind) for kind in (Capture, AwaitCapture) for peer in both]
+    assert kinds == [(peer, kind) for kind in (wire.Capture, wire.AwaitCapture) for peer in both]
     captures = [message for _, message in begun.session.asked[:2]]
     expected = begun.stores[0].captures()
     assert [(message.ids, message.clocks) for message in captures] == [expected[0], expected[1]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvstore import wire
 from kvstore.client.counts import Counts
-from kvstore.wire import Ack, Values
 
 
 def test_calls_count_their_keys() -> None:
@@ -12,10 +12,10 @@ def test_calls_count_their_keys() -> None:
 
 
 def test_late_segments_count_only_where_rounds_may_be_over_before() -> None:
-    answer = Ack(1, missed=4)
+    answer = wire.Ack(1, missed=4)
     assert Counts().sent(100, answer, quorum=True) == Counts(bytes_pushed=100, late=4)
     assert Counts().sent(100, answer, quorum=False) == Counts(bytes_pushed=100)
-    assert Counts(late=1).sent(0, Values(1, missed=2), quorum=True).late == 3
+    assert Counts(late=1).sent(0, wire.Values(1, missed=2), quorum=True).late == 3
 
 
 def test_reads_count_their_bytes_and_how_far_ahead_they_were() -> None:

@@ -11,6 +11,7 @@ import torch
 from played_session import AGGREGATOR, SCHEDULER, PlayedSession
 from simulation.job import SimulatedJob
 
+from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.client.compression import Compressing
 from kvstore.client.delegation import Delegated
@@ -21,19 +22,6 @@ from kvstore.optim import states_file
 from kvstore.rule import Rule
 from kvstore.spec import Key
 from kvstore.values import from_buffer, to_buffer
-from kvstore.wire import (
-    Ack,
-    Declare,
-    GetStates,
-    OptimizerStates,
-    Placed,
-    Pull,
-    Push,
-    PutStates,
-    Reply,
-    Request,
-    Values,
-)
 from servers.aggregator.encoding import EncodedSum, Encoding
 
 ARRAYS = {"w": torch.zeros(5), "cut": torch.zeros(3, 4), "counts": torch.zeros(2, dtype=torch.int64)}
@@ -41,9 +29,9 @@ ASYNC = Rule("async")
 HOST = Rule("async", aggregate="host")
 
 
-def compressed(encoded: EncodedSum, seq: int = 1) -> Values:
+def compressed(encoded: EncodedSum, seq: int = 1) -> wire.Values:
     """Values, encoded."""
-    return Values(seq, lengths=encoded.lengths, segment_counts=encoded.segment_counts, buffers=encoded.buffers)
+    return wire.Values(seq, lengths=encoded.lengths, segment_counts=encoded.segment_counts, buffers=encoded.buffers)
 
 
 class Host:
@@ -68,23 +56,23 @@ class Host:
         assert {peer for peer, _ in listed} <= {AGGREGATOR}
         return [message for _, message in listed]
 
-    def _answer(self, peer: bytes, request: Request) -> Reply:
-        if isinstance(request, Declare):
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply:
+        if isinstance(request, wire.Declare):
             assert peer == SCHEDULER
             return self._place(request)
-        if isinstance(request, GetStates) and peer != AGGREGATOR:
-            return OptimizerStates(request.seq, "sgd", [], [], [], [], [])
-        if isinstance(request, GetStates):
+        if isinstance(request, wire.GetStates) and peer != AGGREGATOR:
+            return wire.OptimizerStates(request.seq, "sgd", [], [], [], [], [])
+        if isinstance(request, wire.GetStates):
             return self.encoding.get_states(request)
-        if isinstance(request, PutStates):
+        if isinstance(request, wire.PutStates):
             self.encoding.put_states(request)
-        if isinstance(request, Push | Pull):
+        if isinstance(request, wire.Push | wire.Pull):
             assert peer == AGGREGATOR
             return self._values(request)
-        return Ack(request.seq)
+        return wire.Ack(request.seq)
 
-    def _place(self, request: Declare) -> Placed:
-        placed = Placed(request.seq, [], [], [], [], [])
+    def _place(self, request: wire.Declare) -> wire.Placed:
+        placed = wire.Placed(request.seq, [], [], [], [], [])
         for key, kind in zip(request.keys, request.kinds, strict=True):
             size = torch.Size(request.shapes[kind]).numel()
             edges = [0, 7, size] if key == "cut" else [0, size]
@@ -97,19 +85,19 @@ class Host:
                     column.append(item)
         return placed
 
-    def _values(self, request: Push | Pull) -> Reply:
+    def _values(self, request: wire.Push | wire.Pull) -> wire.Reply:
         sizes = [self.of[number][1] for number in request.ids]
-        if isinstance(request, Push):
+        if isinstance(request, wire.Push):
             flat = self._arrived(request, sizes, self.of[request.ids[0]][2])
             self.value |= dict(zip(request.ids, flat.split(sizes), strict=True))
             if not request.want:
-                return Ack(request.seq)
+                return wire.Ack(request.seq)
         flat = torch.cat([self.value[number] for number in request.ids])
         if self.store.rule.merges or request.back is None:
-            return Values(request.seq, buffers=[to_buffer(flat)])
+            return wire.Values(request.seq, buffers=[to_buffer(flat)])
         return compressed(Encoding(str, sizes.__getitem__).encode(request.back, request.ids, sizes, flat), request.seq)
 
-    def _arrived(self, request: Push, sizes: list[int], dtype: str) -> torch.Tensor:
+    def _arrived(self, request: wire.Push, sizes: list[int], dtype: str) -> torch.Tensor:
         """What a server makes of a push."""
         if request.codec is None:
             flat = from_buffer(bytearray(b"".join(map(bytes, request.buffers))), dtype)
@@ -163,11 +151,11 @@ def test_gradients_go_to_the_aggregator_as_they_are(options: dict[str, object]) 
             expected = arrives(compressor, key, value) if key == "w" else None if key == "cut" else value
             assert expected is None or torch.equal(outs[key], expected)
     host.store.pull(list(ARRAYS), out=list(outs.values()))
-    for message in host.asked(Push):
+    for message in host.asked(wire.Push):
         floats = host.of[message.ids[0]][2] == "float32"
         assert (message.codec, message.lengths, message.segment_counts) == (None, [], [])
         assert message.encode == (travelling(compression) if floats else None)
-    for message in [*host.asked(Push), *host.asked(Pull)]:
+    for message in [*host.asked(wire.Push), *host.asked(wire.Pull)]:
         floats = host.of[message.ids[0]][2] == "float32"
         assert described(message.back) == (compression.pull if floats else None)
     sizes = sum(like.numel() * like.itemsize for like in ARRAYS.values())
@@ -180,7 +168,7 @@ def test_without_compression_they_say_nothing_of_it() -> None:
     host.init()
     outs = round_of(host)
     assert all(torch.equal(outs[key], value) for key, value in gradient().items())
-    assert {(message.codec, message.encode, message.back) for message in host.asked(Push)} == {(None, None, None)}
+    assert {(message.codec, message.encode, message.back) for message in host.asked(wire.Push)} == {(None, None, None)}
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -193,7 +181,7 @@ def test_pushes_wait_for_their_turn_if_their_caller_does_and_say_how_urgent_they
     assert [request.turn and request.turn.priority for request in pushes] == [3 if wait else None] * 3
     assert [request.priority for request in pushes] == [None if wait else 3] * 3
     assert (pull.turn, pull.priority) == (None, None), "it is small, and the aggregator decides what goes next"
-    assert {message.priority for message in host.asked(Push)} == {3}
+    assert {message.priority for message in host.asked(wire.Push)} == {3}
 
 
 def test_values_that_are_not_finite_are_refused_before_anything_is_sent() -> None:
@@ -202,7 +190,7 @@ def test_values_that_are_not_finite_are_refused_before_anything_is_sent() -> Non
     host.init()
     with pytest.raises(UsageError, match="'w' has infinite or NaN elements"):
         host.store.push("w", torch.full((5,), torch.nan))
-    assert host.asked(Push) == []
+    assert host.asked(wire.Push) == []
 
 
 @pytest.mark.parametrize("kind", ["1bit", "powersgd"])
@@ -213,7 +201,7 @@ def test_what_an_aggregator_cannot_do_a_worker_does_and_gets_plain_values(kind: 
     outs, compressor = round_of(host), Compressor(parse(options))
     for key, value in gradient().items():
         assert torch.equal(outs[key], value if key == "counts" else arrives(compressor, key, value))
-    floats = [message for message in host.asked(Push) if host.of[message.ids[0]][2] == "float32"]
+    floats = [message for message in host.asked(wire.Push) if host.of[message.ids[0]][2] == "float32"]
     assert {message.codec[0] for message in floats} == {kind}
     assert {(message.encode, message.back[0]) for message in floats} == {(None, "fp16")}
 
@@ -225,7 +213,7 @@ def test_where_pushes_are_not_summed_the_worker_compresses(rule: Rule, kind: typ
     host.init()
     outs = round_of(host)
     assert torch.equal(outs["w"], arrives(Compressor(parse(options)), "w", gradient()["w"]))
-    floats = [message for message in host.asked(Push) if host.of[message.ids[0]][2] == "float32"]
+    floats = [message for message in host.asked(wire.Push) if host.of[message.ids[0]][2] == "float32"]
     assert {(message.codec is None, message.encode is None) for message in floats} == {
         (kind is Delegated, kind is Compressing)
     }
@@ -279,7 +267,7 @@ def test_states_of_another_compression_are_refused(tmp_path: Path) -> None:
     host.store.set_gradient_compression({"type": "int8"})
     with pytest.raises(Mismatch, match="fp16"):
         host.store.load_optimizer_states(tmp_path / "one")
-    assert host.asked(PutStates) == []
+    assert host.asked(wire.PutStates) == []
 
 
 def test_an_array_that_is_cut_may_have_been_encoded_in_part(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from placed import entries_for
 
+from kvstore import wire
 from kvstore.client.incoming import Writer
 from kvstore.client.plans.parcels import Parcel
 from kvstore.client.plans.plan import Plan, views_of
 from kvstore.errors import UsageError
 from kvstore.spec import Key, Spec
 from kvstore.values import to_buffer
-from kvstore.wire import Values
 
 SPECS: dict[Key, Spec] = {"cut": Spec((10, 10), "float32"), "a": Spec((3,), "float32"), "b": Spec((2, 2), "float32")}
 SOURCES = [torch.arange(100.0).view(10, 10), torch.full((3,), 7.0), torch.tensor([[1.0, 2.0], [3.0, 4.0]])]
@@ -26,9 +26,9 @@ def plan_of(specs: dict[Key, Spec] = SPECS, message_bytes: int = 96) -> Plan:
     return Plan(entries_for(specs, servers=2, bound=50, longest=96), list(specs), message_bytes)
 
 
-def reply_for(parcel: Parcel, seq: int, sources: Sequence[torch.Tensor] = SOURCES, buffers: int = 1) -> Values:
+def reply_for(parcel: Parcel, seq: int, sources: Sequence[torch.Tensor] = SOURCES, buffers: int = 1) -> wire.Values:
     flat = torch.cat(views_of(parcel, sources))
-    return Values(seq, buffers=[to_buffer(part.clone()) for part in flat.chunk(buffers)])
+    return wire.Values(seq, buffers=[to_buffer(part.clone()) for part in flat.chunk(buffers)])
 
 
 def write(plan: Plan, writer: Writer, order: int = 1, buffers: int = 1) -> None:
@@ -84,14 +84,14 @@ def test_without_a_copy_an_output_becomes_the_value() -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_compressed_values_are_decoded(listed: bool) -> None:
-    def decode(_reply: Values, targets: Sequence[torch.Tensor]) -> None:
+    def decode(_reply: wire.Values, targets: Sequence[torch.Tensor]) -> None:
         for target in targets:
             target.fill_(9.0)
 
     plan = plan_of({"a": Spec((3,), "float32")})
     out = torch.zeros(3)
     outs: Any = [[out]] if listed else plan.outputs([out])
-    Writer(plan, outs, copy=True).take(plan.parcels[0], Values(1), decode)
+    Writer(plan, outs, copy=True).take(plan.parcels[0], wire.Values(1), decode)
     assert out.tolist() == [9, 9, 9]
 
 

@@ -7,6 +7,7 @@ import pytest
 from placed import entries_for
 from played_session import SCHEDULER, PlayedSession
 
+from kvstore import wire
 from kvstore.client.clocks import PushClocks
 from kvstore.client.join import Joining
 from kvstore.client.plans.entries import Entries
@@ -15,7 +16,6 @@ from kvstore.errors import DeadlineExceeded, UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Spec
 from kvstore.ticket import Operation, WaitLimits
-from kvstore.wire import Ack, Pause, Reply, Request, Resume
 
 
 def known() -> Entries:
@@ -36,10 +36,10 @@ class Rig:
         self.session.asked.clear()
         self.joining = Joining(requests, self.clocks)
 
-    def _answer(self, peer: bytes, request: Request) -> Reply | None:
-        if isinstance(request, Pause) and peer != SCHEDULER:
-            return Resume(request.seq, 1, [7] * len(request.ids)) if self.answers else None
-        return Ack(request.seq)
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
+        if isinstance(request, wire.Pause) and peer != SCHEDULER:
+            return wire.Resume(request.seq, 1, [7] * len(request.ids)) if self.answers else None
+        return wire.Ack(request.seq)
 
 
 def test_the_scheduler_hears_of_it_before_any_server() -> None:

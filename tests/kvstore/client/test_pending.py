@@ -7,15 +7,15 @@ import torch
 from played_session import AGGREGATOR
 from played_tables import PlayedTables
 
+from kvstore import wire
 from kvstore.client.pending import PullOfArrays, PushOfArrays
-from kvstore.wire import Push, Values
 
 
 def test_a_message_is_the_same_when_it_is_made_again() -> None:
     played = PlayedTables(1)
     played.store.init("w", torch.zeros(3))
     played.store.pushpull("w", torch.arange(3.0), out := torch.empty(3))
-    request, (message,) = played.session.client.made[-1], played.asked(Push)
+    request, (message,) = played.session.client.made[-1], played.asked(wire.Push)
     assert isinstance(request, PushOfArrays)
     again = request.message(message.sender)
     assert list(map(bytes, again.buffers)) == list(map(bytes, message.buffers))
@@ -40,6 +40,6 @@ def test_who_has_given_up_gets_no_values() -> None:
     request = played.session.client.made[-1]
     assert isinstance(request, PullOfArrays)
     request.forsake()
-    request.take(Values(request.seq, buffers=[bytes(range(12))]))
+    request.take(wire.Values(request.seq, buffers=[bytes(range(12))]))
     assert not out.any()
     assert request.operation.raised, "whether it fails does not matter any more"

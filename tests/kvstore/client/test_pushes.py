@@ -14,9 +14,9 @@ import torch
 from threaded import ThreadedJob
 from waiting import LONG
 
+from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.transport import InprocTransport
-from kvstore.wire import MAX_PRIORITY, Push, decode
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def pushes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
     send = InprocTransport.send
 
     def watched(self: InprocTransport, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
-        message = decode(frames)
-        if isinstance(message, Push) and message.node.rank == 0:
+        message = wire.decode(frames)
+        if isinstance(message, wire.Push) and message.node.rank == 0:
             made.append((len(message.ids), message.priority))
             assert priority in (message.priority, None), "one that waits for its turn has left in it"
         send(self, peer, frames, priority)
@@ -69,7 +69,7 @@ def test_a_push_may_overtake_but_none_of_its_own_keys(pushes: list[tuple[int, in
         (1, 5),
         (1, None),
         (1, 8),
-        (1, MAX_PRIORITY),
+        (1, wire.MAX_PRIORITY),
     ]
 
 

@@ -9,6 +9,7 @@ import torch
 from placed import entries_for
 from played_session import AGGREGATOR, SCHEDULER, PlayedSession
 
+from kvstore import wire
 from kvstore.client.plans.parcels import parcels
 from kvstore.client.plans.plan import Plan
 from kvstore.client.requests import Requests
@@ -17,29 +18,6 @@ from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.values import Leaving, from_buffer, to_buffer
-from kvstore.wire import (
-    Ack,
-    Barrier,
-    Close,
-    CloseStore,
-    Declare,
-    Describe,
-    GetStates,
-    Init,
-    Open,
-    OpenStore,
-    OptimizerStates,
-    Pause,
-    Placed,
-    PutStates,
-    Ready,
-    Reply,
-    Request,
-    Resume,
-    SetOptimizer,
-    pack_arrays,
-    unpack_arrays,
-)
 
 SPECS: dict[Key, Spec] = {"cut": Spec((6,), "float32"), "w": Spec((2,), "float32")}
 
@@ -57,7 +35,7 @@ def kinds(session: PlayedSession) -> list[tuple[bytes, type]]:
 def test_a_store_is_opened_with_the_scheduler_and_then_on_all_servers() -> None:
     session = PlayedSession()
     requests = Requests(session, 3, Rule("async", staleness=2), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
-    assert kinds(session) == [(SCHEDULER, OpenStore), (b"server 0", Open), (b"server 1", Open)]
+    assert kinds(session) == [(SCHEDULER, wire.OpenStore), (b"server 0", wire.Open), (b"server 1", wire.Open)]
     assert session.asked[0][1].ordinal == 3
     assert requests.store == 7
     assert {(message.store, message.mode, message.staleness) for _, message in session.asked[1:]} == {(7, "async", 2)}
@@ -66,24 +44,29 @@ def test_a_store_is_opened_with_the_scheduler_and_then_on_all_servers() -> None:
 def test_an_aggregator_opens_the_store_too_and_closes_it() -> None:
     session = PlayedSession(aggregator=True)
     requests = Requests(session, 3, Rule("async", aggregate="host"), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
-    assert [peer for peer, message in session.asked if isinstance(message, Open)] == [*session.servers, AGGREGATOR]
+    assert [peer for peer, message in session.asked if isinstance(message, wire.Open)] == [*session.servers, AGGREGATOR]
     assert {message.aggregate for _, message in session.asked[1:]} == {"host"}
     session.asked.clear()
     requests.close()
-    assert kinds(session) == [(b"server 0", Close), (b"server 1", Close), (AGGREGATOR, Close), (SCHEDULER, CloseStore)]
+    assert kinds(session) == [
+        (b"server 0", wire.Close),
+        (b"server 1", wire.Close),
+        (AGGREGATOR, wire.Close),
+        (SCHEDULER, wire.CloseStore),
+    ]
 
 
 def test_it_is_closed_the_other_way_round() -> None:
     session = PlayedSession()
     made(session).close()
-    assert kinds(session) == [(b"server 0", Close), (b"server 1", Close), (SCHEDULER, CloseStore)]
+    assert kinds(session) == [(b"server 0", wire.Close), (b"server 1", wire.Close), (SCHEDULER, wire.CloseStore)]
 
 
 def test_keys_are_where_the_scheduler_says() -> None:
-    def answer(_: bytes, request: Request) -> Reply:
-        if isinstance(request, Declare):
-            return Placed(request.seq, [2, 1], [4, 5, 6], [0, 1, 0], [0, 3, 0], [3, 6, 2])
-        return Ack(request.seq)
+    def answer(_: bytes, request: wire.Request) -> wire.Reply:
+        if isinstance(request, wire.Declare):
+            return wire.Placed(request.seq, [2, 1], [4, 5, 6], [0, 1, 0], [0, 3, 0], [3, 6, 2])
+        return wire.Ack(request.seq)
 
     session = PlayedSession(answer=answer)
     entries = made(session).declare(["cut", "w"], [0, 1], list(SPECS.values()), 5, 100)
@@ -95,7 +78,7 @@ def test_keys_are_where_the_scheduler_says() -> None:
 
 def test_first_values_are_on_the_servers_before_the_scheduler_hears_of_them() -> None:
     def note() -> None:
-        assert kinds(session) == [(b"server 0", Init), (b"server 1", Init)]
+        assert kinds(session) == [(b"server 0", wire.Init), (b"server 1", wire.Init)]
         notes.append("ready")
 
     session, notes = PlayedSession(), []
@@ -103,7 +86,7 @@ def test_first_values_are_on_the_servers_before_the_scheduler_hears_of_them() ->
     requests = made(session)
     requests.put_values(plan, Leaving([torch.arange(6.0), torch.tensor([8.0, 9.0])]))
     requests.ready(plan.keys, note)
-    assert kinds(session)[-1] == (SCHEDULER, Ready)
+    assert kinds(session)[-1] == (SCHEDULER, wire.Ready)
     assert session.asked[-1][1].keys == ["cut", "w"]
     assert notes == ["ready"]
     sent = torch.cat(
@@ -114,8 +97,8 @@ def test_first_values_are_on_the_servers_before_the_scheduler_hears_of_them() ->
 
 @pytest.mark.parametrize("silent", [None, b"server 0", b"server 1"])
 def test_an_optimizer_is_set_when_all_servers_have_answered(silent: bytes | None) -> None:
-    def answer(peer: bytes, request: Request) -> Reply | None:
-        return None if peer == silent and isinstance(request, SetOptimizer) else Ack(request.seq)
+    def answer(peer: bytes, request: wire.Request) -> wire.Reply | None:
+        return None if peer == silent and isinstance(request, wire.SetOptimizer) else wire.Ack(request.seq)
 
     def note() -> None:
         notes.append("set")
@@ -137,23 +120,23 @@ def test_an_optimizer_is_set_when_all_servers_have_answered(silent: bytes | None
 def test_states_go_out_and_come_back() -> None:
     stored: dict[tuple[int, str], torch.Tensor] = {}
 
-    def answer(_: bytes, request: Request) -> Reply:
-        if isinstance(request, PutStates):
-            parts = unpack_arrays(request.buffers, [4 * shape[0] for shape in request.shapes])
+    def answer(_: bytes, request: wire.Request) -> wire.Reply:
+        if isinstance(request, wire.PutStates):
+            parts = wire.unpack_arrays(request.buffers, [4 * shape[0] for shape in request.shapes])
             values = [from_buffer(part, "float32") for part in parts]
             stored.update(zip(zip(request.ids, request.names, strict=True), values, strict=True))
-        if isinstance(request, GetStates):
+        if isinstance(request, wire.GetStates):
             names = [which for which in stored if which[0] in request.ids]
-            return OptimizerStates(
+            return wire.OptimizerStates(
                 request.seq,
                 optimizer="sgd",
                 ids=[number for number, _ in names],
                 names=[name for _, name in names],
                 shapes=[list(stored[which].shape) for which in names],
                 dtypes=["float32"] * len(names),
-                buffers=pack_arrays([to_buffer(stored[which].clone()) for which in names]),
+                buffers=wire.pack_arrays([to_buffer(stored[which].clone()) for which in names]),
             )
-        return Ack(request.seq)
+        return wire.Ack(request.seq)
 
     requests = made(PlayedSession(answer=answer))
     entries = entries_for(SPECS, servers=2, bound=5)
@@ -172,7 +155,9 @@ def test_states_go_out_and_come_back() -> None:
 
 
 def test_a_barrier_goes_on_after_its_call() -> None:
-    session = PlayedSession(answer=lambda _, request: None if isinstance(request, Barrier) else Ack(request.seq))
+    session = PlayedSession(
+        answer=lambda _, request: None if isinstance(request, wire.Barrier) else wire.Ack(request.seq)
+    )
     begun: list[Operation] = []
     made(session).barrier(4, begun.append)
     assert [(peer, message.number) for peer, message in session.asked] == [(SCHEDULER, 4)]
@@ -181,16 +166,16 @@ def test_a_barrier_goes_on_after_its_call() -> None:
 
 
 def test_an_aggregator_is_told_where_keys_are() -> None:
-    def answer(_: bytes, request: Request) -> Reply:
-        if isinstance(request, Declare):
-            return Placed(request.seq, [2, 1], [4, 5, 6], [0, 1, 0], [0, 3, 0], [3, 6, 2])
-        return Ack(request.seq)
+    def answer(_: bytes, request: wire.Request) -> wire.Reply:
+        if isinstance(request, wire.Declare):
+            return wire.Placed(request.seq, [2, 1], [4, 5, 6], [0, 1, 0], [0, 3, 0], [3, 6, 2])
+        return wire.Ack(request.seq)
 
     session = PlayedSession(answer=answer, aggregator=True)
     requests = Requests(session, 1, Rule(), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
     session.asked.clear()
     requests.declare(["cut", "w"], [0, 1], list(SPECS.values()), 5, 100)
-    assert kinds(session) == [(SCHEDULER, Declare), (AGGREGATOR, Describe)], "before anything can be pushed"
+    assert kinds(session) == [(SCHEDULER, wire.Declare), (AGGREGATOR, wire.Describe)], "before anything can be pushed"
     told = session.asked[1][1]
     assert (told.keys, told.kinds, told.shapes, told.dtypes) == (["cut", "w"], [0, 1], [[6], [2]], ["float32"] * 2)
     assert (told.counts, told.ids, told.servers, told.sizes) == ([2, 1], [4, 5, 6], [0, 1, 0], [3, 3, 2])
@@ -199,7 +184,9 @@ def test_an_aggregator_is_told_where_keys_are() -> None:
 def test_an_aggregator_hears_of_a_pause_of_all_segments() -> None:
     paused: list[Operation] = []
     session = PlayedSession(
-        answer=lambda peer, request: Resume(request.seq, 0, []) if peer in session.servers else Ack(request.seq),
+        answer=lambda peer, request: (
+            wire.Resume(request.seq, 0, []) if peer in session.servers else wire.Ack(request.seq)
+        ),
         aggregator=True,
     )
     requests = Requests(session, 1, Rule(), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
@@ -208,7 +195,7 @@ def test_an_aggregator_hears_of_a_pause_of_all_segments() -> None:
     clocks = {segment: 3 for entry in entries.values() for segment in entry.segments}
     answers: list[Any] = []
     requests.pause(2, lambda: clocks, (), lambda ids, reply: answers.append((ids, reply)), paused.append)
-    assert kinds(session) == [(b"server 0", Pause), (b"server 1", Pause), (AGGREGATOR, Pause)]
+    assert kinds(session) == [(b"server 0", wire.Pause), (b"server 1", wire.Pause), (AGGREGATOR, wire.Pause)]
     messages = [message for _, message in session.asked]
     assert sorted(messages[2].ids) == sorted([*messages[0].ids, *messages[1].ids])
     assert (set(messages[2].clocks), messages[2].number, messages[2].pushes) == ({3}, 2, 3 * len(SPECS))

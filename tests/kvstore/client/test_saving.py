@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from waiting import LONG
 
+from kvstore import wire
 from kvstore.checkpoint.folders import begin, listed, part_of, promise_of
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.tensors import FileRecord, TensorHeader, write_tensors
@@ -17,7 +18,6 @@ from kvstore.client.plans.entries import Entries, SegmentColumns
 from kvstore.client.saving import CheckpointInProgress, SavedStore
 from kvstore.errors import ServerError
 from kvstore.spec import Spec
-from kvstore.wire import Captured
 
 
 class Case:
@@ -41,7 +41,7 @@ class Case:
         return write_tensors(self.folder / f"store-3.server-{server}.safetensors", [header], [bytes(8)], {})
 
     def answer(self, server: int, record: FileRecord, optimizer: str = "sgd") -> None:
-        captured = Captured(1, record.nbytes, record.sha256, [9], optimizer, f"/there/{server}")
+        captured = wire.Captured(1, record.nbytes, record.sha256, [9], optimizer, f"/there/{server}")
         self.saving.take((0, server), captured)
 
     def ended(self) -> bool:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvstore import wire
 from kvstore.codecs import Compressor, parse
 from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import WireError
 from kvstore.values import to_buffer
-from kvstore.wire import Values, pack_arrays
 
 FP16 = parse({"type": "fp16"})
 SIZES = [3, 0, 4]
 VALUES = torch.arange(7, dtype=torch.float32)
 
 
-def message(counts: list[int], sizes: list[int]) -> Values:
+def message(counts: list[int], sizes: list[int]) -> wire.Values:
     """A reply with payloads of so many elements each, which are of so many segments."""
     encoded, payloads, start = Compressor(FP16).encode("w", VALUES), [], 0
     for size in sizes:
         payloads.append(to_buffer(encoded.payload(start, start + size)))
         start += size
     lengths = [payload.nbytes for payload in payloads]
-    return Values(1, lengths=lengths, segment_counts=counts, buffers=pack_arrays(payloads))
+    return wire.Values(1, lengths=lengths, segment_counts=counts, buffers=wire.pack_arrays(payloads))
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_payloads_of_other_segments_are_refused(counts: list[int], sizes: list[i
 def test_frames_that_are_missing_are_refused() -> None:
     cut = message([3], [7])
     with pytest.raises(WireError, match="expected 1 frames"):
-        check_payloads(FP16, Values(1, lengths=cut.lengths, segment_counts=[3], buffers=[]), SIZES)
+        check_payloads(FP16, wire.Values(1, lengths=cut.lengths, segment_counts=[3], buffers=[]), SIZES)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jobkeys import variables
 from zmq.utils import z85
 
+from kvstore import wire
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import LENGTH, VARIABLES, CurveKeys, is_key, pair, split_key, with_key
-from kvstore.wire import Join, Node, Sender, Welcome
 
 ENV = variables(3)[1]
 FIRST, OTHER = "0" * LENGTH, "1" * LENGTH
@@ -93,8 +93,8 @@ def test_a_key_survives_an_address(key: bytes) -> None:
     assert split_key(endpoint) == ("tcp://[fe80::1%eth0]:5555", text)
     assert endpoint.isascii()
     assert not set(endpoint.partition("?key=")[2]) & set("?&=/: #,'\"<>")
-    assert Join(Sender(Node("server", 0, 0), 1, 0), address=endpoint).address == endpoint
-    assert Welcome(1, 0, 0, 1, [endpoint]).servers == [endpoint]
+    assert wire.Join(wire.Sender(wire.Node("server", 0, 0), 1, 0), address=endpoint).address == endpoint
+    assert wire.Welcome(1, 0, 0, 1, [endpoint]).servers == [endpoint]
 
 
 def test_an_address_without_a_key() -> None:

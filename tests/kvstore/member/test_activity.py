@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from kvstore import wire
 from kvstore.member.activity import StoreActivity, WorkerActivity
 from kvstore.member.blocked_time import BlockedTime
-from kvstore.wire import Node, decode, encode
 from kvstore.wire.observing import MOST_VALUES
 
 PEERS = [b"server 0", b"server 1"]
@@ -22,7 +22,7 @@ class Worker:
             outstanding=[1, 2, 3], sent={PEERS[0]: 10, b"the scheduler": 99}, received={PEERS[1]: 7}
         )
         self.blocked = BlockedTime()
-        client: Any = SimpleNamespace(node=Node("worker", 4, 1), links=links, blocked=self.blocked)
+        client: Any = SimpleNamespace(node=wire.Node("worker", 4, 1), links=links, blocked=self.blocked)
         self.activity = WorkerActivity(client, lambda: self.now, lambda: PEERS)
 
 
@@ -31,11 +31,11 @@ def test_a_report_says_what_has_been_counted():
     worker.activity.stores += [lambda: StoreActivity(12, 2), lambda: StoreActivity(30)]
     worker.blocked.here().since = 49.5
     report = worker.activity.report()
-    assert (report.at, report.node, report.rounds, report.ahead) == (50.0, Node("worker", 4, 1), 30, 2)
+    assert (report.at, report.node, report.rounds, report.ahead) == (50.0, wire.Node("worker", 4, 1), 30, 2)
     assert (report.blocked_us, report.input_us, report.outstanding) == (500_000, -1, 3)
     assert (report.sent, report.received) == ([10, 0], [0, 7])
     assert report.memory > 1 << 20
-    assert decode(encode(report)) == report
+    assert wire.decode(wire.encode(report)) == report
 
 
 def test_rounds_stay_when_the_store_is_closed():
@@ -61,4 +61,4 @@ def test_the_latest_values_are_reported_as_far_as_they_are_numbers_and_few():
     activity.log({f"value {number}": number for number in range(100)})
     report = activity.report()
     assert len(report.values) == MOST_VALUES
-    assert decode(encode(report)) == report
+    assert wire.decode(wire.encode(report)) == report

@@ -7,29 +7,19 @@ from collections.abc import Callable, Sequence
 import pytest
 from played import BARRIER, Answers, Played, ask, client_of
 
+from kvstore import wire
 from kvstore.errors import DeadlineExceeded
 from kvstore.member import client as client_module
 from kvstore.member.client import SLICE_S, Client
 from kvstore.ticket import Operation, WaitLimits
-from kvstore.wire import (
-    Ack,
-    Barrier,
-    Explain,
-    Explanation,
-    Failure,
-    Locate,
-    Located,
-    Message,
-    Request,
-)
 
 
 def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
-    def answers(peer: bytes, request: Request) -> list[Message]:
-        if not isinstance(request, Explain):
+    def answers(peer: bytes, request: wire.Request) -> list[wire.Message]:
+        if not isinstance(request, wire.Explain):
             return []
         assert request.about == {a: 1, b: 2}[peer]
-        return [Explanation(request.seq, "waits for worker 1")] if peer == a else []
+        return [wire.Explanation(request.seq, "waits for worker 1")] if peer == a else []
 
     transport = Played(answers)
     client, a, b = client_of(transport)
@@ -43,30 +33,31 @@ def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
     )
     assert info.value.silent == ("server 1",)
     assert isinstance(info.value, TimeoutError)
-    assert sum(isinstance(request, Explain) for _, request in transport.asked) == 2, "each peer is asked once"
+    assert sum(isinstance(request, wire.Explain) for _, request in transport.asked) == 2, "each peer is asked once"
     assert transport.now == 3.0 + client_module.EXPLAIN_S
     assert max(transport.waits) <= SLICE_S
 
 
 def test_a_peer_that_knows_nothing_of_it_has_not_answered_yet():
-    transport = Played(lambda _, r: [Explanation(r.seq, "")] if isinstance(r, Explain) else [])
+    transport = Played(lambda _, r: [wire.Explanation(r.seq, "")] if isinstance(r, wire.Explain) else [])
     client, a, _ = client_of(transport)
     with pytest.raises(DeadlineExceeded, match="server 0 has not answered yet") as info:
-        client.call(a, "x", Barrier, 1.0, **BARRIER)
+        client.call(a, "x", wire.Barrier, 1.0, **BARRIER)
     assert info.value.silent == ()
 
 
 def guided(
-    located: Callable[[Locate], Sequence[Message]], explained: Callable[[Explain], Sequence[Message]] | None = None
+    located: Callable[[wire.Locate], Sequence[wire.Message]],
+    explained: Callable[[wire.Explain], Sequence[wire.Message]] | None = None,
 ) -> tuple[Played, Client, bytes]:
     """A client that waits for worker 1 at a server, and a scheduler that answers questions where members are."""
 
-    def answers(_peer: bytes, request: Request) -> Sequence[Message]:
-        if isinstance(request, Locate):
+    def answers(_peer: bytes, request: wire.Request) -> Sequence[wire.Message]:
+        if isinstance(request, wire.Locate):
             return located(request)
-        if not isinstance(request, Explain):
+        if not isinstance(request, wire.Explain):
             return []
-        return explained(request) if explained else [Explanation(request.seq, "waits for worker 1", [1])]
+        return explained(request) if explained else [wire.Explanation(request.seq, "waits for worker 1", [1])]
 
     transport = Played(answers)
     client, a, _ = client_of(transport)
@@ -75,49 +66,51 @@ def guided(
 
 
 def test_an_error_says_where_the_missing_are():
-    transport, client, a = guided(lambda request: [Located(request.seq, request.ranks, ["is at train.py:41 in load"])])
+    transport, client, a = guided(
+        lambda request: [wire.Located(request.seq, request.ranks, ["is at train.py:41 in load"])]
+    )
     with pytest.raises(DeadlineExceeded, match=r"waits for worker 1; worker 1 is at train\.py:41 in load$"):
-        client.call(a, "x", Barrier, 1.0, **BARRIER)
+        client.call(a, "x", wire.Barrier, 1.0, **BARRIER)
     assert transport.now == 1.0, "no more time has passed"
-    (asked,) = (request for _, request in transport.asked if isinstance(request, Locate))
+    (asked,) = (request for _, request in transport.asked if isinstance(request, wire.Locate))
     assert (asked.role, asked.ranks) == ("worker", [1])
 
 
 def test_servers_that_say_nothing_are_looked_for_too():
     _, client, a = guided(
-        lambda request: [Located(request.seq, request.ranks, ["does not answer: no sign of life for 9 s"])],
+        lambda request: [wire.Located(request.seq, request.ranks, ["does not answer: no sign of life for 9 s"])],
         lambda _: [],
     )
     with pytest.raises(
         DeadlineExceeded, match=r"after 1 s: server 0 does not answer: no sign of life for 9 s$"
     ) as late:
-        client.call(a, "x", Barrier, 1.0, **BARRIER)
+        client.call(a, "x", wire.Barrier, 1.0, **BARRIER)
     assert late.value.silent == ("server 0",)
 
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_an_error_says_less_where_nobody_knows_where_the_missing_are(refused: bool):
     transport, client, a = guided(
-        lambda request: [Failure(request.seq, "UsageError", "is not a member")] if refused else []
+        lambda request: [wire.Failure(request.seq, "UsageError", "is not a member")] if refused else []
     )
     with pytest.raises(DeadlineExceeded, match=r"server 0 waits for worker 1$"):
-        client.call(a, "x", Barrier, 1.0, **BARRIER)
+        client.call(a, "x", wire.Barrier, 1.0, **BARRIER)
     assert transport.now == 1.0 + (0.0 if refused else client_module.LOCATE_S)
 
 
 def test_an_answer_that_comes_while_the_missing_are_looked_for_is_not_too_late():
     transport, client, a = guided(lambda _: [])
     transport.answers = _then(transport, transport.answers, a)
-    assert client.call(a, "x", Barrier, 1.0, **BARRIER) == Ack(1)
+    assert client.call(a, "x", wire.Barrier, 1.0, **BARRIER) == wire.Ack(1)
     assert transport.now == 1.0
 
 
 def _then(transport: Played, answers: Answers, peer: bytes) -> Answers:
     """``answers``; and when it is asked where members are, the first request is answered."""
 
-    def and_more(asked: bytes, request: Request) -> Sequence[Message | list[bytes]]:
-        if isinstance(request, Locate):
-            transport.arrive(peer, Ack(1))
+    def and_more(asked: bytes, request: wire.Request) -> Sequence[wire.Message | list[bytes]]:
+        if isinstance(request, wire.Locate):
+            transport.arrive(peer, wire.Ack(1))
         return answers(asked, request)
 
     return and_more
@@ -127,16 +120,16 @@ def test_a_scheduler_that_says_nothing_itself_is_not_asked_where_others_are():
     transport, client, _ = guided(lambda _: [], lambda _: [])
     assert client.guide is not None
     with pytest.raises(DeadlineExceeded, match="the scheduler does not answer"):
-        client.call(client.guide, "x", Barrier, 1.0, **BARRIER)
-    assert not any(isinstance(request, Locate) for _, request in transport.asked)
+        client.call(client.guide, "x", wire.Barrier, 1.0, **BARRIER)
+    assert not any(isinstance(request, wire.Locate) for _, request in transport.asked)
 
 
 def test_an_answer_that_comes_while_it_is_asked_for_is_not_too_late():
-    def answers(_peer: bytes, request: Request) -> list[Message]:
-        return [Ack(1), Explanation(request.seq, "")] if isinstance(request, Explain) else []
+    def answers(_peer: bytes, request: wire.Request) -> list[wire.Message]:
+        return [wire.Ack(1), wire.Explanation(request.seq, "")] if isinstance(request, wire.Explain) else []
 
     client, a, _ = client_of(Played(answers))
-    assert client.call(a, "x", Barrier, 1.0, **BARRIER) == Ack(1)
+    assert client.call(a, "x", wire.Barrier, 1.0, **BARRIER) == wire.Ack(1)
 
 
 def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
@@ -146,7 +139,7 @@ def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
     ask(client, a, operation)
     with pytest.raises(DeadlineExceeded, match="after 7 s"):
         operation.wait()
-    transport.arrive(a, Ack(1))
+    transport.arrive(a, wire.Ack(1))
     assert operation.wait() is None
 
 
@@ -160,7 +153,7 @@ def test_a_ticket_may_have_a_deadline_of_its_own():
 
 
 def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
-    transport = Played(lambda _, r: [Failure(r.seq, "ServerError", "x")] if r.seq == 1 else [])
+    transport = Played(lambda _, r: [wire.Failure(r.seq, "ServerError", "x")] if r.seq == 1 else [])
     client, a, _ = client_of(transport)
     failed, late = Operation("x", (), client), Operation("y", (), client)
     ask(client, a, failed)

@@ -9,16 +9,10 @@ from typing import Any
 
 from played import ask, client_of
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, NodeLost, UsageError
 from kvstore.member.client import Client
 from kvstore.ticket import Operation
-from kvstore.wire import (
-    Ack,
-    Message,
-    Request,
-    decode,
-    encode,
-)
 
 
 class Gate:
@@ -30,7 +24,7 @@ class Gate:
         self.inbox: deque[tuple[bytes, list[Any]]] = deque()
         self.rung = False
         self.waiting = threading.Event()
-        self.sent: deque[tuple[bytes, Request]] = deque()
+        self.sent: deque[tuple[bytes, wire.Request]] = deque()
         self.inside = 0
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
@@ -38,7 +32,7 @@ class Gate:
 
     def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
         self._enter()
-        self.sent.append((peer, decode(frames)))
+        self.sent.append((peer, wire.decode(frames)))
         self.inside -= 1
 
     def recv(self, timeout: float) -> tuple[bytes, list[Any]] | None:
@@ -54,9 +48,9 @@ class Gate:
         finally:
             self.inside -= 1
 
-    def arrive(self, peer: bytes, message: Message) -> None:
+    def arrive(self, peer: bytes, message: wire.Message) -> None:
         with self.changed:
-            self.inbox.append((peer, encode(message)))
+            self.inbox.append((peer, wire.encode(message)))
             self.changed.notify()
 
     def interrupt(self) -> None:
@@ -104,8 +98,8 @@ def test_a_sender_does_not_wait_for_one_who_waits():
         before = len(gate.sent)
         asked(client, b)  # would take 20 s, were the other not interrupted
         assert len(gate.sent) == before + 1
-    gate.arrive(a, Ack(1))
-    assert waiting.end() == Ack(1)
+    gate.arrive(a, wire.Ack(1))
+    assert waiting.end() == wire.Ack(1)
 
 
 def test_two_who_wait_both_get_theirs_in_either_order():
@@ -115,8 +109,8 @@ def test_two_who_wait_both_get_theirs_in_either_order():
         both = {1: Waiting(asked(client, a)), 2: Waiting(asked(client, b))}
         for seq in order:
             assert gate.waiting.wait(10)
-            gate.arrive({1: a, 2: b}[seq], Ack(seq))
-            assert both[seq].end() == Ack(seq)
+            gate.arrive({1: a, 2: b}[seq], wire.Ack(seq))
+            assert both[seq].end() == wire.Ack(seq)
 
 
 def test_what_one_thread_takes_in_wakes_the_other():
@@ -126,9 +120,9 @@ def test_what_one_thread_takes_in_wakes_the_other():
     assert gate.waiting.wait(10)
     second = Waiting(asked(client, b))
     with gate.changed:  # both answers at once: whoever is at the transport takes both
-        gate.inbox.extend([(b, encode(Ack(2))), (a, encode(Ack(1)))])
+        gate.inbox.extend([(b, wire.encode(wire.Ack(2))), (a, wire.encode(wire.Ack(1)))])
         gate.changed.notify()
-    assert (first.end(), second.end()) == (Ack(1), Ack(2))
+    assert (first.end(), second.end()) == (wire.Ack(1), wire.Ack(2))
 
 
 def test_a_failure_wakes_all_who_wait():
@@ -157,7 +151,7 @@ def test_polling_does_not_wait_for_one_who_waits():
     waiting = Waiting(asked(client, a))
     assert gate.waiting.wait(10)
     assert not other.done()
-    gate.arrive(b, Ack(1))
-    gate.arrive(a, Ack(2))
-    assert waiting.end() == Ack(2)
+    gate.arrive(b, wire.Ack(1))
+    gate.arrive(a, wire.Ack(2))
+    assert waiting.end() == wire.Ack(2)
     assert other.done()

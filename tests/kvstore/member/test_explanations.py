@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore import wire
 from kvstore.member.explanations import MOST_PLACES, MOST_RANGES, Explanations, grouped
-from kvstore.wire import Explanation, Located, Node
 
 
 def test_each_peer_is_named_once_with_what_it_said() -> None:
     explanations = Explanations([b"server 1", b"server 0", b"server 1", b"the scheduler"])
-    explanations.take(b"server 0", Explanation(1, "waits for worker 2"))
-    explanations.take(b"the scheduler", Explanation(2, ""))
+    explanations.take(b"server 0", wire.Explanation(1, "waits for worker 2"))
+    explanations.take(b"the scheduler", wire.Explanation(2, ""))
     assert explanations.known == (
         "server 1 does not answer; server 0 waits for worker 2; the scheduler has not answered yet"
     )
@@ -20,14 +20,16 @@ def test_each_peer_is_named_once_with_what_it_said() -> None:
 
 def test_places_come_after_the_reasons() -> None:
     explanations = Explanations([b"server 0"])
-    explanations.take(b"server 0", Explanation(1, "waits for worker 2", [2]))
-    explanations.take_places("worker", Located(2, [2], ["is at train.py:41 in load"]))
+    explanations.take(b"server 0", wire.Explanation(1, "waits for worker 2", [2]))
+    explanations.take_places("worker", wire.Located(2, [2], ["is at train.py:41 in load"]))
     assert explanations.known == "server 0 waits for worker 2; worker 2 is at train.py:41 in load"
 
 
 def test_a_peer_that_says_nothing_is_said_to_once() -> None:
     explanations = Explanations([b"server 0", b"server 1"])
-    explanations.take_places("server", Located(2, [0, 1], ["does not answer: no sign of life", "is at a.py:1 in f"]))
+    explanations.take_places(
+        "server", wire.Located(2, [0, 1], ["does not answer: no sign of life", "is at a.py:1 in f"])
+    )
     assert explanations.known == (
         "server 1 does not answer; server 0 does not answer: no sign of life; server 1 is at a.py:1 in f"
     )
@@ -36,12 +38,12 @@ def test_a_peer_that_says_nothing_is_said_to_once() -> None:
 
 def test_who_is_waited_for_are_the_missing_workers_and_the_peers_that_say_nothing() -> None:
     explanations = Explanations([b"server 0", b"server 1", b"server 12", b"aggregator 3", b"the scheduler"])
-    explanations.take(b"server 0", Explanation(1, "waits", [1, 4]))
-    explanations.take(b"server 1", Explanation(2, "waits", [0, 4]))
+    explanations.take(b"server 0", wire.Explanation(1, "waits", [1, 4]))
+    explanations.take(b"server 1", wire.Explanation(2, "waits", [0, 4]))
     everybody = {"worker": [0, 1, 4], "server": [12], "aggregator": [3]}
-    assert explanations.awaited(Node("worker", 1, 1)) == {**everybody, "worker": [0, 4]}, "not the one who asks"
-    assert explanations.awaited(Node("aggregator", 1, 1)) == everybody
-    assert Explanations([b"the scheduler"]).awaited(Node("worker", 0, 1)) == {}
+    assert explanations.awaited(wire.Node("worker", 1, 1)) == {**everybody, "worker": [0, 4]}, "not the one who asks"
+    assert explanations.awaited(wire.Node("aggregator", 1, 1)) == everybody
+    assert Explanations([b"the scheduler"]).awaited(wire.Node("worker", 0, 1)) == {}
 
 
 @pytest.mark.parametrize(

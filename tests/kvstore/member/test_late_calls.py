@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvstore import wire
 from kvstore.member import client as client_module
 from kvstore.member.client import find_out
 from kvstore.member.outstanding import Question
 from kvstore.ticket import Operation
-from kvstore.wire import Explain, Explanation, Locate, Located, Node, Sender
 
 GUIDE = b"the scheduler"
 Answer = Callable[[bytes, Any], Any]
@@ -20,7 +20,7 @@ class PlayedAsker:
 
     def __init__(self, answer: Answer, guide: bytes | None = GUIDE) -> None:
         self.guide = guide
-        self.node = Node("worker", 0, 1)
+        self.node = wire.Node("worker", 0, 1)
         self.asked: list[tuple[bytes, Any]] = []
         self.waited: list[float] = []
         self.given_up: list[str] = []
@@ -28,7 +28,7 @@ class PlayedAsker:
 
     def ask(self, operation: Operation, *questions: Question) -> None:
         for question in questions:
-            message = question.message(Sender(self.node, len(self.asked) + 1, 0))
+            message = question.message(wire.Sender(self.node, len(self.asked) + 1, 0))
             self.asked.append((question.peer, message))
             operation.open.add(len(self.asked))
             reply = self._answer(question.peer, message)
@@ -52,9 +52,9 @@ def late() -> Operation:
 
 
 def answers(_peer: bytes, message: Any) -> Any:
-    if isinstance(message, Explain):
-        return Explanation(message.seq, f"waits for {message.about}", [message.about])
-    return Located(message.seq, message.ranks, ["is at train.py:41 in load"] * len(message.ranks))
+    if isinstance(message, wire.Explain):
+        return wire.Explanation(message.seq, f"waits for {message.about}", [message.about])
+    return wire.Located(message.seq, message.ranks, ["is at train.py:41 in load"] * len(message.ranks))
 
 
 def test_every_peer_is_asked_what_and_then_the_scheduler_where() -> None:
@@ -63,9 +63,9 @@ def test_every_peer_is_asked_what_and_then_the_scheduler_where() -> None:
     assert found.known == ("server 0 waits for 1; server 1 waits for 2; workers 1-2 are at train.py:41 in load")
     me = client.node
     assert client.asked == [
-        (b"server 0", Explain(Sender(me, 1, 0), 1)),
-        (b"server 1", Explain(Sender(me, 2, 0), 2)),
-        (GUIDE, Locate(Sender(me, 3, 0), "worker", [1, 2])),
+        (b"server 0", wire.Explain(wire.Sender(me, 1, 0), 1)),
+        (b"server 1", wire.Explain(wire.Sender(me, 2, 0), 2)),
+        (GUIDE, wire.Locate(wire.Sender(me, 3, 0), "worker", [1, 2])),
     ]
     assert client.waited == []
 
@@ -89,7 +89,7 @@ def test_where_there_is_no_scheduler_to_ask_or_it_is_silent_nobody_is_looked_for
 def test_a_call_that_is_answered_meanwhile_waits_for_no_places() -> None:
     def answered(peer: bytes, message: Any) -> Any:
         operation.open.clear()
-        return answers(peer, message) if isinstance(message, Explain) else None
+        return answers(peer, message) if isinstance(message, wire.Explain) else None
 
     operation, client = late(), PlayedAsker(answered)
     assert find_out(client, operation, {b"server 0": 1}).known == "server 0 waits for 1"

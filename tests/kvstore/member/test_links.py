@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import KVStoreError
 from kvstore.member.links import Links
 from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
 from kvstore.ticket import Operation
-from kvstore.wire import Ack, Barrier, Here, Message, Node, Request, Sender, decode, encode
 
-NODE = Node("worker", 1, 77)
+NODE = wire.Node("worker", 1, 77)
 WINDOW = 1 << 20
 BARRIER = {"store": 0, "number": 0}
 A, B = b"server 0", b"server 1"
@@ -35,14 +35,14 @@ class Ends:
         return f"{endpoint}#{self._number}".encode()
 
     def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
-        self.sent.append((peer.partition(b"#")[0], decode([bytes(frame) for frame in frames])))
+        self.sent.append((peer.partition(b"#")[0], wire.decode([bytes(frame) for frame in frames])))
 
     def recv(self, timeout: float) -> tuple[bytes, list[Any]] | None:
         return self.inbox.popleft() if self.inbox else None
 
-    def arrive(self, peer: bytes, message: Message | None) -> None:
+    def arrive(self, peer: bytes, message: wire.Message | None) -> None:
         """Let a message come, or, if it is None, the news that the link was lost and has been made anew."""
-        self.inbox.append((peer + b"#%d" % self._number, [] if message is None else encode(message)))
+        self.inbox.append((peer + b"#%d" % self._number, [] if message is None else wire.encode(message)))
 
     def disconnect(self, peer: bytes) -> None:
         self.dropped.append(peer)
@@ -79,7 +79,7 @@ class Case:
 
     def ask(self, *peers: bytes, **how: Any) -> Operation:
         operation = Operation("x")
-        self.submit(*(Question(peer, operation, Barrier, BARRIER, operation.take) for peer in peers))
+        self.submit(*(Question(peer, operation, wire.Barrier, BARRIER, operation.take) for peer in peers))
         return operation
 
     def submit(self, *requests: PendingRequest) -> None:
@@ -90,7 +90,7 @@ class Case:
 
     def asked(self) -> list[tuple[bytes, int]]:
         """The requests that were sent over the ends in use."""
-        return [(peer, message.seq) for peer, message in self.ends.sent if isinstance(message, Request)]
+        return [(peer, message.seq) for peer, message in self.ends.sent if isinstance(message, wire.Request)]
 
 
 @pytest.fixture
@@ -109,20 +109,20 @@ class Values(PendingRequest):
         self.failing: list[Exception] = []
         self.forsaken = False
 
-    def message(self, sender: Sender) -> Message:
+    def message(self, sender: wire.Sender) -> wire.Message:
         if self.failing:
             raise self.failing.pop()
-        return Barrier(sender, store=0, number=self.array[0])
+        return wire.Barrier(sender, store=0, number=self.array[0])
 
     def forsake(self) -> None:
         self.forsaken = True
 
 
 def test_every_link_begins_by_saying_whose_it_is(case: Case) -> None:
-    assert case.ends.sent == [(A, Here(NODE)), (B, Here(NODE))]
+    assert case.ends.sent == [(A, wire.Here(NODE)), (B, wire.Here(NODE))]
     assert case.links.connect(A, "server 0", False) == A, "it is there already"
     assert len(case.ends.sent) == 2
-    stranger = Links(case.make, Node("worker", -1, 77), WINDOW)
+    stranger = Links(case.make, wire.Node("worker", -1, 77), WINDOW)
     stranger.connect(A, "server 0", False)
     assert case.ends.sent == [], "who has no rank yet has nothing to say"
 
@@ -130,24 +130,24 @@ def test_every_link_begins_by_saying_whose_it_is(case: Case) -> None:
 def test_requests_are_numbered_and_answers_find_them(case: Case) -> None:
     first, second = case.ask(A, B), case.ask(A)
     assert case.asked() == [(A, 1), (B, 2), (A, 3)]
-    case.ends.arrive(B, Ack(2))
-    case.ends.arrive(A, Ack(3))
+    case.ends.arrive(B, wire.Ack(2))
+    case.ends.arrive(A, wire.Ack(3))
     case.receive()
-    assert (first.done(), second.done(), second.wait()) == (False, True, Ack(3))
+    assert (first.done(), second.done(), second.wait()) == (False, True, wire.Ack(3))
     assert case.links.answers == 2
-    case.ends.arrive(A, Ack(1))
+    case.ends.arrive(A, wire.Ack(1))
     case.receive()
     assert first.done()
 
 
 def test_over_a_link_that_was_lost_all_that_has_no_answer_is_sent_again_in_order(case: Case) -> None:
     case.ask(A, B, A, A)
-    case.ends.arrive(A, Ack(3))
+    case.ends.arrive(A, wire.Ack(3))
     case.ends.arrive(A, None)
     before = len(case.ends.sent)
     case.receive()
     again = case.ends.sent[before:]
-    assert again[0] == (A, Here(NODE))
+    assert again[0] == (A, wire.Here(NODE))
     assert [message.seq for _, message in again[1:]] == [1, 4]
 
 
@@ -156,7 +156,7 @@ def test_requests_in_turn_go_by_priority_while_the_window_has_room(case: Case) -
     case.submit(*(Values(A, operation, bytearray(1), Turn(WINDOW, priority)) for priority in (0, 1, 2)))
     assert case.asked() == [(A, 3)]
     assert case.links.congested
-    case.ends.arrive(A, Ack(3))
+    case.ends.arrive(A, wire.Ack(3))
     case.receive()
     assert case.asked() == [(A, 3), (A, 2)]
     case.links.hurry(operation)
@@ -175,9 +175,9 @@ def test_links_that_are_made_anew_ask_again_what_had_gone(case: Case) -> None:
     assert not case.links.torn
     assert old.abandoned
     assert case.ends is not old
-    assert case.ends.sent[:2] == [(A, Here(NODE)), (B, Here(NODE))]
+    assert case.ends.sent[:2] == [(A, wire.Here(NODE)), (B, wire.Here(NODE))]
     assert case.asked() == [(A, 1), (B, 3)], "the second waits for its turn still"
-    case.ends.arrive(A, Ack(1))
+    case.ends.arrive(A, wire.Ack(1))
     case.receive()
     assert case.asked()[-1] == (A, 2)
 
@@ -195,12 +195,12 @@ def test_a_peer_that_is_elsewhere_is_asked_there_what_it_has_not_answered(case: 
     (ends,) = case.made
     assert ends.dropped == [b"server 0#0"], "no other link is touched"
     again = ends.sent[before:]
-    assert again[0] == (b"elsewhere", Here(NODE))
+    assert again[0] == (b"elsewhere", wire.Here(NODE))
     assert [(peer, message.seq) for peer, message in again[1:]] == [(b"elsewhere", 1), (b"elsewhere", 4)]
-    ends.arrive(A, Ack(1))
+    ends.arrive(A, wire.Ack(1))
     case.receive()
     assert case.links.answers == 0, "the one that it was is not heard any more"
-    ends.arrive(b"elsewhere", Ack(1))
+    ends.arrive(b"elsewhere", wire.Ack(1))
     case.receive()
     assert case.asked()[-1] == (b"elsewhere", 2), "the window has kept its place"
     assert case.links.endpoints[A] == "elsewhere"
@@ -300,9 +300,9 @@ def test_what_is_given_up_is_sent_as_it_was_and_takes_nothing(case: Case) -> Non
     case.links.give_up(operation)
     assert (gone.forsaken, waiting.forsaken, case.ends.detached) == (True, True, True)
     array[0] = 9
-    case.ends.arrive(A, Ack(1))
+    case.ends.arrive(A, wire.Ack(1))
     case.receive()
-    assert [message.number for peer, message in case.ends.sent if isinstance(message, Barrier)] == [5, 5]
+    assert [message.number for peer, message in case.ends.sent if isinstance(message, wire.Barrier)] == [5, 5]
     assert not waiting.borrows
 
 
@@ -322,7 +322,7 @@ def test_links_that_cannot_be_made_stay_torn_and_the_next_try_makes_them(case: C
 def test_after_close_nothing_is_received_nor_made_anew(case: Case) -> None:
     case.links.close(0.5)
     assert case.ends.closed == 0.5
-    case.ends.arrive(A, Ack(1))
+    case.ends.arrive(A, wire.Ack(1))
     case.receive()
     assert len(case.ends.inbox) == 1
     case.links.suspect()

@@ -7,23 +7,24 @@ from collections.abc import Callable, Collection, Sequence
 import pytest
 from played import BARRIER, Played, ask, client_of
 
+from kvstore import wire
 from kvstore.errors import DeadlineExceeded
 from kvstore.member.client import Client
 from kvstore.member.mutual_waits import LOOK_S, Findings
 from kvstore.ticket import Operation
-from kvstore.wire import Ack, Barrier, Explain, Explanation, Message, Request
 
 LONG_S = 100.0
 
 
 def waiting(
-    explained: Callable[[bytes, Explain], Sequence[Message]], calm: Callable[[Collection[int]], bool] = lambda _: True
+    explained: Callable[[bytes, wire.Explain], Sequence[wire.Message]],
+    calm: Callable[[Collection[int]], bool] = lambda _: True,
 ) -> tuple[Client, bytes, bytes, Played, list[tuple[float, int, Findings]]]:
     """A client, its servers, its transport, and what it has said so far, with when."""
     said: list[tuple[float, int, Findings]] = []
 
-    def answers(peer: bytes, request: Request) -> Sequence[Message]:
-        return explained(peer, request) if isinstance(request, Explain) else []
+    def answers(peer: bytes, request: wire.Request) -> Sequence[wire.Message]:
+        return explained(peer, request) if isinstance(request, wire.Explain) else []
 
     transport = Played(answers)
     transport.now = 1000.0
@@ -33,9 +34,9 @@ def waiting(
     return client, a, b, transport, said
 
 
-def of_workers(_peer: bytes, request: Explain) -> list[Message]:
+def of_workers(_peer: bytes, request: wire.Explain) -> list[wire.Message]:
     """Each request waits for the worker of its number."""
-    return [Explanation(request.seq, f"waits for worker {request.about}", [request.about])]
+    return [wire.Explanation(request.seq, f"waits for worker {request.about}", [request.about])]
 
 
 def test_a_worker_says_what_it_waits_for_after_five_seconds_and_rarely_again():
@@ -59,20 +60,22 @@ def test_pushes_that_nobody_waits_for_must_have_arrived_and_are_not_needed():
     client, a, b, _, said = waiting(of_workers)
     ask(client, b, Operation("push", ["x"], client))
     with pytest.raises(DeadlineExceeded):
-        client.call(a, "barrier", Barrier, None, **BARRIER)
+        client.call(a, "barrier", wire.Barrier, None, **BARRIER)
     assert said[0][2].missing == [2]
 
 
 @pytest.mark.parametrize(
     "explained",
     [
-        lambda _, request: [Explanation(request.seq, "", [])],
-        lambda _, request: [Explanation(request.seq, "is writing checkpoint 3", [])],
+        lambda _, request: [wire.Explanation(request.seq, "", [])],
+        lambda _, request: [wire.Explanation(request.seq, "is writing checkpoint 3", [])],
         lambda peer, request: of_workers(peer, request) if request.about == 1 else [],
     ],
     ids=["not known", "waits for no worker", "one is not explained"],
 )
-def test_a_worker_says_nothing_of_what_it_is_not_sure_of(explained: Callable[[bytes, Explain], Sequence[Message]]):
+def test_a_worker_says_nothing_of_what_it_is_not_sure_of(
+    explained: Callable[[bytes, wire.Explain], Sequence[wire.Message]],
+):
     client, a, b, _, said = waiting(explained)
     operation = Operation("pushpull", ["w"], client)
     ask(client, a, operation)
@@ -85,27 +88,27 @@ def test_a_worker_says_nothing_of_what_it_is_not_sure_of(explained: Callable[[by
 def test_a_worker_says_nothing_where_another_thread_may_go_on():
     client, a, _, _, said = waiting(of_workers, lambda _: False)
     with pytest.raises(DeadlineExceeded):
-        client.call(a, "barrier", Barrier, None, **BARRIER)
+        client.call(a, "barrier", wire.Barrier, None, **BARRIER)
     assert said == []
 
 
 def test_a_call_with_a_timeout_of_its_own_ends_by_itself():
     client, a, _, transport, said = waiting(of_workers)
     with pytest.raises(DeadlineExceeded, match="after 30 s"):
-        client.call(a, "barrier", Barrier, 30.0, **BARRIER)
+        client.call(a, "barrier", wire.Barrier, 30.0, **BARRIER)
     assert said == []
     assert transport.now == 1030.0
 
 
 def test_a_worker_that_is_prompted_says_it_again_at_once_with_the_number():
-    def explained(peer: bytes, request: Explain) -> list[Message]:
+    def explained(peer: bytes, request: wire.Explain) -> list[wire.Message]:
         if not said:
             client.prompt(7)
         return of_workers(peer, request)
 
     client, a, _, _, said = waiting(explained)
     with pytest.raises(DeadlineExceeded):
-        client.call(a, "barrier", Barrier, None, **BARRIER)
+        client.call(a, "barrier", wire.Barrier, None, **BARRIER)
     assert [(now - 1000.0, prompt) for now, prompt, _ in said[:2]] == [(LOOK_S, 0), (LOOK_S, 7)]
     assert said[0][2] == said[1][2]
 
@@ -122,8 +125,8 @@ def test_a_wait_that_is_proven_to_be_in_vain_ends_with_the_reason():
 
     client.mutual.say = proven
     with pytest.raises(DeadlineExceeded, match=r"^barrier never ends: workers 0, 1 wait for each other$"):
-        client.call(a, "barrier", Barrier, None, **BARRIER)
+        client.call(a, "barrier", wire.Barrier, None, **BARRIER)
     assert transport.now == 1000.0 + LOOK_S
     client.mutual.say = say
-    transport.answers = lambda peer, request: [] if isinstance(request, Explain) else [Ack(request.seq)]
-    assert client.call(a, "barrier", Barrier, None, **BARRIER) is not None, "the next one is another wait"
+    transport.answers = lambda peer, request: [] if isinstance(request, wire.Explain) else [wire.Ack(request.seq)]
+    assert client.call(a, "barrier", wire.Barrier, None, **BARRIER) is not None, "the next one is another wait"

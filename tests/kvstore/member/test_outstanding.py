@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, ServerError, WireError
 from kvstore.member.outstanding import Effect, Outstanding, PendingRequest, Question
 from kvstore.ticket import Operation
 from kvstore.transport.memory import ScatteredFrame
-from kvstore.wire import Ack, AwaitCapture, Barrier, Message, Sender, Values
 
 S0, S1 = b"server 0", b"server 1"
 
@@ -24,7 +24,7 @@ BARRIER = {"store": 0, "number": 0}
 def added(
     outstanding: Outstanding, operation: Operation, *peers: bytes, take: Callable[[Any], None] | None = None
 ) -> list[PendingRequest]:
-    requests: list[PendingRequest] = [Question(peer, operation, Barrier, BARRIER, take) for peer in peers]
+    requests: list[PendingRequest] = [Question(peer, operation, wire.Barrier, BARRIER, take) for peer in peers]
     outstanding.number(requests)
     outstanding.add(requests)
     return requests
@@ -34,11 +34,11 @@ def test_an_operation_is_done_when_all_its_requests_are() -> None:
     outstanding, operation = Outstanding(), Operation("push", ["w"])
     one, two = added(outstanding, operation, S0, S1)
     assert len(outstanding) == 2
-    outstanding.settle(two, Ack(two.seq), None)
+    outstanding.settle(two, wire.Ack(two.seq), None)
     assert not operation.done()
     assert outstanding.of(operation) == {one.seq: S0}
     assert outstanding.requests_of(operation) == [one]
-    outstanding.settle(one, Ack(one.seq), None)
+    outstanding.settle(one, wire.Ack(one.seq), None)
     assert operation.done()
     assert operation.wait() is None
     assert len(outstanding) == 0
@@ -50,30 +50,30 @@ def test_sequence_numbers_grow_and_done_is_below_the_oldest_open_one() -> None:
     one, two, three = added(outstanding, operation, S0, S0, S0)
     assert [one.seq, two.seq, three.seq] == [1, 2, 3]
     assert list(outstanding) == [one, two, three]
-    outstanding.settle(two, Ack(2), None)
+    outstanding.settle(two, wire.Ack(2), None)
     assert outstanding.done == 1
-    outstanding.settle(one, Ack(1), None)
+    outstanding.settle(one, wire.Ack(1), None)
     assert outstanding.done == 3
-    outstanding.settle(three, Ack(3), None)
+    outstanding.settle(three, wire.Ack(3), None)
     assert outstanding.done == 4
 
 
 def test_who_waits_for_a_file_does_not_have_other_answers_kept() -> None:
     outstanding, operation = Outstanding(), Operation("checkpoint")
-    waits = Question(S0, operation, AwaitCapture, {"store": 0, "number": 1})
+    waits = Question(S0, operation, wire.AwaitCapture, {"store": 0, "number": 1})
     outstanding.number([waits])
     outstanding.add([waits])
     assert outstanding.done == 2
     (one,) = added(outstanding, operation, S0)
     assert (one.seq, outstanding.done) == (2, 2)
-    outstanding.settle(one, Ack(2), None)
+    outstanding.settle(one, wire.Ack(2), None)
     assert outstanding.done == 3
     assert outstanding.find(S0, waits.seq) is waits
 
 
 def test_numbers_that_were_not_used_are_given_again() -> None:
     outstanding, operation = Outstanding(), Operation("push")
-    refused = Question(S0, operation, Barrier, BARRIER)
+    refused = Question(S0, operation, wire.Barrier, BARRIER)
     outstanding.number([refused])
     (made,) = added(outstanding, operation, S0)
     assert (refused.seq, made.seq) == (1, 1)
@@ -86,9 +86,9 @@ def test_a_repeat_and_a_strangers_answer_find_nothing() -> None:
     assert outstanding.find(S1, request.seq) is None
     assert outstanding.find(S0, request.seq + 1) is None
     assert outstanding.find(S0, request.seq) is request
-    outstanding.settle(request, Values(request.seq, buffers=[]), None)
+    outstanding.settle(request, wire.Values(request.seq, buffers=[]), None)
     assert outstanding.find(S0, request.seq) is None
-    assert taken == [Values(request.seq, buffers=[])]
+    assert taken == [wire.Values(request.seq, buffers=[])]
     assert operation.done()
 
 
@@ -96,7 +96,7 @@ def test_a_failure_is_not_handed_to_whoever_takes_the_answer() -> None:
     outstanding, failed, taken = Outstanding(), [], []
     operation = Operation("pull", ["w"], None, failed.append)
     (request,) = added(outstanding, operation, S0, take=taken.append)
-    outstanding.settle(request, Ack(request.seq), ServerError("no"))
+    outstanding.settle(request, wire.Ack(request.seq), ServerError("no"))
     assert taken == []
     assert failed == [operation]
     assert repr(operation) == "<Operation pull of 'w' failed>"
@@ -113,7 +113,7 @@ def test_an_answer_that_cannot_be_taken_fails_the_operation() -> None:
         raise WireError("of another length")
 
     (request,) = added(outstanding, operation, S0, take=take)
-    outstanding.settle(request, Ack(request.seq), None)
+    outstanding.settle(request, wire.Ack(request.seq), None)
     assert operation.done()
     with pytest.raises(WireError, match="of another length"):
         operation.wait()
@@ -122,7 +122,7 @@ def test_an_answer_that_cannot_be_taken_fails_the_operation() -> None:
 def test_whatever_goes_wrong_while_an_answer_is_taken_is_the_operations() -> None:
     outstanding, operation = Outstanding(), Operation("pull")
     (request,) = added(outstanding, operation, S0, take=lambda reply: [][0])
-    outstanding.settle(request, Ack(request.seq), None)
+    outstanding.settle(request, wire.Ack(request.seq), None)
     with pytest.raises(KVStoreError, match="IndexError") as caught:
         operation.wait()
     assert isinstance(caught.value.__cause__, IndexError)
@@ -134,8 +134,8 @@ def test_what_is_the_callers_is_copied_once_the_call_is_over() -> None:
     class Push(PendingRequest):
         early = False
 
-        def message(self, sender: Sender) -> Message:
-            return Barrier(sender, **BARRIER)
+        def message(self, sender: wire.Sender) -> wire.Message:
+            return wire.Barrier(sender, **BARRIER)
 
     array = bytearray(b"values")
     push = Push(S0, Operation("push"))
@@ -161,7 +161,7 @@ class Counting(Question):
     __slots__ = ("column",)
 
     def __init__(self, peer: bytes, operation: Operation, column: list[int]) -> None:
-        super().__init__(peer, operation, Barrier, BARRIER)
+        super().__init__(peer, operation, wire.Barrier, BARRIER)
         self.column = column
 
     def take(self, reply: Any) -> Effect:
@@ -199,7 +199,7 @@ def test_requests_are_added_all_or_not_at_all() -> None:
     after, made = 0, []
     while True:
         outstanding, operation, clock = Outstanding(), Operation("push"), [0]
-        requests: list[PendingRequest] = [Question(peer, operation, Barrier, BARRIER) for peer in (S0, S1)]
+        requests: list[PendingRequest] = [Question(peer, operation, wire.Barrier, BARRIER) for peer in (S0, S1)]
         outstanding.number(requests)
 
         def add(outstanding=outstanding, requests=requests, clock=clock) -> None:
@@ -229,7 +229,7 @@ def test_an_answer_counts_once_or_not_at_all() -> None:
         outstanding.add([request])
 
         def settle(outstanding=outstanding, request=request) -> None:
-            outstanding.settle(request, Ack(request.seq), None)
+            outstanding.settle(request, wire.Ack(request.seq), None)
 
         came = interrupted(settle, after)
         outstanding.finish()

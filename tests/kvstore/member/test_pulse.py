@@ -15,15 +15,15 @@ import pytest
 from proc import state
 from waiting import LONG, until
 
+from kvstore import wire
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.member.pulse import PulseProcess, runs
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
-from kvstore.wire import Node, ProcessAlive, Stacks, Where, decode, encode
 from kvstore.wire.observing import UNASKED
 
-NODE = Node("worker", 3, 1)
+NODE = wire.Node("worker", 3, 1)
 
 
 @pytest.fixture(params=["unix", "tcp", "curve", "zeromq", "zeromq-tcp"])
@@ -51,19 +51,19 @@ def heard(config: Config) -> Iterator[tuple[Transport, Config]]:
 
 def hears(transport: Transport, timeout: float = LONG) -> bool:
     received = transport.recv(timeout)
-    return received is not None and decode(received[1]) == ProcessAlive(NODE)
+    return received is not None and wire.decode(received[1]) == wire.ProcessAlive(NODE)
 
 
-def answer_of(transport: Transport, number: int) -> Stacks:
+def answer_of(transport: Transport, number: int) -> wire.Stacks:
     """What the process says to the question where the other is: after beats that were on their way."""
     received = transport.recv(LONG)
     assert received is not None
-    transport.send(received[0], encode(Where(number)))
+    transport.send(received[0], wire.encode(wire.Where(number)))
     while True:
         received = transport.recv(LONG)
         assert received is not None
-        message = decode(received[1])
-        if isinstance(message, Stacks):
+        message = wire.decode(received[1])
+        if isinstance(message, wire.Stacks):
             return message
 
 
@@ -74,9 +74,9 @@ def test_it_beats_until_it_is_ended_and_tells_where_the_process_was(heard: tuple
         assert hears(transport)
         assert hears(transport)
         assert not process.ended
-        assert answer_of(transport, 1) == Stacks(NODE, 1, "", "", [])
+        assert answer_of(transport, 1) == wire.Stacks(NODE, 1, "", "", [])
         process.note_place("train.py:41 in load_batch")
-        assert answer_of(transport, 2) == Stacks(NODE, 2, "train.py:41 in load_batch", "", [])
+        assert answer_of(transport, 2) == wire.Stacks(NODE, 2, "train.py:41 in load_batch", "", [])
         assert hears(transport)
     finally:
         process.end()
@@ -132,14 +132,14 @@ def test_a_process_that_is_stopped_has_no_pulse(beside: tuple[Transport, subproc
     pulse = first[0]
     os.kill(process.pid, signal.SIGSTOP)
     until(lambda: state(process.pid) == "T", "the process to stop")
-    while decode((received := transport.recv(LONG) or first)[1]) == ProcessAlive(NODE):
+    while wire.decode((received := transport.recv(LONG) or first)[1]) == wire.ProcessAlive(NODE):
         pass  # they were on their way
-    assert decode(received[1]) == Stacks(NODE, UNASKED, "", "is stopped by a signal", [])
+    assert wire.decode(received[1]) == wire.Stacks(NODE, UNASKED, "", "is stopped by a signal", [])
     assert transport.recv(0.5) is None
-    transport.send(pulse, encode(Where(5)))
+    transport.send(pulse, wire.encode(wire.Where(5)))
     received = transport.recv(LONG)
     assert received is not None
-    assert decode(received[1]) == Stacks(NODE, 5, "", "is stopped by a signal", [])
+    assert wire.decode(received[1]) == wire.Stacks(NODE, 5, "", "is stopped by a signal", [])
     os.kill(process.pid, signal.SIGCONT)
     assert hears(transport)
 

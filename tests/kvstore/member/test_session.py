@@ -13,6 +13,7 @@ from tapped import Tapped, outcome
 from threaded import ThreadedJob
 from waiting import LONG, until
 
+from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.errors import (
     JOB_FAILED_EXIT,
@@ -25,13 +26,6 @@ from kvstore.job.config import Config
 from kvstore.member import session as sessions
 from kvstore.member.session import Session
 from kvstore.transport import InprocNetwork
-from kvstore.wire import (
-    Alive,
-    Join,
-    Welcome,
-    decode,
-    encode,
-)
 from servers.scheduler_process import run_scheduler
 
 
@@ -233,9 +227,9 @@ def test_leaving_without_the_schedulers_answer_says_so_and_goes(
         while not stop.is_set():
             received = far.recv(0.05)
             if received is not None:
-                message = decode(received[1])
-                reply = Welcome(message.seq, 0, 1, 1, []) if isinstance(message, Join) else Alive()
-                far.send(received[0], encode(reply))
+                message = wire.decode(received[1])
+                reply = wire.Welcome(message.seq, 0, 1, 1, []) if isinstance(message, wire.Join) else wire.Alive()
+                far.send(received[0], wire.encode(reply))
 
     thread = threading.Thread(target=welcome_and_nothing_else)
     thread.start()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from waiting import LONG, until
 
+from kvstore import wire
 from kvstore.errors import (
     Mismatch,
 )
@@ -16,22 +17,6 @@ from kvstore.member.outstanding import Question
 from kvstore.member.session import Session
 from kvstore.ticket import Operation
 from kvstore.transport import InprocNetwork
-from kvstore.wire import (
-    Beat,
-    Census,
-    Counted,
-    Fault,
-    Here,
-    Message,
-    Moved,
-    Node,
-    Roster,
-    Standing,
-    View,
-    Welcome,
-    decode,
-    encode,
-)
 
 
 class Far:
@@ -42,7 +27,7 @@ class Far:
         self.ends = {name: network.transport() for name in ("scheduler", "old", "new")}
         for name, end in self.ends.items():
             end.bind(f"inproc://{name}")
-        self.notices: list[Message] = []
+        self.notices: list[wire.Message] = []
         config = Config(role, "inproc://scheduler", 1, 1, heartbeat_s=LONG / 10, heartbeat_timeout_s=LONG, start=4)
         self.session = Session(config, network.transport, on_notice=self.notices.append)
         self.joined: list[Any] = []
@@ -53,10 +38,10 @@ class Far:
         joining.start()
         peer, join = self.hear("scheduler")
         self.joined.append(join)
-        self.ends["scheduler"].send(peer, encode(Welcome(join.seq, 0, 1, 1, ["inproc://old"])))
+        self.ends["scheduler"].send(peer, wire.encode(wire.Welcome(join.seq, 0, 1, 1, ["inproc://old"])))
         joining.join(LONG)
         self.beating, beat = self.hear("scheduler")
-        assert isinstance(beat, Beat)
+        assert isinstance(beat, wire.Beat)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,14 +50,14 @@ class Far:
     def hear(self, name: str) -> tuple[bytes, Any]:
         received = self.ends[name].recv(LONG)
         assert received is not None
-        return received[0], decode(received[1])
+        return received[0], wire.decode(received[1])
 
-    def tell(self, *notices: Message) -> None:
+    def tell(self, *notices: wire.Message) -> None:
         """Let notices come, and return when they have been taken."""
         for notice in notices:
-            self.ends["scheduler"].send(self.beating, encode(notice))
-        self.ends["scheduler"].send(self.beating, encode(Roster(1, [])))
-        until(lambda: bool(self.notices) and isinstance(self.notices[-1], Roster))
+            self.ends["scheduler"].send(self.beating, wire.encode(notice))
+        self.ends["scheduler"].send(self.beating, wire.encode(wire.Roster(1, [])))
+        until(lambda: bool(self.notices) and isinstance(self.notices[-1], wire.Roster))
         self.notices.pop()
 
 
@@ -80,27 +65,30 @@ def test_a_worker_asks_a_server_where_it_is_now_and_counts_takeovers():
     with Far() as far:
         assert far.joined[0].start == 4
         operation = Operation("x", (), far.session.client)
-        question = Question(far.session.servers[0], operation, Census, {}, operation.take)
+        question = Question(far.session.servers[0], operation, wire.Census, {}, operation.take)
         far.session.client.ask(operation, question)
-        assert [type(far.hear("old")[1]) for _ in range(2)] == [Here, Census]
+        assert [type(far.hear("old")[1]) for _ in range(2)] == [wire.Here, wire.Census]
         answering = threading.Thread(target=operation.wait)  # the wait is where the links are used
         answering.start()
         far.tell(
-            Moved(0, 3, "inproc://new"), Moved(0, 3, "inproc://new"), Moved(0, 2, "inproc://old"), Moved(9, 1, "x")
+            wire.Moved(0, 3, "inproc://new"),
+            wire.Moved(0, 3, "inproc://new"),
+            wire.Moved(0, 2, "inproc://old"),
+            wire.Moved(9, 1, "x"),
         )
-        assert far.notices == [Moved(0, 3, "inproc://new")], "the others are old, or of no server"
+        assert far.notices == [wire.Moved(0, 3, "inproc://new")], "the others are old, or of no server"
         (_, here), (peer, asked) = far.hear("new"), far.hear("new")
-        assert (type(here), type(asked)) == (Here, Census)
-        far.ends["new"].send(peer, encode(Counted(asked.seq, 5)))
+        assert (type(here), type(asked)) == (wire.Here, wire.Census)
+        far.ends["new"].send(peer, wire.encode(wire.Counted(asked.seq, 5)))
         answering.join(LONG)
-        assert operation.wait() == Counted(asked.seq, 5)
+        assert operation.wait() == wire.Counted(asked.seq, 5)
         assert (far.session.takeovers, far.session.addresses) == (1, ["inproc://new"])
 
 
 def test_a_fault_that_is_told_again_is_raised_once():
     """A scheduler that was started again tells all faults again."""
     with Far() as far:
-        faults = [Fault(0, "Mismatch", f"key {number}", number) for number in (1, 2)]
+        faults = [wire.Fault(0, "Mismatch", f"key {number}", number) for number in (1, 2)]
         far.tell(*faults, *faults)
         for number in (1, 2):
             with pytest.raises(Mismatch, match=f"key {number}"):
@@ -110,9 +98,9 @@ def test_a_fault_that_is_told_again_is_raised_once():
 
 def test_a_server_reports_over_the_link_of_its_beats_and_is_told_of_views():
     with Far("server") as far:
-        standing = Standing(far.session.client.node, 1, 12, synced=True)
+        standing = wire.Standing(far.session.client.node, 1, 12, synced=True)
         far.session.report(standing)
         assert far.hear("scheduler") == (far.beating, standing)
-        view = View(Node("server", 0, 1), 2)
+        view = wire.View(wire.Node("server", 0, 1), 2)
         far.tell(view)
         assert far.notices == [view]

@@ -16,11 +16,11 @@ from types import FrameType
 import pytest
 
 import kvstore
+from kvstore import wire
 from kvstore.member.stacks import Place, described, only_these_act, place_of, where
-from kvstore.wire import Node, Stacks, decode, encode
 from kvstore.wire.observing import MAX_PLACE, MOST_FRAMES, MOST_THREADS
 
-NODE = Node("worker", 1, 1)
+NODE = wire.Node("worker", 1, 1)
 STANDARD = Path(sysconfig.get_paths()["stdlib"])
 INSTALLED = Path(sysconfig.get_paths()["purelib"])
 OURS = Path(kvstore.__file__).parent
@@ -107,7 +107,7 @@ def thread_in(target: Callable[[queue.Queue[int]], object], name: str = "held") 
     thread.join()
 
 
-def until_it_waits(thread: threading.Thread, program: threading.Thread | None) -> Stacks:
+def until_it_waits(thread: threading.Thread, program: threading.Thread | None) -> wire.Stacks:
     """The answer once ``thread`` waits, which it does soon."""
     while True:
         stacks = where(NODE, 7, program)
@@ -130,8 +130,8 @@ def test_a_process_tells_where_its_threads_are_and_the_answer_can_be_sent():
     name, frames = stacks.threads[0]
     assert name == "held", "the program's thread comes first"
     assert stacks.place in frames
-    frame = encode(stacks)[0]
-    assert decode([frame]) == stacks
+    frame = wire.encode(stacks)[0]
+    assert wire.decode([frame]) == stacks
     assert secret.encode() not in bytes(frame)
     assert b"held.get()" not in bytes(frame)
 
@@ -140,7 +140,7 @@ def test_the_main_thread_counts_where_the_joining_thread_has_ended():
     ended = threading.Thread(target=lambda: None)
     ended.start()
     ended.join()
-    answers: list[Stacks] = []
+    answers: list[wire.Stacks] = []
     for program in (ended, None):
         asking = threading.Thread(target=lambda program=program: answers.append(where(NODE, 1, program)))
         asking.start()
@@ -158,7 +158,7 @@ def test_a_deep_stack_and_many_threads_fit_into_an_answer():
         stacks = where(NODE, 1, thread)
     assert len(stacks.threads) <= MOST_THREADS
     assert max(len(frames) for _, frames in stacks.threads) <= MOST_FRAMES
-    assert decode(encode(stacks)) == stacks
+    assert wire.decode(wire.encode(stacks)) == stacks
 
 
 def test_files_are_named_from_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

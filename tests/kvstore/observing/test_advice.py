@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from made_spans import server_span, worker_span
 
+from kvstore import wire
 from kvstore.observing.advice import KINDS, SEVERITIES, Advice, advise, of_straggler
 from kvstore.observing.straggler import CAUSES, Straggler
 from kvstore.observing.view import JobView, MemberView, Span
-from kvstore.wire import ServerReport, WorkerReport
 
 EVEN = ([34, 33, 33], [0.01, 0.01, 0.01])
 
 
 def view(
-    workers: list[Span[WorkerReport]],
-    servers: list[Span[ServerReport]],
+    workers: list[Span[wire.WorkerReport]],
+    servers: list[Span[wire.ServerReport]],
     state: str = "ready",
 ) -> JobView:
     members = [MemberView("worker", rank, 1, state, 0.1, "", span) for rank, span in enumerate(workers)]

@@ -7,10 +7,10 @@ import math
 from simulated_job import SimulatedJob
 from viewed_job import PLACE, server, view_of, worker
 
+from kvstore import wire
 from kvstore.job.curve_keys import pair, with_key
 from kvstore.observing import as_json
 from kvstore.observing.stacks_text import LocatedMember
-from kvstore.wire import Node, Stacks
 
 
 def test_the_format_is_what_the_reference_describes() -> None:
@@ -50,7 +50,7 @@ def test_no_key_is_in_it() -> None:
 
 
 def test_stacks_are_by_member() -> None:
-    stacks = Stacks(Node("worker", 0, 1), 1, "a.py:1 in f", "", [["MainThread", ["a.py:1 in f"]]])
+    stacks = wire.Stacks(wire.Node("worker", 0, 1), 1, "a.py:1 in f", "", [["MainThread", ["a.py:1 in f"]]])
     described = as_json.described_stacks(
         [LocatedMember("worker", 0, "is at a.py:1 in f", stacks), LocatedMember("worker", 1, "does not answer", None)]
     )

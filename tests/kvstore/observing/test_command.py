@@ -15,6 +15,7 @@ import pytest
 from observed_job import ObservedJob
 from viewed_job import PLACE, server, view_of, worker
 
+from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.directory import make_private
 from kvstore.job.observing_place import FILE
@@ -28,7 +29,6 @@ from kvstore.observing.command import (
     main,
 )
 from kvstore.observing.view import JobView
-from kvstore.wire import Located, Node, Stacks, encode
 
 OPTIONS = {"all": False, "links": False, "stacks": False, "json": False, "watch": None, "timeout": 5.0}
 
@@ -47,11 +47,14 @@ class PlayedSession:
             raise look
         return look
 
-    def locate(self, role: str, ranks: list[int]) -> Located:
+    def locate(self, role: str, ranks: list[int]) -> wire.Located:
         self.located.append((role, ranks))
-        stacks = [Stacks(Node(role, rank, 1), 1, "a.py:1 in f", "", [["MainThread", [self.frame]]]) for rank in ranks]
-        buffers = [bytes(encode(one)[0]) for one in stacks]
-        return Located(0, ranks, ["is at a.py:1 in f" for _ in ranks], buffers)
+        stacks = [
+            wire.Stacks(wire.Node(role, rank, 1), 1, "a.py:1 in f", "", [["MainThread", [self.frame]]])
+            for rank in ranks
+        ]
+        buffers = [bytes(wire.encode(one)[0]) for one in stacks]
+        return wire.Located(0, ranks, ["is at a.py:1 in f" for _ in ranks], buffers)
 
     def __enter__(self) -> PlayedSession:
         return self

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore import wire
 from kvstore.observing.looks import ENOUGH, PairedLooks, doing_of
-from kvstore.wire import Node, Stacks
 
 FETCH = ["train.py:9 in <module>", "torch/utils/data/dataloader.py:700 in __next__", "data.py:4 in __getitem__"]
 BACKWARD = ["train.py:12 in <module>", "torch/autograd/graph.py:800 in _engine_run_backward"]
@@ -13,8 +13,10 @@ PUSH = ["train.py:14 in <module>", "kvstore/client/store.py:200 in pushpull", "s
 LOAD = ["train.py:10 in <module>", "train.py:41 in load_batch"]
 
 
-def at(frames: list[str], place: str = "") -> Stacks:
-    return Stacks(Node("worker", 0, 1), 1, place or frames[-1], "", [["MainThread", frames], ["other", FETCH]])
+def at(frames: list[str], place: str = "") -> wire.Stacks:
+    return wire.Stacks(
+        wire.Node("worker", 0, 1), 1, place or frames[-1], "", [["MainThread", frames], ["other", FETCH]]
+    )
 
 
 def looks(own: list[list[str]], other: list[list[str]], times: int = ENOUGH) -> PairedLooks:

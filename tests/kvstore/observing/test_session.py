@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from observed_job import ObservedJob
 
+from kvstore import wire
 from kvstore.errors import DeadlineExceeded, NodeLost, UsageError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, pair
 from kvstore.observing.session import GONE_S, ObserverSession, stacks_in
-from kvstore.wire import Ack, Beat, Locate, Located, Node, Observe, Observed, Stacks, decode, encode
 from kvstore.wire.observing import MOST_EVENTS, MOST_LOCATED
 
 KINDS = ["unix", "tcp", "zeromq", "curve"]
@@ -68,19 +68,19 @@ class Played:
         """Nothing comes over it any more."""
 
     def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
-        request = decode(frames)
+        request = wire.decode(frames)
         self.asked.append(request)
         if self.events is None:
             return
-        if isinstance(request, Observe):
+        if isinstance(request, wire.Observe):
             skipped = max(0, request.after + 1 - self.first) if request.after < self.first + len(self.events) else 0
             lines = [[0.0, line] for line in self.events[skipped:]]
             first = self.first + skipped
-            reply: Any = Observed(request.seq, 1.0, 0.0, [1, 1, 0, 0], [], None, "", first, lines, [])
-            self.inbox.append((peer, encode(reply)))
-        elif isinstance(request, Locate):
+            reply: Any = wire.Observed(request.seq, 1.0, 0.0, [1, 1, 0, 0], [], None, "", first, lines, [])
+            self.inbox.append((peer, wire.encode(reply)))
+        elif isinstance(request, wire.Locate):
             places = [f"is at train.py:{rank}" for rank in request.ranks]
-            self.inbox.append((peer, encode(Located(request.seq, request.ranks, places))))
+            self.inbox.append((peer, wire.encode(wire.Located(request.seq, request.ranks, places))))
 
     def recv(self, timeout: float) -> Any:
         if self.inbox:
@@ -128,7 +128,7 @@ def test_events_are_asked_for_once_and_kept() -> None:
     assert texts(session) == ["a", "b"]
     transport.events = ["a", "b", "c"]
     assert texts(session) == ["a", "b", "c"]
-    assert [asked.after for asked in transport.asked if isinstance(asked, Observe)] == [0, 2]
+    assert [asked.after for asked in transport.asked if isinstance(asked, wire.Observe)] == [0, 2]
 
 
 def test_a_pause_ends_by_itself_by_word_of_a_death_and_by_who_ends_it() -> None:
@@ -136,12 +136,12 @@ def test_a_pause_ends_by_itself_by_word_of_a_death_and_by_who_ends_it() -> None:
     session = session_of(transport)
     session.wait(3.0)
     assert transport.now == 3.0
-    transport.inbox.append((ROOT.encode(), encode(Ack(0))))
+    transport.inbox.append((ROOT.encode(), wire.encode(wire.Ack(0))))
     session.wait(3.0)
     session.wake()
     session.wait(3.0)
     assert transport.now == 3.0
-    transport.inbox.append((ROOT.encode(), encode(Ack(0))))  # once more, while it asks
+    transport.inbox.append((ROOT.encode(), wire.encode(wire.Ack(0))))  # once more, while it asks
     assert texts(session) == ["a"]
 
 
@@ -166,14 +166,16 @@ def test_many_members_are_located_in_several_questions() -> None:
     ranks = range(MOST_LOCATED + 3)
     located = session_of(transport).locate("worker", [*ranks, 0])
     assert (located.ranks, located.places[1]) == (list(ranks), "is at train.py:1")
-    assert [len(asked.ranks) for asked in transport.asked if isinstance(asked, Locate)] == [MOST_LOCATED, 3]
+    assert [len(asked.ranks) for asked in transport.asked if isinstance(asked, wire.Locate)] == [MOST_LOCATED, 3]
 
 
 def test_stacks_are_read_and_nothing_else_is() -> None:
-    stacks = Stacks(Node("worker", 0, 1), 1, "train.py:3 in main", "sleeps", [["MainThread", ["train.py:3 in main"]]])
-    located = Located(0, [0], ["is at train.py:3 in main"], [bytes(encode(stacks)[0])])
+    stacks = wire.Stacks(
+        wire.Node("worker", 0, 1), 1, "train.py:3 in main", "sleeps", [["MainThread", ["train.py:3 in main"]]]
+    )
+    located = wire.Located(0, [0], ["is at train.py:3 in main"], [bytes(wire.encode(stacks)[0])])
     assert [one.place for one in stacks_in(located)] == ["train.py:3 in main"]
-    other = Located(0, [0], [""], [bytes(encode(Beat(Node("worker", 0, 1)))[0])])
+    other = wire.Located(0, [0], [""], [bytes(wire.encode(wire.Beat(wire.Node("worker", 0, 1)))[0])])
     with pytest.raises(Exception, match="expected stacks, got a Beat"):
         list(stacks_in(other))
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+from kvstore import wire
 from kvstore.observing.stacks_text import LocatedMember, located_members, stacks_lines
-from kvstore.wire import Node, Stacks
 
 
-def stacks(rank: int, place: str = "train.py:3 in main", ours: str = "courier") -> Stacks:
-    return Stacks(
-        Node("worker", rank, 1), 1, place, "", [["MainThread", ["a.py:1 in f", place]], [f"kvstore {ours}", []]]
+def stacks(rank: int, place: str = "train.py:3 in main", ours: str = "courier") -> wire.Stacks:
+    return wire.Stacks(
+        wire.Node("worker", rank, 1), 1, place, "", [["MainThread", ["a.py:1 in f", place]], [f"kvstore {ours}", []]]
     )
 
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.observing.view import JobView, Span
-from kvstore.wire import Ack, Message, Node, Observed, ServerReport, WorkerReport, encode
 
-WORKER = WorkerReport(Node("worker", 1, 1), 5.0, 10, 1000, -1, 50, 60, 2, 0, [100], [200], [["loss", 0.5]])
-SERVER = ServerReport(Node("server", 0, 1), 6.0, 10, 1, 2, 3, 4, 5, 6, 3, [0, 3], [0, 9], [], [], 0)
+WORKER = wire.WorkerReport(wire.Node("worker", 1, 1), 5.0, 10, 1000, -1, 50, 60, 2, 0, [100], [200], [["loss", 0.5]])
+SERVER = wire.ServerReport(wire.Node("server", 0, 1), 6.0, 10, 1, 2, 3, 4, 5, 6, 3, [0, 3], [0, 9], [], [], 0)
 MEMBERS = [["worker", 1, 1, "ready", 0.25, "", "node7", 42], ["server", 0, 1, "ready", 0.5, "ipc://s0", "", 0]]
 
 
-def observed(owners: list[int], *reports: Message) -> Observed:
-    buffers = [encode(report)[0] for report in reports]
-    return Observed(9, 8.0, 1.0, [2, 1, 0, 0], MEMBERS, None, "", 4, [[7.5, "hello"]], owners, buffers=buffers)
+def observed(owners: list[int], *reports: wire.Message) -> wire.Observed:
+    buffers = [wire.encode(report)[0] for report in reports]
+    return wire.Observed(9, 8.0, 1.0, [2, 1, 0, 0], MEMBERS, None, "", 4, [[7.5, "hello"]], owners, buffers=buffers)
 
 
 def test_members_have_their_reports() -> None:
@@ -42,8 +42,8 @@ def test_members_have_their_reports() -> None:
 
 @pytest.mark.parametrize(
     ("owners", "reports"),
-    [([2], [WORKER]), ([0], [Ack(1)]), ([0], [SERVER]), ([1], [WORKER]), ([0, 1], [WORKER]), ([], [WORKER])],
+    [([2], [WORKER]), ([0], [wire.Ack(1)]), ([0], [SERVER]), ([1], [WORKER]), ([0, 1], [WORKER]), ([], [WORKER])],
 )
-def test_an_answer_that_contradicts_itself_is_refused(owners: list[int], reports: list[Message]) -> None:
+def test_an_answer_that_contradicts_itself_is_refused(owners: list[int], reports: list[wire.Message]) -> None:
     with pytest.raises(WireError):
         JobView.of(observed(owners, *reports))

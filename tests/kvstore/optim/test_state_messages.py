@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.optim.state_messages import SegmentState, pack_parts, pack_states, unpack_parts, unpack_states
-from kvstore.wire import Buffer, OptimizerStates, Updated, decode, encode
 
 STATES = [
     SegmentState(3, "momentum", torch.arange(6.0).view(2, 3).t()),
@@ -19,10 +19,10 @@ STATES = [
 ]
 
 
-def message() -> OptimizerStates:
-    sent = encode(OptimizerStates(1, optimizer=None, **pack_states(STATES)))
-    arrived = decode([bytearray(frame) for frame in sent])
-    assert isinstance(arrived, OptimizerStates)
+def message() -> wire.OptimizerStates:
+    sent = wire.encode(wire.OptimizerStates(1, optimizer=None, **pack_states(STATES)))
+    arrived = wire.decode([bytearray(frame) for frame in sent])
+    assert isinstance(arrived, wire.OptimizerStates)
     return arrived
 
 
@@ -47,11 +47,11 @@ PARTS = [
 ]
 
 
-def updated() -> tuple[Updated, list[Buffer]]:
+def updated() -> tuple[wire.Updated, list[wire.Buffer]]:
     fields, frames = pack_parts(PARTS)
-    sent = encode(Updated(0, list(SHAPES), [2, 1], [5, 5], **fields, buffers=frames))
-    arrived = decode([bytearray(frame) for frame in sent])
-    assert isinstance(arrived, Updated)
+    sent = wire.encode(wire.Updated(0, list(SHAPES), [2, 1], [5, 5], **fields, buffers=frames))
+    arrived = wire.decode([bytearray(frame) for frame in sent])
+    assert isinstance(arrived, wire.Updated)
     return arrived, list(arrived.buffers)
 
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.lineage import NOWHERE, Version
 from kvstore.reading import held
 from kvstore.reading.held import HeldValue, ReadSegment, reads_of
 from kvstore.spec import Spec
 from kvstore.values import to_buffer
-from kvstore.wire import ValuesRead
 from kvstore.wire.reading import NOT_HELD, aligned
 
 
@@ -18,9 +18,9 @@ def cut_value(key: str = "w") -> HeldValue:
     return HeldValue(key, Spec((5,), "float32"), 0, [ReadSegment(7, 0, 0, 3), ReadSegment(8, 1, 3, 5)])
 
 
-def answer(*parts: torch.Tensor, versions: list[int], positions: list[int], lineage: int = 7) -> ValuesRead:
+def answer(*parts: torch.Tensor, versions: list[int], positions: list[int], lineage: int = 7) -> wire.ValuesRead:
     data = b"".join(bytes(to_buffer(part)).ljust(aligned(4 * part.numel()), b"\0") for part in parts)
-    return ValuesRead(1, lineage, versions, positions, [bytearray(data)] if data else [])
+    return wire.ValuesRead(1, lineage, versions, positions, [bytearray(data)] if data else [])
 
 
 def test_each_server_is_asked_for_its_segments() -> None:
@@ -62,10 +62,10 @@ def test_what_is_held_of_a_servers_past_is_asked_for_as_if_it_were_not_held() ->
         answer(torch.ones(3), versions=[4], positions=[1]),
         answer(torch.ones(30), versions=[4], positions=[0]),
         answer(versions=[4], positions=[0]),
-        ValuesRead(1, 7, [4], [0], [bytearray(32), bytearray(32)]),
+        wire.ValuesRead(1, 7, [4], [0], [bytearray(32), bytearray(32)]),
     ],
 )
-def test_a_wrong_answer_is_refused_and_changes_nothing(wrong: ValuesRead) -> None:
+def test_a_wrong_answer_is_refused_and_changes_nothing(wrong: wire.ValuesRead) -> None:
     value = cut_value()
     with pytest.raises(WireError, match="an answer of"):
         next(reads_of([value])).take(wrong)

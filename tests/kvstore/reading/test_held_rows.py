@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.lineage import NOWHERE, Version
 from kvstore.reading import held_rows
 from kvstore.reading.held_rows import HeldRows, reads_of_rows
 from kvstore.rows.ids import Ids
 from kvstore.table import Table
-from kvstore.wire import Buffer, RowsRead
 from kvstore.wire.reading import NOT_HELD
 
 TABLE = Table(dim=2)
@@ -22,11 +22,11 @@ def ids_of(*numbers: int) -> Ids:
     return np.array(numbers, np.int64)
 
 
-def answer(rows: list[list[float]], positions: list[int] | None = None, count: int | None = None) -> RowsRead:
-    buffers: list[Buffer] = [bytearray(np.array(rows, np.float32).tobytes())]
+def answer(rows: list[list[float]], positions: list[int] | None = None, count: int | None = None) -> wire.RowsRead:
+    buffers: list[wire.Buffer] = [bytearray(np.array(rows, np.float32).tobytes())]
     if positions is not None:
         buffers.append(bytearray(np.array(positions, np.int64).tobytes()))
-    return RowsRead(1, AT, len(rows) if count is None else count, buffers)
+    return wire.RowsRead(1, AT, len(rows) if count is None else count, buffers)
 
 
 @settings(max_examples=25, deadline=None)
@@ -98,10 +98,10 @@ def test_rows_that_are_held_of_a_tables_past_are_asked_for_as_if_they_were_not_h
         answer([[1, 2]], [-1]),
         answer([[1, 2]], [0, 1]),
         answer([[1, 2], [3, 4], [5, 6]], count=2),
-        RowsRead(1, AT, 0, []),
+        wire.RowsRead(1, AT, 0, []),
     ],
 )
-def test_a_wrong_answer_is_refused(wrong: RowsRead) -> None:
+def test_a_wrong_answer_is_refused(wrong: wire.RowsRead) -> None:
     (read,) = reads_of_rows(TABLE, ids_of(4, 5, 6), None, 1)
     out = np.zeros((3, 2), np.float32)
     with pytest.raises(WireError, match="where 3 were asked for"):

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, Mismatch, UsageError
 from kvstore.lineage import Version
 from kvstore.reading.held import HeldValue, ReadSegment
 from kvstore.reading.reader import RowPull
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec
-from kvstore.wire import RowsRead
 
 
 def table() -> HeldValue:
@@ -28,7 +28,7 @@ def answered(pull: RowPull, slack: int, version: int) -> list[dict[str, Any]]:
         held = np.frombuffer(fields["buffers"][1], np.int64) if fields["lineage"] else np.full(fields["count"], -1)
         positions = np.flatnonzero((held < 0) | (version - held > slack))
         rows = np.full((len(positions), 2), version, np.float32)
-        take(RowsRead(1, Version(7, version), len(positions), [rows.tobytes(), positions.tobytes()]))
+        take(wire.RowsRead(1, Version(7, version), len(positions), [rows.tobytes(), positions.tobytes()]))
         asked.append({"server": server, **fields})
     return asked
 

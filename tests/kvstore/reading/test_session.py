@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import DeadlineExceeded, NodeLost, UsageError
 from kvstore.job.config import Config
 from kvstore.reading.session import FRESH_S, ReaderSession
-from kvstore.wire import Connect, Connected, Failure, Here, Message, ReadValues, ValuesRead, decode, encode
 
 ROOT = "tcp://10.0.0.1:5555"
 READ = {"store": 0, "ids": [], "lineage": 0, "versions": [], "slack": 0}
@@ -25,7 +25,7 @@ class Played:
     def __init__(self) -> None:
         self.now = 0.0
         self.servers = ["server-0", "server-1"]
-        self.scheduler: Callable[[Any], Message | None] = lambda asked: Connected(asked.seq, 3, self.servers)
+        self.scheduler: Callable[[Any], wire.Message | None] = lambda asked: wire.Connected(asked.seq, 3, self.servers)
         self.dead: set[str] = set()
         self.asked: list[tuple[str, Any]] = []
         self._inbox: deque[tuple[bytes, list[Any]]] = deque()
@@ -37,15 +37,15 @@ class Played:
         """Nothing comes over it any more."""
 
     def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
-        request = decode(frames)
+        request = wire.decode(frames)
         self.asked.append((peer.decode(), request))
-        answer: Message | None = None
-        if isinstance(request, Connect):
+        answer: wire.Message | None = None
+        if isinstance(request, wire.Connect):
             answer = self.scheduler(request)
-        elif isinstance(request, ReadValues) and peer.decode() not in self.dead:
-            answer = ValuesRead(request.seq, 0, [], [])
+        elif isinstance(request, wire.ReadValues) and peer.decode() not in self.dead:
+            answer = wire.ValuesRead(request.seq, 0, [], [])
         if answer is not None:
-            self._inbox.append((peer, encode(answer)))
+            self._inbox.append((peer, wire.encode(answer)))
 
     def recv(self, timeout: float) -> tuple[bytes, list[Any]] | None:
         if self._inbox:
@@ -80,7 +80,7 @@ def connected(transport: Any, listens: bool | None = True, root: str = ROOT) -> 
 
 def read(session: ReaderSession, timeout: float = 30.0) -> list[Any]:
     taken: list[Any] = []
-    asks: Any = [(server, ReadValues, READ, taken.append) for server in range(session.num_servers)]
+    asks: Any = [(server, wire.ReadValues, READ, taken.append) for server in range(session.num_servers)]
     session.ask("pull", ["w"], asks, session.deadline(timeout))
     return taken
 
@@ -88,15 +88,18 @@ def read(session: ReaderSession, timeout: float = 30.0) -> list[Any]:
 def test_a_reader_finds_the_servers_and_says_who_it_is() -> None:
     transport = Played()
     assert len(read(connected(transport))) == 2
-    assert [str(asked.node) for peer, asked in transport.asked if isinstance(asked, Here)] == ["reader 3", "reader 3"]
+    assert [str(asked.node) for peer, asked in transport.asked if isinstance(asked, wire.Here)] == [
+        "reader 3",
+        "reader 3",
+    ]
 
 
 def test_it_waits_until_all_members_have_joined() -> None:
     transport, tries = Played(), []
 
-    def scheduler(asked: Any) -> Message:
+    def scheduler(asked: Any) -> wire.Message:
         tries.append(asked)
-        return Connected(asked.seq, 0, transport.servers if len(tries) > 2 else [])
+        return wire.Connected(asked.seq, 0, transport.servers if len(tries) > 2 else [])
 
     transport.scheduler = scheduler
     assert connected(transport).num_servers == 2
@@ -125,7 +128,7 @@ def test_why_the_job_is_over_is_told() -> None:
     transport = Played()
     session = connected(transport)
     transport.dead |= {"server-0", "server-1"}
-    transport.scheduler = lambda asked: Failure(asked.seq, "NodeLost", "worker 1 was killed")
+    transport.scheduler = lambda asked: wire.Failure(asked.seq, "NodeLost", "worker 1 was killed")
     with pytest.raises(NodeLost, match="worker 1 was killed"):
         read(session)
 
@@ -165,12 +168,12 @@ def test_now_and_then_the_scheduler_hears_of_a_reader() -> None:
     read(session)
     transport.now += FRESH_S + 1
     read(session)
-    assert len([asked for _, asked in transport.asked if isinstance(asked, Connect)]) == 2
+    assert len([asked for _, asked in transport.asked if isinstance(asked, wire.Connect)]) == 2
 
 
 def test_a_refusal_is_raised_at_once() -> None:
     transport = Played()
-    transport.scheduler = lambda asked: Failure(asked.seq, "UsageError", "the job has its 1 readers already")
+    transport.scheduler = lambda asked: wire.Failure(asked.seq, "UsageError", "the job has its 1 readers already")
     with pytest.raises(UsageError, match="1 readers already"):
         connected(transport)
     assert transport.now == 0.0

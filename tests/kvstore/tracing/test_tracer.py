@@ -6,14 +6,14 @@ import itertools
 import threading
 from threading import Thread
 
+from kvstore import wire
 from kvstore.job.valid_values import RoundWindow
 from kvstore.tracing.offsets import KEPT
 from kvstore.tracing.tracer import BATCH, NOBODY, Tracer
 from kvstore.transport.shm.transport import LARGE
-from kvstore.wire import Node, TraceChunk, decode, encode
 from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, MOST_RECORDS, SENT_FRAME, SPAN, read_records
 
-ME = Node("worker", 1, 1)
+ME = wire.Node("worker", 1, 1)
 FIRST_THREE = RoundWindow(1, 3)
 
 
@@ -21,8 +21,8 @@ def made(window: RoundWindow = FIRST_THREE, most: int = 1 << 12) -> Tracer:
     return Tracer(window, map(float, itertools.count()).__next__, most)
 
 
-def records(chunks: list[TraceChunk]) -> list[list[object]]:
-    return [record for chunk in chunks for record in read_records(decode(encode(chunk)))]
+def records(chunks: list[wire.TraceChunk]) -> list[list[object]]:
+    return [record for chunk in chunks for record in read_records(wire.decode(wire.encode(chunk)))]
 
 
 def test_a_window_is_open_from_the_start_if_it_has_the_first_round_and_until_its_last_is_over() -> None:
@@ -49,8 +49,8 @@ def test_records_have_numbers_kinds_and_times() -> None:
     tracer.span("push", 0.5, ["w", "b"], 8)
     tracer.asked(7, b"server 0", "push", ["w"], 4)
     tracer.answered(7, b"server 0")
-    replies_to = [(NOBODY, 3), (Node("worker", 0, 1), 4), (Node("worker", 1, 1), 5)]
-    tracer.handled(0.25, 0.5, "Push", Node("worker", 0, 1), 9, 4, 2, replies_to)
+    replies_to = [(NOBODY, 3), (wire.Node("worker", 0, 1), 4), (wire.Node("worker", 1, 1), 5)]
+    tracer.handled(0.25, 0.5, "Push", wire.Node("worker", 0, 1), 9, 4, 2, replies_to)
     tracer.mark("lost")
     span, asked, answered, handled, mark = records(tracer.chunks(ME))
     thread = span[4]

@@ -9,8 +9,8 @@ from any_message import ME, any_message, with_shorter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import Lend, PushLent, decode, encode
 
 GOOD = {"store": 0, "loan": 1, "device": bytes(16), "opaque": bytes(64), "offset": 0, "nbytes": 1}
 
@@ -29,19 +29,19 @@ GOOD = {"store": 0, "loan": 1, "device": bytes(16), "opaque": bytes(64), "offset
     ],
 )
 def test_handles_have_fixed_lengths_and_numbers_have_limits(field: str, value: Any):
-    assert decode(encode(Lend(ME, **GOOD))) == Lend(ME, **GOOD)
+    assert wire.decode(wire.encode(wire.Lend(ME, **GOOD))) == wire.Lend(ME, **GOOD)
     with pytest.raises(WireError, match=f"Lend.{field}"):
-        decode(encode(Lend(ME, **{**GOOD, field: value})))
+        wire.decode(wire.encode(wire.Lend(ME, **{**GOOD, field: value})))
 
 
-@given(any_message(PushLent).filter(lambda message: message.clocks))
-def test_a_push_has_a_clock_for_each_segment(message: PushLent):
+@given(any_message(wire.PushLent).filter(lambda message: message.clocks))
+def test_a_push_has_a_clock_for_each_segment(message: wire.PushLent):
     with pytest.raises(WireError, match="one length"):
-        decode(with_shorter(message, "clocks"))
+        wire.decode(with_shorter(message, "clocks"))
 
 
-@given(any_message(PushLent), st.binary(max_size=9))
-def test_the_plain_push_differs_in_where_its_values_are(message: PushLent, values: bytes):
+@given(any_message(wire.PushLent), st.binary(max_size=9))
+def test_the_plain_push_differs_in_where_its_values_are(message: wire.PushLent, values: bytes):
     plain = message.plain([values])
     assert plain.buffers == [values]
     same = ("sender", "store", "ids", "clocks", "want", "lr", "rescale", "changes", "priority")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import decode, encode
 from kvstore.wire.frames import MESSAGES
 from kvstore.wire.messages import require_known, same_length
 
@@ -26,11 +25,11 @@ def test_every_class_that_crosses_the_wire_is_tried() -> None:
 @given(data=st.data())
 def test_a_message_comes_back_as_it_was(cls: type[Any], data: st.DataObject) -> None:
     message = data.draw(any_message(cls))
-    assert decode(encode(message)) == message
+    assert wire.decode(wire.encode(message)) == message
 
 
 def test_a_request_has_one_sender_of_which_it_tells_node_and_number() -> None:
-    request = decode(encode(wire.Census(wire.Sender(wire.Node("worker", 3, 1), 7, 5))))
+    request = wire.decode(wire.encode(wire.Census(wire.Sender(wire.Node("worker", 3, 1), 7, 5))))
     assert request.sender == wire.Sender(wire.Node("worker", 3, 1), 7, 5)
     assert (request.node, request.seq, request.sender.done) == (wire.Node("worker", 3, 1), 7, 5)
     assert type(request.sender) is wire.Sender
@@ -47,7 +46,7 @@ def test_a_request_has_one_sender_of_which_it_tells_node_and_number() -> None:
 )
 def test_what_is_wrong_with_a_sender_is_said(changed: wire.Sender, words: str) -> None:
     with pytest.raises(WireError, match=words):
-        decode(encode(wire.Census(changed)))
+        wire.decode(wire.encode(wire.Census(changed)))
 
 
 def test_nodes_are_named_as_people_name_them() -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 from any_message import with_shorter
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import Located, Node, Observed, ServerReport, decode, encode
 
-SERVER = Node("server", 0, 1)
-REPORT = ServerReport(SERVER, 1.5, 7, 1, 2, 3, 4, 5, 6, 3, [1, 2], [10, 20], [0], [1], 30, "waits")
+SERVER = wire.Node("server", 0, 1)
+REPORT = wire.ServerReport(SERVER, 1.5, 7, 1, 2, 3, 4, 5, 6, 3, [1, 2], [10, 20], [0], [1], 30, "waits")
 
 
 def test_a_report_comes_back_as_it_was() -> None:
-    assert decode(encode(REPORT)) == REPORT
+    assert wire.decode(wire.encode(REPORT)) == REPORT
 
 
 def test_a_report_has_both_counts_for_each_worker() -> None:
     with pytest.raises(WireError, match="lists of one length"):
-        decode(with_shorter(REPORT, "alone_us"))
+        wire.decode(with_shorter(REPORT, "alone_us"))
 
 
 def test_an_answer_has_a_place_for_each_member() -> None:
     with pytest.raises(WireError, match="lists of one length"):
-        decode(with_shorter(Located(1, [0, 1], ["is at a.py:1 in f", "has left"]), "places"))
+        wire.decode(with_shorter(wire.Located(1, [0, 1], ["is at a.py:1 in f", "has left"]), "places"))
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_an_answer_has_a_place_for_each_member() -> None:
 )
 def test_a_record_of_a_member_is_checked(record: list[object]) -> None:
     with pytest.raises(WireError, match=r"Observed\.members"):
-        decode(encode(Observed(1, 0.0, 0.0, [1, 1, 0, 0], [record], None, "", 0, [], [])))
+        wire.decode(wire.encode(wire.Observed(1, 0.0, 0.0, [1, 1, 0, 0], [record], None, "", 0, [], [])))

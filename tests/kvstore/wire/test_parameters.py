@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import decode, encode
 
 
 @pytest.mark.parametrize(
@@ -29,7 +28,7 @@ from kvstore.wire import decode, encode
 def test_lists_of_different_lengths_are_refused(cls: type[Any], field: str, data: st.DataObject) -> None:
     message = data.draw(any_message(cls).filter(lambda m: getattr(m, field)))
     with pytest.raises(WireError, match="different lengths"):
-        decode(with_shorter(message, field))
+        wire.decode(with_shorter(message, field))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_lists_of_different_lengths_are_refused(cls: type[Any], field: str, data
 )
 def test_values_out_of_range_are_refused(message: Any) -> None:
     with pytest.raises(WireError, match=f"{type(message).__name__}."):
-        decode(encode(message))
+        wire.decode(wire.encode(message))
 
 
 @pytest.mark.parametrize("counts", [[], [1, 1], [2], [3]], ids=str)
@@ -71,7 +70,7 @@ def test_compressed_pushes_have_a_length_for_each_payload(counts: list[int]) -> 
         fields = (ME, 0, [1, 2], [1, 1], False, None, None, ["fp16", []], lengths, counts)
         if len(lengths) == (len(counts) or 2):
             push = wire.Push(*fields, buffers=[])
-            assert decode(encode(push)) == push
+            assert wire.decode(wire.encode(push)) == push
         else:
             with pytest.raises(WireError, match="different lengths"):
                 wire.Push(*fields)

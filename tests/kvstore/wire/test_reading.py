@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import Connect, FindKeys, KeysFound, ListKeys, Node, ReadRows, ReadValues, Sender, decode, encode
 from kvstore.wire.reading import ALIGN, NOT_HELD, READS, aligned
 
-ME = Sender(Node("reader", 3, 7), 1, 1)
+ME = wire.Sender(wire.Node("reader", 3, 7), 1, 1)
 
 
 def test_values_lie_at_whole_steps() -> None:
@@ -14,16 +14,16 @@ def test_values_lie_at_whole_steps() -> None:
 
 
 def test_a_reader_may_hold_nothing_of_a_segment() -> None:
-    read = ReadValues(ME, 0, [4, 9], 7, [NOT_HELD, 12], 3)
-    assert decode(encode(read)) == read
+    read = wire.ReadValues(ME, 0, [4, 9], 7, [NOT_HELD, 12], 3)
+    assert wire.decode(wire.encode(read)) == read
     with pytest.raises(WireError, match="one length"):
-        ReadValues(ME, 0, [4, 9], 7, [12], 3)
+        wire.ReadValues(ME, 0, [4, 9], 7, [12], 3)
 
 
 def test_what_is_found_adds_up() -> None:
     with pytest.raises(WireError, match="expected 2 segments"):
-        KeysFound(1, 0, [0], [[3]], ["float32"], [None], [2], [5], [0], [0], [3])
+        wire.KeysFound(1, 0, [0], [[3]], ["float32"], [None], [2], [5], [0], [0], [3])
 
 
 def test_the_requests_of_readers_are_these() -> None:
-    assert set(READS) == {Connect, FindKeys, ListKeys, ReadValues, ReadRows}
+    assert set(READS) == {wire.Connect, wire.FindKeys, wire.ListKeys, wire.ReadValues, wire.ReadRows}

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.spec import MAX_SEGMENTS
-from kvstore.wire import VERSION, decode, encode
 from kvstore.wire.frames import MAX_HEADER
 
 
@@ -23,36 +22,36 @@ from kvstore.wire.frames import MAX_HEADER
 def test_lists_of_different_lengths_are_refused(cls: type[Any], field: str, data: st.DataObject) -> None:
     message = data.draw(any_message(cls).filter(lambda m: getattr(m, field)))
     with pytest.raises(WireError, match="different lengths"):
-        decode(with_shorter(message, field))
+        wire.decode(with_shorter(message, field))
 
 
 def test_what_lists_refer_to_must_be_there() -> None:
-    header = [VERSION, 15, ME, 0, ["a", "b"], [0, 1], [[1], [2]], ["int8"] * 2, 1, 1, []]
-    decode([msgpack.packb(header)])
+    header = [wire.VERSION, 15, ME, 0, ["a", "b"], [0, 1], [[1], [2]], ["int8"] * 2, 1, 1, []]
+    wire.decode([msgpack.packb(header)])
     header[5] = [0, 2]
     with pytest.raises(WireError, match="expected kinds below 2, got 2"):
-        decode([msgpack.packb(header)])
+        wire.decode([msgpack.packb(header)])
 
 
 @pytest.mark.parametrize("counts", [[1], [2, 1], [1, 1, 1]])
 def test_as_many_segments_come_as_are_announced(counts: list[int]) -> None:
     columns = [[0, 1], [0, 0], [0, 0], [1, 1]]
-    decode([msgpack.packb([VERSION, 16, 1, [2], *columns])])
+    wire.decode([msgpack.packb([wire.VERSION, 16, 1, [2], *columns])])
     with pytest.raises(WireError, match="segments, as ``counts`` says, got 2"):
-        decode([msgpack.packb([VERSION, 16, 1, counts, *columns])])
+        wire.decode([msgpack.packb([wire.VERSION, 16, 1, counts, *columns])])
 
 
 def test_the_longest_answers_that_are_meant_are_not_too_long() -> None:
     columns = [[number] * MAX_SEGMENTS for number in (2**32 - 1, 4095, 2**48 - 1, 2**48)]
     for counts in ([MAX_SEGMENTS], [1] * MAX_SEGMENTS):
-        assert len(encode(wire.Placed(2**62, counts, *columns))[0]) < MAX_HEADER
+        assert len(wire.encode(wire.Placed(2**62, counts, *columns))[0]) < MAX_HEADER
 
 
 def test_a_key_of_many_segments_may_be_placed() -> None:
     numbers = list(range(5000))
     starts, stops = [7 * number for number in numbers], [7 * number + 7 for number in numbers]
     placed = wire.Placed(1, [5000], numbers, [number % 3 for number in numbers], starts, stops)
-    assert decode(encode(placed)) == placed
+    assert wire.decode(wire.encode(placed)) == placed
 
 
 @pytest.mark.parametrize(
@@ -84,10 +83,10 @@ def test_a_key_of_many_segments_may_be_placed() -> None:
 )
 def test_values_out_of_range_are_refused(message: Any) -> None:
     with pytest.raises(WireError, match=f"{type(message).__name__}."):
-        decode(encode(message))
+        wire.decode(wire.encode(message))
 
 
 def test_a_notice_of_a_member_names_it() -> None:
     node = wire.Node("worker", 3, 1)
     for cls in (wire.Beat, wire.ProcessAlive, wire.Here):
-        assert decode(encode(cls(node))).node == node
+        assert wire.decode(wire.encode(cls(node))).node == node

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import decode
 
 
 @pytest.mark.parametrize(
@@ -22,4 +21,4 @@ from kvstore.wire import decode
 def test_lists_of_different_lengths_are_refused(cls: Any, field: str, data: st.DataObject) -> None:
     message = data.draw(any_message(cls).filter(lambda m: getattr(m, field)))
     with pytest.raises(WireError, match="one length"):
-        decode(with_shorter(message, field))
+        wire.decode(with_shorter(message, field))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from any_message import ME, with_shorter
 
+from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.table import Capacity, MinCount, Table
-from kvstore.wire import EvictRows, FreezeTable, InitTables, PullRows, PushRows, PutRows, decode, encode
 
-PUSH = PushRows(ME, 0, [7], [1], [1], [0], False, False, False, None, None, [], ["none"], None, [b"", b"", b""])
-INIT = InitTables(ME, 0, [7], ["t"], [Table(dim=2, admit=MinCount(2), evict=Capacity(9)).described], 0, 2)
-PULL = PullRows(ME, 0, [7], [1], [1], True, ["int8"], [b"12345678"])
-PUT = PutRows(ME, 0, 7, 0, None, None, ["seen"], ["int64"], [0], [b"", b"", b""])
+PUSH = wire.PushRows(ME, 0, [7], [1], [1], [0], False, False, False, None, None, [], ["none"], None, [b"", b"", b""])
+INIT = wire.InitTables(ME, 0, [7], ["t"], [Table(dim=2, admit=MinCount(2), evict=Capacity(9)).described], 0, 2)
+PULL = wire.PullRows(ME, 0, [7], [1], [1], True, ["int8"], [b"12345678"])
+PUT = wire.PutRows(ME, 0, 7, 0, None, None, ["seen"], ["int64"], [0], [b"", b"", b""])
 
 
 @pytest.mark.parametrize("field", ["ids", "clocks", "counts", "wanted", "codecs"])
 def test_lists_of_a_push_are_as_long_as_it_has_tables(field: str):
     with pytest.raises(WireError, match="lists of one length"):
-        decode(with_shorter(PUSH, field))
+        wire.decode(with_shorter(PUSH, field))
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,12 @@ def test_lists_of_a_push_are_as_long_as_it_has_tables(field: str):
 )
 def test_lists_of_other_messages_describe_the_same_things(message: object, field: str):
     with pytest.raises(WireError, match="lists of one length"):
-        decode(with_shorter(message, field))
+        wire.decode(with_shorter(message, field))
 
 
 def test_a_table_travels_as_its_description():
-    decoded = decode(encode(INIT))
-    assert isinstance(decoded, InitTables)
+    decoded = wire.decode(wire.encode(INIT))
+    assert isinstance(decoded, wire.InitTables)
     assert Table.of(decoded.tables[0]) == Table(dim=2, admit=MinCount(2), evict=Capacity(9))
 
 
@@ -52,9 +52,9 @@ def test_a_table_travels_as_its_description():
 )
 def test_a_description_of_no_table_is_refused(described: list[object]):
     with pytest.raises(WireError):
-        decode(encode(InitTables(ME, 0, [7], ["t"], [described], 0, 2)))
+        wire.decode(wire.encode(wire.InitTables(ME, 0, [7], ["t"], [described], 0, 2)))
 
 
-@pytest.mark.parametrize("message", [FreezeTable(ME, 0, 7, 3, None), EvictRows(ME, 0, 7, 3)])
-def test_what_waits_for_a_round_names_it_as_a_pull_does(message: FreezeTable | EvictRows):
+@pytest.mark.parametrize("message", [wire.FreezeTable(ME, 0, 7, 3, None), wire.EvictRows(ME, 0, 7, 3)])
+def test_what_waits_for_a_round_names_it_as_a_pull_does(message: wire.FreezeTable | wire.EvictRows):
     assert (message.ids, message.clocks, list(message.workers)) == ([7], [3], [0])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import Node, TraceChunk, TraceFetched, decode, encode
 from kvstore.wire.tracing import (
     ANSWERED,
     ASKED,
@@ -25,15 +25,15 @@ from kvstore.wire.tracing import (
 )
 
 LABELS = [(1, ("push", "w", 1)), (2, ("server 0", None, 0))]
-NODES = [(3, Node("worker", 0, 1))]
+NODES = [(3, wire.Node("worker", 0, 1))]
 GOOD = (SPAN, 1, 0, 7, 0, 0.5, 1.0, 0.0, 4, 2, 0)
 
 
-def chunk(*rows: tuple[Any, ...], words: bytes | None = None, records: int | None = None) -> TraceChunk:
+def chunk(*rows: tuple[Any, ...], words: bytes | None = None, records: int | None = None) -> wire.TraceChunk:
     content = b"".join(ROW.pack(*row) for row in rows)
     frames = packed(LABELS, NODES, content) if words is None else [content + words]
     count = len(rows) if records is None else records
-    return TraceChunk(Node("worker", 0, 1), [[1, 0.5, 0.25]], [[7, "MainThread"]], False, 11, count, frames)
+    return wire.TraceChunk(wire.Node("worker", 0, 1), [[1, 0.5, 0.25]], [[7, "MainThread"]], False, 11, count, frames)
 
 
 def test_rows_come_back_as_records() -> None:
@@ -46,7 +46,7 @@ def test_rows_come_back_as_records() -> None:
         (REPLIES, 77, 0, 0, 1, 0.0, 0.0, 0.0, 10, 0, 0),
     ]
     nobody, worker = ["", -1, 0], ["worker", 0, 1]
-    assert read_records(decode(encode(chunk(*rows)))) == [
+    assert read_records(wire.decode(wire.encode(chunk(*rows)))) == [
         [11, SPAN, 0.5, 1.0, 7, "push", "w", 1, 4, 2],
         [12, MARK, 1.5, "server 0"],
         [13, ASKED, 2.0, 9, "push", "w", 1, 4, 2, 7, "server 0"],
@@ -85,9 +85,9 @@ def test_words_are_checked(words: bytes) -> None:
 
 
 def test_a_chunk_has_as_many_rows_as_it_says() -> None:
-    header = encode(chunk(*[GOOD] * 3))[0]
+    header = wire.encode(chunk(*[GOOD] * 3))[0]
     with pytest.raises(WireError, match="expected 3 rows"):
-        decode([header, *encode(chunk(GOOD))[1:]])
+        wire.decode([header, *wire.encode(chunk(GOOD))[1:]])
 
 
 def test_long_contents_are_cut_anywhere_and_joined() -> None:
@@ -102,23 +102,25 @@ def test_words_that_do_not_fit_are_left_out() -> None:
     labels = [(number, ("n" * 500, None, 0)) for number in range(10_000)]
     frames = packed(labels, NODES, ROW.pack(*GOOD))
     assert sum(map(len, frames)) <= MAX_CHUNK
-    (record,) = read_records(TraceChunk(Node("worker", 0, 1), [], [], False, 1, 1, frames))
+    (record,) = read_records(wire.TraceChunk(wire.Node("worker", 0, 1), [], [], False, 1, 1, frames))
     assert record[5] == "?"
 
 
 def test_a_chunk_is_not_too_long() -> None:
     with pytest.raises(WireError, match="at most"):
-        decode([encode(chunk())[0], bytes(MAX_CHUNK + 1)])
+        wire.decode([wire.encode(chunk())[0], bytes(MAX_CHUNK + 1)])
 
 
 def test_an_answer_has_chunks() -> None:
     one = chunk(GOOD)
-    frames = [bytes(frame) for frame in encode(one)]
-    fetched = decode(encode(TraceFetched(1, 5, 0, False, frames * 2)))
+    frames = [bytes(frame) for frame in wire.encode(one)]
+    fetched = wire.decode(wire.encode(wire.TraceFetched(1, 5, 0, False, frames * 2)))
     assert [dataclasses.asdict(made)["node"] for made in fetched.chunks] == [one.node, one.node]
 
 
-@pytest.mark.parametrize("frames", [[b"x"], [b"x", b"y"], [bytes(encode(TraceFetched(1, 1, 0, False))[0]), b""]])
+@pytest.mark.parametrize(
+    "frames", [[b"x"], [b"x", b"y"], [bytes(wire.encode(wire.TraceFetched(1, 1, 0, False))[0]), b""]]
+)
 def test_an_answer_with_anything_else_is_refused(frames: list[bytes]) -> None:
     with pytest.raises(WireError):
-        _ = TraceFetched(1, 5, 0, False, frames).chunks
+        _ = wire.TraceFetched(1, 5, 0, False, frames).chunks

@@ -8,7 +8,6 @@ import pytest
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import decode, encode
 
 PRIMARY = wire.Node("server", 1, 1)
 
@@ -23,7 +22,7 @@ PRIMARY = wire.Node("server", 1, 1)
     ],
 )
 def test_round_trip(message: Any) -> None:
-    assert decode(encode(message)) == message
+    assert wire.decode(wire.encode(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -41,4 +40,4 @@ def test_round_trip(message: Any) -> None:
 )
 def test_values_out_of_range_are_refused(message: Any) -> None:
     with pytest.raises(WireError, match=f"{type(message).__name__}."):
-        decode(encode(message))
+        wire.decode(wire.encode(message))

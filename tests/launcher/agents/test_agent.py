@@ -13,14 +13,14 @@ import pytest
 from waiting import LONG
 
 import kvstore
+from kvstore import wire
 from kvstore.job.exit_report import ExitReport
-from kvstore.wire import Message
 from launcher.agents import agent as module
 from launcher.agents.agent import Agent
 from launcher.agents.links import protocol as p
 from launcher.supervision.signals import SignalQueue
 
-Reaction = Callable[["LaunchPy", Message], None]
+Reaction = Callable[["LaunchPy", wire.Message], None]
 
 
 class LaunchPy:
@@ -28,15 +28,15 @@ class LaunchPy:
 
     pending = unsent = 0
 
-    def __init__(self, *first: Message, reaction: Reaction = lambda *_: None) -> None:
+    def __init__(self, *first: wire.Message, reaction: Reaction = lambda *_: None) -> None:
         self._first, self._reaction = first, reaction
-        self.heard: list[Message] = []
+        self.heard: list[wire.Message] = []
         self.closed = 0
 
-    def open(self, selector: Any, on_message: Callable[[Message], None], on_end: Callable[[str], None]) -> None:
+    def open(self, selector: Any, on_message: Callable[[wire.Message], None], on_end: Callable[[str], None]) -> None:
         self.says, self.hangs_up = on_message, on_end
 
-    def send(self, message: Message) -> None:
+    def send(self, message: wire.Message) -> None:
         self.heard.append(message)
         if isinstance(message, p.Hello):
             for word in self._first:
@@ -52,7 +52,7 @@ class LaunchPy:
     def close(self) -> None:
         self.closed += 1
 
-    def of(self, kind: type[Message]) -> list[Any]:
+    def of(self, kind: type[wire.Message]) -> list[Any]:
         return [message for message in self.heard if isinstance(message, kind)]
 
 
@@ -89,7 +89,7 @@ def printed(link: LaunchPy) -> bytes:
     return b"".join(bytes(part) for output in link.of(p.Output) for part in output.buffers if output.number == 1)
 
 
-def when_empty(link: LaunchPy, message: Message) -> None:
+def when_empty(link: LaunchPy, message: wire.Message) -> None:
     if isinstance(message, p.Empty):
         link.says(p.Bye())
 
@@ -150,7 +150,7 @@ def test_it_runs_its_tasks_and_relays_what_becomes_of_them(tmp_path: Path, short
 
 
 def test_a_task_is_started_again_when_launch_py_says_so(tmp_path: Path) -> None:
-    def again(link: LaunchPy, message: Message) -> None:
+    def again(link: LaunchPy, message: wire.Message) -> None:
         if isinstance(message, p.Empty) and len(link.of(p.Exited)) == 1:
             for index in (3, 4):  # it has no task 3
                 link.says(p.StartAgain(index, p.pack({"W": "again"})))
@@ -181,7 +181,7 @@ def test_python_is_the_interpreter_that_runs_the_agent(tmp_path: Path) -> None:
 
 
 def test_tasks_that_cannot_be_started_are_refused(tmp_path: Path, short: Path) -> None:
-    def leave(link: LaunchPy, message: Message) -> None:
+    def leave(link: LaunchPy, message: wire.Message) -> None:
         if isinstance(message, p.Refused):
             link.says(p.Bye())
 
@@ -194,10 +194,10 @@ def test_tasks_that_cannot_be_started_are_refused(tmp_path: Path, short: Path) -
 
 
 @pytest.mark.parametrize("message", [p.Signal(signal.SIGTERM), p.SignalTask(4, signal.SIGTERM)])
-def test_a_signal_from_launch_py_reaches_its_tasks(tmp_path: Path, message: Message) -> None:
+def test_a_signal_from_launch_py_reaches_its_tasks(tmp_path: Path, message: wire.Message) -> None:
     said = message
 
-    def signal_it(link: LaunchPy, message: Message) -> None:
+    def signal_it(link: LaunchPy, message: wire.Message) -> None:
         if isinstance(message, p.Started):
             link.says(said)
         when_empty(link, message)

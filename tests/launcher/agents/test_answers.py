@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 import kvstore
-from kvstore.wire import Message
+from kvstore import wire
 from launcher.agents.answers import has_servers, surveyed, unfit, unreached, version_problem
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
@@ -16,15 +16,15 @@ from launcher.agents.remote import RemoteAgent
 class Answering:
     """An agent that has said this."""
 
-    def __init__(self, *messages: Message) -> None:
+    def __init__(self, *messages: wire.Message) -> None:
         self._said = {type(message): message for message in messages}
         self.members: list[tuple[str, int]] = [("worker", 0)]
 
-    def said(self, kind: type[Message]) -> Message | None:
+    def said(self, kind: type[wire.Message]) -> wire.Message | None:
         return self._said.get(kind)
 
 
-def host(*messages: Message) -> RemoteAgent:
+def host(*messages: wire.Message) -> RemoteAgent:
     return cast(RemoteAgent, Answering(*messages))
 
 

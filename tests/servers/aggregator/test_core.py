@@ -5,8 +5,8 @@ from __future__ import annotations
 from asking import Door, Worker, sent, text_of
 from hosting import Host, describe
 
+from kvstore import wire
 from kvstore.transport.memory import Heap
-from kvstore.wire import Ack, Explanation, Failure, Here, Stop
 from servers.activity import Lateness
 from servers.aggregator.core import Aggregator
 from servers.requests.reasons import Reason
@@ -24,7 +24,7 @@ def test_a_link_with_another_key_is_turned_away():
     door = Door({b"good": "key of 2", b"bad": "other"})
     core = Aggregator([2], Heap(), Host((9,)), door, {2: "key of 2"})
     worker = Worker(2)
-    assert core.handle(b"good", sent(worker.open()), 0.0) == [(b"good", Ack(1))]
+    assert core.handle(b"good", sent(worker.open()), 0.0) == [(b"good", wire.Ack(1))]
     ((_, reply),) = core.handle(b"bad", sent(worker.open()), 0.0)
     assert "another key" in text_of(reply, "UsageError")
     assert door.admitted == [b"good"]
@@ -51,8 +51,8 @@ def test_what_belongs_to_servers_is_refused():
 def test_notices_and_greetings_are_not_answered():
     host = Host()
     worker = host.workers[2]
-    assert host.core.handle(worker.peer, Here(worker.node), 0.0) == []
-    assert host.core.handle(worker.peer, Stop(), 0.0) == []
+    assert host.core.handle(worker.peer, wire.Here(worker.node), 0.0) == []
+    assert host.core.handle(worker.peer, wire.Stop(), 0.0) == []
 
 
 def test_a_bad_description_is_refused():
@@ -69,7 +69,7 @@ def test_what_a_request_waits_for_is_asked_of_the_server():
     ((exchange, peer, seq),) = host.explained
     assert (exchange, peer, seq) == (host.sent[0], host.workers[2].peer, question.seq)
     assert host.named(host.core.explained(peer, seq, Reason("waits for worker 9", [9]))) == {
-        (2, question.seq): Explanation(question.seq, "waits for worker 9", [9])
+        (2, question.seq): wire.Explanation(question.seq, "waits for worker 9", [9])
     }
 
 
@@ -79,7 +79,7 @@ def test_what_is_known_here_is_explained_here():
     missing = "waits for worker 3, whose push 1 of 'a' is missing"
     for about, text, ranks in ((message.seq, missing, [3]), (99, "", [])):
         question = host.workers[2].explain(about)
-        assert host.ask(2, question) == {(2, question.seq): Explanation(question.seq, text, ranks)}
+        assert host.ask(2, question) == {(2, question.seq): wire.Explanation(question.seq, text, ranks)}
 
 
 def test_an_answer_for_a_store_that_was_closed_is_dropped():
@@ -87,7 +87,7 @@ def test_an_answer_for_a_store_that_was_closed_is_dropped():
     host.push(2, {1: [1, 2]})
     exchange = host.take()
     host.core.stores.clear()
-    assert host.answer(exchange, Failure(0, "ServerError", "late")) == {}
+    assert host.answer(exchange, wire.Failure(0, "ServerError", "late")) == {}
 
 
 def test_those_who_have_left_before_a_store_is_opened_are_not_waited_for():

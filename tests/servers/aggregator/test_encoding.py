@@ -12,13 +12,13 @@ from coded import COMPRESSIONS, NAMES, arrays, same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore import wire
 from kvstore.codecs import Compression, Compressor, parse
 from kvstore.codecs.description import described, travelling
 from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UnknownName, UsageError, WireError
 from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
 from kvstore.values import to_buffer
-from kvstore.wire import GetStates, OptimizerStates, Push, PutStates, Values, pack_arrays
 from servers.aggregator.encoding import EncodedSum, Encoding
 
 HERE = [compression for compression in COMPRESSIONS if compression.type != "powersgd"]  # needs whole matrices
@@ -40,7 +40,7 @@ def arrived(encoded: EncodedSum, sizes: dict[int, int] = SIZES) -> torch.Tensor:
     """What a server makes of it."""
     codec, lengths, counts, buffers = encoded
     ids = list(sizes)
-    message = Push(sender(role="aggregator"), 0, ids, [1] * len(ids), False, None, None, codec, lengths, counts)
+    message = wire.Push(sender(role="aggregator"), 0, ids, [1] * len(ids), False, None, None, codec, lengths, counts)
     message = sent(replace(message, buffers=buffers))
     compression = described(message.codec)
     assert compression is not None
@@ -53,9 +53,9 @@ def arrived(encoded: EncodedSum, sizes: dict[int, int] = SIZES) -> torch.Tensor:
     return out
 
 
-def states(at: Encoding, sizes: dict[int, int] = SIZES) -> OptimizerStates:
-    reply = sent(at.get_states(GetStates(sender(), 0, list(sizes))))
-    assert isinstance(reply, OptimizerStates)
+def states(at: Encoding, sizes: dict[int, int] = SIZES) -> wire.OptimizerStates:
+    reply = sent(at.get_states(wire.GetStates(sender(), 0, list(sizes))))
+    assert isinstance(reply, wire.OptimizerStates)
     return reply
 
 
@@ -65,11 +65,11 @@ def kept(at: Encoding, sizes: dict[int, int] = SIZES, name: str = "residual") ->
     return torch.cat([values[number] for number in sizes])
 
 
-def put(reply: OptimizerStates, rank: int = 0) -> PutStates:
+def put(reply: wire.OptimizerStates, rank: int = 0) -> wire.PutStates:
     """The message that brings back what ``states`` returned."""
     columns = reply.ids, reply.names, reply.shapes, reply.dtypes, reply.buffers
-    message = sent(PutStates(sender(rank), 0, *columns))
-    assert isinstance(message, PutStates)
+    message = sent(wire.PutStates(sender(rank), 0, *columns))
+    assert isinstance(message, wire.PutStates)
     return message
 
 
@@ -122,7 +122,7 @@ def test_each_segment_is_encoded_as_a_worker_would_encode_an_array(compression: 
             encoded = worker.encode(number, part)
             message = EncodedSum(travelling(compression), [encoded.payload(0, encoded.size).numel()], [1], [])
             payload = to_buffer(encoded.payload(0, encoded.size))
-            alone = message._replace(buffers=pack_arrays([payload]))
+            alone = message._replace(buffers=wire.pack_arrays([payload]))
             expected.append(arrived(alone, {number: SIZES[number]}))
         assert same_bits(arrived(encode(at, compression, values)), torch.cat(expected))
 
@@ -233,10 +233,10 @@ RIGHT = [
 )
 def test_states_of_something_else_are_refused(wrong: list[SegmentState]) -> None:
     at = encoding()
-    at.put_states(PutStates(sender(), 0, **pack_states(RIGHT)))
+    at.put_states(wire.PutStates(sender(), 0, **pack_states(RIGHT)))
     before = kept(at, {1: 300})
     with pytest.raises(UsageError, match="'key 1': expected the residual of a compression for 300 elements"):
-        at.put_states(PutStates(sender(), 0, **pack_states(wrong)))
+        at.put_states(wire.PutStates(sender(), 0, **pack_states(wrong)))
     assert torch.equal(kept(at, {1: 300}), before)
 
 
@@ -245,14 +245,14 @@ def test_states_of_something_else_are_refused(wrong: list[SegmentState]) -> None
 def test_a_compressed_reply_is_decoded_into_given_memory(kind: str, dtype: torch.dtype) -> None:
     (values,) = rounds(1)
     codec, lengths, counts, buffers = encode(encoding(), parse({"type": kind}), values)
-    reply = sent(Values(1, lengths=lengths, segment_counts=counts, buffers=buffers))
+    reply = sent(wire.Values(1, lengths=lengths, segment_counts=counts, buffers=buffers))
     out = torch.empty(values.numel(), dtype=dtype)
     encoding().decode(codec, reply, list(SIZES.values()), out)
     assert torch.equal(out, arrived(EncodedSum(codec, lengths, counts, buffers)).to(dtype))
 
 
 def test_a_reply_that_is_none_of_these_segments() -> None:
-    reply = Values(1, lengths=[600], segment_counts=[1], buffers=[bytearray(600)])
+    reply = wire.Values(1, lengths=[600], segment_counts=[1], buffers=[bytearray(600)])
     for codec, sizes in ((["fp16", []], [299]), (["fp16", []], [300, 300]), (None, [300])):
         with pytest.raises(WireError):
             encoding().decode(codec, reply, sizes, torch.empty(sum(sizes)))

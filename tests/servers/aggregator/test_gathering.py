@@ -9,7 +9,7 @@ from hosting import describe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.wire import Push
+from kvstore import wire
 from servers.aggregator.gathering import Gathering, Group, Pushed
 from servers.aggregator.segments import HostSegments
 
@@ -31,7 +31,9 @@ class Pushing:
         clocks = self.clocks[rank]
         for number in ids:
             clocks[number] += 1
-        message = Push(self._workers[rank].me(), 0, list(ids), [clocks[number] for number in ids], True, None, None)
+        message = wire.Push(
+            self._workers[rank].me(), 0, list(ids), [clocks[number] for number in ids], True, None, None
+        )
         return said(self.gathering.add(self.segments.listed(ids), rank, Pushed(b"", message), 0.0))
 
 

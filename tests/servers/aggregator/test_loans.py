@@ -9,10 +9,10 @@ import torch
 from asking import Worker, floats, text_of
 from hosting import Host, floats_in, total, values
 
+from kvstore import wire
 from kvstore.devices import CannotLend, Handle, Lent
 from kvstore.devices.host import HostMemory
 from kvstore.errors import ServerError
-from kvstore.wire import Ack, Borrowed, Close, Lend, PushLent
 from servers.aggregator.loans import Loans, reading
 
 CPU = torch.device("cpu")
@@ -39,14 +39,14 @@ class Lender:
         return len(self.lent)
 
     def offer(self, handle: Handle, loan: int) -> str:
-        message = Lend(self.host.workers[self.rank].me(), 0, loan, *handle)
+        message = wire.Lend(self.host.workers[self.rank].me(), 0, loan, *handle)
         reply = self.host.reply(self.host.workers[self.rank], message)
-        assert isinstance(reply, Borrowed), reply
+        assert isinstance(reply, wire.Borrowed), reply
         return reply.refusal
 
-    def push(self, loan: int, ids: list[int], clock: int = 1, **fields: Any) -> PushLent:
+    def push(self, loan: int, ids: list[int], clock: int = 1, **fields: Any) -> wire.PushLent:
         worker, clocks = self.host.workers[self.rank], [clock] * len(ids)
-        return PushLent(worker.me(), 0, loan, ids, clocks, want=True, lr=None, rescale=None, **fields)
+        return wire.PushLent(worker.me(), 0, loan, ids, clocks, want=True, lr=None, rescale=None, **fields)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_loan_is_replaced_and_a_closed_store_has_none(host: Host):
     loan = lender.lend(floats(1, 2, 3, 4))
     assert lender.offer(lender.memory.lend(4, CPU).handle, loan) == ""
     assert "of 4 bytes" in text_of(host.reply(host.workers[2], lender.push(loan, [1])), "WireError")
-    assert host.reply(host.workers[2], closing := Close(host.workers[2].me(), store=0)) == Ack(closing.seq)
+    assert host.reply(host.workers[2], closing := wire.Close(host.workers[2].me(), store=0)) == wire.Ack(closing.seq)
     assert "names loan 1" in text_of(host.reply(host.workers[2], lender.push(loan, [1])), "UsageError")
 
 
@@ -159,7 +159,7 @@ def test_an_aggregator_without_devices_says_so():
 def test_a_worker_lends_so_many_pieces_at_most(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("servers.aggregator.loans.MOST_LOANS", 2)
     loans, lent, worker = Loans(HostMemory), HostMemory().lend(64, CPU), Worker(2)
-    offers = [Lend(worker.me(), 0, loan, *lent.handle) for loan in (1, 2, 3, 2)]
+    offers = [wire.Lend(worker.me(), 0, loan, *lent.handle) for loan in (1, 2, 3, 2)]
     refusals = [loans.take(offer).refusal for offer in offers]
     assert refusals == ["", "", "worker 2 has lent 2 pieces of memory already", ""]
 

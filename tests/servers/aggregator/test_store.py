@@ -6,8 +6,8 @@ import pytest
 from asking import floats
 from hosting import Host, floats_in, total, values
 
+from kvstore import wire
 from kvstore.values import to_buffer
-from kvstore.wire import Ack, Close, Failure, Push, Values
 from servers.aggregator.store import HOLD_S
 from servers.requests.reasons import Reason
 
@@ -18,7 +18,7 @@ def test_a_round_is_one_push_with_the_sum_and_one_answer_for_all():
     assert host.sent == []
     second = host.push(2, {1: [10, 20], 2: [30, 40]}, want=True)
     exchange = host.take()
-    assert (exchange.server, exchange.kind, exchange.fields["ranks"]) == (0, Push, [2, 3])
+    assert (exchange.server, exchange.kind, exchange.fields["ranks"]) == (0, wire.Push, [2, 3])
     assert total(exchange) == [11, 22, 33, 44]
     replies = host.answer(exchange, values(7, 8, 9, 10))
     assert replies.keys() == {(3, first.seq), (2, second.seq)}
@@ -31,7 +31,7 @@ def test_a_worker_that_wants_no_values_gets_none():
     exchange = host.take()
     assert exchange.wants
     replies = host.answer(exchange, values(5, 6))
-    assert replies[2, first.seq] == Ack(first.seq)
+    assert replies[2, first.seq] == wire.Ack(first.seq)
     assert floats_in(replies[3, second.seq]) == [5, 6]
 
 
@@ -41,17 +41,17 @@ def test_a_repeated_request_is_answered_again_and_pushed_once():
     assert host.ask(2, first) == {}
     host.push(3, {1: [1, 2]})
     exchange = host.take()
-    host.answer(exchange, Ack(0))
-    assert host.ask(2, first) == {(2, first.seq): Ack(first.seq)}
+    host.answer(exchange, wire.Ack(0))
+    assert host.ask(2, first) == {(2, first.seq): wire.Ack(first.seq)}
     assert host.sent == []
 
 
 def test_an_error_of_the_server_reaches_everybody():
     host = Host()
     first, second = host.push(2, {1: [1, 2]}), host.push(3, {1: [1, 2]})
-    replies = host.answer(host.take(), Failure(0, "Mismatch", "they disagree"))
-    assert replies[2, first.seq] == Failure(first.seq, "Mismatch", "they disagree")
-    assert replies[3, second.seq] == Failure(second.seq, "Mismatch", "they disagree")
+    replies = host.answer(host.take(), wire.Failure(0, "Mismatch", "they disagree"))
+    assert replies[2, first.seq] == wire.Failure(first.seq, "Mismatch", "they disagree")
+    assert replies[3, second.seq] == wire.Failure(second.seq, "Mismatch", "they disagree")
 
 
 @pytest.mark.parametrize("fields", [{"lr": 0.5}, {"rescale": 2.0}, {"changes": [[0, "momentum", 0.5]]}])
@@ -113,7 +113,7 @@ def test_a_payload_of_the_wrong_size_is_refused_before_it_waits():
     host = Host()
     message = host.workers[2].push({1: floats(1, 2, 3)}, 1)
     reply = host.reply(host.workers[2], message)
-    assert isinstance(reply, Failure)
+    assert isinstance(reply, wire.Failure)
     assert (reply.kind, host.core.stores[0].find(2, message.seq)) == ("WireError", None)
 
 
@@ -138,7 +138,7 @@ def test_a_pull_that_has_failed_is_asked_again():
     host = Host()
     first, second = host.workers[2].pull([1], 0), host.workers[3].pull([1], 0)
     host.ask(2, first)
-    assert isinstance(host.answer(host.take(), Failure(0, "ServerError", "no"))[2, first.seq], Failure)
+    assert isinstance(host.answer(host.take(), wire.Failure(0, "ServerError", "no"))[2, first.seq], wire.Failure)
     host.ask(3, second)
     assert host.take().fields["ranks"] == [3]
 
@@ -149,7 +149,7 @@ def test_values_of_before_are_not_given_after_a_round():
     host.answer(host.take(), values(1, 1))
     host.push(2, {1: [1, 1]})
     host.push(3, {1: [1, 1]})
-    host.answer(host.take(), Ack(0))
+    host.answer(host.take(), wire.Ack(0))
     host.ask(3, host.workers[3].pull([1], 1))
     assert host.take().fields["clocks"] == [1]
 
@@ -167,7 +167,7 @@ def test_with_a_quorum_nobody_waits_long():
     host.push(2, {1: [100, 200]})
     late = host.take()
     assert (late.fields["ranks"], host.core.due()) == ([2], None)
-    (reply,) = host.answer(late, Ack(0, missed=1)).values()
+    (reply,) = host.answer(late, wire.Ack(0, missed=1)).values()
     assert reply.missed == 1
 
 
@@ -175,7 +175,7 @@ def test_a_worker_that_joins_is_not_waited_for():
     host = Host()
     host.push(2, {1: [1, 2]})
     pause = host.workers[3].pause({1: 0, 2: 0, 3: 0})
-    assert host.reply(host.workers[3], pause) == Ack(pause.seq)
+    assert host.reply(host.workers[3], pause) == wire.Ack(pause.seq)
     assert host.take().fields["ranks"] == [2]
 
 
@@ -191,10 +191,10 @@ def test_without_rounds_each_push_goes_on_by_itself_and_answers_pass():
     first = host.push(2, {1: [1, 2]}, want=True, back=["fp16", []])
     second = host.push(2, {1: [1, 2]}, 2)
     assert [exchange.fields["ranks"] for exchange in host.sent] == [[2], [2]]
-    compressed = Values(0, lengths=[4], segment_counts=[1], ahead=3, buffers=[b"1234"])
+    compressed = wire.Values(0, lengths=[4], segment_counts=[1], ahead=3, buffers=[b"1234"])
     reply = host.answer(host.sent[0], compressed)[2, first.seq]
     assert (reply.lengths, bytes(reply.buffers[0]), reply.ahead) == ([4], b"1234", 3)
-    assert host.answer(host.sent[1], Ack(0)) == {(2, second.seq): Ack(second.seq)}
+    assert host.answer(host.sent[1], wire.Ack(0)) == {(2, second.seq): wire.Ack(second.seq)}
 
 
 def test_summed_by_host_what_comes_while_a_push_is_under_way_becomes_one():
@@ -205,10 +205,10 @@ def test_summed_by_host_what_comes_while_a_push_is_under_way_becomes_one():
     host.push(2, {1: [100, 200]}, 7)
     host.push(1, {1: [1000, 2000]}, 5)
     assert host.sent == []
-    host.answer(under_way, Ack(0))
+    host.answer(under_way, wire.Ack(0))
     merged = host.take()
     assert (merged.fields["ranks"], merged.fields["rank_clocks"], total(merged)) == ([1, 2], [4, 7], [110, 220])
-    host.answer(merged, Ack(0))
+    host.answer(merged, wire.Ack(0))
     assert host.take().fields["ranks"] == [1]
 
 
@@ -222,7 +222,7 @@ def test_summed_by_host_nobody_waits_behind_a_push_that_may_wait_for_it():
     under_way = host.take()
     for clock in (2, 3):
         host.push(1, {1: [1, 2]}, clock, want=True)
-    host.answer(under_way, Ack(0))
+    host.answer(under_way, wire.Ack(0))
     assert [exchange.fields["clocks"] for exchange in host.sent] == [[2], [3]], "nothing is left for ever"
 
 
@@ -242,7 +242,7 @@ def test_sums_are_compressed_once_and_values_come_back_plain():
     exchange = host.take()
     assert (exchange.fields["codec"], sum(exchange.fields["lengths"])) == (codec, 4)
     assert total(exchange, "float16") == [2.0, 4.0]
-    replies = host.answer(exchange, Values(0, lengths=[4], segment_counts=[1], buffers=exchange.fields["buffers"]))
+    replies = host.answer(exchange, wire.Values(0, lengths=[4], segment_counts=[1], buffers=exchange.fields["buffers"]))
     assert all(floats_in(reply) == [2, 4] for reply in replies.values())
 
 
@@ -251,7 +251,7 @@ def test_what_a_worker_has_compressed_itself_goes_on_as_it_is():
     for rank in (2, 3):
         message = host.workers[rank].push({}, 1)
         fields = {"ids": [1], "clocks": [1], "codec": ["fp16", []], "lengths": [4], "buffers": [b"abcd"]}
-        assert host.ask(rank, Push(**{**vars(message), **fields})) == {}
+        assert host.ask(rank, wire.Push(**{**vars(message), **fields})) == {}
     assert [bytes(exchange.fields["buffers"][0]) for exchange in host.sent] == [b"abcd", b"abcd"]
 
 
@@ -268,7 +268,7 @@ def test_what_a_request_waits_for_is_said():
 def test_an_empty_message_is_answered_at_once():
     host = Host()
     message = host.workers[2].push({}, 1)
-    assert host.reply(host.workers[2], message) == Ack(message.seq)
+    assert host.reply(host.workers[2], message) == wire.Ack(message.seq)
     pull = host.workers[2].pull([], 1)
     assert floats_in(host.reply(host.workers[2], pull)) == []
 
@@ -278,6 +278,6 @@ def test_closing_fails_those_who_wait():
     first = host.push(2, {1: [1, 2]})
     replies = {}
     for worker in host.workers.values():
-        replies |= host.ask(worker.rank, Close(worker.me(), store=0))
-    assert isinstance(replies[2, first.seq], Failure)
+        replies |= host.ask(worker.rank, wire.Close(worker.me(), store=0))
+    assert isinstance(replies[2, first.seq], wire.Failure)
     assert host.core.stores == {}

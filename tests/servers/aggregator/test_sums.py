@@ -7,10 +7,10 @@ from hosting import describe, total
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore import wire
 from kvstore.rule import Rule
 from kvstore.transport.memory import Heap
 from kvstore.values import to_buffer
-from kvstore.wire import Push, Values
 from servers.aggregator.encoding import Encoding
 from servers.aggregator.gathering import Pushed
 from servers.aggregator.segments import HostSegments
@@ -29,7 +29,7 @@ class Summing:
 
     def pushed(self, rank: int, values: torch.Tensor, clock: int | list[int] = 1, **fields: object) -> Pushed:
         message = Worker(rank).push({1: values[:2], 2: values[2:]}, clock)
-        return Pushed(b"link", Push(**{**vars(message), **fields}))
+        return Pushed(b"link", wire.Push(**{**vars(message), **fields}))
 
 
 @given(st.permutations(range(5)))
@@ -109,6 +109,6 @@ def test_a_sum_is_encoded_for_as_many_workers_as_it_is_of():
     assert exchange.fields["codec"] == ["2bit", [["threshold", 3.0]]]
     out = torch.empty(5)
     lengths, counts = exchange.fields["lengths"], exchange.fields["segment_counts"]
-    reply = Values(1, lengths=lengths, segment_counts=counts, buffers=exchange.fields["buffers"])
+    reply = wire.Values(1, lengths=lengths, segment_counts=counts, buffers=exchange.fields["buffers"])
     summing.encoding.decode(exchange.fields["codec"], reply, [2, 3], out)
     assert out.tolist() == [0, 3, -3, 0, 3]

@@ -7,15 +7,15 @@ from typing import Any
 from asking import Worker, floats
 from hosting import describe, floats_in, values
 
+from kvstore import wire
 from kvstore.transport.inproc import InprocNetwork
-from kvstore.wire import Ack, Explain, Explanation, Failure, Here, Node, Push, Values, decode, encode
 from servers.aggregator.exchanges import Exchange, push
 from servers.aggregator.gathering import Pushed
 from servers.aggregator.segments import HostSegments
 from servers.aggregator.upstream import SILENT_S, STALL_S, Upstream
 from servers.requests.reasons import Reason
 
-ME = Node("aggregator", 0, 1)
+ME = wire.Node("aggregator", 0, 1)
 
 
 class Line:
@@ -43,20 +43,20 @@ class Line:
 
     def exchange(self, number: int = 1, clock: int = 1, **fields: Any) -> Exchange:
         message = Worker(0).push({number: floats(1, 2)}, clock)
-        asker = Pushed(b"link", Push(**{**vars(message), **fields}))
+        asker = Pushed(b"link", wire.Push(**{**vars(message), **fields}))
         return push(self.lists[number], [asker], message.buffers, passes=False)
 
     def heard(self, server: int) -> list[tuple[bytes, Any]]:
         """What a server has heard since it was last asked, without greetings."""
         messages = []
         while (received := self.servers[server].recv(0)) is not None:
-            message = decode(received[1])
-            if not isinstance(message, Here):
+            message = wire.decode(received[1])
+            if not isinstance(message, wire.Here):
                 messages.append((received[0], message))
         return messages
 
     def answer(self, server: int, peer: bytes, reply: Any) -> list[tuple[Exchange, Any]] | None:
-        self.servers[server].send(peer, encode(reply))
+        self.servers[server].send(peer, wire.encode(reply))
         received = self.transport.recv(0)
         assert received is not None
         return self.upstream.take(*received)
@@ -69,8 +69,8 @@ def test_a_request_goes_to_its_server_and_its_answer_comes_with_it():
     assert line.heard(0) == []
     ((peer, message),) = line.heard(1)
     assert (message.node, message.ranks, message.ids) == (ME, [0], [2])
-    assert line.answer(1, peer, Ack(message.seq)) == [(exchange, Ack(message.seq))]
-    assert line.answer(1, peer, Ack(message.seq)) == [], "a repeat"
+    assert line.answer(1, peer, wire.Ack(message.seq)) == [(exchange, wire.Ack(message.seq))]
+    assert line.answer(1, peer, wire.Ack(message.seq)) == [], "a repeat"
 
 
 def test_an_error_is_an_answer():
@@ -78,7 +78,7 @@ def test_an_error_is_an_answer():
     exchange = line.exchange()
     line.upstream.send(exchange)
     ((peer, message),) = line.heard(0)
-    ((answered, reply),) = line.answer(0, peer, Failure(message.seq, "Mismatch", "no")) or []
+    ((answered, reply),) = line.answer(0, peer, wire.Failure(message.seq, "Mismatch", "no")) or []
     assert (answered, reply.kind, reply.text) == (exchange, "Mismatch", "no")
 
 
@@ -87,7 +87,7 @@ def test_what_workers_send_is_left_to_others():
     line.transport.bind("inproc://here")
     worker = line.servers[0]
     peer = worker.connect("inproc://here")
-    worker.send(peer, encode(Ack(1)))
+    worker.send(peer, wire.encode(wire.Ack(1)))
     received = line.transport.recv(0)
     assert received is not None
     assert line.upstream.take(*received) is None
@@ -115,8 +115,8 @@ def test_a_server_says_what_a_request_waits_for():
     line.upstream.send(exchange)
     line.upstream.explain(exchange, b"worker", 9)
     (_, (peer, question)) = line.heard(0)
-    assert (type(question), question.about) == (Explain, exchange.seq)
-    assert line.answer(0, peer, Explanation(question.seq, "waits for worker 5", [5])) == []
+    assert (type(question), question.about) == (wire.Explain, exchange.seq)
+    assert line.answer(0, peer, wire.Explanation(question.seq, "waits for worker 5", [5])) == []
     assert line.explained == [(b"worker", 9, Reason("waits for worker 5", [5]))]
 
 
@@ -140,9 +140,9 @@ def test_a_server_that_is_elsewhere_is_asked_there():
     assert line.upstream.tick() == []
     ((peer, again),) = line.heard(1)
     assert again.seq == message.seq
-    line.servers[0].send(before, encode(Ack(message.seq)))
+    line.servers[0].send(before, wire.encode(wire.Ack(message.seq)))
     assert line.transport.recv(0) is None, "the old link is dropped"
-    assert line.answer(1, peer, Ack(again.seq)) == [(exchange, Ack(again.seq))]
+    assert line.answer(1, peer, wire.Ack(again.seq)) == [(exchange, wire.Ack(again.seq))]
     assert line.heard(0) == []
 
 
@@ -156,5 +156,5 @@ def test_links_are_made_anew_and_what_has_no_answer_is_sent_again():
     ((peer, again),) = line.heard(0)
     assert (again.seq, peer != before) == (message.seq, True)
     assert line.answer(0, before, values(5, 6)) == [], "the old link is not listened to"
-    ((answered, reply),) = line.answer(0, peer, Values(again.seq, buffers=values(7, 8).buffers)) or []
+    ((answered, reply),) = line.answer(0, peer, wire.Values(again.seq, buffers=values(7, 8).buffers)) or []
     assert (answered, floats_in(reply)) == (exchange, [7, 8])

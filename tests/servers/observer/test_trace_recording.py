@@ -11,11 +11,11 @@ from trace_reader import ReadTrace
 from viewed_job import view_of, worker
 from waiting import until
 
+from kvstore import wire
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, UsageError
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.session import UNCHANGED
 from kvstore.observing.view import JobView
-from kvstore.wire import TraceFetched
 from servers.observer.trace_recording import MISSING_S, MOST_TRIES, REFUSED_S, TraceRecording
 from servers.tracing.trace_writer import TraceWriter
 
@@ -48,7 +48,7 @@ class Scheduler:
         self.round += 10
         return view_of([worker(0, rounds=self.round)])
 
-    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
         self.asked.append(rounds)
         if self.links == 1:
             raise NodeLost("nobody listens")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from asking import sender
 
+from kvstore import wire
 from kvstore.errors import KVStoreError, UsageError, WireError
 from kvstore.rule import Rule
 from kvstore.table import Table
 from kvstore.transport.memory import Heap
-from kvstore.wire import InitTables, PushRows, ReadRows, RowsRead
 from servers.reading import row_read
 from servers.reading.row_read import RowRead
 from servers.reading.value_read import TRIES
@@ -21,7 +21,7 @@ def store() -> ServedStore:
     """A table of 10 rows of two numbers, of which this server has the even ones."""
     served = ServedStore(Rule("sync"), range(1), lineage=7)
     table = Table(shape=(10, 2), init="constant", scale=1.0)
-    served.tables.init(InitTables(sender(), 0, [4], ["t"], [table.described], 0, 2))
+    served.tables.init(wire.InitTables(sender(), 0, [4], ["t"], [table.described], 0, 2))
     return served
 
 
@@ -31,7 +31,7 @@ def push(served: ServedStore, clock: int, row: int, value: float) -> None:
     fields: dict[str, Any] = {"lr": None, "rescale": None, "changes": [], "codecs": ["none"]}
     buffers = [bytearray(ids.tobytes()), bytearray(padded), bytearray()]
     served.push_rows(
-        b"", PushRows(sender(seq=clock), 0, [4], [clock], [1], [0], False, False, False, **fields, buffers=buffers)
+        b"", wire.PushRows(sender(seq=clock), 0, [4], [clock], [1], [0], False, False, False, **fields, buffers=buffers)
     )
 
 
@@ -48,16 +48,16 @@ def begin(
         "buffers": buffers,
         **more,
     }
-    return RowRead(served, ReadRows(sender(role="reader"), 0, 4, slack=slack, **fields), Heap())
+    return RowRead(served, wire.ReadRows(sender(role="reader"), 0, 4, slack=slack, **fields), Heap())
 
 
-def finish(read: RowRead, nbytes: int = 1 << 20) -> RowsRead:
+def finish(read: RowRead, nbytes: int = 1 << 20) -> wire.RowsRead:
     while (reply := read.step(nbytes)) is None:
         pass
     return reply
 
 
-def rows_of(reply: RowsRead) -> list[list[float]]:
+def rows_of(reply: wire.RowsRead) -> list[list[float]]:
     return np.frombuffer(reply.buffers[0], np.float32).reshape(reply.count, 2).tolist()
 
 

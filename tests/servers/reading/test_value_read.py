@@ -4,12 +4,12 @@ import pytest
 import torch
 from asking import floats, sender
 
+from kvstore import wire
 from kvstore.errors import KeyNotInitialized, UsageError
 from kvstore.optim.optimizer import describe
 from kvstore.rule import Rule
 from kvstore.transport.memory import Heap
 from kvstore.values import from_buffer
-from kvstore.wire import Init, Push, ReadValues, ValuesRead
 from kvstore.wire.reading import NOT_HELD, aligned
 from servers.reading import value_read
 from servers.reading.value_read import TRIES, ValueRead
@@ -22,27 +22,27 @@ def store(mode: str = "sync") -> ServedStore:
     served = ServedStore(Rule(mode), range(1), lineage=7)
     for number, size in SIZES.items():
         data = bytearray(torch.zeros(size).numpy().tobytes())
-        served.init(Init(sender(), 0, [number], [f"key {number}"], [0], [[size]], "float32", [data]))
+        served.init(wire.Init(sender(), 0, [number], [f"key {number}"], [0], [[size]], "float32", [data]))
     return served
 
 
 def push(served: ServedStore, number: int, clock: int, value: float) -> None:
     data = bytearray(torch.full((SIZES[number],), value).numpy().tobytes())
-    served.push(b"", Push(sender(seq=clock), 0, [number], [clock], False, None, None, buffers=[data]))
+    served.push(b"", wire.Push(sender(seq=clock), 0, [number], [clock], False, None, None, buffers=[data]))
 
 
 def begin(served: ServedStore, held: dict[int, int], slack: int = 0, lineage: int = 7) -> ValueRead:
-    message = ReadValues(sender(role="reader"), 0, list(held), lineage, list(held.values()), slack)
+    message = wire.ReadValues(sender(role="reader"), 0, list(held), lineage, list(held.values()), slack)
     return ValueRead(served, message, Heap())
 
 
-def finish(read: ValueRead, nbytes: int = 1 << 20) -> ValuesRead:
+def finish(read: ValueRead, nbytes: int = 1 << 20) -> wire.ValuesRead:
     while (reply := read.step(nbytes)) is None:
         pass
     return reply
 
 
-def values(reply: ValuesRead, number: int, at: int = 0) -> torch.Tensor:
+def values(reply: wire.ValuesRead, number: int, at: int = 0) -> torch.Tensor:
     return from_buffer(reply.buffers[0][at : at + 4 * SIZES[number]], "float32")
 
 
@@ -106,10 +106,10 @@ def test_what_was_read_stays_and_does_not_hold_up_the_next_round() -> None:
 def test_in_an_async_store_every_push_is_a_version() -> None:
     served = ServedStore(Rule("async"), range(2))
     served.set_optimizer(describe("sgd", {"lr": 0.1}))
-    served.init(Init(sender(), 0, [9], ["w"], [0], [[3]], "float32", [bytearray(12)]))
+    served.init(wire.Init(sender(), 0, [9], ["w"], [0], [[3]], "float32", [bytearray(12)]))
     for clock in (1, 2):
         data = bytearray(floats(1, 1, 1).numpy().tobytes())
-        served.push(b"", Push(sender(seq=clock), 0, [9], [clock], False, None, None, buffers=[data]))
+        served.push(b"", wire.Push(sender(seq=clock), 0, [9], [clock], False, None, None, buffers=[data]))
     assert finish(begin(served, {9: NOT_HELD})).versions == [2]  # though worker 1 has not pushed
 
 

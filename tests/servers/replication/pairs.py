@@ -4,41 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from kvstore.wire import (
-    Ack,
-    ClosedRounds,
-    Explain,
-    Explanation,
-    Message,
-    Node,
-    Pull,
-    Record,
-    Request,
-    Sender,
-    Updated,
-    decode,
-    encode,
-)
+from kvstore import wire
 from servers.replication.primary import Replicated
 from servers.requests.replies import Outbox
 
-SERVER, STANDBY = Node("server", 1, 1), Node("standby", 1, 1)
+SERVER, STANDBY = wire.Node("server", 1, 1), wire.Node("standby", 1, 1)
 
 
-def change(number: int) -> Pull:
+def change(number: int) -> wire.Pull:
     """A message that changes a ``Counting``."""
-    return Pull(Sender(Node("worker", 0, 1), number, 0), 0, [number], [0])
+    return wire.Pull(wire.Sender(wire.Node("worker", 0, 1), number, 0), 0, [number], [0])
 
 
-def number_of(record: Record) -> int:
+def number_of(record: wire.Record) -> int:
     """What a record of such a change is of."""
-    inner = decode([bytearray(frame) for frame in record.buffers])
+    inner = wire.decode([bytearray(frame) for frame in record.buffers])
     return int(inner.ids[0])
 
 
-def closed(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0, kept: bool = True) -> ClosedRounds:
+def closed(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0, kept: bool = True) -> wire.ClosedRounds:
     """A record of a round of arrays."""
-    return ClosedRounds(
+    return wire.ClosedRounds(
         store,
         list(ids),
         [1] * len(ids),
@@ -55,9 +41,9 @@ def closed(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0, kept: b
     )
 
 
-def updated(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0) -> Updated:
+def updated(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0) -> wire.Updated:
     """A record of what the rounds up to ``version`` have made of arrays."""
-    return Updated(store, list(ids), [1] * len(ids), [version] * len(ids), [], [], [], [], [], [bytes(8)])
+    return wire.Updated(store, list(ids), [1] * len(ids), [version] * len(ids), [], [], [], [], [], [bytes(8)])
 
 
 class Counting(Replicated):
@@ -78,36 +64,36 @@ class Counting(Replicated):
     def rounds(self) -> int:
         return len(self.noted)
 
-    def refusal(self, peer: bytes, message: Message) -> Outbox | None:
+    def refusal(self, peer: bytes, message: wire.Message) -> Outbox | None:
         return [] if peer in self.strangers else None
 
-    def handle(self, peer: bytes, message: Message) -> Outbox:
-        if not isinstance(message, Request):
+    def handle(self, peer: bytes, message: wire.Message) -> Outbox:
+        if not isinstance(message, wire.Request):
             return []
-        if isinstance(message, Explain):
-            return [(peer, Explanation(message.seq, ""))]
-        if isinstance(message, Pull) and message.ids:
+        if isinstance(message, wire.Explain):
+            return [(peer, wire.Explanation(message.seq, ""))]
+        if isinstance(message, wire.Pull) and message.ids:
             self.recorder(message)
             self.apply(message)
-        return [(peer, Ack(message.seq))]
+        return [(peer, wire.Ack(message.seq))]
 
     def depart(self, workers: Collection[int]) -> Outbox:
         self.departed = list(workers)
         return []
 
-    def apply(self, message: Message) -> None:
-        if isinstance(message, ClosedRounds | Updated):
+    def apply(self, message: wire.Message) -> None:
+        if isinstance(message, wire.ClosedRounds | wire.Updated):
             self.noted += message.versions
             return
-        assert isinstance(message, Pull)
+        assert isinstance(message, wire.Pull)
         self.noted += message.ids
 
-    def capture(self) -> Iterator[Message]:
+    def capture(self) -> Iterator[wire.Message]:
         return iter([change(number) for number in self.noted])
 
 
-def arrived(record: Record) -> Record:
+def arrived(record: wire.Record) -> wire.Record:
     """A record as it comes out of a link."""
-    message = decode([bytearray(frame) for frame in encode(record)])
-    assert isinstance(message, Record)
+    message = wire.decode([bytearray(frame) for frame in wire.encode(record)])
+    assert isinstance(message, wire.Record)
     return message

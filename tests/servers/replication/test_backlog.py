@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replication.pairs import closed, updated
 
-from kvstore.wire import ClosedRounds, ClosedRowRounds, Message, ReadBy, Updated
+from kvstore import wire
 from servers.replication.backlog import MOST, Backlog
 
 
-def rows() -> ClosedRowRounds:
-    return ClosedRowRounds(0, [9], [1], [], None, None, [], [], [0], False, [])
+def rows() -> wire.ClosedRowRounds:
+    return wire.ClosedRowRounds(0, [9], [1], [], None, None, [], [], [0], False, [])
 
 
-def taken(backlog: Backlog) -> list[Message]:
+def taken(backlog: Backlog) -> list[wire.Message]:
     """All that is due."""
     found = []
     while (message := backlog.take()) is not None:
@@ -43,10 +43,10 @@ def test_kept_rounds_are_replaced_by_what_was_made_of_them_and_that_by_the_next(
 
 @pytest.mark.parametrize(
     "later",
-    [closed(4, kept=False), closed(1, (2,), kept=False), ReadBy(0, [1], [0]), updated(2), updated(3, (1, 2))],
+    [closed(4, kept=False), closed(1, (2,), kept=False), wire.ReadBy(0, [1], [0]), updated(2), updated(3, (1, 2))],
     ids=["to be made", "others to be made", "no round", "of another round", "of other arrays"],
 )
-def test_other_records_come_after_all_before_them(later: Message) -> None:
+def test_other_records_come_after_all_before_them(later: wire.Message) -> None:
     backlog = Backlog()
     before = [closed(1, (5,)), closed(2), closed(3)]
     for message in (*before, later):
@@ -96,20 +96,20 @@ def test_what_is_taken_leads_to_the_same_state(kinds: list[tuple[tuple[str, int,
     lists = [(1,), (2,), (3, 4), (3,), (4, 5)]
     primary, standby = dict.fromkeys(range(1, 6), 0), dict.fromkeys(range(1, 6), 0)
 
-    def apply(message: Message) -> None:
-        if isinstance(message, ReadBy):  # which reads everything
+    def apply(message: wire.Message) -> None:
+        if isinstance(message, wire.ReadBy):  # which reads everything
             assert standby == dict(zip(message.ids, message.ranks, strict=True))
             return
-        assert isinstance(message, ClosedRounds | Updated)
+        assert isinstance(message, wire.ClosedRounds | wire.Updated)
         for number, version in zip(message.ids, message.versions, strict=True):
-            if isinstance(message, ClosedRounds):
+            if isinstance(message, wire.ClosedRounds):
                 assert version == standby[number] + 1
             assert version >= standby[number]
             standby[number] = version
 
     for (kind, place, kept), takes in kinds:
         ids = lists[place]
-        message: Message = ReadBy(0, list(primary), list(primary.values()))
+        message: wire.Message = wire.ReadBy(0, list(primary), list(primary.values()))
         if kind == "round":
             primary |= {number: primary[number] + 1 for number in ids}
             message = replace(closed(0, ids, kept=kept), versions=[primary[number] for number in ids])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvstore.wire import Ack, Explanation
+from kvstore import wire
 from servers.replication.gate import Gate
 
-A, B, C = ((link, Ack(seq)) for seq, link in enumerate((b"a", b"b", b"c"), 1))
+A, B, C = ((link, wire.Ack(seq)) for seq, link in enumerate((b"a", b"b", b"c"), 1))
 
 
 def test_an_answer_waits_for_the_records_before_it() -> None:
@@ -42,7 +42,7 @@ def test_without_a_standby_all_leave() -> None:
 
 def test_explanations_do_not_wait() -> None:
     gate = Gate()
-    why = (b"a", Explanation(4, "it waits"))
+    why = (b"a", wire.Explanation(4, "it waits"))
     assert gate.take([A, why, B], 2, 1) == [why]
     assert gate.open(2) == [A, B]
 

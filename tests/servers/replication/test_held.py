@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvstore.wire import AwaitCapture, Barrier, Node, Sender
+from kvstore import wire
 from servers.replication.held import HeldRequests
 
 
-def ask(seq: int, done: int = 0, rank: int = 0) -> Barrier:
-    return Barrier(Sender(Node("worker", rank, 1), seq, done), 0, seq)
+def ask(seq: int, done: int = 0, rank: int = 0) -> wire.Barrier:
+    return wire.Barrier(wire.Sender(wire.Node("worker", rank, 1), seq, done), 0, seq)
 
 
 def test_they_come_out_in_order_once() -> None:
@@ -36,7 +36,7 @@ def test_what_its_sender_has_an_answer_for_is_forgotten() -> None:
 
 def test_who_waits_for_a_file_may_still_have_no_answer() -> None:
     held = HeldRequests()
-    waits = AwaitCapture(Sender(Node("worker", 0, 1), 2, 2), 0, 1)
+    waits = wire.AwaitCapture(wire.Sender(wire.Node("worker", 0, 1), 2, 2), 0, 1)
     for request in (waits, ask(5, done=5), waits):
         held.add(b"link", request)
     assert held.release() == [(b"link", waits), (b"link", ask(5, done=5))]

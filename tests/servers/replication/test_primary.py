@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from replication.pairs import Counting, change, number_of
 
-from kvstore.wire import Ack, Explain, Explanation, Node, Pull, Record, Sender, Stored
+from kvstore import wire
 from servers.replication import journal as journal_module
 from servers.replication.primary import Primary
 
@@ -19,7 +19,7 @@ class Setup:
         self.shard.recorder = self.primary.record
         self.sent: list[tuple[int, int]] = []
 
-    def send(self, record: Record) -> None:
+    def send(self, record: wire.Record) -> None:
         self.sent.append((record.number, number_of(record)))
 
     def change(self, number: int) -> list[tuple[bytes, object]]:
@@ -27,7 +27,7 @@ class Setup:
 
     def read(self, seq: int) -> list[tuple[bytes, object]]:
         """Make a request that changes nothing."""
-        return self.primary.handle(b"reader", Pull(Sender(Node("worker", 1, 1), seq, 0), 0, [], []))  # type: ignore[return-value]
+        return self.primary.handle(b"reader", wire.Pull(wire.Sender(wire.Node("worker", 1, 1), seq, 0), 0, [], []))  # type: ignore[return-value]
 
 
 def paired(empty: bool = True) -> Setup:
@@ -41,7 +41,7 @@ def paired(empty: bool = True) -> Setup:
 
 def test_alone_it_answers_at_once_and_records_nothing() -> None:
     setup = Setup()
-    assert setup.change(7) == [(b"link", Ack(7))]
+    assert setup.change(7) == [(b"link", wire.Ack(7))]
     assert setup.primary.journal is None
     assert not setup.primary.synced
 
@@ -49,14 +49,14 @@ def test_alone_it_answers_at_once_and_records_nothing() -> None:
 def test_an_answer_waits_until_its_record_is_stored_and_so_does_what_is_read_meanwhile() -> None:
     setup = paired()
     assert setup.primary.synced
-    assert setup.read(1) == [(b"reader", Ack(1))]
+    assert setup.read(1) == [(b"reader", wire.Ack(1))]
     assert setup.change(7) == setup.read(2) == []
     assert setup.sent == [(1, 7)]
-    assert setup.primary.stored(Stored(3, 1)) == [(b"link", Ack(7)), (b"reader", Ack(2))]
+    assert setup.primary.stored(wire.Stored(3, 1)) == [(b"link", wire.Ack(7)), (b"reader", wire.Ack(2))]
     assert setup.change(8) == []
     assert setup.change(9) == []
-    assert setup.primary.stored(Stored(3, 2)) == [(b"link", Ack(8))]
-    assert setup.primary.stored(Stored(3, 3)) == [(b"link", Ack(9))]
+    assert setup.primary.stored(wire.Stored(3, 2)) == [(b"link", wire.Ack(8))]
+    assert setup.primary.stored(wire.Stored(3, 3)) == [(b"link", wire.Ack(9))]
 
 
 def test_the_record_leaves_before_the_change_is_made() -> None:
@@ -70,19 +70,19 @@ def test_the_record_leaves_before_the_change_is_made() -> None:
 def test_what_waits_for_the_standby_is_explained() -> None:
     setup = paired()
     setup.change(7)
-    ask = Explain(Sender(Node("worker", 0, 1), 8, 0), 7)
-    why = Explanation(8, "waits for the standby of server 1, which has not stored it")
+    ask = wire.Explain(wire.Sender(wire.Node("worker", 0, 1), 8, 0), 7)
+    why = wire.Explanation(8, "waits for the standby of server 1, which has not stored it")
     assert setup.primary.handle(b"link", ask) == [(b"link", why)]
-    setup.primary.stored(Stored(3, 1))
-    assert setup.primary.handle(b"link", ask) == [(b"link", Explanation(8, ""))]
+    setup.primary.stored(wire.Stored(3, 1))
+    assert setup.primary.handle(b"link", ask) == [(b"link", wire.Explanation(8, ""))]
 
 
 def test_without_its_standby_it_answers_what_waited() -> None:
     setup = paired()
     setup.change(7)
-    assert setup.primary.part() == [(b"link", Ack(7))]
-    assert setup.change(8) == [(b"link", Ack(8))]
-    assert setup.primary.stored(Stored(3, 1)) == []
+    assert setup.primary.part() == [(b"link", wire.Ack(7))]
+    assert setup.change(8) == [(b"link", wire.Ack(8))]
+    assert setup.primary.stored(wire.Stored(3, 1)) == []
     assert not setup.primary.synced
 
 
@@ -93,16 +93,16 @@ def test_a_newcomer_gets_all_and_gates_when_it_has_caught_up(monkeypatch: pytest
     for seq in (10, 11, 12, 13):
         assert primary.capturing
         primary.go_on()
-        assert setup.change(seq) == [(b"link", Ack(seq))]  # nobody waits for the capture
-        primary.stored(Stored(3, min(len(setup.sent), 2)))
+        assert setup.change(seq) == [(b"link", wire.Ack(seq))]  # nobody waits for the capture
+        primary.stored(wire.Stored(3, min(len(setup.sent), 2)))
     assert setup.sent == [(1, 1), (2, 2), (3, 3), (4, 10), (5, 11), (6, 12), (7, 13)]
-    primary.stored(Stored(3, 3))
+    primary.stored(wire.Stored(3, 3))
     assert setup.change(14) == []
-    primary.stored(Stored(3, 6))
+    primary.stored(wire.Stored(3, 6))
     assert not primary.synced  # the answer to 13 has left
-    primary.stored(Stored(3, 7))
+    primary.stored(wire.Stored(3, 7))
     assert primary.synced
-    assert primary.stored(Stored(3, 8)) == [(b"link", Ack(14))]
+    assert primary.stored(wire.Stored(3, 8)) == [(b"link", wire.Ack(14))]
 
 
 def test_where_there_is_nothing_to_capture_it_gates_at_once() -> None:
@@ -117,8 +117,8 @@ def test_where_there_is_nothing_to_capture_it_gates_at_once() -> None:
 def test_a_standby_in_place_of_another_begins_anew() -> None:
     setup = paired()
     setup.change(7)
-    assert setup.primary.pair(4, False, setup.send) == [(b"link", Ack(7))]
-    setup.primary.stored(Stored(3, 1))
+    assert setup.primary.pair(4, False, setup.send) == [(b"link", wire.Ack(7))]
+    setup.primary.stored(wire.Stored(3, 1))
     assert not setup.primary.synced
     setup.primary.go_on()
     assert setup.sent == [(1, 7), (1, 7)]

@@ -8,28 +8,28 @@ import pytest
 from asking import Door
 from replication.pairs import SERVER, STANDBY, Counting, arrived, change, closed, updated
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import Message, Node, Record, Stored, View, encode
 from servers.replication.standby import KEPT, Standby
 
-VIEW = View(SERVER, 2, "its key", ["standby", 1], "inproc://standby", "my key", False)
+VIEW = wire.View(SERVER, 2, "its key", ["standby", 1], "inproc://standby", "my key", False)
 
 
 class Setup:
     """A standby whose links have proved these keys."""
 
-    def __init__(self, view: View | None = VIEW, **keys: str) -> None:
+    def __init__(self, view: wire.View | None = VIEW, **keys: str) -> None:
         self.door = Door({link.encode(): key for link, key in (keys or {"link": "its key"}).items()})
         self.shard = Counting()
         self.standby = Standby(self.shard.apply, self.door)
         if view is not None:
             assert self.standby.look(view) == []
 
-    def note(self, number: int, message: Message) -> Any:
-        return self.standby.take(b"link", arrived(Record(2, number, encode(message))))
+    def note(self, number: int, message: wire.Message) -> Any:
+        return self.standby.take(b"link", arrived(wire.Record(2, number, wire.encode(message))))
 
     def take(self, number: int, epoch: int = 2, peer: bytes = b"link") -> Any:
-        return self.standby.take(peer, arrived(Record(epoch, number, encode(change(10 * number)))))
+        return self.standby.take(peer, arrived(wire.Record(epoch, number, wire.encode(change(10 * number)))))
 
 
 def ready() -> Setup:
@@ -40,8 +40,8 @@ def ready() -> Setup:
 
 def test_a_record_is_stored_when_it_comes_and_applied_later_in_order() -> None:
     setup = ready()
-    assert setup.take(1) == [(b"link", Stored(2, 1))]
-    assert setup.take(2) == [(b"link", Stored(2, 2))]
+    assert setup.take(1) == [(b"link", wire.Stored(2, 1))]
+    assert setup.take(2) == [(b"link", wire.Stored(2, 2))]
     assert (setup.shard.noted, setup.standby.behind) == ([], 2)
     setup.standby.go_on()
     assert (setup.shard.noted, setup.standby.behind) == ([10], 1)
@@ -54,7 +54,7 @@ def test_a_record_is_stored_when_it_comes_and_applied_later_in_order() -> None:
 def test_a_round_that_is_kept_is_stored_and_applied_only_if_this_process_takes_over() -> None:
     setup = ready()
     for number, message in enumerate([closed(1), closed(2), updated(2), closed(3)], 1):
-        assert setup.note(number, message) == [(b"link", Stored(2, number))]
+        assert setup.note(number, message) == [(b"link", wire.Stored(2, number))]
         setup.standby.go_on()
     assert (setup.shard.noted, setup.standby.behind, setup.standby.ready) == ([], 2, False)
     setup.standby.catch_up()
@@ -71,7 +71,7 @@ def test_a_repeat_is_said_to_be_stored_and_not_applied_again() -> None:
     setup = ready()
     setup.take(1)
     setup.take(2)
-    assert setup.take(1) == [(b"link", Stored(2, 2))]
+    assert setup.take(1) == [(b"link", wire.Stored(2, 2))]
     setup.standby.catch_up()
     assert setup.shard.noted == [10, 20]
 
@@ -81,7 +81,7 @@ def test_a_gap_is_refused() -> None:
     setup.take(1)
     with pytest.raises(WireError, match="expected record 2, got 3"):
         setup.take(3)
-    assert setup.take(2) == [(b"link", Stored(2, 2))]
+    assert setup.take(2) == [(b"link", wire.Stored(2, 2))]
 
 
 @pytest.mark.parametrize("epoch", [1, 3])
@@ -96,7 +96,7 @@ def test_a_record_of_another_view_is_refused(epoch: int) -> None:
 def test_only_the_primary_is_heard_over_a_link_with_its_key() -> None:
     setup = Setup(link="its key", impostor="another key", zombie="its key")
     setup.standby.here(b"impostor", SERVER)
-    setup.standby.here(b"zombie", Node("server", 1, 2))
+    setup.standby.here(b"zombie", wire.Node("server", 1, 2))
     for peer, who in ((b"impostor", "server 1"), (b"zombie", "server 1"), (b"link", "a stranger")):
         with pytest.raises(WireError, match=f"from {who}"):
             setup.take(1, peer=peer)
@@ -111,7 +111,7 @@ def test_records_that_come_before_the_view_are_judged_when_it_is_there() -> None
     setup.standby.here(b"link", SERVER)
     assert setup.take(1) == []
     setup.standby.here(b"other", STANDBY)
-    assert setup.standby.look(VIEW) == [(b"link", Stored(2, 1))]
+    assert setup.standby.look(VIEW) == [(b"link", wire.Stored(2, 1))]
     assert (setup.door.admitted, setup.door.refused) == ([b"link"], [b"other"])
     setup.standby.catch_up()
     assert setup.shard.noted == [10]
@@ -129,8 +129,8 @@ def test_what_is_not_the_primarys_is_dropped_when_the_view_is_there() -> None:
 def test_records_keep_the_epoch_of_the_first_view() -> None:
     setup = ready()
     setup.take(1)
-    assert setup.standby.look(View(SERVER, 3, "its key", ["standby", 1], "", "", True)) == []
-    assert setup.take(2) == [(b"link", Stored(2, 2))]
+    assert setup.standby.look(wire.View(SERVER, 3, "its key", ["standby", 1], "", "", True)) == []
+    assert setup.take(2) == [(b"link", wire.Stored(2, 2))]
 
 
 def test_strangers_cost_a_bounded_amount() -> None:

@@ -10,25 +10,11 @@ from asking import Door, sender
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.wire import (
-    Barrier,
-    Explain,
-    Failure,
-    Here,
-    Leave,
-    Locate,
-    Lost,
-    Message,
-    Node,
-    Observe,
-    Push,
-    ReadValues,
-    Request,
-)
+from kvstore import wire
 from servers.requests.guest_links import GuestLinks
 
 GUESTS, WORKER = "the guests' key", "worker 0's key"
-ASKS = (Observe, Locate)
+ASKS = (wire.Observe, wire.Locate)
 
 
 def links_of(most: int, key: str = "", admission: Any = None) -> GuestLinks:
@@ -39,13 +25,13 @@ def door() -> Door:
     return Door({b"guest": GUESTS, b"other": GUESTS, b"worker": WORKER})
 
 
-def observe(role: str = "observer", rank: int = -1) -> Observe:
-    return Observe(sender(rank, role=role), 0)
+def observe(role: str = "observer", rank: int = -1) -> wire.Observe:
+    return wire.Observe(sender(rank, role=role), 0)
 
 
 def why(refusal: Any) -> str:
     [(_, reply)] = refusal
-    assert isinstance(reply, Failure)
+    assert isinstance(reply, wire.Failure)
     return reply.text
 
 
@@ -60,27 +46,27 @@ def test_a_guest_is_let_in(key: str) -> None:
 
 def test_a_workers_link_is_no_concern() -> None:
     links = links_of(2, GUESTS, door())
-    assert not links.concerns(b"worker", Here(Node("worker", 0, 1)))
+    assert not links.concerns(b"worker", wire.Here(wire.Node("worker", 0, 1)))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(CLASSES).flatmap(any_message))
-def test_over_a_link_with_the_guests_key_nothing_but_their_questions_is_handled(message: Message) -> None:
+def test_over_a_link_with_the_guests_key_nothing_but_their_questions_is_handled(message: wire.Message) -> None:
     links = links_of(2, GUESTS, door())
     assert links.concerns(b"guest", message)
     handled = links.refusal(b"guest", message) is None
-    may = isinstance(message, (*ASKS, Explain, Leave, Here)) and message.node.role == "observer"  # type: ignore[union-attr]
+    may = isinstance(message, (*ASKS, wire.Explain, wire.Leave, wire.Here)) and message.node.role == "observer"  # type: ignore[union-attr]
     assert handled == may
 
 
 def test_a_guest_that_calls_itself_a_worker_is_refused() -> None:
     links = links_of(2, GUESTS, door())
-    assert "good for looking on alone" in why(links.refusal(b"guest", Barrier(sender(0), 0, 1)))
-    assert links.refusal(b"guest", Lost("worker", 1, "was killed")) == []  # it asks for no answer
+    assert "good for looking on alone" in why(links.refusal(b"guest", wire.Barrier(sender(0), 0, 1)))
+    assert links.refusal(b"guest", wire.Lost("worker", 1, "was killed")) == []  # it asks for no answer
 
 
 def test_a_guest_that_pushes_is_refused_by_its_role() -> None:
-    push = Push(sender(0, role="observer"), 0, [1], [1], False, None, None)
+    push = wire.Push(sender(0, role="observer"), 0, [1], [1], False, None, None)
     links = links_of(2)
     assert links.concerns(b"anybody", push)
     assert "observers change nothing, and send Observe, Locate" in why(links.refusal(b"anybody", push))
@@ -111,7 +97,10 @@ def test_links_that_have_ended_go_first() -> None:
 
 def test_guests_may_leave_and_are_asked_of_nothing_else() -> None:
     links = links_of(1)
-    asked: list[Request] = [Explain(sender(-1, role="observer"), 1), Leave(sender(-1, role="observer"), None)]
+    asked: list[wire.Request] = [
+        wire.Explain(sender(-1, role="observer"), 1),
+        wire.Leave(sender(-1, role="observer"), None),
+    ]
     assert [links.refusal(b"a", request) for request in asked] == [None, None]
-    read = ReadValues(sender(-1, role="observer"), 0, [1], 0, [-1], 0)
+    read = wire.ReadValues(sender(-1, role="observer"), 0, [1], 0, [-1], 0)
     assert "sent a ReadValues" in why(links.refusal(b"a", read))

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from asking import sender
 
-from kvstore.wire import Barrier, Request
+from kvstore import wire
 from servers.requests.ledger import Ledger, Verdict
 
 
-def request(seq: int, *, done: int = 0, rank: int = 0, incarnation: int = 1, role: str = "worker") -> Request:
-    return Barrier(sender(rank, seq, done=done, role=role, incarnation=incarnation), store=0, number=0)
+def request(seq: int, *, done: int = 0, rank: int = 0, incarnation: int = 1, role: str = "worker") -> wire.Request:
+    return wire.Barrier(sender(rank, seq, done=done, role=role, incarnation=incarnation), store=0, number=0)
 
 
 def test_the_first_of_its_number_is_new_and_the_next_a_repeat():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from asking import Door, Worker
 
-from kvstore.wire import Ack, Beat, Here, Node, Reply, Request
+from kvstore import wire
 from servers.requests.ledger import Ledger
 from servers.requests.replies import Answer
 from servers.requests.reply_links import KEPT, ReplyLinks
 
 
-def outbox(reply_links: ReplyLinks, peer: bytes, request: Request) -> list[bytes]:
-    sent = reply_links.outbox([Answer(peer, request, Ack(request.seq))])
-    assert {reply for _, reply in sent} == {Ack(request.seq)}
+def outbox(reply_links: ReplyLinks, peer: bytes, request: wire.Request) -> list[bytes]:
+    sent = reply_links.outbox([Answer(peer, request, wire.Ack(request.seq))])
+    assert {reply for _, reply in sent} == {wire.Ack(request.seq)}
     return [link for link, _ in sent]
 
 
@@ -37,12 +37,12 @@ def test_and_over_each_link_that_it_was_made_again_over() -> None:
 
 
 def test_a_repeat_gets_the_answer_of_the_first_and_one_that_waits_gets_it_later() -> None:
-    reply_links, ledger, request = ReplyLinks(), Ledger[Reply](), Worker(0).push({})
+    reply_links, ledger, request = ReplyLinks(), Ledger[wire.Reply](), Worker(0).push({})
     ledger.admit(request)
     assert reply_links.again(b"second", request, ledger) == []
     assert outbox(reply_links, b"first", request) == [b"first", b"second"]
-    ledger.note(request, Ack(request.seq))
-    assert reply_links.again(b"third", request, ledger) == [(b"third", Ack(request.seq))]
+    ledger.note(request, wire.Ack(request.seq))
+    assert reply_links.again(b"third", request, ledger) == [(b"third", wire.Ack(request.seq))]
 
 
 def test_a_request_that_is_made_again_and_again_costs_no_memory() -> None:
@@ -55,7 +55,12 @@ def test_a_request_that_is_made_again_and_again_costs_no_memory() -> None:
 def test_a_link_is_a_members_from_the_first_message_on_that_names_it() -> None:
     door, worker = Door(), Worker(0)
     reply_links = ReplyLinks(door)
-    for message in (worker.push({}), worker.push({}), Here(Node("worker", 0, 1)), Beat(Node("worker", 0, 1))):
+    for message in (
+        worker.push({}),
+        worker.push({}),
+        wire.Here(wire.Node("worker", 0, 1)),
+        wire.Beat(wire.Node("worker", 0, 1)),
+    ):
         assert reply_links.admit(b"link", message, "")
     assert door.admitted == [b"link"]
 
@@ -100,7 +105,7 @@ def test_the_links_of_who_is_no_member_any_more_are_dropped() -> None:
     door, worker = Door(), Worker(0)
     reply_links = ReplyLinks(door)
     assert reply_links.admit(b"link", worker.push({}), "")
-    reply_links.forget(Node("worker", 1, 1))
+    reply_links.forget(wire.Node("worker", 1, 1))
     assert door.refused == []
-    reply_links.forget(Node("worker", 0, 1))
+    reply_links.forget(wire.Node("worker", 0, 1))
     assert door.refused == [b"link"]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from asking import Worker, floats
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import Node, Request
 from servers.requests.speakers import Speakers
 
 HOSTS = [[0, 1], [2, 4]]
@@ -20,11 +20,11 @@ def speakers() -> Speakers:
 
 
 def test_members_are_known_by_their_keys_and_nobody_else_is(speakers: Speakers):
-    known = {Node("worker", 0, 1): "w0", Node("worker", 1, 1): "w1", Node("aggregator", 0, 1): "a0"}
-    known |= {Node("worker", 4, 1): "", Node("aggregator", 1, 1): ""}
+    known = {wire.Node("worker", 0, 1): "w0", wire.Node("worker", 1, 1): "w1", wire.Node("aggregator", 0, 1): "a0"}
+    known |= {wire.Node("worker", 4, 1): "", wire.Node("aggregator", 1, 1): ""}
     assert {node: speakers.key(node) for node in known} == known
     for stranger in (("worker", 5, 1), ("worker", 0, 2), ("aggregator", 2, 1), ("aggregator", -1, 1), ("server", 0, 1)):
-        assert speakers.key(Node(*stranger)) is None
+        assert speakers.key(wire.Node(*stranger)) is None
 
 
 def test_each_may_say_what_is_its_own_to_say(speakers: Speakers):
@@ -61,6 +61,6 @@ def test_each_may_say_what_is_its_own_to_say(speakers: Speakers):
         (Worker(1, role="aggregator").pause({}), "aggregator 1 sent a Pause; servers take Push, Pull and Explain from"),
     ],
 )
-def test_nobody_speaks_for_others_than_it_may(speakers: Speakers, message: Request, words: str):
+def test_nobody_speaks_for_others_than_it_may(speakers: Speakers, message: wire.Request, words: str):
     with pytest.raises(UsageError, match=words):
         speakers.require(message)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from asking import sender
 
-from kvstore.wire import Barrier
+from kvstore import wire
 from servers.scheduler.barriers import Barriers
 
 
 def arrive(barriers: Barriers, rank: int, number: int = 1, seq: int = 1) -> set[int]:
-    request = Barrier(sender(rank, seq), store=0, number=number)
+    request = wire.Barrier(sender(rank, seq), store=0, number=number)
     released = barriers.arrive(b"peer %d" % rank, request)
     assert all(peer == b"peer %d" % request.node.rank for peer, request in released)
     return {request.node.rank for _, request in released}
@@ -23,7 +23,7 @@ def test_coming_twice_is_coming_once_and_the_second_request_is_answered():
     barriers = Barriers(range(2))
     arrive(barriers, 0, seq=1)
     assert arrive(barriers, 0, seq=5) == set()
-    released = barriers.arrive(b"", Barrier(sender(1), store=0, number=1))
+    released = barriers.arrive(b"", wire.Barrier(sender(1), store=0, number=1))
     assert {(request.node.rank, request.seq) for _, request in released} == {(0, 5), (1, 1)}
 
 
@@ -34,7 +34,7 @@ def test_numbers_do_not_mix():
     assert arrive(barriers, 1, 1) == {0, 1}
 
 
-def ranks(waiters: list[tuple[bytes, Barrier]]) -> list[int]:
+def ranks(waiters: list[tuple[bytes, wire.Barrier]]) -> list[int]:
     return [request.node.rank for _, request in waiters]
 
 

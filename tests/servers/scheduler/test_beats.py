@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rendezvous import LIMIT, Job
 
-from kvstore.wire import Alive, Beat, Fault, JobFailed, Lost, Node, ProcessAlive, Roster
+from kvstore import wire
 
 
 def test_a_beat_keeps_a_member_alive():
@@ -13,7 +13,7 @@ def test_a_beat_keeps_a_member_alive():
     for _ in range(20):
         assert job.tick(LIMIT / 2) == []
         for member in job.everyone:
-            assert job.beat(member) == [Alive()]
+            assert job.beat(member) == [wire.Alive()]
     assert job.scheduler.failure is None
 
 
@@ -24,17 +24,17 @@ def test_a_pulse_keeps_a_member_alive_and_is_not_answered():
     for _ in range(10):
         assert job.tick(LIMIT / 2) == []
         for member in (w1, s0):
-            assert job.beat(member) == [Alive()]
-        assert job.handle(b"beside worker 0", ProcessAlive(Node("worker", 0, 1))) == []
+            assert job.beat(member) == [wire.Alive()]
+        assert job.handle(b"beside worker 0", wire.ProcessAlive(wire.Node("worker", 0, 1))) == []
     assert job.scheduler.failure is None
-    for stranger in (ProcessAlive(Node("worker", 0, 2)), ProcessAlive(Node("worker", 7, 1))):
+    for stranger in (wire.ProcessAlive(wire.Node("worker", 0, 2)), wire.ProcessAlive(wire.Node("worker", 7, 1))):
         assert job.handle(b"a stranger", stranger) == []
     for _ in range(3):
         job.beat(w1)
         job.beat(s0)
         notices = job.tick(LIMIT / 2)
     text = "worker 0 is lost: it has been silent for 12.5 s"
-    assert (w0, JobFailed(text)) not in notices
+    assert (w0, wire.JobFailed(text)) not in notices
     assert job.scheduler.failure == text
 
 
@@ -45,9 +45,9 @@ def test_a_silent_member_is_lost_and_everybody_else_is_told():
     job.beat(w0)
     job.beat(s0)
     text = "worker 1 is lost: it has been silent for 12.5 s"
-    assert job.tick(LIMIT * 0.5) == [(w0, JobFailed(text)), (s0, JobFailed(text))]
+    assert job.tick(LIMIT * 0.5) == [(w0, wire.JobFailed(text)), (s0, wire.JobFailed(text))]
     assert job.tick(LIMIT * 0.5) == [], "once"
-    assert job.beat(w0) == [JobFailed(text), Alive()], "but each beat is told again"
+    assert job.beat(w0) == [wire.JobFailed(text), wire.Alive()], "but each beat is told again"
 
 
 def test_a_server_that_falls_silent_is_named():
@@ -73,20 +73,25 @@ def test_a_scheduler_that_was_stopped_blames_nobody_for_it():
 def test_a_zombie_is_told_that_it_was_given_up():
     job = Job()
     _, w1, _ = job.everyone
-    job.handle(b"launcher", Lost("worker", 1, "was killed"))
-    assert job.beat(w1) == [JobFailed("worker 1 is not a member of this job, or was given up")]
+    job.handle(b"launcher", wire.Lost("worker", 1, "was killed"))
+    assert job.beat(w1) == [wire.JobFailed("worker 1 is not a member of this job, or was given up")]
 
 
 @pytest.mark.parametrize(
     "beat",
-    [Beat(Node("worker", 0, 2)), Beat(Node("worker", 0, 0)), Beat(Node("worker", 7, 1)), Beat(Node("launcher", 0, 1))],
+    [
+        wire.Beat(wire.Node("worker", 0, 2)),
+        wire.Beat(wire.Node("worker", 0, 0)),
+        wire.Beat(wire.Node("worker", 7, 1)),
+        wire.Beat(wire.Node("launcher", 0, 1)),
+    ],
 )
-def test_a_stranger_keeps_nobody_alive(beat: Beat):
+def test_a_stranger_keeps_nobody_alive(beat: wire.Beat):
     job = Job()
     job.tick(LIMIT * 0.75)
     ((whom, message),) = job.handle(b"stranger", beat)
     assert whom == b"stranger"
-    assert isinstance(message, JobFailed)
+    assert isinstance(message, wire.JobFailed)
     assert job.tick(LIMIT * 0.5) != []
 
 
@@ -98,8 +103,8 @@ def test_a_server_that_has_not_beaten_yet_is_told_at_its_first_beat():
         member.incarnation = 1
     job.say(w1, w1.leave())
     assert job.tick() == []
-    assert job.beat(s0) == [Alive(), Roster(1, [1])]
-    assert job.beat(w0) == [Alive()]
+    assert job.beat(s0) == [wire.Alive(), wire.Roster(1, [1])]
+    assert job.beat(w0) == [wire.Alive()]
 
 
 def test_a_server_is_told_again_who_has_left_when_its_link_has_been_made_anew():
@@ -107,12 +112,12 @@ def test_a_server_is_told_again_who_has_left_when_its_link_has_been_made_anew():
     w0, w1, _, s0 = job.everyone
     job.say(w1, w1.leave())
     job.tick()
-    assert job.beat(s0) == [Alive()]
+    assert job.beat(s0) == [wire.Alive()]
     s0.beats = b"made anew"
-    assert job.beat(s0) == [Alive(), Roster(1, [1])]
-    assert job.beat(s0) == [Alive()]
+    assert job.beat(s0) == [wire.Alive(), wire.Roster(1, [1])]
+    assert job.beat(s0) == [wire.Alive()]
     job.say(w0, w0.leave())
-    assert job.tick() == [(s0, Roster(2, [0, 1]))]
+    assert job.tick() == [(s0, wire.Roster(2, [0, 1]))]
 
 
 def test_rank_0_that_has_not_beaten_yet_learns_of_a_contradiction_at_its_first_beat():
@@ -124,4 +129,4 @@ def test_rank_0_that_has_not_beaten_yet_learns_of_a_contradiction_at_its_first_b
     job.say(w0, w0.declare("a"))
     job.say(w1, w1.declare("a", shape=[2]))
     alive, fault = job.beat(w0)
-    assert (alive, type(fault)) == (Alive(), Fault)
+    assert (alive, type(fault)) == (wire.Alive(), wire.Fault)

@@ -8,24 +8,7 @@ import pytest
 from asking import sender, sent, text_of
 from rendezvous import LIMIT, Job, Member
 
-from kvstore.wire import (
-    Ack,
-    Alive,
-    Barrier,
-    Declare,
-    Explanation,
-    Fault,
-    JobFailed,
-    Leave,
-    Lost,
-    Message,
-    Open,
-    Placed,
-    Ready,
-    Roster,
-    Stop,
-    Welcome,
-)
+from kvstore import wire
 from servers.scheduler.joining import REMIND_S
 from servers.scheduler.member import MemberState
 
@@ -37,7 +20,7 @@ def test_all_are_welcomed_when_the_last_has_come():
         assert job.say(member, member.join()) == []
     welcomes = dict(job.say(w0, w0.join()))
     assert welcomes == {
-        member: Welcome(1, rank=member.hint, incarnation=1, num_workers=2, servers=["at 20", "at 21"])
+        member: wire.Welcome(1, rank=member.hint, incarnation=1, num_workers=2, servers=["at 20", "at 21"])
         for member in (w0, w1, s0, s1)
     }
 
@@ -62,7 +45,7 @@ def test_who_joins_twice_is_one_member_and_is_welcomed_where_it_asked_last():
     job.say(s0, s0.join())
     job.workers[0] = again
     assert [whom for whom, _ in job.say(w1, w1.join())] == [again, s0, w1]
-    assert isinstance(job.reply(again, again.join()), Welcome)
+    assert isinstance(job.reply(again, again.join()), wire.Welcome)
     assert len(job.scheduler.members.everyone) == 3
 
 
@@ -122,8 +105,8 @@ def test_who_gives_up_joining_leaves_its_place_to_another():
     w0, w1, s0 = job.everyone
     for member in (w0, s0):
         job.say(member, member.join())
-    hasty = Leave(sender(-1, 2, incarnation=w0.nonce), error="it gave up joining")
-    assert job.reply(w0, hasty) == Ack(2)
+    hasty = wire.Leave(sender(-1, 2, incarnation=w0.nonce), error="it gave up joining")
+    assert job.reply(w0, hasty) == wire.Ack(2)
     assert text_of(job.reply(w0, hasty), "UsageError").endswith("is not a member of this job")
     assert job.reply(s0, s0.explain(1)).text == "waits for worker 0, worker 1 to join"
     again = job.workers[0] = Member("worker", 99, 0)
@@ -136,8 +119,8 @@ def test_who_gives_up_when_it_has_just_been_welcomed_fails_the_job():
     job = Job()
     w0, w1, s0 = job.everyone
     text = "worker 1 failed: it gave up joining"
-    told = job.say(w1, Leave(sender(-1, 2, incarnation=w1.nonce), error="it gave up joining"))
-    assert told == [(w1, Ack(2)), (w0, JobFailed(text)), (s0, JobFailed(text))]
+    told = job.say(w1, wire.Leave(sender(-1, 2, incarnation=w1.nonce), error="it gave up joining"))
+    assert told == [(w1, wire.Ack(2)), (w0, wire.JobFailed(text)), (s0, wire.JobFailed(text))]
     assert job.scheduler.members.everyone[1].state is MemberState.LEFT
 
 
@@ -145,8 +128,8 @@ def test_who_gives_up_because_the_job_has_failed_stays_counted_as_gone():
     job = Job(2, 1, start=False)
     w0, _, _ = job.everyone
     job.say(w0, w0.join())
-    job.handle(b"launcher", Lost("worker", 1, "ended with code 1"))
-    assert job.reply(w0, Leave(sender(-1, 2, incarnation=w0.nonce), error="NodeLost")) == Ack(2)
+    job.handle(b"launcher", wire.Lost("worker", 1, "ended with code 1"))
+    assert job.reply(w0, wire.Leave(sender(-1, 2, incarnation=w0.nonce), error="NodeLost")) == wire.Ack(2)
     assert job.scheduler.failure == "worker 1 ended with code 1"
     assert job.scheduler.finished
 
@@ -177,10 +160,10 @@ def test_a_barrier_lets_all_go_and_stores_have_their_own():
     assert job.say(w0, first) == job.say(w0, other) == []
     reason = "waits at the barrier for worker 1 (has not come yet)"
     asked = w0.explain(first.seq)
-    assert job.reply(w0, asked) == Explanation(asked.seq, reason, [1])
+    assert job.reply(w0, asked) == wire.Explanation(asked.seq, reason, [1])
     last = w1.barrier()
-    assert dict(job.say(w1, last)) == {w0: Ack(first.seq), w1: Ack(last.seq)}
-    assert job.reply(w0, first) == Ack(first.seq), "a repeat is answered again"
+    assert dict(job.say(w1, last)) == {w0: wire.Ack(first.seq), w1: wire.Ack(last.seq)}
+    assert job.reply(w0, first) == wire.Ack(first.seq), "a repeat is answered again"
     assert job.say(w0, other) == [], "and one that waits when it is time"
 
 
@@ -212,7 +195,7 @@ def test_who_came_to_the_barrier_may_leave_before_it_is_over():
     job.say(w0, w0.barrier())
     job.say(w0, w0.leave())
     late = w1.barrier()
-    assert (w1, Ack(late.seq)) in job.say(w1, late)
+    assert (w1, wire.Ack(late.seq)) in job.say(w1, late)
 
 
 def test_keys_are_declared_and_ready():
@@ -221,13 +204,13 @@ def test_keys_are_declared_and_ready():
     early = w1.declare("a", "b")
     assert job.say(w1, early) == []
     asked = w1.explain(early.seq)
-    assert job.reply(w1, asked) == Explanation(asked.seq, "waits for worker 0 to init 'a', 'b'", [0])
+    assert job.reply(w1, asked) == wire.Explanation(asked.seq, "waits for worker 0 to init 'a', 'b'", [0])
     mine = w0.declare("b", "a")
-    assert job.reply(w0, mine) == Placed(mine.seq, [1, 1], [1, 0], [0, 0], [0, 0], [1, 1])
-    ready = Ready(w0.me(), store=0, keys=["a", "b"])
-    placed = Placed(early.seq, [1, 1], [0, 1], [0, 0], [0, 0], [1, 1])
-    assert dict(job.say(w0, ready)) == {w0: Ack(ready.seq), w1: placed}
-    for member, request, reply in ((w0, mine, None), (w0, ready, Ack(ready.seq)), (w1, early, placed)):
+    assert job.reply(w0, mine) == wire.Placed(mine.seq, [1, 1], [1, 0], [0, 0], [0, 0], [1, 1])
+    ready = wire.Ready(w0.me(), store=0, keys=["a", "b"])
+    placed = wire.Placed(early.seq, [1, 1], [0, 1], [0, 0], [0, 0], [1, 1])
+    assert dict(job.say(w0, ready)) == {w0: wire.Ack(ready.seq), w1: placed}
+    for member, request, reply in ((w0, mine, None), (w0, ready, wire.Ack(ready.seq)), (w1, early, placed)):
         again = job.reply(member, request)
         assert reply is None or again == reply
 
@@ -240,8 +223,8 @@ def test_who_contradicts_rank_0_fails_on_both_sides():
     outbox = dict(job.say(w1, wrong))
     text = "key 'a' is int8[1] on worker 0, but int8[2] on worker 1"
     assert text_of(outbox[w1], "Mismatch") == text
-    assert outbox[w0] == Fault(0, "Mismatch", text, number=1)
-    assert job.beat(w0) == [Alive()], "told once"
+    assert outbox[w0] == wire.Fault(0, "Mismatch", text, number=1)
+    assert job.beat(w0) == [wire.Alive()], "told once"
 
 
 def test_a_key_that_rank_0_will_never_give_is_not_waited_for():
@@ -259,10 +242,10 @@ def test_a_key_that_rank_0_will_never_give_is_not_waited_for():
 @pytest.mark.parametrize(
     "message",
     [
-        Open(sender(1), store=0, mode="sync"),
-        Ready(sender(1), store=0, keys=["a"]),
-        Barrier(sender(role="server"), store=0, number=1),
-        Declare(
+        wire.Open(sender(1), store=0, mode="sync"),
+        wire.Ready(sender(1), store=0, keys=["a"]),
+        wire.Barrier(sender(role="server"), store=0, number=1),
+        wire.Declare(
             sender(role="server"), store=0, keys=["a"], kinds=[0], shapes=[[1]], dtypes=["int8"], bound=1, longest=2**40
         ),
     ],
@@ -278,10 +261,10 @@ def test_strangers_are_refused_and_fence_nobody():
     job = Job()
     w0, w1, _ = job.everyone
     for message in (
-        Barrier(sender(incarnation=2**62), store=0, number=1),
-        Barrier(sender(5), store=0, number=1),
-        Leave(sender(role="launcher"), error="boo"),
-        Leave(sender(incarnation=9), error="boo"),
+        wire.Barrier(sender(incarnation=2**62), store=0, number=1),
+        wire.Barrier(sender(5), store=0, number=1),
+        wire.Leave(sender(role="launcher"), error="boo"),
+        wire.Leave(sender(incarnation=9), error="boo"),
     ):
         ((whom, reply),) = job.handle(b"stranger", message)
         assert whom == b"stranger"
@@ -300,8 +283,8 @@ def test_before_all_have_joined_nobody_is_a_member():
     assert "is not a member" in text_of(job.reply(w0, w0.barrier()), "UsageError")
 
 
-@pytest.mark.parametrize("message", [Ack(1), Alive(), Stop(), Roster(1, []), JobFailed("x")])
-def test_what_is_no_request_is_dropped(message: Message):
+@pytest.mark.parametrize("message", [wire.Ack(1), wire.Alive(), wire.Stop(), wire.Roster(1, []), wire.JobFailed("x")])
+def test_what_is_no_request_is_dropped(message: wire.Message):
     job = Job()
     assert job.handle(b"x", message) == []
     assert job.scheduler.failure is None

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvstore.wire import Message, Roster, Stop
+from kvstore import wire
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.member import JobMember
 
@@ -26,7 +26,7 @@ def test_when_nobody_is_left_there_is_no_farewell_to_wait_for():
 
 
 def test_news_go_once_over_each_link_but_the_end_at_each_beat():
-    sent: list[Message] = []
+    sent: list[wire.Message] = []
     rosters = Rosters(lambda peer, message: sent.append(message))
     member = JobMember("server", 1, 0, "here", b"link", 1)
     rosters.change([3, 1], over=False)
@@ -35,8 +35,8 @@ def test_news_go_once_over_each_link_but_the_end_at_each_beat():
     member.peer = b"beats"
     for _ in range(2):
         rosters.inform(member)
-    assert sent == [Roster(1, [1, 3])]
+    assert sent == [wire.Roster(1, [1, 3])]
     rosters.change([0, 1, 3], over=True)
     for _ in range(2):
         rosters.inform(member)
-    assert (sent[1:], rosters.over) == ([Stop(), Stop()], True)
+    assert (sent[1:], rosters.over) == ([wire.Stop(), wire.Stop()], True)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvstore.wire import MAX_REASON
+from kvstore import wire
 from kvstore.wire.observing import MOST_EVENTS
 from servers.scheduler.events import Events
 
@@ -30,8 +30,8 @@ def test_only_the_latest_are_kept() -> None:
 
 def test_a_long_line_is_cut_so_that_no_answer_is_refused_for_its_length() -> None:
     events = Events()
-    events.add(1.0, "x" * (MAX_REASON + 1))
-    assert events.after(0)[1] == [[1.0, "x" * MAX_REASON]]
+    events.add(1.0, "x" * (wire.MAX_REASON + 1))
+    assert events.after(0)[1] == [[1.0, "x" * wire.MAX_REASON]]
 
 
 def test_who_has_seen_those_of_another_scheduler_is_told_all() -> None:

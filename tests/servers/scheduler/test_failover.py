@@ -6,24 +6,7 @@ import pytest
 from asking import Door, sender, text_of
 from rendezvous import LIMIT, Job, Member
 
-from kvstore.wire import (
-    Ack,
-    Alive,
-    Beat,
-    Census,
-    Counted,
-    JobFailed,
-    Leave,
-    Lost,
-    Message,
-    Moved,
-    Node,
-    Roster,
-    Standing,
-    Stop,
-    View,
-    Welcome,
-)
+from kvstore import wire
 
 KILLED = "was killed by SIGKILL"
 
@@ -34,10 +17,10 @@ class ReplicatedJob(Job):
     def __init__(self, **options: object) -> None:
         super().__init__(2, 2, replicas=1, **options)  # type: ignore[arg-type]
 
-    def lose(self, member: Member, how: str = KILLED) -> list[tuple[object, Message]]:
-        return self.handle(b"launcher", Lost(member.role, member.hint, how, member.start))
+    def lose(self, member: Member, how: str = KILLED) -> list[tuple[object, wire.Message]]:
+        return self.handle(b"launcher", wire.Lost(member.role, member.hint, how, member.start))
 
-    def restart(self, member: Member) -> tuple[Member, list[tuple[object, Message]]]:
+    def restart(self, member: Member) -> tuple[Member, list[tuple[object, wire.Message]]]:
         """Let the next process of a member join and beat; return it, and what others were told."""
         other = member.again()
         members = self.servers if member.role == "server" else self.standbys
@@ -47,17 +30,17 @@ class ReplicatedJob(Job):
         other.incarnation = other.start
         return other, told
 
-    def stand(self, member: Member, epoch: int, *, synced: bool = False) -> list[tuple[object, Message]]:
-        return self.handle(member.beats, Standing(member.node, epoch, 7, synced))
+    def stand(self, member: Member, epoch: int, *, synced: bool = False) -> list[tuple[object, wire.Message]]:
+        return self.handle(member.beats, wire.Standing(member.node, epoch, 7, synced))
 
 
 def seat(member: Member) -> list[object]:
     return [member.role, member.start]
 
 
-def view(epoch: int, primary: Member, standby: Member | None = None, synced: bool = False) -> View:
-    return View(
-        Node(primary.role, primary.hint, primary.start),
+def view(epoch: int, primary: Member, standby: Member | None = None, synced: bool = False) -> wire.View:
+    return wire.View(
+        wire.Node(primary.role, primary.hint, primary.start),
         epoch,
         standby=None if standby is None else seat(standby),
         standby_address="" if standby is None else f"at {standby.nonce}",
@@ -81,28 +64,28 @@ def test_all_seats_join_and_each_learns_its_view_at_its_first_beat():
     for rank in range(2):
         both = job.servers[rank], job.standbys[rank]
         for member in both:
-            assert job.beat(member) == [Alive(), view(1, *both, synced=True)]
-            assert job.beat(member) == [Alive()], "once over each link"
-    assert job.beat(job.workers[0]) == [Alive()], "a worker has been welcomed by the servers themselves"
+            assert job.beat(member) == [wire.Alive(), view(1, *both, synced=True)]
+            assert job.beat(member) == [wire.Alive()], "once over each link"
+    assert job.beat(job.workers[0]) == [wire.Alive()], "a worker has been welcomed by the servers themselves"
 
 
 def test_when_a_server_is_lost_its_standby_takes_over_and_workers_are_sent_there():
     job = ReplicatedJob()
     (w0, w1), s1, b1 = job.workers, job.servers[1], job.standbys[1]
-    moved = Moved(1, 2, "at 31")
+    moved = wire.Moved(1, 2, "at 31")
     assert job.lose(s1) == [(b1, view(2, b1)), (w0, moved), (w1, moved)]
     assert job.lose(s1) == [], "known"
     assert job.scheduler.failure is None
-    assert job.beat(w0) == [Alive()]
+    assert job.beat(w0) == [wire.Alive()]
     w0.beats = b"made anew"
-    assert job.beat(w0) == [Alive(), moved], "what went over the old link may be lost"
+    assert job.beat(w0) == [wire.Alive(), moved], "what went over the old link may be lost"
     assert job.scheduler.take_news() == []
     job.now += 0.5
     assert job.stand(b1, 2) == []
     line = f"server 1 {KILLED}; its standby took over at round 7 in 0.5 s; a new standby is being made"
     assert job.scheduler.take_news() == [line]
     assert job.scheduler.take_news() == []
-    assert job.reply(w0, Census(w0.me())) == Counted(w0.seq, 1)
+    assert job.reply(w0, wire.Census(w0.me())) == wire.Counted(w0.seq, 1)
     again = job.reply(w1, w1.join())
     assert again.servers == ["at 20", "at 31"], "a welcome that was lost, said again"
 
@@ -113,14 +96,14 @@ def test_the_next_process_of_a_lost_server_becomes_the_standby_and_may_take_over
     job.lose(s1)
     new, told = job.restart(s1)
     assert told == [
-        (new, Welcome(1, rank=1, incarnation=2, num_workers=2, servers=["at 20", "at 31"])),
+        (new, wire.Welcome(1, rank=1, incarnation=2, num_workers=2, servers=["at 20", "at 31"])),
         (b1, view(3, b1, new)),
     ]
-    assert job.beat(new) == [Alive(), view(3, b1, new)]
-    assert job.reply(w0, Census(w0.me())) == Counted(w0.seq, 0), "nobody is missing"
+    assert job.beat(new) == [wire.Alive(), view(3, b1, new)]
+    assert job.reply(w0, wire.Census(w0.me())) == wire.Counted(w0.seq, 0), "nobody is missing"
     assert job.stand(b1, 2, synced=True) == [], "of the view before"
     assert job.stand(b1, 3, synced=True) == [(new, view(4, b1, new, synced=True)), (b1, view(4, b1, new, synced=True))]
-    moved = Moved(1, 5, f"at {new.nonce}")
+    moved = wire.Moved(1, 5, f"at {new.nonce}")
     assert job.lose(b1) == [(new, view(5, new)), (w0, moved), (w1, moved)]
     third, told = job.restart(b1)
     assert (new, view(6, new, third)) in told
@@ -146,7 +129,7 @@ def test_a_server_that_is_lost_without_a_standby_in_step_ends_the_job(again: boo
     told = job.lose(b1)
     assert job.scheduler.failure is not None
     assert job.scheduler.failure.startswith(f"server 1 {KILLED}{reason}")
-    assert (job.workers[0], JobFailed(job.scheduler.failure, "start 1 of standby 1")) in told
+    assert (job.workers[0], wire.JobFailed(job.scheduler.failure, "start 1 of standby 1")) in told
     late = s1.again().again()
     assert text_of(job.handle(late.peer, late.join())[0][1], "NodeLost") == job.scheduler.failure
 
@@ -161,14 +144,14 @@ def test_silence_is_a_loss_and_who_speaks_again_is_shown_a_view_without_it():
     told = job.tick(LIMIT * 0.5)
     assert (b1, view(2, b1)) in told
     assert job.beat(s1) == [view(2, b1)]
-    assert job.handle(s1.beats, Standing(s1.node, 1, 9, synced=True)) == []
+    assert job.handle(s1.beats, wire.Standing(s1.node, 1, 9, synced=True)) == []
     job.stand(b1, 2)
     assert job.scheduler.take_news()[0].startswith("server 1 has been silent for 12.5 s; its standby took over")
     farewell = s1.leave("it was replaced")
-    assert job.say(s1, farewell) == [(s1, Ack(farewell.seq))]
+    assert job.say(s1, farewell) == [(s1, wire.Ack(farewell.seq))]
     new, _ = job.restart(s1)
-    job.handle(b"launcher", Lost("server", 1, "exited with code 4", 1))
-    assert job.beat(new) == [Alive(), view(3, b1, new)], "that its predecessor has ended is no news of it"
+    job.handle(b"launcher", wire.Lost("server", 1, "exited with code 4", 1))
+    assert job.beat(new) == [wire.Alive(), view(3, b1, new)], "that its predecessor has ended is no news of it"
     assert job.beat(s1) == [view(3, b1, new)]
     assert text_of(job.reply(s1, s1.leave()), "UsageError").endswith("is not a member of this job")
     assert job.scheduler.failure is None
@@ -178,10 +161,14 @@ def test_a_stranger_is_shown_no_view():
     keys = {b"link of server 20": "key 20", b"heartbeat of server 20": "key 20", b"other": "another key"}
     job = ReplicatedJob(door=Door(keys))
     s0 = job.servers[0]
-    job.handle(s0.beats, Lost("server", 0, KILLED, 1))
-    for link, node in ((b"other", s0.node), (s0.beats, Node("server", 9, 1)), (s0.beats, Node("worker", 9, 1))):
-        ((_, told),) = job.handle(link, Beat(node))
-        assert told == JobFailed(f"{node} is not a member of this job, or was given up")
+    job.handle(s0.beats, wire.Lost("server", 0, KILLED, 1))
+    for link, node in (
+        (b"other", s0.node),
+        (s0.beats, wire.Node("server", 9, 1)),
+        (s0.beats, wire.Node("worker", 9, 1)),
+    ):
+        ((_, told),) = job.handle(link, wire.Beat(node))
+        assert told == wire.JobFailed(f"{node} is not a member of this job, or was given up")
 
 
 def test_a_server_that_starts_again_shows_by_that_that_it_had_ended():
@@ -192,7 +179,7 @@ def test_a_server_that_starts_again_shows_by_that_that_it_had_ended():
     assert (b1, view(2, b1)) in told
     assert (b1, view(3, b1, new)) in told
     assert job.lose(s1) == []
-    assert job.beat(new) == [Alive(), view(3, b1, new)]
+    assert job.beat(new) == [wire.Alive(), view(3, b1, new)]
 
 
 def test_only_a_later_start_with_its_predecessors_key_takes_a_seat():
@@ -205,8 +192,8 @@ def test_only_a_later_start_with_its_predecessors_key_takes_a_seat():
     new = s1.again()
     door.keys[new.peer] = "another key"
     assert "already" in text_of(job.handle(new.peer, new.join())[0][1], "UsageError"), "s1 is alive, as far as is known"
-    assert job.beat(s1) == [Alive()]
-    job.handle(s1.beats, Lost("server", 1, KILLED, 1))
+    assert job.beat(s1) == [wire.Alive()]
+    job.handle(s1.beats, wire.Lost("server", 1, KILLED, 1))
     text = text_of(job.handle(new.peer, new.join())[0][1], "UsageError")
     assert text == "server 1 has joined with another key; start it again with the same"
     old = Member("server", 777, 1)
@@ -214,7 +201,7 @@ def test_only_a_later_start_with_its_predecessors_key_takes_a_seat():
     text = text_of(job.handle(old.peer, old.join())[0][1], "UsageError")
     assert text == "start 1 of server 1 (KVSTORE_START) is known to have ended"
     door.keys |= {new.peer: "key of 21", new.beats: "key of 21"}
-    assert isinstance(dict(job.handle(new.peer, new.join()))[new.peer], Welcome)
+    assert isinstance(dict(job.handle(new.peer, new.join()))[new.peer], wire.Welcome)
 
 
 def test_before_all_have_joined_a_seat_waits_for_its_next_start():
@@ -231,18 +218,18 @@ def test_before_all_have_joined_a_seat_waits_for_its_next_start():
     for member in (s0, b0):
         new, told = job.restart(member)
     assert dict(told)[new].incarnation == 2
-    assert job.beat(new) == [Alive(), view(1, job.servers[0], new, synced=True)]
+    assert job.beat(new) == [wire.Alive(), view(1, job.servers[0], new, synced=True)]
 
 
 def test_a_start_that_never_joined_and_its_end_are_no_news():
     job = ReplicatedJob()
     s1 = job.servers[1]
     job.lose(s1)
-    assert job.handle(b"launcher", Lost("server", 1, "exited with code 1", 2)) == []
+    assert job.handle(b"launcher", wire.Lost("server", 1, "exited with code 1", 2)) == []
     second = s1.again()
     assert "start 2 of server 1" in text_of(job.handle(second.peer, second.join())[0][1], "UsageError")
     third = second.again()
-    assert isinstance(dict(job.handle(third.peer, third.join()))[third.peer], Welcome)
+    assert isinstance(dict(job.handle(third.peer, third.join()))[third.peer], wire.Welcome)
 
 
 def test_a_server_that_leaves_in_the_middle_is_lost():
@@ -253,7 +240,7 @@ def test_a_server_that_leaves_in_the_middle_is_lost():
     assert job.scheduler.failure is None
     new, told = job.restart(s0)
     assert (b0, view(3, b0, new)) in told
-    hasty = Leave(sender(-1, 2, incarnation=new.nonce), error="it gave up joining")
+    hasty = wire.Leave(sender(-1, 2, incarnation=new.nonce), error="it gave up joining")
     assert (b0, view(4, b0)) in job.say(new, hasty)
 
 
@@ -265,18 +252,18 @@ def test_a_job_may_end_while_a_server_is_dead_and_another_is_being_started():
     job.beat(new)
     job.lose(s1)
     job.say(w1, w1.leave())
-    assert {whom for whom, message in job.tick() if message == Roster(1, [1])} == {new, b0, b1, s1}
+    assert {whom for whom, message in job.tick() if message == wire.Roster(1, [1])} == {new, b0, b1, s1}
     told = job.say(w0, w0.leave())
-    assert {whom for whom, message in told if message == Stop()} == {new, b0, b1, s1}
+    assert {whom for whom, message in told if message == wire.Stop()} == {new, b0, b1, s1}
     late, told = job.restart(s1)
-    assert [type(message) for _, message in told] == [Welcome]
-    assert job.beat(late) == [Alive(), view(2, b1), Stop()]
-    assert job.beat(s1) == [Stop()], "a zombie, too, may go"
+    assert [type(message) for _, message in told] == [wire.Welcome]
+    assert job.beat(late) == [wire.Alive(), view(2, b1), wire.Stop()]
+    assert job.beat(s1) == [wire.Stop()], "a zombie, too, may go"
     assert job.lose(b1) == [], "it was killed when nobody needed it any more"
     assert not job.scheduler.finished
     for member in (late, new, b0):
         leave = member.leave()
-        assert job.say(member, leave) == [(member, Ack(leave.seq))]
+        assert job.say(member, leave) == [(member, wire.Ack(leave.seq))]
     assert job.scheduler.finished
     assert job.scheduler.failure is None
 
@@ -288,14 +275,14 @@ def test_without_replicas_a_standby_is_refused_and_a_second_start_is_none():
     assert text == "this job has no standbys: KVSTORE_REPLICAS is 0 at the scheduler; set it alike everywhere"
     again = job.servers[0].again()
     assert text_of(job.handle(again.peer, again.join())[0][1], "UsageError") == "the job has its 1 servers already"
-    job.handle(b"launcher", Lost("server", 0, KILLED, 1))
+    job.handle(b"launcher", wire.Lost("server", 0, KILLED, 1))
     assert job.scheduler.failure == f"server 0 {KILLED}"
 
 
 def test_aggregators_are_sent_to_the_new_server_too():
     job = Job(2, 1, aggregated=[[0, 1]], replicas=1)
-    told = job.handle(b"launcher", Lost("server", 0, KILLED))
-    moved = Moved(0, 2, "at 30")
+    told = job.handle(b"launcher", wire.Lost("server", 0, KILLED))
+    moved = wire.Moved(0, 2, "at 30")
     assert told == [
         (job.standbys[0], view(2, job.standbys[0])),
         *((m, moved) for m in (*job.workers, *job.aggregators)),
@@ -305,11 +292,11 @@ def test_aggregators_are_sent_to_the_new_server_too():
 def test_what_is_not_started_again_ends_a_job_that_has_not_begun_and_else_is_done_without():
     job = ReplicatedJob(start=False)
     job.say(job.workers[0], job.workers[0].join())
-    job.handle(b"launcher", Lost("standby", 1, KILLED, 3, final=True))
+    job.handle(b"launcher", wire.Lost("standby", 1, KILLED, 3, final=True))
     assert job.scheduler.failure == f"the standby of server 1 {KILLED}"
     job = ReplicatedJob()
     job.lose(job.standbys[1])
-    job.handle(b"launcher", Lost("standby", 1, "exited with code 1", 4, final=True))
+    job.handle(b"launcher", wire.Lost("standby", 1, "exited with code 1", 4, final=True))
     assert [line.partition(", and ")[2] for line in job.scheduler.take_news()][1:] == [
         "is not started again: server 1 goes on without one"
     ]
@@ -327,4 +314,4 @@ def test_a_standby_that_its_primary_cannot_reach_is_lost_though_it_beats():
     new, told = job.restart(b0)
     assert told[1:] == [(s0, view(3, s0, new))]
     assert job.stand(s0, 3, synced=False) == [], "this one is not in step yet"
-    assert job.beat(new) == [Alive(), view(3, s0, new)]
+    assert job.beat(new) == [wire.Alive(), view(3, s0, new)]

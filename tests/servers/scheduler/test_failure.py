@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import NodeLost
-from kvstore.wire import MAX_REASON, Failure, JobFailed, Message
 from servers.scheduler.failure import JobFailure
 from servers.scheduler.member import JobMember, MemberState
 from servers.scheduler.members import Members
@@ -15,7 +15,7 @@ class Case:
     """A job of two workers and a server, and who is told what."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[bytes, Message]] = []
+        self.told: list[tuple[bytes, wire.Message]] = []
         self.events: list[tuple[float, str]] = []
         self.members = Members(2, 1, 1.0)
         self.failure = JobFailure(
@@ -39,7 +39,10 @@ def test_the_first_cause_is_told_to_who_is_still_there():
     case.failure.happen("worker 1 was killed", 3.0)
     case.failure.happen("worker 0 failed, too", 4.0)
     assert (case.failure.text, case.failure.at) == ("worker 1 was killed", 3.0)
-    assert case.told == [(b"beats 0", JobFailed("worker 1 was killed")), (b"beats 2", JobFailed("worker 1 was killed"))]
+    assert case.told == [
+        (b"beats 0", wire.JobFailed("worker 1 was killed")),
+        (b"beats 2", wire.JobFailed("worker 1 was killed")),
+    ]
     assert case.events == [(3.0, "the job has failed: worker 1 was killed")]
     assert w1.state is MemberState.READY
     with pytest.raises(NodeLost, match="worker 1 was killed"):
@@ -49,10 +52,10 @@ def test_the_first_cause_is_told_to_who_is_still_there():
 def test_who_waits_to_join_gets_the_reason_as_its_answer_and_is_gone():
     case = Case()
     member = case.join("worker", 1)
-    case.failure.happen("a long story" * MAX_REASON, 3.0)
+    case.failure.happen("a long story" * wire.MAX_REASON, 3.0)
     assert case.failure.text is not None
-    assert len(case.failure.text) == len(case.events[0][1]) == MAX_REASON
+    assert len(case.failure.text) == len(case.events[0][1]) == wire.MAX_REASON
     ((peer, reply),) = case.told
-    assert isinstance(reply, Failure)
+    assert isinstance(reply, wire.Failure)
     assert (peer, reply.seq, reply.kind, reply.text) == (b"joins 1", 11, "NodeLost", case.failure.text)
     assert (member.state, case.members.present) == (MemberState.LEFT, 0)

@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 from rendezvous import Member
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import Message, Welcome
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
 from servers.scheduler.joining import REMIND_S, JoinRequests
@@ -18,9 +18,9 @@ from servers.scheduler.members import Members
 def test_members_are_welcomed_together_and_those_that_ask_again_where_they_have_asked_last(
     caplog: pytest.LogCaptureFixture,
 ):
-    sent: dict[bytes, list[Message]] = defaultdict(list)
+    sent: dict[bytes, list[wire.Message]] = defaultdict(list)
 
-    def tell(peer: bytes, message: Message) -> None:
+    def tell(peer: bytes, message: wire.Message) -> None:
         sent[peer].append(message)
 
     members = Members(1, 1, 1.0)
@@ -34,8 +34,8 @@ def test_members_are_welcomed_together_and_those_that_ask_again_where_they_have_
     assert not sent
     joining.join(server.peer, server.join(), 2.0)
     assert {peer: [type(message) for message in messages] for peer, messages in sent.items()} == {
-        b"another link": [Welcome],
-        server.peer: [Welcome],
+        b"another link": [wire.Welcome],
+        server.peer: [wire.Welcome],
     }
     joining.join(worker.peer, worker.join(), 3.0)
     assert sent[worker.peer] == sent[b"another link"]

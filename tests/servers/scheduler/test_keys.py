@@ -5,10 +5,10 @@ import itertools
 import pytest
 from asking import sender
 
+from kvstore import wire
 from kvstore.errors import AlreadyInitialized, Mismatch, UsageError
 from kvstore.placement import BLOCK
 from kvstore.spec import MAX_SEGMENTS
-from kvstore.wire import Declare
 from servers.scheduler.keys import DeclaredKeys
 from servers.scheduler.placements import Columns
 
@@ -28,7 +28,7 @@ class Said:
     ) -> int:
         seq = next(self.seq)
         specs = [shape if isinstance(shape, tuple) else (shape, "float32") for shape in shapes.values()]
-        request = Declare(
+        request = wire.Declare(
             sender(rank, seq),
             store=0,
             keys=list(shapes),
@@ -172,7 +172,7 @@ def test_who_contradicts_rank_0_later_learns_it_and_so_does_rank_0(ready: bool):
 
 def test_a_key_twice_in_one_call_is_refused():
     keys = DeclaredKeys([0])
-    request = Declare(
+    request = wire.Declare(
         sender(),
         store=0,
         keys=["a", "a"],

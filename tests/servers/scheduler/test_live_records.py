@@ -7,7 +7,7 @@ from dataclasses import replace
 from asking import Door
 from rendezvous import LIMIT, Member
 
-from kvstore.wire import Barrier, Message, Sender
+from kvstore import wire
 from servers.scheduler import Scheduler
 from servers.scheduler.live_records import LiveRecords
 from servers.scheduler.logged import FormerLinks, LoggedScheduler
@@ -24,7 +24,7 @@ class Log:
         self.live = LiveRecords(2)
         self.packer = RecordPacker()
 
-    def add(self, message: Message) -> None:
+    def add(self, message: wire.Message) -> None:
         record = Came(0.0, b"link", "", message)
         self.live.add(self.packer.pack(record), record)
 
@@ -37,9 +37,9 @@ class Log:
         return [record.message.number for record in self.left() if isinstance(record, Came)]  # type: ignore[attr-defined]
 
 
-def barrier(rank: int, number: int, seq: int, done: int) -> Barrier:
+def barrier(rank: int, number: int, seq: int, done: int) -> wire.Barrier:
     worker = Member("worker", 1, rank)
-    return replace(worker.barrier(number), sender=Sender(worker.node, seq, done))
+    return replace(worker.barrier(number), sender=wire.Sender(worker.node, seq, done))
 
 
 def test_a_barrier_stays_until_all_have_come_and_have_their_answers() -> None:

@@ -12,28 +12,7 @@ import pytest
 from asking import Door, sent
 from rendezvous import LIMIT, Member
 
-from kvstore.wire import (
-    Alive,
-    Beat,
-    CloseStore,
-    Fault,
-    Here,
-    JobFailed,
-    Leave,
-    Locate,
-    Lost,
-    Message,
-    Node,
-    OpenStore,
-    Ready,
-    Reply,
-    Request,
-    Roster,
-    Sender,
-    Stacks,
-    Stop,
-    Welcome,
-)
+from kvstore import wire
 from servers.scheduler import Scheduler
 from servers.scheduler.inquiries import ANSWER_S
 from servers.scheduler.logged import FormerLinks, LoggedScheduler
@@ -62,28 +41,28 @@ class Talk:
         self.logged, self.scheduler = logged(self.records)
         self.members = [Member("worker", 100 + rank, rank) for rank in range(WORKERS)]
         self.members += [Member("server", 200, 0)]
-        self.asked: dict[bytes, dict[int, Request]] = {member.peer: {} for member in self.members}
+        self.asked: dict[bytes, dict[int, wire.Request]] = {member.peer: {} for member in self.members}
         self.answered: dict[bytes, set[int]] = {member.peer: set() for member in self.members}
         self.barriers = dict.fromkeys(range(WORKERS), 0)
         self.gone: set[bytes] = set()
 
-    def say(self, member: Member, message: Message) -> None:
-        if isinstance(message, Request):
+    def say(self, member: Member, message: wire.Message) -> None:
+        if isinstance(message, wire.Request):
             self.asked[member.peer][message.seq] = message
         self.hear(self.logged.handle(member.peer, sent(message), self.now))
 
-    def hear(self, outbox: list[tuple[bytes, Message]]) -> None:
+    def hear(self, outbox: list[tuple[bytes, wire.Message]]) -> None:
         for peer, message in outbox:
-            if isinstance(message, Welcome):
+            if isinstance(message, wire.Welcome):
                 member = next(member for member in self.members if member.peer == peer)
                 member.incarnation, member.seq = 1, 1
-            if isinstance(message, Reply):
+            if isinstance(message, wire.Reply):
                 self.answered[peer].add(message.seq)
 
-    def me(self, member: Member) -> Sender:
+    def me(self, member: Member) -> wire.Sender:
         member.seq += 1
         waiting = self.asked[member.peer].keys() - self.answered[member.peer]
-        return Sender(member.node, member.seq, min(waiting, default=member.seq))
+        return wire.Sender(member.node, member.seq, min(waiting, default=member.seq))
 
     def go_on(self) -> None:
         """One more thing happens."""
@@ -92,7 +71,7 @@ class Talk:
         if self.dice.random() < 0.2:
             for other in self.members:  # nobody is silent for long
                 if other.incarnation == 1 and other.peer not in self.gone:
-                    self.say(other, Beat(other.node))
+                    self.say(other, wire.Beat(other.node))
             self.hear(self.logged.tick(self.now))
         elif member.peer in self.gone:
             return
@@ -101,7 +80,7 @@ class Talk:
         elif member.role == "worker":
             self.say(member, self.request(member))
 
-    def request(self, worker: Member) -> Request:
+    def request(self, worker: Member) -> wire.Request:
         me, dice = self.me(worker), self.dice
         at_barrier = any(seq not in self.answered[worker.peer] for seq in self.asked[worker.peer])
         kind = dice.choices(
@@ -109,13 +88,13 @@ class Talk:
         )[0]
         if kind == "leave":
             self.gone.add(worker.peer)
-            return Leave(me, error="ValueError" if dice.random() < 0.1 else None)
+            return wire.Leave(me, error="ValueError" if dice.random() < 0.1 else None)
         if kind == "open":
-            return OpenStore(me, ordinal=dice.randint(1, 2))
+            return wire.OpenStore(me, ordinal=dice.randint(1, 2))
         if kind == "close":
-            return CloseStore(me, store=1)
+            return wire.CloseStore(me, store=1)
         if kind == "ready":
-            return Ready(me, store=0, keys=dice.sample("abc", 2))
+            return wire.Ready(me, store=0, keys=dice.sample("abc", 2))
         if kind == "barrier" and not at_barrier:
             self.barriers[worker.rank] += 1
             return replace(worker.barrier(self.barriers[worker.rank]), sender=me)
@@ -125,14 +104,14 @@ class Talk:
         return replace(worker.declare(*dice.sample("abc", 2), shape=shape), sender=me)
 
 
-def epilogue(talk: Talk) -> Iterator[tuple[bytes, Message | float]]:
+def epilogue(talk: Talk) -> Iterator[tuple[bytes, wire.Message | float]]:
     """What comes after a restart: all make new links, and ask again; all come to a barrier; all leave."""
     there = [copy.copy(member) for member in talk.members if member.peer not in talk.gone]
     for member in there:
         peer = b"new " + member.peer
         if member.incarnation == 1:
-            yield peer, Here(member.node)
-            yield b"beats on " + peer, Beat(member.node)
+            yield peer, wire.Here(member.node)
+            yield b"beats on " + peer, wire.Beat(member.node)
         for seq in sorted(talk.asked[member.peer].keys() - talk.answered[member.peer]):
             yield peer, talk.asked[member.peer][seq]
         if member.incarnation != 1:
@@ -142,17 +121,17 @@ def epilogue(talk: Talk) -> Iterator[tuple[bytes, Message | float]]:
     ready = [member for member in there if member.incarnation == 1]
     for member in ready:
         if member.role == "worker":
-            me = Sender(member.node, member.seq + 10, 0)
+            me = wire.Sender(member.node, member.seq + 10, 0)
             yield b"new " + member.peer, replace(member.declare("a", "z"), sender=me)
             yield b"new " + member.peer, replace(member.barrier(99), sender=me._replace(seq=member.seq + 11))
             yield b"new " + member.peer, replace(member.explain(member.seq + 11), sender=me)
     yield b"", talk.now + 2.0
     for member in ready:
-        yield b"new " + member.peer, Leave(Sender(member.node, member.seq + 12, 0), error=None)
+        yield b"new " + member.peer, wire.Leave(wire.Sender(member.node, member.seq + 12, 0), error=None)
         yield b"", talk.now + 2.0
 
 
-def heard(scheduler: Any, talk: Talk) -> list[list[tuple[bytes, Message]]]:
+def heard(scheduler: Any, talk: Talk) -> list[list[tuple[bytes, wire.Message]]]:
     """What comes over the new links in the epilogue. Only a successor tells faults again."""
     said = []
     for peer, message in epilogue(talk):
@@ -160,7 +139,7 @@ def heard(scheduler: Any, talk: Talk) -> list[list[tuple[bytes, Message]]]:
             outbox = scheduler.tick(message)
         else:
             outbox = scheduler.handle(peer, sent(message), talk.now)
-        over_new = [(to, reply) for to, reply in outbox if b"new " in to and not isinstance(reply, Fault)]
+        over_new = [(to, reply) for to, reply in outbox if b"new " in to and not isinstance(reply, wire.Fault)]
         said.append(over_new)
     return said
 
@@ -188,7 +167,7 @@ def test_the_random_talks_are_of_all_kinds() -> None:
         said |= {Ticked for record in talk.records if isinstance(record, Ticked)}
         answers |= {type(reply) for outbox in heard(talk.scheduler, talk) for _, reply in outbox}
     assert len(said) == 9, said
-    assert answers >= {Alive, Roster, Stop, JobFailed, Welcome}
+    assert answers >= {wire.Alive, wire.Roster, wire.Stop, wire.JobFailed, wire.Welcome}
 
 
 class Small:
@@ -208,8 +187,8 @@ class Small:
             self.beat(member)
         self.logged.tick(self.now)
 
-    def beat(self, member: Member) -> list[Message]:
-        return [said for _, said in self.logged.handle(member.beats, Beat(member.node), self.now)]
+    def beat(self, member: Member) -> list[wire.Message]:
+        return [said for _, said in self.logged.handle(member.beats, wire.Beat(member.node), self.now)]
 
     def restart(self, after_s: float = 0.5) -> None:
         records = list(self.records)
@@ -227,8 +206,8 @@ def test_beats_questions_and_repeats_of_joins_are_not_logged() -> None:
     job.beat(w0)
     job.logged.handle(w0.peer, w0.explain(1), job.now)
     job.logged.handle(w0.peer, w0.join(), job.now)
-    job.logged.handle(w0.peer, Locate(w0.me(), "worker", [0, 1]), job.now)
-    job.logged.handle(w0.beats, Stacks(w0.node, 1, "train.py:41 in load", "", []), job.now)
+    job.logged.handle(w0.peer, wire.Locate(w0.me(), "worker", [0, 1]), job.now)
+    job.logged.handle(w0.beats, wire.Stacks(w0.node, 1, "train.py:41 in load", "", []), job.now)
     job.logged.tick(job.now)
     ((whom, located),) = job.logged.tick(job.now + ANSWER_S)
     assert (whom, located.ranks) == (w0.peer, [0, 1])
@@ -243,8 +222,8 @@ def test_strangers_do_not_fill_the_log() -> None:
     assert len(job.records) == WORKERS + SERVERS
 
 
-def _of(rank: int) -> Sender:
-    return Sender(Node("worker", rank, 1), 1, 0)
+def _of(rank: int) -> wire.Sender:
+    return wire.Sender(wire.Node("worker", rank, 1), 1, 0)
 
 
 def test_silence_before_the_restart_is_forgiven_and_that_after_it_is_not() -> None:
@@ -272,16 +251,18 @@ def test_who_was_silent_is_so_in_a_replay_and_nobody_else() -> None:
     job.restart()
     assert job.scheduler.failure == failure
     assert job.scheduler.members.lost == 1
-    assert JobFailed(failure) in job.beat(job.workers[0])
+    assert wire.JobFailed(failure) in job.beat(job.workers[0])
 
 
 def test_a_fault_is_told_again_under_its_number() -> None:
     job = Small()
     w0, w1, _ = job.workers
     job.logged.handle(w0.peer, w0.declare("a"), job.now)
-    job.logged.handle(w0.peer, Ready(w0.me(), store=0, keys=["a"]), job.now)
+    job.logged.handle(w0.peer, wire.Ready(w0.me(), store=0, keys=["a"]), job.now)
     (fault,) = [
-        said for _, said in job.logged.handle(w1.peer, w1.declare("a", shape=(2,)), job.now) if isinstance(said, Fault)
+        said
+        for _, said in job.logged.handle(w1.peer, w1.declare("a", shape=(2,)), job.now)
+        if isinstance(said, wire.Fault)
     ]
     assert fault.number == 1
     job.restart()
@@ -293,10 +274,10 @@ def test_the_launcher_is_believed_by_its_key_in_a_replay_too() -> None:
     """A link with another member's key may report nothing, and a replay does not ask the links of now."""
     keys = {b"link of worker 100": "k0", b"link of worker 101": "k1", b"link of worker 102": "k2"}
     job = Small(Door({**keys, b"launcher": "k1", b"liar": "k0"}))
-    job.logged.handle(b"liar", Lost("worker", 1, "was killed by SIGKILL"), job.now)
+    job.logged.handle(b"liar", wire.Lost("worker", 1, "was killed by SIGKILL"), job.now)
     job.restart()
     assert job.scheduler.failure is None
     job = Small(Door({**keys, b"launcher": "k1"}))
-    job.logged.handle(b"launcher", Lost("worker", 1, "was killed by SIGKILL"), job.now)
+    job.logged.handle(b"launcher", wire.Lost("worker", 1, "was killed by SIGKILL"), job.now)
     job.restart()
     assert job.scheduler.failure == "worker 1 was killed by SIGKILL"

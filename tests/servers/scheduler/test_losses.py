@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asking import Door
 
-from kvstore.wire import Lost, Message
+from kvstore import wire
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
 from servers.scheduler.failure import JobFailure
@@ -17,7 +17,7 @@ class Case:
     """A job of two workers and a server, which prove keys, and which have not beaten yet."""
 
     def __init__(self) -> None:
-        def tell(peer: bytes, message: Message) -> None:
+        def tell(peer: bytes, message: wire.Message) -> None:
             raise AssertionError("there are no views without replicas")
 
         members = Members(2, 1, 1.0)
@@ -35,10 +35,10 @@ class Case:
 def test_reports_fail_the_job_by_name_and_only_the_launcher_may_report():
     case = Case()
     w0 = case.everyone[0]
-    case.losses.report(b"worker 1", Lost("worker", 0, "was killed"), 1.0)
+    case.losses.report(b"worker 1", wire.Lost("worker", 0, "was killed"), 1.0)
     assert (case.failure.text, w0.state) == (None, MemberState.READY), "it has another member's key"
     for now in (1.0, 2.0):
-        case.losses.report(b"launcher", Lost("worker", 0, "was killed"), now)
+        case.losses.report(b"launcher", wire.Lost("worker", 0, "was killed"), now)
     assert (case.failure.text, case.failure.at, w0.state) == ("worker 0 was killed", 1.0, MemberState.LOST)
 
 

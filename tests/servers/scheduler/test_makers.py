@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import Mismatch
-from kvstore.wire import Node, OpenStore, Sender
 from servers.scheduler.makers import Makers
 
 
-def made(rank: int, ordinal: int, place: str, what: str = "a 'dist_sync' store of kvstore.create()") -> OpenStore:
-    return OpenStore(Sender(Node("worker", rank, 1), ordinal, 0), ordinal, what, place)
+def made(rank: int, ordinal: int, place: str, what: str = "a 'dist_sync' store of kvstore.create()") -> wire.OpenStore:
+    return wire.OpenStore(wire.Sender(wire.Node("worker", rank, 1), ordinal, 0), ordinal, what, place)
 
 
 def test_workers_that_make_the_same_stores_in_the_same_order_are_not_disturbed() -> None:

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import Node
 from servers.scheduler.member import NEXT, JobMember, MemberEvent, MemberState
 from servers.scheduler.members import Members
 
@@ -79,7 +79,7 @@ def test_a_job_waits_for_its_aggregators():
     assert not members.settle(0.0)
     members.join(member("aggregator", 9))
     assert members.settle(0.0)
-    assert [one.node for one in members.of("aggregator")] == [Node("aggregator", 0, 1)]
+    assert [one.node for one in members.of("aggregator")] == [wire.Node("aggregator", 0, 1)]
 
 
 @pytest.mark.parametrize("hint", [1, 3, 4096])
@@ -139,15 +139,15 @@ def test_find_goes_by_the_rank_asked_for_until_ranks_are_given():
     assert found is not None
     assert found.nonce == 1
     assert members.find("worker", 0) is None
-    assert members.identify(Node("worker", -1, 0)) is members.identify(Node("worker", 1, 0)) is None
+    assert members.identify(wire.Node("worker", -1, 0)) is members.identify(wire.Node("worker", 1, 0)) is None
     assert members.of("worker") == []
     members.join(member("server", 3))
     members.settle(0.0)
     found = members.find("worker", 0)
     assert found is not None
     assert found.nonce == 2
-    assert members.identify(Node("worker", 0, 1)) is found
-    assert members.identify(Node("worker", 0, 2)) is members.identify(Node("server", 1, 1)) is None
+    assert members.identify(wire.Node("worker", 0, 1)) is found
+    assert members.identify(wire.Node("worker", 0, 2)) is members.identify(wire.Node("server", 1, 1)) is None
 
 
 def test_all_gone_needs_all_to_have_come():

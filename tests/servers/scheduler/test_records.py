@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from rendezvous import Member
 
+from kvstore import wire
 from kvstore.errors import KVStoreError
-from kvstore.wire import Lost, Node
 from servers.scheduler.records import Came, Record, RecordPacker, Succession, Ticked, beginning, sender_of, unpack
 
 BEGINS = beginning(2, 1)
 W0, W1 = Member("worker", 1, 0), Member("worker", 2, 1)
 RECORDS: list[Record] = [
     Came(1000.0, b"from:1", "key of 0", W0.join()),
-    Came(1000.25, b"\0abcd", "", Lost("server", 1, "was killed by SIGKILL", 2)),
+    Came(1000.25, b"\0abcd", "", wire.Lost("server", 1, "was killed by SIGKILL", 2)),
     Succession(),
     Came(1001.0, b"from:1", "key of 0", W0.declare("a", "b")),
     Came(1001.5, b"from:2", "key of 1", W1.declare("a", "b")),
-    Ticked(1002.0, [(Node("worker", 0, 1), 995.5), (Node("server", 1, 2), 996.0)]),
+    Ticked(1002.0, [(wire.Node("worker", 0, 1), 995.5), (wire.Node("server", 1, 2), 996.0)]),
     Came(1003.0, b"from:2", "key of 1", W1.declare("c")),
 ]
 

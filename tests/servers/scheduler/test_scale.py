@@ -11,23 +11,8 @@ from typing import Any
 import pytest
 from costs import same, steps
 
+from kvstore import wire
 from kvstore.job.settings import MAX_NODES
-from kvstore.wire import (
-    Barrier,
-    Beat,
-    CloseStore,
-    Declare,
-    Explain,
-    Join,
-    Leave,
-    Lost,
-    Message,
-    Node,
-    OpenStore,
-    Pause,
-    Ready,
-    Sender,
-)
 from servers.scheduler import Scheduler
 
 LIMIT = 10.0
@@ -49,22 +34,23 @@ class Crowd:
                 self.say(join)
             self.second()
 
-    def joins(self, *, hints: bool) -> Iterator[Join]:
+    def joins(self, *, hints: bool) -> Iterator[wire.Join]:
         for role, number in (("server", self.servers), ("worker", self.workers)):
             for rank in range(number):
-                yield Join(
-                    Sender(Node(role, rank if hints else -1, (role == "worker") * 2**20 + rank), 1, 0), address="here"
+                yield wire.Join(
+                    wire.Sender(wire.Node(role, rank if hints else -1, (role == "worker") * 2**20 + rank), 1, 0),
+                    address="here",
                 )
 
-    def say(self, message: Any) -> list[tuple[bytes, Message]]:
-        member = message if isinstance(message, Lost) else message.node
+    def say(self, message: Any) -> list[tuple[bytes, wire.Message]]:
+        member = message if isinstance(message, wire.Lost) else message.node
         outbox = self.scheduler.handle(b"%s %d" % (member.role.encode(), member.rank), message, self.now)
         assert not self.scheduler.finished
         return outbox
 
-    def beats(self) -> list[Beat]:
-        return [Beat(Node("worker", rank, 1)) for rank in range(self.workers)] + [
-            Beat(Node("server", rank, 1)) for rank in range(self.servers)
+    def beats(self) -> list[wire.Beat]:
+        return [wire.Beat(wire.Node("worker", rank, 1)) for rank in range(self.workers)] + [
+            wire.Beat(wire.Node("server", rank, 1)) for rank in range(self.servers)
         ]
 
     def second(self) -> None:
@@ -76,9 +62,9 @@ class Crowd:
                 self.say(beat)
             self.scheduler.tick(self.now)
 
-    def me(self, rank: int = 0) -> Sender:
+    def me(self, rank: int = 0) -> wire.Sender:
         self.seq += 1
-        return Sender(Node("worker", rank, 1), self.seq, self.seq)
+        return wire.Sender(wire.Node("worker", rank, 1), self.seq, self.seq)
 
 
 def per_member(members: int, action: Callable[[Crowd], Any], **how: Any) -> float:
@@ -88,33 +74,33 @@ def per_member(members: int, action: Callable[[Crowd], Any], **how: Any) -> floa
 
 def all_come_to_a_barrier(crowd: Crowd) -> None:
     for rank in range(crowd.workers):
-        outbox = crowd.say(Barrier(crowd.me(rank), store=0, number=1))
+        outbox = crowd.say(wire.Barrier(crowd.me(rank), store=0, number=1))
     assert len(outbox) == crowd.workers
 
 
 def half_wait_at_a_barrier_for_one_that_leaves(crowd: Crowd) -> None:
     for rank in range(crowd.workers // 2):
-        crowd.say(Barrier(crowd.me(rank), store=0, number=1))
-    crowd.say(Leave(crowd.me(crowd.workers - 1), error=None))
+        crowd.say(wire.Barrier(crowd.me(rank), store=0, number=1))
+    crowd.say(wire.Leave(crowd.me(crowd.workers - 1), error=None))
     crowd.now += 2.0
     assert len(crowd.scheduler.tick(crowd.now)) == crowd.workers // 2 + crowd.servers
 
 
 def all_join(crowd: Crowd) -> None:
     for rank in range(crowd.workers):
-        crowd.say(Pause(crowd.me(rank), 0, 1, 0, [], []))
+        crowd.say(wire.Pause(crowd.me(rank), 0, 1, 0, [], []))
 
 
 def all_make_and_close_a_store(crowd: Crowd) -> None:
-    for make in (lambda me: OpenStore(me, ordinal=1), lambda me: CloseStore(me, store=0)):
+    for make in (lambda me: wire.OpenStore(me, ordinal=1), lambda me: wire.CloseStore(me, store=0)):
         for rank in range(crowd.workers):
             crowd.say(make(crowd.me(rank)))
 
 
-def declare(crowd: Crowd, rank: int) -> Declare:
+def declare(crowd: Crowd, rank: int) -> wire.Declare:
     keys = [f"key {number}" for number in range(20)]
     kinds = [0] * len(keys)
-    return Declare(crowd.me(rank), 0, keys, kinds, shapes=[[3, 4]], dtypes=["float32"], bound=1000, longest=2**40)
+    return wire.Declare(crowd.me(rank), 0, keys, kinds, shapes=[[3, 4]], dtypes=["float32"], bound=1000, longest=2**40)
 
 
 def all_declare_keys_before_and_after_they_are_there(crowd: Crowd) -> None:
@@ -124,7 +110,7 @@ def all_declare_keys_before_and_after_they_are_there(crowd: Crowd) -> None:
     first = declare(crowd, 0)
     crowd.say(first)
     for key in first.keys:
-        outbox = crowd.say(Ready(crowd.me(0), store=0, keys=[key]))
+        outbox = crowd.say(wire.Ready(crowd.me(0), store=0, keys=[key]))
     assert len(outbox) == 1 + len(early)
     for rank in late:
         assert len(crowd.say(declare(crowd, rank))) == 1
@@ -133,7 +119,7 @@ def all_declare_keys_before_and_after_they_are_there(crowd: Crowd) -> None:
 def half_leave_one_by_one(crowd: Crowd) -> None:
     for rank in range(1, crowd.workers, 2):
         crowd.now += 0.001
-        crowd.say(Leave(crowd.me(rank), error=None))
+        crowd.say(wire.Leave(crowd.me(rank), error=None))
     crowd.now += 2.0
     assert len(crowd.scheduler.tick(crowd.now)) == crowd.servers
     crowd.second()
@@ -142,14 +128,14 @@ def half_leave_one_by_one(crowd: Crowd) -> None:
 def half_come_to_a_barrier_while_half_are_leaving(crowd: Crowd) -> None:
     for rank in range(crowd.workers):
         leaves = rank < crowd.workers // 2
-        crowd.say(Leave(crowd.me(rank), error=None) if leaves else Barrier(crowd.me(rank), store=0, number=1))
+        crowd.say(wire.Leave(crowd.me(rank), error=None) if leaves else wire.Barrier(crowd.me(rank), store=0, number=1))
 
 
 def one_is_lost_and_all_are_told_at_each_beat(crowd: Crowd) -> None:
-    crowd.say(Lost("worker", 1, "was killed"))
+    crowd.say(wire.Lost("worker", 1, "was killed"))
     crowd.second()
     for rank in range(2, crowd.workers):
-        crowd.say(Leave(crowd.me(rank), error="NodeLost"))
+        crowd.say(wire.Leave(crowd.me(rank), error="NodeLost"))
 
 
 @pytest.mark.parametrize("hints", [True, False])
@@ -173,7 +159,7 @@ def test_saying_who_is_absent_to_all_who_wait_costs_each_the_same():
     def ask(crowd: Crowd) -> None:
         for join in list(crowd.joins(hints=True))[:-1]:
             crowd.say(join)
-            asked = Explain(Sender(join.node, 2, 0), about=1)
+            asked = wire.Explain(wire.Sender(join.node, 2, 0), about=1)
         for _ in range(crowd.workers + crowd.servers):
             crowd.say(asked)
 

@@ -7,7 +7,7 @@ from typing import Any
 from asking import text_of
 from rendezvous import Job, Member
 
-from kvstore.wire import Ack
+from kvstore import wire
 
 
 def told(member: Member, kind: str, outbox: list[tuple[Any, Any]]) -> str:
@@ -80,7 +80,7 @@ def test_who_was_sent_away_has_to_come_again_and_is_missing_until_then():
     waits(job, w0)
     assert explained() == "waits at the barrier for worker 2 (has not come yet)"
     last = w2.barrier()
-    assert (w2, Ack(last.seq)) in job.say(w2, last)
+    assert (w2, wire.Ack(last.seq)) in job.say(w2, last)
 
 
 def test_who_came_and_left_has_come_though_others_were_sent_away():
@@ -95,7 +95,7 @@ def test_who_came_and_left_has_come_though_others_were_sent_away():
     job.say(w1, w1.pause())
     waits(job, w1)
     last = w2.barrier()
-    assert (w2, Ack(last.seq)) in job.say(w2, last)
+    assert (w2, wire.Ack(last.seq)) in job.say(w2, last)
 
 
 def test_a_worker_that_has_left_is_not_said_to_be_inside_join():

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rendezvous import Job, Member
 
+from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.wire import MAX_STORES
 from servers.scheduler.departures import Departures
 from servers.scheduler.stores import Stores
 
@@ -37,9 +37,9 @@ def test_a_number_is_used_again_when_all_workers_have_closed_its_store() -> None
 
 def test_when_no_number_is_left_it_says_what_to_close() -> None:
     stores = Stores(range(1), 1, Departures(0.0))
-    assert {stores.open(ordinal) for ordinal in range(1, MAX_STORES + 1)} == set(range(MAX_STORES))
-    with pytest.raises(UsageError, match=rf"{MAX_STORES} dist stores already.*close\(\)"):
-        stores.open(MAX_STORES + 1)
+    assert {stores.open(ordinal) for ordinal in range(1, wire.MAX_STORES + 1)} == set(range(wire.MAX_STORES))
+    with pytest.raises(UsageError, match=rf"{wire.MAX_STORES} dist stores already.*close\(\)"):
+        stores.open(wire.MAX_STORES + 1)
     assert stores.open(5) == 4
 
 

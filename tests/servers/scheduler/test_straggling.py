@@ -5,7 +5,7 @@ from __future__ import annotations
 from made_reports import server_report, worker_report
 from rendezvous import Job, Member
 
-from kvstore.wire import Message, Stacks, Where, WorkerReport
+from kvstore import wire
 from servers.scheduler.straggling import MOST_LINES, SETTLED_S, TOGETHER_S
 
 FETCH = ["train.py:9 in <module>", "torch/utils/data/dataloader.py:700 in __next__"]
@@ -65,16 +65,16 @@ class Run:
         counts = {"waves": self._rounds, "came_last": list(map(int, self._last)), "alone_us": alone}
         self.job.handle(server.beats, server_report(at=self.job.now, **counts))
 
-    def _worker_report(self, rank: int) -> WorkerReport:
+    def _worker_report(self, rank: int) -> wire.WorkerReport:
         blocked, read = round(1e6 * self._blocked[rank]), round(1e6 * self._input[rank]) if self.read else -1
         return worker_report(rank, at=self.job.now, rounds=self._rounds, blocked_us=blocked, input_us=read)
 
-    def answer(self, outbox: list[tuple[Member, Message]]) -> None:
+    def answer(self, outbox: list[tuple[Member, wire.Message]]) -> None:
         for whom, message in outbox:
-            if isinstance(message, Where):
+            if isinstance(message, wire.Where):
                 self.asked[whom.rank] += 1
                 frames = self.frames[whom.rank]
-                self.job.handle(whom.beats, Stacks(whom.node, message.number, frames[-1], "", [["main", frames]]))
+                self.job.handle(whom.beats, wire.Stacks(whom.node, message.number, frames[-1], "", [["main", frames]]))
 
 
 def test_even_rounds_name_nobody_and_ask_nobody():

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from kvstore.wire import FetchTrace, Node, Sender, TraceChunk, decode, encode
+from kvstore import wire
 from kvstore.wire.tracing import MOST_CHUNKS
 from servers.scheduler.traces import ATTENTIVE_S, FIRST_S, Traces
 
-OBSERVER = Node("observer", 0, 5)
+OBSERVER = wire.Node("observer", 0, 5)
 
 
-def chunk(number: int, role: str = "worker", over: bool = False, size: int = 10) -> TraceChunk:
-    return TraceChunk(Node(role, number, 1), [], [], over, 1, 0, [bytes(size)])
+def chunk(number: int, role: str = "worker", over: bool = False, size: int = 10) -> wire.TraceChunk:
+    return wire.TraceChunk(wire.Node(role, number, 1), [], [], over, 1, 0, [bytes(size)])
 
 
 def fetch(traces: Traces, after: int, now: float = 0.0) -> tuple[int, list[int], int, bool]:
     """Return the number of the first chunk, the ranks in the chunks, how many were dropped, and if there are more."""
-    fetched = decode(encode(traces.fetch(FetchTrace(Sender(OBSERVER, 1, 1), after), now)))
+    fetched = wire.decode(wire.encode(traces.fetch(wire.FetchTrace(wire.Sender(OBSERVER, 1, 1), after), now)))
     return fetched.first, [made.node.rank for made in fetched.chunks], fetched.dropped, fetched.more
 
 

@@ -9,11 +9,11 @@ from asking import Desk, Worker, floats, values_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore import wire
 from kvstore.optim.fused import LANE
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
 from kvstore.values import TensorRange
-from kvstore.wire import Ack, Values
 from servers.store.buckets import MAX_SPLITS, Buckets
 from servers.store.rounds import Rounds
 
@@ -83,7 +83,7 @@ def test_lists_of_any_kind_give_what_single_keys_give(
     if optimizer is not None:
         for desk in (together, alone):
             asked = desk.workers[0].set_optimizer(optimizer, 0.5, **HYPER[optimizer])
-            assert desk.reply(desk.workers[0], asked) == Ack(asked.seq)
+            assert desk.reply(desk.workers[0], asked) == wire.Ack(asked.seq)
     clocks = [dict.fromkeys(sizes, 0) for _ in range(2)]
     left = {0: list(one), 1: list(two)}
     answered: list[int] = []
@@ -118,10 +118,10 @@ def test_who_waits_for_a_bucket_that_is_taken_apart_is_answered():
     assert desk.ask(a, push) == {}
     pull = b.pull([2], 1)
     assert desk.ask(b, pull) == {}
-    assert desk.ask(b, b.push({1: floats(10, 20)})) == {(1, b.seq): Ack(b.seq)}
+    assert desk.ask(b, b.push({1: floats(10, 20)})) == {(1, b.seq): wire.Ack(b.seq)}
     replies = desk.ask(b, b.push({2: floats(30)}))
     assert set(replies) == {(0, push.seq), (1, pull.seq), (1, b.seq)}
     specs = [Spec((2,), "float32"), Spec((1,), "float32")]
-    assert isinstance(replies[0, push.seq], Values)
+    assert isinstance(replies[0, push.seq], wire.Values)
     assert [value.tolist() for value in values_in(replies[0, push.seq], specs)] == [[11, 22], [33]]
     assert values_in(replies[1, pull.seq], specs[1:])[0].tolist() == [33]

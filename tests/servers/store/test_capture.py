@@ -8,15 +8,15 @@ import pytest
 import torch
 from asking import Desk, Worker, optimized
 
+from kvstore import wire
 from kvstore.values import from_buffer
-from kvstore.wire import Ack, Capture, Message
 from servers.store.capture import SMALL, StoreCapture
 
 LARGE = SMALL // 4 + 5  # elements of float32: more than is copied at once
 
 
-def asked(worker: Worker, clocks: dict[int, int], number: int = 1) -> Message:
-    return Capture(worker.me(), 0, number, list(clocks), list(clocks.values()))
+def asked(worker: Worker, clocks: dict[int, int], number: int = 1) -> wire.Message:
+    return wire.Capture(worker.me(), 0, number, list(clocks), list(clocks.values()))
 
 
 def captured(capture: StoreCapture) -> dict[str, torch.Tensor]:
@@ -47,7 +47,7 @@ def test_later_rounds_change_nothing_of_a_capture(size: int) -> None:
     round_of(made, 1, [1], [size])
     first = made.workers[0]
     request = asked(first, {1: 1})
-    assert made.reply(first, request) == Ack(request.seq)
+    assert made.reply(first, request) == wire.Ack(request.seq)
     (capture,) = complete
     before = made.value(clock=1).clone()
     round_of(made, 2, [1], [size])

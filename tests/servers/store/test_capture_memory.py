@@ -12,7 +12,7 @@ import pytest
 import torch
 from asking import Desk, optimized
 
-from kvstore.wire import Capture
+from kvstore import wire
 from servers.store.capture_memory import ALIGN, PAGE, CaptureMemory
 
 SIZE = 2 << 20  # elements: 8 MiB of values, and as much momentum
@@ -50,7 +50,7 @@ def test_the_first_checkpoint_takes_no_new_memory_in_the_thread_that_serves(
         assert small_pages.madvise(ctypes.c_void_p(start), ctypes.c_size_t(memory.nbytes - PAGE), MADV_DONTNEED) == 0
         memory.release()
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    desk.ask(worker, Capture(worker.me(), 0, 1, [1], [2]))
+    desk.ask(worker, wire.Capture(worker.me(), 0, 1, [1], [2]))
     desk.ask(worker, pushes[2])
     faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
     pages = 2 * 4 * SIZE // PAGE

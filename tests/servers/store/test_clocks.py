@@ -6,16 +6,16 @@ from asking import Desk, floats, read, updating
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.wire import Ack
+from kvstore import wire
 from servers.store.clocks import WorkerClocks
 
 
 def test_a_read_waits_for_the_slowest_worker() -> None:
     desk = updating(2, staleness=1)
     fast, slow = desk.workers
-    assert desk.reply(fast, fast.push({1: floats(1)}, 1)) == Ack(fast.seq)
+    assert desk.reply(fast, fast.push({1: floats(1)}, 1)) == wire.Ack(fast.seq)
     assert read(desk, desk.reply(fast, fast.pull([1], 1))) == -1
-    assert desk.reply(fast, fast.push({1: floats(1)}, 2)) == Ack(fast.seq), "a push never waits"
+    assert desk.reply(fast, fast.push({1: floats(1)}, 2)) == wire.Ack(fast.seq), "a push never waits"
     waiting = fast.pull([1], 2)
     assert desk.reply(fast, waiting) is None
     assert (
@@ -25,7 +25,7 @@ def test_a_read_waits_for_the_slowest_worker() -> None:
     replies = desk.ask(slow, slow.push({1: floats(1)}, 1))
     assert read(desk, replies[0, waiting.seq]) == -3
     assert replies[0, waiting.seq].ahead == 1
-    assert replies[1, slow.seq] == Ack(slow.seq)
+    assert replies[1, slow.seq] == wire.Ack(slow.seq)
 
 
 def test_no_staleness_is_lockstep_and_no_bound_is_none() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from asking import Desk, Worker, floats, text_of
 
+from kvstore import wire
 from kvstore.codecs import Compressor, decode, parse
 from kvstore.values import from_buffer, to_buffer
-from kvstore.wire import Message, Push, Values, pack_arrays, unpack_arrays
 
 SIZES = {1: 5, 2: 4, 3: 7}
 TOP = "threshold", [["threshold", 0.5]]  # sends what is 0.5 or more, as it is
@@ -21,7 +21,7 @@ def gradient(number: int, seed: int) -> torch.Tensor:
     return torch.randn(SIZES[number], generator=made)
 
 
-def compressed(worker: Worker, values: dict[int, torch.Tensor], clock: int = 1) -> Push:
+def compressed(worker: Worker, values: dict[int, torch.Tensor], clock: int = 1) -> wire.Push:
     """A push of ``values`` as ``TOP`` has them."""
     compressor = Compressor(parse({"type": TOP[0], **dict(TOP[1])}))
     payloads = [compressor.encode(number, value).payload(0, value.numel()) for number, value in values.items()]
@@ -29,7 +29,7 @@ def compressed(worker: Worker, values: dict[int, torch.Tensor], clock: int = 1) 
         worker.push(values, clock),
         codec=list(TOP),
         lengths=[payload.numel() for payload in payloads],
-        buffers=pack_arrays([to_buffer(payload) for payload in payloads]),
+        buffers=wire.pack_arrays([to_buffer(payload) for payload in payloads]),
     )
 
 
@@ -108,11 +108,11 @@ def test_weights_that_are_no_floats_do_not_come_back_compressed() -> None:
     assert "floating point only" in text_of(desk.reply(a, message), "UsageError")
 
 
-def halves(reply: Message) -> list[torch.Tensor]:
+def halves(reply: wire.Message) -> list[torch.Tensor]:
     """The payloads of a reply in float16, decoded."""
-    assert isinstance(reply, Values)
+    assert isinstance(reply, wire.Values)
     compression = parse({"type": "fp16"})
-    parts = [from_buffer(part, "uint8") for part in unpack_arrays(reply.buffers, reply.lengths)]
+    parts = [from_buffer(part, "uint8") for part in wire.unpack_arrays(reply.buffers, reply.lengths)]
     return [decode(compression, part, part.numel() // 2) for part in parts]
 
 
@@ -179,7 +179,7 @@ def test_an_answer_that_cannot_be_encoded_fails_alone() -> None:
     last = b.push({1: floats(0, 1)}, want=True)
     replies = desk.ask(b, last)
     assert "key 'k1' has infinite" in text_of(replies[0, waiting.seq], "UsageError")
-    assert isinstance(replies[1, last.seq], Values), "its own answer is not compressed"
+    assert isinstance(replies[1, last.seq], wire.Values), "its own answer is not compressed"
 
 
 COUNTS = [[1, 1, 1], [3], [2, 1], [1, 2]]
@@ -199,7 +199,11 @@ def test_a_payload_of_several_segments(desk: Desk, segment_counts: list[int], li
     desk.ask(
         a,
         replace(
-            message, codec=["fp16", []], lengths=lengths, segment_counts=segment_counts, buffers=pack_arrays(payloads)
+            message,
+            codec=["fp16", []],
+            lengths=lengths,
+            segment_counts=segment_counts,
+            buffers=wire.pack_arrays(payloads),
         ),
     )
     for some in lists:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import Records
 
-from kvstore.wire import Capture, PushRows, encode
+from kvstore import wire
 
 LISTS = [(7, 8, 9)] * 21 + [(7, 8), (9,), (9, 8, 7)]
 
@@ -204,7 +204,7 @@ def test_a_table_that_outgrows_the_memory_of_all_is_still_updated(monkeypatch: p
 # ---- what is left to the other way
 
 
-def _push(worker: Worker, clock: int, value: float = 1.0) -> PushRows:
+def _push(worker: Worker, clock: int, value: float = 1.0) -> wire.PushRows:
     grads = {number: {2 * each: (value,) * WIDTH for each in range(number - 5)} for number in (7, 8, 9)}
     return push_rows(worker, grads, clock, {number: list(rows) for number, rows in grads.items()})
 
@@ -257,7 +257,7 @@ def test_a_standby_is_told_of_each_table(monkeypatch: pytest.MonkeyPatch) -> Non
     for shard, its in zip(pair.shards, records, strict=True):
         shard.record(its)
     push_rounds(pair, range(3, 5))
-    first, second = ([list(map(bytes, encode(record))) for record in its] for its in records)
+    first, second = ([list(map(bytes, wire.encode(record))) for record in its] for its in records)
     assert first == second != []
 
 
@@ -269,7 +269,7 @@ def test_a_checkpoint_has_each_table_at_its_round(monkeypatch: pytest.MonkeyPatc
     for shard in pair.shards:
         shard.checkpoints.save = saved.append
     pair.say(a, _push(a, 3))
-    pair.say(a, Capture(a.me(), 0, 5, [7, 8, 9], [clock] * 3))
+    pair.say(a, wire.Capture(a.me(), 0, 5, [7, 8, 9], [clock] * 3))
     pair.say(b, _push(b, 3))
     push_rounds(pair, range(4, 6))
     first, second = ((capture.headers, list(map(bytes, capture.contents()))) for capture in saved)

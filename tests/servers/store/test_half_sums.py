@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairs import Pair, copied, state
 
+from kvstore import wire
 from kvstore.codecs import Compressor, parse
 from kvstore.codecs.description import travelling
 from kvstore.values import from_buffer, to_buffer
-from kvstore.wire import ClosedRounds, Push
 
 BIG = 40_000.0  # twice as much is more than float16 has
 HALVES = [torch.float16, torch.bfloat16]
@@ -24,7 +24,7 @@ def halves(*numbers: float, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     return torch.tensor(numbers, dtype=dtype)
 
 
-def in_float32(push: Push) -> Push:
+def in_float32(push: wire.Push) -> wire.Push:
     return dataclasses.replace(push, in_float32=True)
 
 
@@ -180,7 +180,7 @@ def test_a_record_has_the_sum_in_float32_and_the_standby_its_bits():
     optimized(pair, "sgd", lr=1e-6, momentum=0.9)
     for clock in (1, 2):
         pushed(pair, [halves(BIG), halves(BIG)], clock, rescale=0.5)
-    records = [record for record in pair.records if isinstance(record, ClosedRounds)]
+    records = [record for record in pair.records if isinstance(record, wire.ClosedRounds)]
     assert [from_buffer(record.buffers[0], "float32").tolist() for record in records] == [[BIG], [BIG]]
     pair.catch_up()
     assert state(pair.standby) == state(pair.shard)

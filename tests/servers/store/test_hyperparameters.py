@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from asking import Desk, floats, optimized, text_of
 
+from kvstore import wire
 from kvstore.errors import Mismatch
-from kvstore.wire import Ack
 from servers.store.hyperparameters import UpdateHyperparameters, agreed
 
 
@@ -46,7 +46,7 @@ def test_workers_that_disagree_on_the_learning_rate_all_learn_it():
     assert desk.value(clock=1).tolist() == [0], "a round that fails changes nothing"
     for worker in (a, b):
         replies = desk.ask(worker, worker.push({1: floats(1)}, 2, lr=0.5))
-    assert set(map(type, replies.values())) == {Ack}, "and the next one goes on"
+    assert set(map(type, replies.values())) == {wire.Ack}, "and the next one goes on"
 
 
 def test_async_a_learning_rate_stays_until_another_comes():

@@ -10,7 +10,7 @@ from asking import Desk, Worker, floats, text_of, values_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.wire import Ack, Resume, Values
+from kvstore import wire
 from servers.store.clocks import WorkerClocks
 from servers.store.joins import Pauses
 from servers.store.rounds import Rounds
@@ -107,7 +107,7 @@ class Run:
     def __init__(self, plan: list[list[list[int]]]) -> None:
         self.desk = Desk(len(plan), values={number: torch.zeros(size) for number, size in SIZES.items()})
         first = self.desk.workers[0]
-        assert self.desk.reply(first, first.set_optimizer("sgd", lr=0.1, momentum=0.5)) == Ack(first.seq)
+        assert self.desk.reply(first, first.set_optimizer("sgd", lr=0.1, momentum=0.5)) == wire.Ack(first.seq)
         self.clocks: list[dict[int, int]] = []
         self.messages: list[tuple[Worker, Any]] = []
         for worker, lists in zip(self.desk.workers, plan, strict=True):
@@ -120,7 +120,7 @@ class Run:
             self.clocks.append(clocks)
             self.messages.append((worker, worker.pause(clocks)))
 
-    def play(self, order: list[int]) -> tuple[list[torch.Tensor], list[Resume]]:
+    def play(self, order: list[int]) -> tuple[list[torch.Tensor], list[wire.Resume]]:
         replies: dict[tuple[int, int], Any] = {}
         for place in order:
             replies |= self.desk.ask(*self.messages[place])
@@ -128,9 +128,9 @@ class Run:
         worker = self.desk.workers[0]
         latest = {number: max(clocks[number] for clocks in self.clocks) for number in SIZES}
         reply = self.desk.reply(worker, worker.pull(list(latest), list(latest.values())))
-        assert isinstance(reply, Values)
+        assert isinstance(reply, wire.Values)
         specs = [self.desk.segment(number).spec for number in SIZES]
-        resumed = [reply for reply in replies.values() if isinstance(reply, Resume)]
+        resumed = [reply for reply in replies.values() if isinstance(reply, wire.Resume)]
         assert [dict(zip(SIZES, resume.clocks, strict=True)) for resume in resumed] == [latest] * len(self.clocks)
         return values_in(reply, specs), resumed
 
@@ -153,7 +153,7 @@ def test_after_a_pause_everybody_is_in_the_next_round():
     zero, one = desk.workers
     pushed = zero.push({1: floats(1)}, 1)
     assert desk.reply(zero, pushed) is None
-    assert desk.ask(one, one.pause({1: 0})) == {(0, pushed.seq): Ack(pushed.seq)}
+    assert desk.ask(one, one.pause({1: 0})) == {(0, pushed.seq): wire.Ack(pushed.seq)}
     assert desk.ask(zero, zero.pause({1: 1})).keys() == {(0, zero.seq), (1, one.seq)}
     late = one.push({1: floats(2)}, 2, want=True)
     assert desk.reply(one, late) is None, "the next round waits for all again"
@@ -213,7 +213,7 @@ def test_where_nobody_waits_for_a_worker_that_has_left_joins_do_not_either(rule:
     zero = desk.workers[0]
     waiting = zero.pause({1: 0})
     assert desk.reply(zero, waiting) is None
-    assert desk.named(desk.shard.depart([1])) == {(0, waiting.seq): Resume(waiting.seq, 0, [0])}
+    assert desk.named(desk.shard.depart([1])) == {(0, waiting.seq): wire.Resume(waiting.seq, 0, [0])}
 
 
 def test_others_do_not_wait_for_worker_0_to_set_an_optimizer_once_it_has_joined():
@@ -260,5 +260,5 @@ def test_segments_that_a_worker_pauses_after_different_pushes_are_not_put_togeth
     desk.ask(one, one.pause({1: 2, 2: 1}))  # overtakes its last push
     waiting = zero.push(both, 2)
     assert desk.reply(zero, waiting) is None
-    assert desk.ask(one, last) == {(0, waiting.seq): Ack(waiting.seq), (1, last.seq): Ack(last.seq)}
+    assert desk.ask(one, last) == {(0, waiting.seq): wire.Ack(waiting.seq), (1, last.seq): wire.Ack(last.seq)}
     assert (desk.value(1, 2), desk.value(2, 2)) == (11, 1)

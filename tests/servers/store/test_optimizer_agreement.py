@@ -8,7 +8,7 @@ import pytest
 from asking import Desk, floats, text_of
 from pairs import Pair, copied
 
-from kvstore.wire import Ack
+from kvstore import wire
 
 
 def test_workers_that_disagree_on_the_optimizer_learn_it():
@@ -18,8 +18,8 @@ def test_workers_that_disagree_on_the_optimizer_learn_it():
     desk.ask(b, theirs)
     replies = desk.ask(a, a.set_optimizer("sgd", 0.1))
     assert "set_optimizer differs from worker 0's" in text_of(replies[1, theirs.seq], "Mismatch")
-    assert replies[0, a.seq] == Ack(a.seq)
-    assert desk.reply(c, c.set_optimizer("sgd", 0.1)) == Ack(c.seq)
+    assert replies[0, a.seq] == wire.Ack(a.seq)
+    assert desk.reply(c, c.set_optimizer("sgd", 0.1)) == wire.Ack(c.seq)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_an_optimizer_that_cannot_be_made_is_the_callers_error(hyper: dict[str, 
     (a,) = desk.workers
     assert words in text_of(desk.reply(a, a.set_optimizer(**hyper)), kind)
     push = a.push({1: floats(4)})
-    assert desk.reply(a, push) == Ack(push.seq)
+    assert desk.reply(a, push) == wire.Ack(push.seq)
     assert desk.value(clock=1).tolist() == [4], "no optimizer was set"
 
 
@@ -94,8 +94,8 @@ def test_a_call_of_set_optimizer_is_answered_by_the_standby(captured: bool):
     if captured:
         pair.standby = copied(pair.shard, 2)
     pair.take_over()
-    assert pair.ask(b, waiting) == {(1, waiting.seq): Ack(waiting.seq)}
-    assert pair.reply(b, same) == Ack(same.seq)
+    assert pair.ask(b, waiting) == {(1, waiting.seq): wire.Ack(waiting.seq)}
+    assert pair.reply(b, same) == wire.Ack(same.seq)
     assert "differs from worker 0's" in text_of(pair.reply(b, other), "Mismatch")
     assert pair.ask(b, late) == {}
     assert pair.ask(a, a.set_optimizer("sgd", lr=0.5, version=3)).keys() == {(0, a.seq), (1, late.seq)}

@@ -12,9 +12,9 @@ from asking import floats, optimized, read, sent, text_of
 from asking_rows import init_tables, push_rows
 from pairs import Pair, state
 
+from kvstore import wire
 from kvstore.optim.updater import Updater
 from kvstore.table import MinCount, Table
-from kvstore.wire import Ack, ClosedRounds, ClosedRowRounds, Grouped, Updated
 from servers.replication.backlog import Backlog
 
 WIDTH = 1 << 12  # so large that a row is a frame of its own
@@ -27,7 +27,7 @@ def test_a_round_is_one_record_whose_rescaled_sum_both_steps_leave_alone():
     for clock in (1, 2):
         for worker in pair.workers:
             pair.ask(worker, worker.push({1: floats(1, 1), 2: floats(2)}, clock, rescale=0.5))
-    first, second = [record for record in pair.records[before:] if isinstance(record, ClosedRounds)]
+    first, second = [record for record in pair.records[before:] if isinstance(record, wire.ClosedRounds)]
     assert (first.versions, second.versions) == ([1], [2])
     for before_or_after in ("before", "after"):
         assert (first.rescale, *memoryview(first.buffers[0]).cast("f")) == (1, 1, 1, 2), (
@@ -42,7 +42,7 @@ def test_a_sum_of_half_precision_is_rescaled_as_float32_before_it_is_recorded():
     optimized(pair, "sgd", lr=0.5, momentum=0.9)
     for worker in pair.workers:
         pair.ask(worker, worker.push({1: floats(1).half()}, 1, rescale=0.3))
-    (record,) = [record for record in pair.records if isinstance(record, ClosedRounds)]
+    (record,) = [record for record in pair.records if isinstance(record, wire.ClosedRounds)]
     assert (record.rescale, *memoryview(record.buffers[0]).cast("f")) == (1, float(floats(2).mul(0.3)))
     pair.catch_up()
     assert state(pair.standby) == state(pair.shard)
@@ -59,9 +59,9 @@ def test_a_repeat_of_what_counts_is_answered_and_of_an_open_round_counts():
     pair.ask(a, three)
     pair.catch_up()
     pair.take_over()
-    assert pair.ask(a, one) == {(0, one.seq): Ack(one.seq)}
+    assert pair.ask(a, one) == {(0, one.seq): wire.Ack(one.seq)}
     assert pair.ask(a, three) == {}
-    assert pair.ask(b, two) == {(1, two.seq): Ack(two.seq)}
+    assert pair.ask(b, two) == {(1, two.seq): wire.Ack(two.seq)}
     replies = pair.ask(b, b.push({1: floats(8)}, 2))
     assert read(pair, replies[0, three.seq]) == -15
 
@@ -85,7 +85,7 @@ def test_buckets_are_split_and_merged_as_the_primarys_are():
     pair.ask(a, a.push({1: floats(1), 2: floats(1)}, 1))
     pair.ask(a, a.push({3: floats(1)}, 1))
     pair.ask(a, a.push({1: floats(1), 2: floats(2), 3: floats(3)}, 2))
-    assert [len(record.sizes) for record in pair.records if isinstance(record, Grouped)] == [3, 1, 1]
+    assert [len(record.sizes) for record in pair.records if isinstance(record, wire.Grouped)] == [3, 1, 1]
     pair.catch_up()
     assert state(pair.standby) == state(pair.shard)
 
@@ -138,7 +138,7 @@ def test_rows_of_tables_of_one_width_are_one_array_that_the_step_leaves_alone(na
         for worker in pair.workers:
             gradients = {1: {clock % 2: [3] * WIDTH}, 2: {worker.rank: [1] * WIDTH, 5: [clock] * WIDTH}}
             pair.ask(worker, push_rows(worker, gradients, clock, rescale=0.5))
-    records = [record for record in pair.records if isinstance(record, ClosedRowRounds)]
+    records = [record for record in pair.records if isinstance(record, wire.ClosedRowRounds)]
     assert [(record.together, record.counts) for record in records] == [(True, [1, 3])] * 3
     ids, rows = (np.frombuffer(buffer, dtype) for buffer, dtype in zip(records[-1].buffers, ("i8", "f4"), strict=True))
     assert ids.tolist() == [1, 0, 1, 5]
@@ -154,7 +154,7 @@ def test_rows_of_several_widths_are_not_taken_for_one_array():
     for worker in pair.workers:
         pair.ask(worker, push_rows(worker, {1: {1: (1, 1, 1, 1)}}))
     pair.catch_up()
-    record = next(record for record in pair.records if isinstance(record, ClosedRowRounds))
+    record = next(record for record in pair.records if isinstance(record, wire.ClosedRowRounds))
     broken = dataclasses.replace(record, ids=[1, 2], versions=[2, 1], counts=[1, 1], together=True)
     with pytest.raises(ValueError, match="several widths"):
         pair.standby.apply(broken)
@@ -181,11 +181,11 @@ def test_a_standby_that_shares_memory_is_handed_what_updates_have_made(name, opt
     pair = Pair(2, values={1: floats(1, 2), 2: floats(3)}, shares=True)
     optimized(pair, name, lr=0.5, **options)
     rounds(pair, (1, 2, 3))
-    assert [record.kept for record in made(pair, ClosedRounds)] == [True] * 3
-    (handed,) = made(pair, Updated)
+    assert [record.kept for record in made(pair, wire.ClosedRounds)] == [True] * 3
+    (handed,) = made(pair, wire.Updated)
     assert (handed.ids, handed.versions) == ([1, 2], [2])
-    alone = [record for record in pair.records if not isinstance(record, ClosedRounds)]
-    third = made(pair, ClosedRounds)[2]
+    alone = [record for record in pair.records if not isinstance(record, wire.ClosedRounds)]
+    third = made(pair, wire.ClosedRounds)[2]
     for record in (*alone, third):  # the first two rounds are in what was handed over
         pair.standby.apply(sent(record))
     assert state(pair.standby) == state(pair.shard)
@@ -198,7 +198,7 @@ def test_what_is_handed_over_does_not_change(soon):
     (worker,) = pair.workers
     for clock in (1, 2):
         pair.ask(worker, worker.push({1: large * clock}, clock))
-    (handed,) = made(pair, Updated)
+    (handed,) = made(pair, wire.Updated)
     before = [bytes(buffer) for buffer in handed.buffers]
     assert len(before) == 2
     pair.ask(worker, worker.push({1: large}, 3))
@@ -215,7 +215,7 @@ def test_a_standby_goes_on_with_states_that_it_was_handed_instead_of_its_own(nam
     before = len(pair.records)
     rounds(pair, (4, 5))
     fourth, handed, fifth = pair.records[before:]
-    assert [type(record) for record in (fourth, handed, fifth)] == [ClosedRounds, Updated, ClosedRounds]
+    assert [type(record) for record in (fourth, handed, fifth)] == [wire.ClosedRounds, wire.Updated, wire.ClosedRounds]
     for record in (handed, fifth):
         pair.standby.apply(sent(record))
     assert state(pair.standby) == state(pair.shard)
@@ -228,7 +228,7 @@ def test_who_joins_goes_on_after_what_was_handed_over(soon):
         pair.ask(worker, worker.pause({1: 2, 2: 2}))
     rounds(pair, (1, 2))
     for record in pair.records:
-        if not isinstance(record, ClosedRounds):
+        if not isinstance(record, wire.ClosedRounds):
             pair.standby.apply(sent(record))
     pair.take_over()
     rounds(pair, (3,))
@@ -244,7 +244,7 @@ def test_a_round_that_has_failed_is_not_kept(soon):
         pair.ask(a, a.push({1: floats(1, 2)}, clock))
         pair.ask(a, a.push({2: floats(value)}, clock))
         pair.ask(b, b.push({1: floats(1, 2), 2: floats(2)}, clock))
-    first, second, third = made(pair, ClosedRounds)
+    first, second, third = made(pair, wire.ClosedRounds)
     assert (first.kept, len(first.buffers), first.failures) == (True, 2, [])
     assert (second.kept, len(second.buffers), len(second.failures)) == (False, 1, 1)
     assert third.kept
@@ -262,8 +262,8 @@ def test_whoever_makes_updates_itself_is_handed_nothing(options, rule, soon):
     else:
         optimized(pair, "sgd", lr=0.5)
     rounds(pair, (1, 2, 3))
-    assert not any(record.kept for record in made(pair, ClosedRounds))
-    assert made(pair, Updated) == []
+    assert not any(record.kept for record in made(pair, wire.ClosedRounds))
+    assert made(pair, wire.Updated) == []
 
 
 def test_a_standby_knows_an_update_that_has_failed_although_it_keeps_rounds(soon, monkeypatch):
@@ -280,7 +280,7 @@ def test_a_standby_knows_an_update_that_has_failed_although_it_keeps_rounds(soon
     rounds(pair, (1,))
     rounds(pair, (2,), 7.0)
     rounds(pair, (3, 4))
-    assert [record.kept for record in made(pair, ClosedRounds)] == [True, True, False, True]
+    assert [record.kept for record in made(pair, wire.ClosedRounds)] == [True, True, False, True]
     backlog = Backlog()
     for record in pair.records:
         backlog.add(sent(record))
@@ -296,7 +296,7 @@ def test_states_without_an_optimizer_are_refused():
     pair = Pair(1, values={1: floats(1)})
     pair.catch_up()
     with pytest.raises(ValueError, match="what an optimizer has made, and there is none"):
-        pair.standby.apply(Updated(0, [1], [1], [1], [], [], [], [], [], [bytes(4)]))
+        pair.standby.apply(wire.Updated(0, [1], [1], [1], [], [], [], [], [], [bytes(4)]))
 
 
 def test_values_that_are_older_are_refused():
@@ -306,4 +306,4 @@ def test_values_that_are_older_are_refused():
         pair.ask(pair.workers[0], pair.workers[0].push({1: floats(4)}, clock))
     pair.catch_up()
     with pytest.raises(ValueError, match="round 1 was closed after round 2"):
-        pair.standby.apply(Updated(0, [1], [1], [1], [], [], [], [], [], [bytes(4)]))
+        pair.standby.apply(wire.Updated(0, [1], [1], [1], [], [], [], [], [], [bytes(4)]))

@@ -6,7 +6,7 @@ from asking import Desk, floats, read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.wire import Ack
+from kvstore import wire
 from servers.store.rounds import Rounds
 
 
@@ -157,7 +157,7 @@ def test_late_contributions_may_count_in_the_next_round() -> None:
     a, b, c = desk.workers
     for worker in (a, b):
         desk.ask(worker, worker.push({1: floats(1)}, 1))
-    assert desk.reply(c, c.push({1: floats(10)}, 1)) == Ack(c.seq, 1)
+    assert desk.reply(c, c.push({1: floats(10)}, 1)) == wire.Ack(c.seq, 1)
     for worker in (a, b):
         desk.ask(worker, worker.push({1: floats(1)}, 2))
     assert desk.value(clock=2) == 12, "three contributions of three workers"
@@ -170,7 +170,7 @@ def test_a_worker_that_is_behind_goes_on_from_where_the_others_are() -> None:
         desk.ask(fast, fast.push({1: floats(1)}, clock))
     reply = desk.reply(slow, slow.pull([1], 0))
     assert reply.clocks == [3]
-    assert desk.reply(slow, slow.push({1: floats(5)}, 4)) == Ack(slow.seq)
+    assert desk.reply(slow, slow.push({1: floats(5)}, 4)) == wire.Ack(slow.seq)
     assert desk.value(clock=4) == 10
 
 

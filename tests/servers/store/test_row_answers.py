@@ -9,13 +9,13 @@ import pytest
 from asking import Desk, Worker, optimized
 from asking_rows import pull_rows, push_rows, rows_in, with_tables
 
+from kvstore import wire
 from kvstore.rows.row_table import RowTable
 from kvstore.table import Table
 from kvstore.transport.memory import SMALL, Heap
-from kvstore.wire import Node
 from servers.store.row_answers import RowAnswers
 
-FIRST, SECOND = (Node("worker", 0, 1), 3), (Node("worker", 1, 1), 3)
+FIRST, SECOND = (wire.Node("worker", 0, 1), 3), (wire.Node("worker", 1, 1), 3)
 
 
 def test_rows_are_taken_once_and_while_their_tables_are_as_they_were() -> None:

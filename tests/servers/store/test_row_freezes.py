@@ -15,8 +15,8 @@ from asking_rows import (
     with_tables,
 )
 
+from kvstore import wire
 from kvstore.table import Capacity, Table
-from kvstore.wire import Frozen, FrozenPage
 from servers.store.row_freezes import MOST
 
 
@@ -26,11 +26,11 @@ def test_a_table_is_frozen_after_its_round_and_read_while_it_changes():
     (a,) = desk.workers
     desk.reply(a, push_rows(a, {7: {1: (1, 1), 2: (2, 2)}}))
     frozen = desk.reply(a, freeze(a, 7, clock=1))
-    assert isinstance(frozen, Frozen)
+    assert isinstance(frozen, wire.Frozen)
     assert (frozen.rows, frozen.gone, frozen.at[1]) == (2, 0, 1)
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, 2))
     page = desk.reply(a, read_frozen(a, frozen.number, state=True))
-    assert isinstance(page, FrozenPage)
+    assert isinstance(page, wire.FrozenPage)
     assert page.count == 2
     assert np.frombuffer(page.buffers[0], np.int64).tolist() == [1, 2]
     assert np.frombuffer(page.buffers[1], np.float32).tolist() == [-1, -1, -2, -2]
@@ -64,8 +64,8 @@ def test_a_worker_keeps_its_last_few_freezes_and_nobody_elses():
     numbers = [desk.reply(a, freeze(a, 7)).number for _ in range(MOST + 1)]
     assert "more than 4" in text_of(desk.reply(a, read_frozen(a, numbers[0])), "UsageError")
     for number in numbers[1:]:
-        assert isinstance(desk.reply(a, read_frozen(a, number)), FrozenPage)
-    assert isinstance(desk.reply(b, read_frozen(b, others)), FrozenPage)
+        assert isinstance(desk.reply(a, read_frozen(a, number)), wire.FrozenPage)
+    assert isinstance(desk.reply(b, read_frozen(b, others)), wire.FrozenPage)
     text_of(desk.reply(a, read_frozen(a, others)), "UsageError")
     desk.shard.depart([1])
     text_of(desk.reply(b, read_frozen(b, others)), "UsageError")

@@ -15,8 +15,8 @@ from asking_rows import (
     with_tables,
 )
 
+from kvstore import wire
 from kvstore.table import Table
-from kvstore.wire import Rows
 
 
 def int32(*ids: int) -> bytes:
@@ -67,7 +67,7 @@ def test_a_row_of_another_servers_stripe_is_refused(table: Table):
     desk = with_tables(1, tables={7: table}, stripes=3)
     (a,) = desk.workers
     replies = [desk.reply(a, pull_rows(a, {7: [each]})) for each in range(10)]
-    texts = [text_of(reply, "UsageError") for reply in replies if not isinstance(reply, Rows)]
+    texts = [text_of(reply, "UsageError") for reply in replies if not isinstance(reply, wire.Rows)]
     assert 0 < len(texts) < 10
     assert all("(position 0) of 't7', which is not on this server: it has stripe 0 of 3" in text for text in texts)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from asking import Desk, floats, optimized, text_of, values_in
 
+from kvstore import wire
 from kvstore.spec import Spec
-from kvstore.wire import Ack, Values
 
 
 def test_a_contribution_that_no_round_can_take_is_refused():
@@ -40,7 +40,7 @@ def test_with_a_quorum_a_late_contribution_is_counted_and_one_that_comes_twice_i
     late = c.push({1: floats(100), 2: floats(1)}, 1)
     assert desk.reply(c, late) is None, "its other segment waits for its round"
     replies = desk.ask(b, b.push({2: floats(1)}, 1))
-    assert replies[2, late.seq] == Ack(late.seq, 1)
+    assert replies[2, late.seq] == wire.Ack(late.seq, 1)
 
 
 def test_an_async_push_that_another_has_overtaken_is_an_update_too():
@@ -62,7 +62,7 @@ def test_values_that_were_sent_do_not_change_with_the_next_round():
         for clock in range(1, 4):
             push = a.push({1: torch.full((size,), -1.0 if mode == "sgd" else float(clock))}, clock, want=True)
             ((_, reply),) = desk.shard.handle(a.peer, push)
-            assert isinstance(reply, Values)
+            assert isinstance(reply, wire.Values)
             held.append(reply)
         spec = Spec((size,), "float32")
         assert [set(values_in(reply, [spec])[0].tolist()) for reply in held] == [{1.0}, {2.0}, {3.0}]
@@ -101,12 +101,12 @@ def test_an_init_whose_payload_does_not_fit_takes_nothing():
     message.buffers.append(bytearray(4))
     assert "payload" in text_of(desk.reply(a, message), "WireError")
     again = a.init({1: floats(1), 2: floats(2)})
-    assert desk.reply(a, again) == Ack(again.seq)
+    assert desk.reply(a, again) == wire.Ack(again.seq)
 
 
 def test_an_empty_array_is_a_value_like_others():
     desk = Desk(1, values={1: torch.zeros(0, 3), 2: floats(1)})
     (a,) = desk.workers
     push = a.push({1: torch.zeros(0, 3), 2: floats(5)})
-    assert desk.reply(a, push) == Ack(push.seq)
+    assert desk.reply(a, push) == wire.Ack(push.seq)
     assert desk.value(1, clock=1).shape == (0, 3)

@@ -15,8 +15,8 @@ from asking_rows import (
     with_tables,
 )
 
+from kvstore import wire
 from kvstore.table import Capacity, MinCount, Table
-from kvstore.wire import Ack, TableCounts
 
 
 def test_an_optimizer_without_a_rule_for_rows_is_refused_when_there_are_tables():
@@ -55,7 +55,7 @@ def test_rows_that_are_not_admitted_give_zeros_and_a_pull_makes_none():
     desk.reply(a, push_rows(a, {7: {5: (1, 1)}}, 2))
     assert table_rows(desk, [5], clock=2) == [[-0.5, -0.5]]
     counts = desk.reply(a, describe(a, 7))
-    assert isinstance(counts, TableCounts)
+    assert isinstance(counts, wire.TableCounts)
     assert dict(zip(counts.names, counts.counts, strict=True))["rows"] == 1
 
 
@@ -66,7 +66,7 @@ def test_evict_waits_for_its_round():
     desk.ask(a, push_rows(a, {7: {5: (1, 1)}}))
     due = evict(a, 7, clock=1)
     assert desk.ask(a, due) == {}
-    assert desk.ask(b, push_rows(b, {7: {6: (1, 1)}}))[0, due.seq] == Ack(due.seq)
+    assert desk.ask(b, push_rows(b, {7: {6: (1, 1)}}))[0, due.seq] == wire.Ack(due.seq)
     assert text_of(desk.reply(b, evict(b, 7)), "UsageError") == "only worker 0 may send EvictRows, and worker 1 did"
 
 

@@ -13,7 +13,7 @@ from asking import Desk, Worker, floats, sent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.wire import Failure, Message, Push, Values, encode
+from kvstore import wire
 from kvstore.wire.shared import ATTRIBUTE
 from servers.store.served_store import ServedStore
 from servers.store.shortcuts import Shortcuts
@@ -37,20 +37,20 @@ class Pair:
         self.taken = 0
         take = Shortcuts.take
 
-        def counted(shortcuts: Shortcuts, peer: bytes, message: Push) -> Any:
+        def counted(shortcuts: Shortcuts, peer: bytes, message: wire.Push) -> Any:
             answers = take(shortcuts, peer, message)
             self.taken += answers is not None
             return answers
 
         monkeypatch.setattr(Shortcuts, "take", counted)
 
-    def say(self, worker: Worker, message: Message) -> None:
+    def say(self, worker: Worker, message: wire.Message) -> None:
         """Give ``message`` to both, and compare what they answer and hold."""
         first, second = (
             shard.handle(worker.peer, given) for shard, given in zip(self.shards, self._given(message), strict=True)
         )
-        assert [(peer, list(map(bytes, encode(reply)))) for peer, reply in first] == [
-            (peer, list(map(bytes, encode(reply)))) for peer, reply in second
+        assert [(peer, list(map(bytes, wire.encode(reply)))) for peer, reply in first] == [
+            (peer, list(map(bytes, wire.encode(reply)))) for peer, reply in second
         ]
         self.compare()
 
@@ -64,7 +64,7 @@ class Pair:
         assert _held(one) == _held(other)
 
     @staticmethod
-    def _given(message: Message) -> list[Message]:
+    def _given(message: wire.Message) -> list[wire.Message]:
         plain = sent(message)
         plain.__dict__.pop(ATTRIBUTE, None)  # nothing is known of it
         return [sent(message), plain]
@@ -143,7 +143,7 @@ def test_answers_of_one_round_have_the_same_buffers_and_numbers_of_their_own() -
         worker.seq = 10 * worker.rank + 20
         out = desk.shard.handle(worker.peer, sent(worker.push(SEGMENTS, want=True)))
     assert [(peer, reply.seq) for peer, reply in out] == [(w.peer, 10 * w.rank + 21) for w in desk.workers]
-    assert all(isinstance(reply, Values) and reply.buffers is out[0][1].buffers for _, reply in out)  # type: ignore[attr-defined]
+    assert all(isinstance(reply, wire.Values) and reply.buffers is out[0][1].buffers for _, reply in out)  # type: ignore[attr-defined]
 
 
 def test_a_value_is_not_changed_while_any_answer_of_its_round_is_kept() -> None:
@@ -180,8 +180,8 @@ def test_what_is_wrong_is_said_of_a_push_like_others() -> None:
         for worker in desk.workers:
             desk.ask(worker, worker.push({1: floats(1)}, clock))
     reply = desk.reply(desk.workers[0], desk.workers[0].push({1: floats(1)}, 2))
-    assert isinstance(reply, Failure)
+    assert isinstance(reply, wire.Failure)
     assert "push 2 of 'k1' by worker 0 belongs to no open round" in reply.text
     reply = desk.reply(desk.workers[0], desk.workers[0].push({1: floats(1, 2)}, 3))
-    assert isinstance(reply, Failure)
+    assert isinstance(reply, wire.Failure)
     assert "a payload of 2 elements where 1 belong" in reply.text

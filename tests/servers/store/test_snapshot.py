@@ -6,8 +6,8 @@ import pytest
 from asking import floats, optimized, read, sent
 from pairs import Pair, copied, state
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import BucketState, EncoderState, StatesState
 from servers.shard import Shard
 
 
@@ -38,14 +38,14 @@ def test_a_capture_stays_as_it_was_when_it_was_made():
     assert state(pair.standby) == before != state(pair.shard)
 
 
-@pytest.mark.parametrize("kind", [BucketState, StatesState, EncoderState])
+@pytest.mark.parametrize("kind", [wire.BucketState, wire.StatesState, wire.EncoderState])
 def test_what_does_not_fit_is_refused(kind: type):
     pair = Pair(1, values={1: floats(1, 2)})
     (a,) = pair.workers
-    if kind is StatesState:
+    if kind is wire.StatesState:
         optimized(pair, "sgd", lr=0.5, momentum=0.5)
     pair.ask(a, a.push({1: floats(1, 1)}, 1))
-    if kind is EncoderState:
+    if kind is wire.EncoderState:
         pair.ask(a, a.pull([1], 1, back=["2bit", [["threshold", 0.5]]]))
     made = Shard(0, 1)
     for message in pair.shard.capture():

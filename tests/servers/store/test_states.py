@@ -6,16 +6,16 @@ import pytest
 import torch
 from asking import Desk, floats, optimized, text_of, values_in
 
+from kvstore import wire
 from kvstore.spec import Spec
-from kvstore.wire import Ack, OptimizerStates, unpack_arrays
 
 
-def states_of(desk: Desk, ids: list[int]) -> tuple[OptimizerStates, dict[tuple[int, str], torch.Tensor]]:
+def states_of(desk: Desk, ids: list[int]) -> tuple[wire.OptimizerStates, dict[tuple[int, str], torch.Tensor]]:
     worker = desk.workers[0]
     reply = desk.reply(worker, worker.get_states(ids))
-    assert isinstance(reply, OptimizerStates), reply
+    assert isinstance(reply, wire.OptimizerStates), reply
     specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
-    parts = unpack_arrays(reply.buffers, [spec.nbytes for spec in specs])
+    parts = wire.unpack_arrays(reply.buffers, [spec.nbytes for spec in specs])
     tensors = [
         torch.frombuffer(p, dtype=getattr(torch, s.dtype)).view(s.shape) for p, s in zip(parts, specs, strict=True)
     ]
@@ -35,7 +35,7 @@ def test_states_travel_and_come_back():
     b = two.workers[0]
     two.ask(b, b.push({1: floats(9, 9)}, 1))  # has state of its own by now
     put = b.put_states(states)
-    assert two.reply(b, put) == Ack(put.seq)
+    assert two.reply(b, put) == wire.Ack(put.seq)
     before = one.value(clock=2) - two.value(clock=1)
     one.ask(a, a.push({1: floats(3, 3)}, 3))
     two.ask(b, b.push({1: floats(3, 3)}, 2))
@@ -83,7 +83,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(states):
     assert text.startswith("these are not sgd's states of key 'k")
     assert "momentum_buffer float32[50000] belong there" in text or "momentum_buffer float32[2] belong there" in text
     push = a.push({1: torch.ones(50_000), 2: floats(1, 1)}, 2)
-    assert desk.reply(a, push) == Ack(push.seq)
+    assert desk.reply(a, push) == wire.Ack(push.seq)
     assert set(states_of(desk, [1])[1][1, "momentum_buffer"].tolist()) == {1.5}
 
 

@@ -7,8 +7,8 @@ import itertools
 import torch
 from asking import Desk, floats, optimized, values_in
 
+from kvstore import wire
 from kvstore.spec import Spec
-from kvstore.wire import Ack
 
 
 def test_a_round_is_over_when_all_have_pushed_and_both_are_told():
@@ -16,7 +16,10 @@ def test_a_round_is_over_when_all_have_pushed_and_both_are_told():
     a, b = desk.workers
     assert desk.ask(a, a.push({1: floats(1, 2)})) == {}
     assert desk.value().tolist() == [0, 0]
-    assert desk.ask(b, b.push({1: floats(10, 20)})) == {(0, a.seq - 1): Ack(a.seq - 1), (1, b.seq): Ack(b.seq)}
+    assert desk.ask(b, b.push({1: floats(10, 20)})) == {
+        (0, a.seq - 1): wire.Ack(a.seq - 1),
+        (1, b.seq): wire.Ack(b.seq),
+    }
     assert desk.value().tolist() == [11, 22]
 
 
@@ -27,7 +30,7 @@ def test_a_pull_waits_for_the_round_it_must_include():
     assert desk.ask(a, push) == {}
     assert desk.ask(a, pull) == {}
     replies = desk.ask(b, b.push({1: floats(2)}, want=True))
-    assert replies[0, push.seq] == Ack(push.seq)
+    assert replies[0, push.seq] == wire.Ack(push.seq)
     for who in ((0, pull.seq), (1, b.seq)):
         assert values_in(replies[who], [Spec((1,), "float32")])[0].tolist() == [3]
 
@@ -38,7 +41,7 @@ def test_a_pull_of_several_waits_for_the_last_of_them():
     pull = a.pull([2, 1], [1, 1])
     assert desk.ask(a, pull) == {}
     first = a.push({1: floats(1)})
-    assert desk.ask(a, first) == {(0, first.seq): Ack(first.seq)}
+    assert desk.ask(a, first) == {(0, first.seq): wire.Ack(first.seq)}
     second = a.push({2: floats(2)})
     replies = desk.ask(a, second)
     assert [v.tolist() for v in values_in(replies[0, pull.seq], [Spec((1,), "float32")] * 2)] == [[2], [1]]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from asking import sender
 
+from kvstore import wire
 from kvstore.optim.optimizer import describe
 from kvstore.optim.row_updater import RowUpdater
 from kvstore.rows.sums import RowBatch
 from kvstore.table import Table, Unseen
-from kvstore.wire import PullRows, PushRows
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
 from servers.store.row_target import RowTarget
@@ -35,9 +35,11 @@ def contributed(group: TableGroup, rank: int, clock: int, ids: list[int], starts
     assert group.rounds.contribute([rank], clock, item)
 
 
-def a_push(ids: list[int]) -> PushRows:
+def a_push(ids: list[int]) -> wire.PushRows:
     zeros = [0] * len(ids)
-    return PushRows(sender(), 0, ids, zeros, zeros, zeros, False, False, False, None, None, [], ["none"] * len(ids))
+    return wire.PushRows(
+        sender(), 0, ids, zeros, zeros, zeros, False, False, False, None, None, [], ["none"] * len(ids)
+    )
 
 
 def test_each_table_has_its_part_of_open_rounds_when_the_group_is_split() -> None:
@@ -63,7 +65,7 @@ def test_requests_wait_for_just_those_tables_that_they_name() -> None:
     targets = [a_target(7), a_target(8), a_target(9)]
     group = TableGroup(targets)
     push = ParkedRequest(b"", a_push([7, 8, 9]), left=1)
-    pull = ParkedRequest(b"", PullRows(sender(), 0, [8, 3], [4, 1], [0, 0], False, ["none"] * 2), left=2)
+    pull = ParkedRequest(b"", wire.PullRows(sender(), 0, [8, 3], [4, 1], [0, 0], False, ["none"] * 2), left=2)
     group.parked += [(4, push), (4, pull)]
     group.split()
     assert [[parked for _, parked in target.parked] for target in targets] == [[push], [push, pull], [push]]

@@ -9,8 +9,8 @@ from asking import Desk, sent
 from asking_rows import init_tables, push_rows
 from pairs import rows_of
 
+from kvstore import wire
 from kvstore.table import MinCount, Table
-from kvstore.wire import Message, TablePage
 from servers.shard import Shard
 from servers.store import table_snapshot
 
@@ -28,11 +28,11 @@ def test_pages_are_of_the_moment_though_pushes_come_between_them(monkeypatch: py
     shard, worker = desk.shard, desk.workers[0]
     wanted = rows_of(shard.stores[0].buckets.table(1).table)
     monkeypatch.setattr(table_snapshot, "PAGE_BYTES", 1)
-    captured: list[Message] = []
+    captured: list[wire.Message] = []
     for clock, message in enumerate(shard.capture(), 2):
         captured.append(sent(message))
         desk.ask(worker, push_rows(worker, {1: {0: [9.0], 4: [9.0], 10 * clock: [1.0]}}, clock))
-    assert sum(isinstance(message, TablePage) for message in captured) == 5
+    assert sum(isinstance(message, wire.TablePage) for message in captured) == 5
     standby = Shard(0, 1)
     for message in captured:
         standby.apply(message)

@@ -8,12 +8,12 @@ from asking import Desk, floats, optimized, read, sender, sent, text_of, updatin
 from pairs import Pair, copied
 from waiting import until
 
+from kvstore import wire
 from kvstore.errors import WeightsInDoubt
 from kvstore.optim.registry import OptimizerClass, builtin
 from kvstore.optim.updater import Updater
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
-from kvstore.wire import Ack, Capture, ReadValues, Values
 from kvstore.wire.reading import NOT_HELD
 from servers.reading.value_read import ValueRead
 from servers.saving import Saver
@@ -148,7 +148,7 @@ def test_a_standby_refuses_the_same_arrays_whether_it_has_followed_or_is_new(mon
     for shard in (desk.shard, desk.standby, copied(desk.shard, 1)):
         told = [shard.handle(a.peer, sent(a.pull([number])))[0][1] for number in (1, 3)]
         assert text_of(told[0], "WeightsInDoubt") == DOUBT
-        assert isinstance(told[1], Values)
+        assert isinstance(told[1], wire.Values)
 
 
 def test_of_arrays_in_doubt_there_is_no_checkpoint_and_readers_are_told(monkeypatch, tmp_path):
@@ -157,12 +157,12 @@ def test_of_arrays_in_doubt_there_is_no_checkpoint_and_readers_are_told(monkeypa
     written = []
     saver = Saver(desk.shard.checkpoints.memory, tmp_path, 0, lambda *outcome: written.append(outcome[2]))
     desk.shard.checkpoints.save = saver.save
-    desk.ask(a, Capture(a.me(), 0, 1, [1, 2], [1, 1]))  # as they are after the round that fails
+    desk.ask(a, wire.Capture(a.me(), 0, 1, [1, 2], [1, 1]))  # as they are after the round that fails
     desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}))
     until(lambda: bool(written))
     assert [str(error) for error in written] == [f"checkpoint 1 failed: server 0: {DOUBT}"]
     (store,) = desk.shard.stores.values()
-    read = ValueRead(store, ReadValues(sender(role="reader"), 0, [1], 0, [NOT_HELD], 0), Heap())
+    read = ValueRead(store, wire.ReadValues(sender(role="reader"), 0, [1], 0, [NOT_HELD], 0), Heap())
     with pytest.raises(WeightsInDoubt, match="of 'k1', 'k2'"):
         read.step(1 << 20)
 
@@ -188,7 +188,7 @@ def test_one_key_that_fails_does_not_fail_those_beside_it():
     desk.ask(a, one)
     desk.ask(a, two)
     replies = desk.ask(b, b.push({1: floats(1), 2: floats(1)}, lr=0.2))
-    assert replies[0, two.seq] == Ack(two.seq)
+    assert replies[0, two.seq] == wire.Ack(two.seq)
     assert replies[0, one.seq].kind == replies[1, b.seq].kind == "Mismatch"
 
 
@@ -230,7 +230,7 @@ def test_an_optimizer_refuses_integers_whichever_came_first():
     (a,) = desk.workers
     assert "floating point only" in text_of(desk.reply(a, a.set_optimizer()), "Mismatch")
     push = a.push({1: torch.ones(2, dtype=torch.int32)})
-    assert desk.reply(a, push) == Ack(push.seq), "without one they are summed"
+    assert desk.reply(a, push) == wire.Ack(push.seq), "without one they are summed"
     other = Desk(1)
     (a,) = other.workers
     optimized(other)

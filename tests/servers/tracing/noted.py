@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvstore import wire
 from kvstore.job.valid_values import RoundWindow
 from kvstore.tracing.tracer import NOBODY, Tracer
-from kvstore.wire import Node, TraceChunk, TraceFetched, encode
 from servers.tracing.collected import CollectedNotes
 
-SCHEDULER = Node("scheduler", 0, 1)
-SERVER = Node("server", 0, 1)
-WORKERS = (Node("worker", 0, 1), Node("worker", 1, 1))
+SCHEDULER = wire.Node("scheduler", 0, 1)
+SERVER = wire.Node("server", 0, 1)
+WORKERS = (wire.Node("worker", 0, 1), wire.Node("worker", 1, 1))
 PUSH_S = 0.01  # how long a message takes
 
 
@@ -25,7 +25,7 @@ class NotedJob:
         now: the time of the scheduler.
     """
 
-    def __init__(self, ahead: dict[Node, float] | None = None) -> None:
+    def __init__(self, ahead: dict[wire.Node, float] | None = None) -> None:
         self.now = 100.0
         ahead = ahead or {}
         window = RoundWindow(1, 100)
@@ -74,7 +74,7 @@ class NotedJob:
         server = self.tracers[SERVER]
         server.handled(server.clock(), server.clock(), "", NOBODY, 0, 0, 1, [(WORKERS[0], self._seq)])
 
-    def chunks(self) -> list[TraceChunk]:
+    def chunks(self) -> list[wire.TraceChunk]:
         return [chunk for node, tracer in self.tracers.items() for chunk in tracer.chunks(node)]
 
     def collected(self) -> CollectedNotes:
@@ -83,6 +83,8 @@ class NotedJob:
         return made
 
 
-def fetched(chunks: list[TraceChunk], first: int = 1, dropped: int = 0) -> TraceFetched:
+def fetched(chunks: list[wire.TraceChunk], first: int = 1, dropped: int = 0) -> wire.TraceFetched:
     """Return the scheduler's answer that brings these chunks."""
-    return TraceFetched(1, first, dropped, False, [bytes(frame) for chunk in chunks for frame in encode(chunk)])
+    return wire.TraceFetched(
+        1, first, dropped, False, [bytes(frame) for chunk in chunks for frame in wire.encode(chunk)]
+    )

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from noted import SERVER, WORKERS, NotedJob, fetched
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import TraceChunk, TraceFetched
 from kvstore.wire.tracing import ROW
 from servers.tracing.collected import CollectedNotes
 
 
-def chunks(rounds: int = 1) -> list[TraceChunk]:
+def chunks(rounds: int = 1) -> list[wire.TraceChunk]:
     job = NotedJob()
     for number in range(1, rounds + 1):
         job.round(number)
@@ -85,4 +85,4 @@ def test_drops_of_a_scheduler_before_count_too() -> None:
 
 def test_other_messages_are_refused() -> None:
     with pytest.raises(WireError):
-        CollectedNotes().take(TraceFetched(1, 1, 0, False, [b"x", b"y"]))
+        CollectedNotes().take(wire.TraceFetched(1, 1, 0, False, [b"x", b"y"]))

@@ -6,12 +6,12 @@ from typing import Any
 
 from noted import PUSH_S, SERVER, WORKERS, NotedJob, fetched
 
-from kvstore.wire import Node
+from kvstore import wire
 from servers.tracing.collected import CollectedNotes
 from servers.tracing.requests import requests_of
 
 
-def records_of(collected: CollectedNotes) -> dict[Node, list[list[Any]]]:
+def records_of(collected: CollectedNotes) -> dict[wire.Node, list[list[Any]]]:
     return {node: notes.records() for node, notes in collected.members.items()}
 
 

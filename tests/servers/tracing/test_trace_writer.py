@@ -9,10 +9,10 @@ import pytest
 from noted import NotedJob, fetched
 from trace_reader import ReadTrace
 
+from kvstore import wire
 from kvstore.errors import NodeLost
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.session import UNCHANGED
-from kvstore.wire import TraceFetched
 from servers.tracing.trace_writer import LEAST_S, MOST_S, TraceWriter
 
 
@@ -23,7 +23,7 @@ class Source:
         self.job = NotedJob()
         self.number = 1
 
-    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
+    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
         chunks = self.job.chunks() if after == self.number - 1 else []
         answer = fetched(chunks, self.number)
         self.number += len(chunks)
@@ -79,7 +79,7 @@ def test_the_last_writing_has_all_even_if_the_scheduler_is_gone(tmp_path: Path) 
 
 def test_a_scheduler_that_does_not_answer_is_the_callers_affair(tmp_path: Path) -> None:
     class Gone:
-        def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> TraceFetched:
+        def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
             raise NodeLost("nobody listens")
 
     with pytest.raises(NodeLost):

@@ -9,11 +9,11 @@ import pytest
 import torch
 from played_tables import PlayedTables
 
+from kvstore import wire
 from kvstore.errors import KeyNotInitialized, Mismatch, NotFinite, UsageError
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rule import Rule
 from kvstore.table import Table
-from kvstore.wire import InitTables, PullRows, Push, PushRows, PutRows, Ready
 
 ROWS, WIDTH = 100, 3
 
@@ -34,10 +34,10 @@ def played(request: pytest.FixtureRequest) -> PlayedTables:
 def test_init_makes_the_tables_on_all_servers_and_says_so_last():
     played = PlayedTables(2)
     played.store.init(["a", "t", "g"], [torch.ones(2), Table(shape=(ROWS, WIDTH)), Table(dim=4)])
-    made = played.asked(InitTables)
+    made = played.asked(wire.InitTables)
     assert [(each.stripe, each.stripes, each.keys) for each in made] == [(0, 2, ["t", "g"]), (1, 2, ["t", "g"])]
     assert [Table.of(each) for each in made[0].tables] == [Table(shape=(ROWS, WIDTH)), Table(dim=4)]
-    assert isinstance(played.session.asked[-1][1], Ready)
+    assert isinstance(played.session.asked[-1][1], wire.Ready)
     assert played.session.asked[-1][1].keys == ["a", "t", "g"]
     out = torch.zeros(2)
     played.store.pull("a", out)
@@ -50,7 +50,7 @@ def test_a_table_may_begin_with_rows(coo: bool):
     ids = [7, 3, 7, 98]
     value: Any = RowSparse(ids, rows_of(ids), (ROWS, WIDTH))
     played.store.init("t", value.to_sparse_coo() if coo else value)
-    assert sum(message.count for message in played.asked(PutRows)) == 3
+    assert sum(message.count for message in played.asked(wire.PutRows)) == 3
     found = played.store.row_sparse_pull("t", row_ids=[3, 4, 7, 98])
     assert torch.equal(found, torch.stack([rows_of(3)[0], torch.zeros(WIDTH), 2 * rows_of(7)[0], rows_of(98)[0]]))
 
@@ -63,12 +63,12 @@ def test_rows_without_a_shape_are_no_table():
 def test_pushed_rows_are_found_again_each_at_its_server(played: PlayedTables):
     ids = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[:40]
     played.store.push("t", RowSparse(ids, rows_of(ids)))
-    pushes = played.asked(PushRows)
+    pushes = played.asked(wire.PushRows)
     assert len(pushes) == len(played.session.servers), "each server hears of each push"
     assert sum(sum(message.counts) for message in pushes) == 40
     assert all(message.clocks == [1] for message in pushes)
     assert torch.equal(played.store.row_sparse_pull("t", row_ids=ids), rows_of(ids))
-    assert all(message.clocks == [1] for message in played.asked(PullRows))
+    assert all(message.clocks == [1] for message in played.asked(wire.PullRows))
 
 
 def test_duplicates_are_summed_in_the_order_of_positions(played: PlayedTables):
@@ -108,7 +108,7 @@ def test_each_out_may_have_its_own_ids(played: PlayedTables):
     assert torch.equal(second, rows_of([5, 80, 2]))
     assert third.ids.tolist() == [5, 9]
     assert torch.equal(third.rows, rows_of([5, 9]))
-    assert sum(sum(message.wanted) for message in played.asked(PullRows)) == 5, "each id is asked for once"
+    assert sum(sum(message.wanted) for message in played.asked(wire.PullRows)) == 5, "each id is asked for once"
 
 
 def test_pushpull_brings_the_rows_of_the_next_batch_in_the_same_messages(played: PlayedTables):
@@ -117,7 +117,7 @@ def test_pushpull_brings_the_rows_of_the_next_batch_in_the_same_messages(played:
     out = torch.zeros(3, WIDTH)
     played.store.pushpull("t", RowSparse([2, 3], rows_of([2, 3], 10.0)), out, row_ids=[3, 1, 3])
     assert torch.equal(out, torch.stack([rows_of(3, 10.0)[0], rows_of(1)[0], rows_of(3, 10.0)[0]]))
-    assert [type(message) for _, message in played.session.asked] == [PushRows] * len(played.session.servers)
+    assert [type(message) for _, message in played.session.asked] == [wire.PushRows] * len(played.session.servers)
     ticket = played.store.pushpull("t", RowSparse([2], rows_of([2])), row_ids=[[2, 1]], wait=False)
     assert torch.equal(ticket.wait(), rows_of([2, 1])[None])
 
@@ -137,7 +137,7 @@ def test_pushpull_of_a_round_brings_all_rows_that_have_changed(played: PlayedTab
     out = RowSparse.zeros((ROWS, WIDTH))
     ids = [50, 3, 4, 51, 99]
     played.store.pushpull("t", RowSparse(ids, rows_of(ids)), out, row_ids="round")
-    assert all(message.union for message in played.asked(PushRows))
+    assert all(message.union for message in played.asked(wire.PushRows))
     assert out.ids.tolist() == sorted(ids)
     assert torch.equal(out.rows, rows_of(sorted(ids)))
 
@@ -147,7 +147,7 @@ def test_only_full_rounds_have_all_rows_that_change():
     played.store.init("t", Table(shape=(ROWS, WIDTH)))
     with pytest.raises(UsageError, match=r"row_ids='round'.*without a quorum.*Embedding"):
         played.store.pushpull("t", RowSparse([1], rows_of([1])), row_ids="round")
-    assert not played.asked(PushRows)
+    assert not played.asked(wire.PushRows)
 
 
 def test_an_output_that_is_the_pushed_memory_changes_nothing_that_is_sent(played: PlayedTables):
@@ -180,9 +180,9 @@ def test_tables_and_arrays_go_in_one_call():
         wait=False,
     )
     ticket.wait()
-    assert [message.counts for message in played.asked(PushRows)] != []
-    assert len(played.asked(PushRows)) == 2, "all tables of a server share a message"
-    assert len(played.asked(Push)) == 1
+    assert [message.counts for message in played.asked(wire.PushRows)] != []
+    assert len(played.asked(wire.PushRows)) == 2, "all tables of a server share a message"
+    assert len(played.asked(wire.Push)) == 1
     assert outs[0].tolist() == list(range(5))
     assert torch.equal(outs[1], rows_of([2, 1]))
     assert torch.equal(outs[2], torch.ones(3, WIDTH))
@@ -200,18 +200,18 @@ def test_pull_leaves_tables_out_or_brings_all_rows(played: PlayedTables, monkeyp
     assert array.tolist() == [1, 1]
     assert not dense.any()
     played.store.pull("t", dense)
-    assert not played.asked(PullRows)
+    assert not played.asked(wire.PullRows)
     played.store.pull(["t", "a"], [[dense, sparse], array], ignore_sparse=False)
     assert torch.equal(dense, rows_of(range(ROWS)))
     assert sparse.ids.tolist() == list(range(ROWS))
     assert torch.equal(sparse.rows, dense)
-    assert max(sum(message.wanted) for message in played.asked(PullRows)) <= 10
+    assert max(sum(message.wanted) for message in played.asked(wire.PullRows)) <= 10
 
 
 def test_an_empty_push_counts_and_is_told_to_all_servers(played: PlayedTables):
     played.store.push("t", RowSparse.zeros((ROWS, WIDTH)))
     played.store.push("t", RowSparse([1], rows_of([1])))
-    assert sorted(message.clocks[0] for message in played.asked(PushRows)) == sorted(
+    assert sorted(message.clocks[0] for message in played.asked(wire.PushRows)) == sorted(
         [1, 2] * len(played.session.servers)
     )
     assert played.store.statistics().pushes == 2
@@ -220,7 +220,9 @@ def test_an_empty_push_counts_and_is_told_to_all_servers(played: PlayedTables):
 def test_hyper_parameters_and_priorities_travel_with_the_push(played: PlayedTables):
     played.store.set_hyperparameters(learning_rate=0.5, rescale_grad=2.0)
     played.store.push("t", RowSparse([1], rows_of([1])), priority=7)
-    assert {(message.lr, message.rescale, message.priority) for message in played.asked(PushRows)} == {(0.5, 2.0, 7)}
+    assert {(message.lr, message.rescale, message.priority) for message in played.asked(wire.PushRows)} == {
+        (0.5, 2.0, 7)
+    }
 
 
 def test_an_aggregator_hears_nothing_of_tables():

@@ -9,13 +9,13 @@ import pytest
 import torch
 from placed import entries_for
 
+from kvstore import wire
 from kvstore.client.rows.incoming_rows import IncomingRows, UnionRows
 from kvstore.client.rows.plan import RowPlan
 from kvstore.errors import WireError
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.wanted import Wanted
 from kvstore.table import Table, TableSpec
-from kvstore.wire import Rows
 
 
 def asked(width: int, ids: Any, out: Any) -> tuple[RowPlan, Wanted]:
@@ -25,9 +25,9 @@ def asked(width: int, ids: Any, out: Any) -> tuple[RowPlan, Wanted]:
     return RowPlan(entries_for({"t": TableSpec.of(table)}, 2, 10), ["t"]), wanted
 
 
-def reply(ids: list[int], width: int) -> Rows:
+def reply(ids: list[int], width: int) -> wire.Rows:
     rows = np.outer(ids, np.ones(width, np.float32)).astype(np.float32)
-    return Rows(1, [len(ids)], buffers=[rows.tobytes() + bytes(-rows.nbytes % 16)])
+    return wire.Rows(1, [len(ids)], buffers=[rows.tobytes() + bytes(-rows.nbytes % 16)])
 
 
 @pytest.mark.parametrize("width", [4, 3])
@@ -48,9 +48,9 @@ def test_rows_of_all_servers_come_together(width: int):
     "wrong",
     [
         lambda width: reply([2], width),
-        lambda width: Rows(1, [2], buffers=[bytes(16)]),
-        lambda width: Rows(1, [2], buffers=[]),
-        lambda width: Rows(1, [2, 0], buffers=reply([2, 4], width).buffers),
+        lambda width: wire.Rows(1, [2], buffers=[bytes(16)]),
+        lambda width: wire.Rows(1, [2], buffers=[]),
+        lambda width: wire.Rows(1, [2, 0], buffers=reply([2, 4], width).buffers),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused(width: int, wrong: Any):
@@ -65,7 +65,7 @@ def test_where_no_rows_are_wanted_one_server_is_asked_all_the_same():
     plan, wanted = asked(4, [], torch.zeros(0, 4))
     incoming = IncomingRows.of(plan, [wanted])
     assert incoming.servers == [0]
-    incoming.take(plan.parcels[0], Rows(1, [0], buffers=[b""]))
+    incoming.take(plan.parcels[0], wire.Rows(1, [0], buffers=[b""]))
 
 
 def test_the_rows_of_a_round_are_united():
@@ -76,7 +76,11 @@ def test_the_rows_of_a_round_are_united():
         of_server = reply(ids, 4)
         numbers = np.array(ids, np.int32).tobytes()
         with pytest.raises(WireError, match="expected"):
-            union.take(plan.parcels[server], Rows(1, of_server.counts, wide=False, buffers=[*of_server.buffers, b"x"]))
-        union.take(plan.parcels[server], Rows(1, of_server.counts, wide=False, buffers=[*of_server.buffers, numbers]))
+            union.take(
+                plan.parcels[server], wire.Rows(1, of_server.counts, wide=False, buffers=[*of_server.buffers, b"x"])
+            )
+        union.take(
+            plan.parcels[server], wire.Rows(1, of_server.counts, wide=False, buffers=[*of_server.buffers, numbers])
+        )
     assert out.ids.tolist() == [3, 4, 5]
     assert out.rows[:, 0].tolist() == [3, 4, 5]

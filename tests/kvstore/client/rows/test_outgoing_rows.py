@@ -7,6 +7,7 @@ import pytest
 import torch
 from placed import entries_for
 
+from kvstore import wire
 from kvstore.client.rows.blocks import block_of
 from kvstore.client.rows.incoming_rows import IncomingRows
 from kvstore.client.rows.outgoing_rows import OutgoingRows
@@ -15,7 +16,6 @@ from kvstore.client.rows.striped import Striped
 from kvstore.rows.layout import read_rows
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec
-from kvstore.wire import Rows
 
 KINDS = {
     "alike": [Table(shape=(50, 4)), Table(shape=(90, 4), init="normal")],
@@ -73,7 +73,7 @@ def test_rows_of_one_array_go_and_come_in_one_step(servers: int, gap: int) -> No
         for each, buffer in zip((outgoing, expected), buffers, strict=True):
             each.write(parcel.server, buffer)
         assert bytes(buffers[0]) == bytes(buffers[1])
-        incoming.take(parcel, Rows(1, incoming.counts(parcel.server), buffers=[buffers[0]]))
+        incoming.take(parcel, wire.Rows(1, incoming.counts(parcel.server), buffers=[buffers[0]]))
     for out, part in zip(outs, parts, strict=True):
         assert torch.equal(out, part)
     if gap:

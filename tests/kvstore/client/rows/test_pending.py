@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from played_tables import PlayedTables
 
+from kvstore import wire
 from kvstore.client.rows.pending import PullOfRows, PushOfRows, room, sendable
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.table import Table
 from kvstore.transport.memory import SMALL, Heap
-from kvstore.wire import PullRows, PushRows, Rows
 
 
 def test_a_message_is_the_same_when_it_is_made_again():
     played = PlayedTables(2)
     played.store.init("t", Table(shape=(10, 4)))
     played.store.pushpull("t", RowSparse([1, 2, 3], torch.arange(12.0).view(3, 4)), row_ids=[2, 5])
-    for request, message in zip(played.session.client.made[-2:], played.asked(PushRows), strict=True):
+    for request, message in zip(played.session.client.made[-2:], played.asked(wire.PushRows), strict=True):
         assert isinstance(request, PushOfRows)
         again = request.message(message.sender)
         assert list(map(bytes, again.buffers)) == list(map(bytes, message.buffers))
@@ -31,10 +31,10 @@ def test_who_has_given_up_gets_no_rows():
     played.store.row_sparse_pull("t", out, row_ids=[3])
     request = played.session.client.made[-1]
     assert isinstance(request, PullOfRows)
-    assert len(played.asked(PullRows)) == 1
+    assert len(played.asked(wire.PullRows)) == 1
     out.zero_()
     request.forsake()
-    request.take(Rows(request.seq, [1], buffers=[bytes(range(16))]))
+    request.take(wire.Rows(request.seq, [1], buffers=[bytes(range(16))]))
     assert not out.any()
     assert request.operation.raised, "whether it fails does not matter any more"
 

@@ -11,6 +11,7 @@ from placed import entries_for
 from played_session import PlayedSession
 from played_tables import PlayedTables
 
+from kvstore import wire
 from kvstore.client.requests import Requests
 from kvstore.client.rows.plan import RowPlan
 from kvstore.client.rows.stored import StoredRows, StoredTables
@@ -19,7 +20,6 @@ from kvstore.rows.row_sparse import RowSparse
 from kvstore.rule import Rule
 from kvstore.table import Table, TableSpec
 from kvstore.ticket import WaitLimits
-from kvstore.wire import EvictRows, PutRows
 
 
 def test_rows_are_put_in_pages(monkeypatch: pytest.MonkeyPatch):
@@ -27,7 +27,7 @@ def test_rows_are_put_in_pages(monkeypatch: pytest.MonkeyPatch):
     played = PlayedTables(2)
     played.store.init("t", Table(shape=(40, 3)))
     played.store.put_rows("t", RowSparse(range(30), torch.arange(90.0).view(30, 3)))
-    assert max(message.count for message in played.asked(PutRows)) == 5
+    assert max(message.count for message in played.asked(wire.PutRows)) == 5
     found = played.store.row_sparse_pull("t", row_ids=range(30))
     assert torch.equal(found, torch.arange(90.0).view(30, 3))
     with pytest.raises(UsageError, match="id 3 comes twice"):
@@ -55,4 +55,4 @@ def test_statistics_are_of_all_servers_and_evictions_follow_the_last_push():
     played.store.push("g", RowSparse([1], torch.ones(1, 2)))
     assert played.store.table_statistics("g") == {"rows": 21, "version": 6}
     played.store.evict("g")
-    assert [(message.id, message.clock) for message in played.asked(EvictRows)] == [(0, 1), (1, 1)]
+    assert [(message.id, message.clock) for message in played.asked(wire.EvictRows)] == [(0, 1), (1, 1)]

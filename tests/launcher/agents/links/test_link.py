@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from link_ends import End, settle, turn
 
-from kvstore.wire import Message, encode
+from kvstore import wire
 from launcher.agents.links.framing import MAGIC, frame
 from launcher.agents.links.link import PipeLink
 from launcher.agents.links.protocol import Bye, Note, Output, Ping, Pong
@@ -128,7 +128,7 @@ def test_the_end_is_told_once_to_the_one_who_has_not_closed(pipes: Pipes, select
 
 
 def test_what_has_come_before_the_end_is_heard(half: Half, selector: selectors.BaseSelector) -> None:
-    os.write(half.target, MAGIC + frame(encode(Note("why"))))
+    os.write(half.target, MAGIC + frame(wire.encode(Note("why"))))
     half.hang_up("target")
     half.hang_up("source")
     half.link.send(Ping())  # nobody takes it
@@ -141,7 +141,7 @@ def test_a_banner_is_no_end(half: Half, selector: selectors.BaseSelector) -> Non
     os.write(half.target, b"Welcome!\n")
     settle(selector)
     assert half.link.preamble == "Welcome!"
-    os.write(half.target, MAGIC + frame(encode(Ping())))
+    os.write(half.target, MAGIC + frame(wire.encode(Ping())))
     settle(selector)
     assert half.end.said == [Ping()]
     assert half.link.preamble == ""
@@ -156,7 +156,7 @@ def test_a_banner_is_no_end(half: Half, selector: selectors.BaseSelector) -> Non
     ],
 )
 def test_garbage_ends_a_link(half: Half, selector: selectors.BaseSelector, data: bytes, how: str) -> None:
-    os.write(half.target, data + frame(encode(Ping())))
+    os.write(half.target, data + frame(wire.encode(Ping())))
     settle(selector)
     assert half.end.said == []
     assert len(half.end.ends) == 1
@@ -167,12 +167,12 @@ def test_nothing_comes_after_the_close(selector: selectors.BaseSelector) -> None
     (read, target), (source, write) = os.pipe(), os.pipe()
     link, said = PipeLink(read, write), []
 
-    def leave(message: Message) -> None:
+    def leave(message: wire.Message) -> None:
         said.append(message)
         link.close()
 
     link.open(selector, leave, pytest.fail)
-    os.write(target, MAGIC + frame(encode(Bye())) + frame(encode(Ping())))
+    os.write(target, MAGIC + frame(wire.encode(Bye())) + frame(wire.encode(Ping())))
     settle(selector)
     assert said == [Bye()]
     os.close(target)

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from junk import JUNK
 
+from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire import VERSION, decode, encode, frames
 from launcher.agents.links import protocol as p
 
 EXAMPLES = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -43,11 +43,11 @@ GOOD: list[Any] = [
     p.Bye("it was sent SIGTERM"),
     p.OutputAck(2**40),
 ]
-CODES = {cls: code for code, cls in frames.MESSAGES.items() if cls.__module__ == p.__name__}
+CODES = {cls: code for code, cls in wire.frames.MESSAGES.items() if cls.__module__ == p.__name__}
 
 
 def raw(cls: type[Any], *values: Any, buffers: Sequence[bytes] = ()) -> list[bytes]:
-    return [msgpack.packb([VERSION, CODES[cls], *values], unicode_errors="surrogateescape"), *buffers]
+    return [msgpack.packb([wire.VERSION, CODES[cls], *values], unicode_errors="surrogateescape"), *buffers]
 
 
 def test_every_message_is_here() -> None:
@@ -56,28 +56,28 @@ def test_every_message_is_here() -> None:
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: type(message).__name__)
 def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
-    assert decode([bytes(part) for part in encode(message)]) == message
+    assert wire.decode([bytes(part) for part in wire.encode(message)]) == message
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: type(message).__name__)
 def test_no_field_takes_just_anything(message: Any) -> None:
     cls = type(message)
-    names = frames.field_names(cls)
+    names = wire.frames.field_names(cls)
     values = [getattr(message, name) for name in names]
     buffers = getattr(message, "buffers", [])
     for position in range(len(values)):
         for wrong in (None, {}, [[[[]]]], "x" * 70000, b"x" * (p.MAX_BYTES + 1), [None], float("nan")):
             parts = raw(cls, *values[:position], wrong, *values[position + 1 :], buffers=buffers)
             with pytest.raises(WireError, match=f"{cls.__name__}.{names[position]}: expected"):
-                decode(parts)
+                wire.decode(parts)
     for fewer in range(len(values)):
         with pytest.raises(WireError, match=f"{cls.__name__} has {len(values)} fields"):
-            decode(raw(cls, *values[:fewer], buffers=buffers))
+            wire.decode(raw(cls, *values[:fewer], buffers=buffers))
     with pytest.raises(WireError, match=f"has {len(values)} fields, got {len(values) + 1}"):
-        decode(raw(cls, *values, 1))
+        wire.decode(raw(cls, *values, 1))
     if "buffers" not in cls.__dataclass_fields__:
         with pytest.raises(WireError, match="has no buffers, got 1"):
-            decode(raw(cls, *values, buffers=[b""]))
+            wire.decode(raw(cls, *values, buffers=[b""]))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_no_field_takes_just_anything(message: Any) -> None:
 )
 def test_what_is_out_of_bounds(parts: list[bytes]) -> None:
     with pytest.raises(WireError):
-        decode(parts)
+        wire.decode(parts)
 
 
 @st.composite
@@ -118,7 +118,7 @@ def _odd_fields(draw: st.DrawFn) -> list[bytes]:
     """One of our messages, some of whose fields make no sense."""
     good = draw(st.sampled_from(GOOD))
     junk = draw(st.sets(st.integers(0, 6), min_size=1))
-    values = [getattr(good, name) for name in frames.field_names(type(good))]
+    values = [getattr(good, name) for name in wire.frames.field_names(type(good))]
     values = [draw(JUNK) if position in junk else value for position, value in enumerate(values)]
     return raw(type(good), *values, buffers=draw(st.lists(st.binary(max_size=9), max_size=2)))
 
@@ -126,7 +126,7 @@ def _odd_fields(draw: st.DrawFn) -> list[bytes]:
 @st.composite
 def _mutated(draw: st.DrawFn) -> list[bytes]:
     """A good message with bytes changed, left out or added."""
-    parts = [bytearray(part) for part in encode(draw(st.sampled_from(GOOD)))]
+    parts = [bytearray(part) for part in wire.encode(draw(st.sampled_from(GOOD)))]
     for _ in range(draw(st.integers(1, 3))):
         part = parts[draw(st.integers(0, len(parts) - 1))]
         at = draw(st.integers(0, max(0, len(part) - 1)))
@@ -144,10 +144,10 @@ def _mutated(draw: st.DrawFn) -> list[bytes]:
 @given(st.lists(st.binary(max_size=40), max_size=4) | _odd_fields() | _mutated())
 def test_whatever_comes_is_a_message_that_could_have_been_sent_or_an_error(parts: list[bytes]) -> None:
     try:
-        message = decode(parts)
+        message = wire.decode(parts)
     except WireError:
         return
-    assert decode([bytes(part) for part in encode(message)]) == message or message != message  # NaN
+    assert wire.decode([bytes(part) for part in wire.encode(message)]) == message or message != message  # NaN
     if isinstance(message, p.StartTasks):
         for *_, flat in message.tasks:
             with contextlib.suppress(WireError):
@@ -161,7 +161,7 @@ VALUES = st.binary(max_size=20).filter(lambda value: 0 not in value).map(os.fsde
 @given(st.dictionaries(NAMES, VALUES))
 def test_an_environment_of_any_bytes_arrives(variables: dict[str, str]) -> None:
     start = p.StartTasks("m", b"", [], [], 1.0, 0, [[0, "worker", 0, 1, p.pack(variables)]])
-    assert p.unpack(decode(encode(start)).tasks[0][4]) == variables
+    assert p.unpack(wire.decode(wire.encode(start)).tasks[0][4]) == variables
 
 
 @pytest.mark.parametrize("flat", [[b"A"], [b"", b"x"], [b"A=B", b"x"], [b"A\0", b"x"], [b"A", b"x\0y"]])
