@@ -10,7 +10,7 @@ from kvstore import wire
 from kvstore.job.usage import cpu_us, memory_bytes
 from kvstore.member.client import Client
 from kvstore.transport import Peer
-from kvstore.wire.observing import MOST_VALUES
+from kvstore.wire.guests import MOST_VALUES
 
 MICRO = 1_000_000
 

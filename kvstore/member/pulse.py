@@ -31,7 +31,7 @@ from kvstore.job.curve_keys import CurveKeys
 from kvstore.job.processes import complete, orphaned, source_root, words
 from kvstore.member.last_place import LastPlace
 from kvstore.transport.choose import links
-from kvstore.wire.observing import UNASKED
+from kvstore.wire.guests import UNASKED
 
 _ENDED = "has ended"
 _STOPPED = {

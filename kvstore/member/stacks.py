@@ -19,7 +19,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from kvstore import wire
-from kvstore.wire.observing import MAX_PLACE, MOST_FRAMES, MOST_THREADS
+from kvstore.wire.guests import MAX_PLACE, MOST_FRAMES, MOST_THREADS
 
 _OURS = ("kvstore", "workers", "servers", "launcher")
 _SOURCE = Path(__file__).parents[2]  # where these lie

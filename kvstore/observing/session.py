@@ -24,7 +24,7 @@ from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.listening import listening
-from kvstore.wire.observing import MOST_EVENTS, MOST_LOCATED
+from kvstore.wire.guests import MOST_EVENTS, MOST_LOCATED
 
 TIMEOUT_S = 5.0
 LATE_S = 0.5  # an answer that takes longer may never come

@@ -17,7 +17,7 @@ from kvstore.optim.registry import NOT_HERE, SYNONYMS, find, name_of, names, nam
 from kvstore.plain import scalar
 from kvstore.spec import Key, Spec, check_key
 from kvstore.table import TableSpec
-from kvstore.wire.parameters import MAX_GROUPS
+from kvstore.wire.arrays import MAX_GROUPS
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from kvstore.lineage import NOWHERE, UNKNOWN, Version
 from kvstore.reading.held_rows import HeldRows
 from kvstore.spec import Key, Spec
 from kvstore.values import as_dtype, from_buffer
-from kvstore.wire.reading import NOT_HELD, aligned
+from kvstore.wire.guests import NOT_HELD, aligned
 
 MESSAGE_BYTES = 8 << 20  # in one answer, unless a segment is longer
 MESSAGE_SEGMENTS = 256  # a server looks at all of them at once

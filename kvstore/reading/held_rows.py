@@ -17,7 +17,7 @@ from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.index import ABSENT, SlotIndex
 from kvstore.rows.sums import Positions, Rows
 from kvstore.table import Table
-from kvstore.wire.reading import NOT_HELD
+from kvstore.wire.guests import NOT_HELD
 
 MESSAGE_BYTES = 8 << 20  # of rows in one answer, unless a row is longer
 MESSAGE_ROWS = 1 << 15

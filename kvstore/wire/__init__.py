@@ -1,86 +1,61 @@
 """The messages between processes, and how they become bytes. Pure: no sockets, no clock, no torch.
 
-messages    what messages have in common: nodes, senders, requests, replies
-parameters  messages between workers, aggregators and servers: values, optimizers, states
-lending     messages between the workers of a host and its aggregator about memory of devices
-rows        messages between workers and servers about tables: rows by their ids
-reading     messages of readers, which take no part in training
-rendezvous  messages between members and the scheduler: joining, beating, keys, barriers, leaving
-observing   messages about how a job is: reports of members, stacks, what observers ask
-tracing     messages of a job's trace: what members note, in chunks
-views       messages about which process serves a server's rank
-captures    checkpoints of a running job
-replication messages between a server and its standby
-records     what a server tells its standby: changes of its state, and the whole of it
-row_records the same of tables
-frames      messages to frames of bytes and back
-shared      fields that many messages have alike: the same bytes are unpacked and checked once
-packing     msgpack without what could do harm
-fields      the check of each field
-arrays      several arrays in the frames of one message
+A module uses a message as ``wire.Push``, after ``from kvstore import wire``.
+
+members      members and the scheduler: joining, heartbeats, keys, barriers, leaving; which process serves a rank
+arrays       workers, aggregators and servers: values, gradients, optimizers, states, borrowed device memory
+rows         workers and servers: rows of tables, by their ids
+records      a server and its standby: changes of the server's state, and the whole of it
+guests       readers and observers, which take no part in training; the reports of members
+checkpoints  checkpoints of a running job
+tracing      the job's trace: what members noted, in chunks
+messages     what messages have in common: nodes, senders, requests, replies
+frames       messages and arrays to frames of bytes and back
+fields       the check of each field
 """
 
-from kvstore.wire.arrays import frame_groups, pack_arrays, unpack_arrays
-from kvstore.wire.captures import AwaitCapture, Capture, Captured
-from kvstore.wire.frames import VERSION, Buffer, decode, encode, require_short
-from kvstore.wire.lending import Borrowed, Lend, PushLent
-from kvstore.wire.messages import (
-    MAX_REASON,
-    MAX_STORES,
-    Ack,
-    Explain,
-    Explanation,
-    Failure,
-    Message,
-    Node,
-    Reply,
-    Request,
-    Sender,
-)
-from kvstore.wire.observing import Locate, Located, Observe, Observed, ServerReport, Stacks, Where, WorkerReport
-from kvstore.wire.parameters import (
+from kvstore.wire.arrays import (
     MAX_PRIORITY,
+    Borrowed,
     Close,
     CodecDescription,
     GetStates,
     Init,
+    Lend,
     Open,
     OptimizerStates,
     Pause,
     Pull,
     Push,
+    PushLent,
     PutStates,
     Resume,
     SetOptimizer,
     Values,
 )
-from kvstore.wire.reading import (
+from kvstore.wire.checkpoints import AwaitCapture, Capture, Captured
+from kvstore.wire.frames import VERSION, Buffer, decode, encode, frame_groups, pack_arrays, require_short, unpack_arrays
+from kvstore.wire.guests import (
     Connect,
     Connected,
     FindKeys,
     KeysFound,
     KeysListed,
     ListKeys,
+    Locate,
+    Located,
+    Observe,
+    Observed,
     ReadRows,
     ReadValues,
     RowsRead,
+    ServerReport,
+    Stacks,
     ValuesRead,
+    Where,
+    WorkerReport,
 )
-from kvstore.wire.records import (
-    BucketState,
-    ClosedRounds,
-    EncodedAnswer,
-    EncoderState,
-    Grouped,
-    InDoubt,
-    LedgerPage,
-    OptimizerCalls,
-    ReadBy,
-    StatesState,
-    StoreState,
-    Updated,
-)
-from kvstore.wire.rendezvous import (
+from kvstore.wire.members import (
     Alive,
     Barrier,
     Beat,
@@ -96,19 +71,53 @@ from kvstore.wire.rendezvous import (
     Join,
     Leave,
     Lost,
+    Moved,
     OpenStore,
     Placed,
     ProcessAlive,
     Ready,
     Roster,
+    Standing,
     StillStuck,
     Stop,
     StoreOpened,
     Stuck,
+    View,
     Welcome,
 )
-from kvstore.wire.replication import Record, Stored
-from kvstore.wire.row_records import ClosedRowRounds, StripeState, TablePage, TableRest
+from kvstore.wire.messages import (
+    MAX_REASON,
+    MAX_STORES,
+    Ack,
+    Explain,
+    Explanation,
+    Failure,
+    Message,
+    Node,
+    Reply,
+    Request,
+    Sender,
+)
+from kvstore.wire.records import (
+    BucketState,
+    ClosedRounds,
+    ClosedRowRounds,
+    EncodedAnswer,
+    EncoderState,
+    Grouped,
+    InDoubt,
+    LedgerPage,
+    OptimizerCalls,
+    ReadBy,
+    Record,
+    StatesState,
+    Stored,
+    StoreState,
+    StripeState,
+    TablePage,
+    TableRest,
+    Updated,
+)
 from kvstore.wire.rows import (
     DescribeTable,
     EvictRows,
@@ -126,127 +135,3 @@ from kvstore.wire.rows import (
     Thaw,
 )
 from kvstore.wire.tracing import FetchTrace, TraceChunk, TraceFetched
-from kvstore.wire.views import Moved, Standing, View
-
-__all__ = [
-    "MAX_PRIORITY",
-    "MAX_REASON",
-    "MAX_STORES",
-    "VERSION",
-    "Ack",
-    "Alive",
-    "AwaitCapture",
-    "Barrier",
-    "Beat",
-    "Borrowed",
-    "BucketState",
-    "Buffer",
-    "Capture",
-    "Captured",
-    "Census",
-    "Close",
-    "CloseStore",
-    "ClosedRounds",
-    "ClosedRowRounds",
-    "CodecDescription",
-    "Connect",
-    "Connected",
-    "Counted",
-    "Deadlock",
-    "Declare",
-    "Describe",
-    "DescribeTable",
-    "EncodedAnswer",
-    "EncoderState",
-    "EvictRows",
-    "Explain",
-    "Explanation",
-    "Failure",
-    "Fault",
-    "FetchTrace",
-    "FindKeys",
-    "FreezeTable",
-    "Frozen",
-    "FrozenPage",
-    "GetStates",
-    "Grouped",
-    "Here",
-    "InDoubt",
-    "Init",
-    "InitTables",
-    "JobFailed",
-    "Join",
-    "KeysFound",
-    "KeysListed",
-    "Leave",
-    "LedgerPage",
-    "Lend",
-    "ListKeys",
-    "Locate",
-    "Located",
-    "Lost",
-    "Message",
-    "Moved",
-    "Node",
-    "Observe",
-    "Observed",
-    "Open",
-    "OpenStore",
-    "OptimizerCalls",
-    "OptimizerStates",
-    "Pause",
-    "Placed",
-    "ProcessAlive",
-    "Pull",
-    "PullRows",
-    "Push",
-    "PushLent",
-    "PushRows",
-    "PutRows",
-    "PutStates",
-    "PutTableRest",
-    "ReadBy",
-    "ReadFrozen",
-    "ReadRows",
-    "ReadValues",
-    "Ready",
-    "Record",
-    "Reply",
-    "Request",
-    "Resume",
-    "Roster",
-    "Rows",
-    "RowsRead",
-    "Sender",
-    "ServerReport",
-    "SetOptimizer",
-    "Stacks",
-    "Standing",
-    "StatesState",
-    "StillStuck",
-    "Stop",
-    "StoreOpened",
-    "StoreState",
-    "Stored",
-    "StripeState",
-    "Stuck",
-    "TableCounts",
-    "TablePage",
-    "TableRest",
-    "Thaw",
-    "TraceChunk",
-    "TraceFetched",
-    "Updated",
-    "Values",
-    "ValuesRead",
-    "View",
-    "Welcome",
-    "Where",
-    "WorkerReport",
-    "decode",
-    "encode",
-    "frame_groups",
-    "pack_arrays",
-    "require_short",
-    "unpack_arrays",
-]

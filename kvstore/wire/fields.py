@@ -5,11 +5,14 @@ A check is a function of one value that returns nothing, or raises ``WireError``
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
+
+import msgpack
 
 from kvstore.errors import WireError
 from kvstore.spec import ITEMSIZE, MAX_DIMS, MAX_ELEMENTS, MAX_KEY_CHARS, kind_of
@@ -254,3 +257,31 @@ def _reader(kind: Any, names: tuple[str, ...], checks: Sequence[Any]) -> Callabl
         return made
 
     return read
+
+
+# ---- msgpack without what could do harm: no extensions, no maps, no list that is longer than any field's
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+_MANY = 1 << 18  # bytes of so many objects that the garbage collector is paused while they are made
+
+
+def unpacked(frame: Buffer) -> Any:
+    """Return the object that ``frame`` has; a container that is longer than any field's is refused before it is made.
+
+    Raises:
+        WireError: it is not msgpack, or has what no message has.
+    """
+    pause = len(frame) >= _MANY and gc.isenabled()  # else it scans all objects again and again as they grow in number
+    if pause:
+        gc.disable()
+    try:
+        return msgpack.unpackb(frame, ext_hook=_no_extensions, max_array_len=MAX_ITEMS, max_map_len=0, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as exc:
+        raise WireError(f"the header is not msgpack: {exc}") from None
+    finally:
+        if pause:
+            gc.enable()
+
+
+def _no_extensions(code: int, _data: bytes) -> Any:
+    raise WireError(f"the header has a msgpack extension ({code})")

@@ -2,8 +2,7 @@
 
 Frame 0 is ``[VERSION, code, field, field, ...]``, with the fields of the message's class in order. The first field may
 be a named tuple, which is a list of its own fields. Fields that many messages have alike travel packed, as the last
-field; see ``shared``. ``decode`` trusts nothing: every field passes the check that its class declares before a message
-exists.
+field. ``decode`` trusts nothing: every field passes the check that its class declares before a message exists.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 import msgpack
 
 from kvstore.errors import UsageError, WireError
-from kvstore.wire.fields import MAX_ITEMS, Check, Triple, shown
-from kvstore.wire.packing import Buffer as Buffer
-from kvstore.wire.packing import unpacked
-from kvstore.wire.shared import ATTRIBUTE, SharedGroup
+from kvstore.wire.fields import MAX_ITEMS, Check, Triple, shown, unpacked
+from kvstore.wire.fields import Buffer as Buffer  # for every module that has a message with buffers
 
 VERSION = 9
 MAX_HEADER = 16 << 20  # bytes of frame 0; the places of MAX_SEGMENTS segments, or 100,000 names, take less
@@ -27,6 +24,89 @@ MAX_FRAMES = 1 << 16
 
 T = TypeVar("T")
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
+
+# ---- fields that many messages have alike
+#
+# All contributors push the same segments, round after round, and say the same of them, to the byte. So a class may have
+# such fields travel packed, as one field of bytes. When the same bytes arrive again, the receiver reuses the fields of
+# the first time. All messages that brought these bytes share them: nobody may change them.
+
+ATTRIBUTE = "_shared"  # of a message that has come: its ``SharedFields``
+MOST = 4096  # packed fields that are remembered
+MOST_BYTES = 1 << 20  # of all these; as objects they take some ten times as much
+
+
+class SharedFields:
+    """What some bytes say. Messages that have the same object have the same fields.
+
+    Args:
+        packed: the bytes.
+        values: of the fields, by name.
+    """
+
+    __slots__ = ("packed", "values")
+
+    def __init__(self, packed: bytes, values: dict[str, Any]) -> None:
+        self.packed = packed
+        self.values = values
+
+
+class SharedGroup:
+    """The fields of a message class that travel together.
+
+    Args:
+        names: of the fields, in order.
+        checks: of the fields.
+        values: returns these fields of a message.
+
+    Attributes:
+        names: see above.
+    """
+
+    def __init__(self, names: Sequence[str], checks: Sequence[Check], values: Callable[[Any], Sequence[Any]]) -> None:
+        self.names = names
+        self._checks = checks
+        self._values = values
+        self._known: dict[bytes, SharedFields] = {}
+        self._nbytes = 0
+
+    def pack(self, message: Any) -> bytes:
+        """Return the fields of ``message`` as they travel; of one that has come, as it has brought them."""
+        brought: SharedFields | None = message.__dict__.get(ATTRIBUTE)
+        packed: bytes = msgpack.packb(self._values(message)) if brought is None else brought.packed
+        return packed
+
+    def read(self, packed: Any) -> SharedFields:
+        """Return what ``packed`` says; for the same bytes the same object, as long as it is remembered.
+
+        Raises:
+            WireError: these are not the fields, or a field does not pass its check.
+        """
+        if type(packed) is bytes and (known := self._known.get(packed)) is not None:
+            return known
+        if type(packed) is not bytes:
+            raise WireError(f"expected packed fields, got {shown(packed)}")
+        values = unpacked(packed)
+        if type(values) is not list or len(values) != len(self.names):
+            raise WireError(f"expected a list of {len(self.names)} packed fields, got {shown(values)}")
+        for name, check, value in zip(self.names, self._checks, values, strict=True):
+            try:
+                check(value)
+            except WireError as exc:
+                raise WireError(f"{name}: {exc}") from None
+        made = SharedFields(packed, dict(zip(self.names, values, strict=True)))
+        self._remember(made)
+        return made
+
+    def _remember(self, made: SharedFields) -> None:
+        """Remember ``made``. What is remembered is bounded: a peer may send other bytes each time."""
+        nbytes = len(made.packed)
+        if len(self._known) >= MOST or self._nbytes + nbytes > MOST_BYTES:
+            self._known = {}  # what is in use comes again at once
+            self._nbytes = 0
+        if nbytes <= MOST_BYTES:
+            self._known[made.packed] = made
+            self._nbytes += nbytes
 
 
 class _Layout(NamedTuple):
@@ -64,7 +144,7 @@ def message(code: int, shared: Sequence[str] = (), sent: Mapping[str, str] = _NO
 
     Args:
         code: of the class.
-        shared: the fields that many messages have alike; see ``kvstore.wire.shared``.
+        shared: the fields that many messages have alike; see ``kvstore.wire.frames``.
         sent: for fields that have a shorter form to travel in, the attribute that has it. The class's ``__post_init__``
             brings the long form back.
     """
@@ -181,3 +261,72 @@ def _getter(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
     if len(names) > 1:
         return attrgetter(*names)
     return lambda msg: [getattr(msg, name) for name in names]  # attrgetter takes no list of none, and unpacks one
+
+
+# ---- several arrays, of any dtypes, in the frames of one message
+#
+# Both ends compute the same layout from the sizes.
+
+LARGE = 1 << 16
+SHARED = 1 << 20
+ALIGN = 16
+
+
+def frame_groups(sizes: Sequence[int]) -> list[list[int]]:
+    """Return the layout of arrays of ``sizes`` bytes: for each frame, the positions of the arrays in it, in order."""
+    frames: list[list[int]] = []
+    shared: list[int] = []  # the last frame of small arrays
+    filled = 0  # bytes of it
+    for position, size in enumerate(sizes):
+        if size >= LARGE:
+            frames.append([position])
+            continue
+        if not shared or filled + size > SHARED:
+            shared, filled = [], 0
+            frames.append(shared)
+        shared.append(position)
+        filled += padded(size)
+    return frames
+
+
+def pack_arrays(parts: Sequence[memoryview]) -> list[Buffer]:
+    """Return the frames of arrays, which are given as flat views of bytes. Only small arrays are copied."""
+    frames: list[Buffer] = []
+    for group in frame_groups([part.nbytes for part in parts]):
+        if len(group) == 1:
+            frames.append(parts[group[0]])
+            continue
+        shared = bytearray(sum(padded(parts[position].nbytes) for position in group))
+        offset = 0
+        for position in group:
+            shared[offset : offset + parts[position].nbytes] = parts[position]
+            offset += padded(parts[position].nbytes)
+        frames.append(shared)
+    return frames
+
+
+def unpack_arrays(frames: Sequence[Buffer], sizes: Sequence[int]) -> list[memoryview]:
+    """Return the arrays of ``sizes`` bytes that are in ``frames``, as views: nothing is copied.
+
+    Raises:
+        WireError: the frames are not those of arrays of these sizes.
+    """
+    layout = frame_groups(sizes)
+    if len(layout) != len(frames):
+        raise WireError(f"expected {len(layout)} frames for {len(sizes)} arrays, got {len(frames)}")
+    parts: list[memoryview] = [memoryview(b"")] * len(sizes)
+    for frame, group in zip(frames, layout, strict=True):
+        view = memoryview(frame)
+        wanted = sizes[group[0]] if len(group) == 1 else sum(padded(sizes[position]) for position in group)
+        if view.nbytes != wanted:
+            raise WireError(f"expected a frame of {wanted} bytes, got {view.nbytes}")
+        offset = 0
+        for position in group:
+            parts[position] = view[offset : offset + sizes[position]]
+            offset += padded(sizes[position])
+    return parts
+
+
+def padded(nbytes: int, align: int = ALIGN) -> int:
+    """Return ``nbytes``, rounded up to a multiple of ``align``."""
+    return -(-nbytes // align) * align

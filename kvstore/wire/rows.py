@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_ROW, MAX_SEED, OWN
 from kvstore.wire import fields as f
+from kvstore.wire.arrays import Changes, Names, Priority
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
     At,
@@ -28,7 +29,6 @@ from kvstore.wire.messages import (
     Store,
     same_length,
 )
-from kvstore.wire.parameters import Changes, Names, Priority
 
 MAX_ROWS = 1 << 32  # of one table in one message
 Counts = Annotated[list[int], f.integers(0, MAX_ROWS)]

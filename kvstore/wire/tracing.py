@@ -21,8 +21,8 @@ from kvstore.job.settings import MAX_NODES
 from kvstore.spec import Key
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, decode, message
+from kvstore.wire.members import MemberNotice
 from kvstore.wire.messages import Reply, Request, Seq, TracedRounds
-from kvstore.wire.rendezvous import MemberNotice
 
 MOST_RECORDS = 1 << 14  # rows of one chunk
 MOST_WORDS = 1 << 16  # of one chunk

@@ -15,7 +15,7 @@ from kvstore.errors import UsageError
 from kvstore.lineage import UNKNOWN
 from kvstore.transport.memory import Memory
 from kvstore.values import to_buffer
-from kvstore.wire.reading import NOT_HELD, aligned
+from kvstore.wire.guests import NOT_HELD, aligned
 from servers.store.bucket import Bucket
 from servers.store.served_store import ServedStore
 

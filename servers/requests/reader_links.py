@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.transport.base import Admission
-from kvstore.wire.reading import READS
+from kvstore.wire.guests import READS
 from servers.requests.guest_links import GuestLinks
 
 READER = "reader"  # the role of those who take no part in training

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvstore import wire
-from kvstore.wire.rendezvous import MemberNotice
+from kvstore.wire.members import MemberNotice
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.departures import Rosters
 from servers.scheduler.failover import Failover

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from kvstore import wire
-from kvstore.wire.observing import MOST_EVENTS
+from kvstore.wire.guests import MOST_EVENTS
 
 
 class Events:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from kvstore import wire
-from kvstore.wire.observing import MOST_LOCATED, UNASKED
+from kvstore.wire.guests import MOST_LOCATED, UNASKED
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.member import JobMember, MemberState
 from servers.scheduler.members import Members

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvstore import wire
 from kvstore.rule import Rule
 from kvstore.spec import FLOATS
-from kvstore.wire.shared import SharedFields
+from kvstore.wire.frames import SharedFields
 from servers.requests.replies import Answer
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets

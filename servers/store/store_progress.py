@@ -13,7 +13,7 @@ from kvstore import wire
 from kvstore.errors import UsageError, WeightsInDoubt
 from kvstore.rule import Rule
 from kvstore.tracing.tracer import Tracer
-from kvstore.wire.shared import SharedFields
+from kvstore.wire.frames import SharedFields
 from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets

@@ -19,7 +19,7 @@ COUNT = 6
 ME = wire.Sender(wire.Node("worker", 0, 1), 1, 1)
 
 
-CONCRETE = [getattr(wire, name) for name in wire.__all__ if isinstance(getattr(wire, name), type)]
+CONCRETE = [thing for thing in vars(wire).values() if isinstance(thing, type)]
 
 
 CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node, wire.Sender)]

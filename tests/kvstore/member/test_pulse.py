@@ -21,7 +21,7 @@ from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.member.pulse import PulseProcess, runs
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
-from kvstore.wire.observing import UNASKED
+from kvstore.wire.guests import UNASKED
 
 NODE = wire.Node("worker", 3, 1)
 

@@ -18,7 +18,7 @@ import pytest
 import kvstore
 from kvstore import wire
 from kvstore.member.stacks import Place, described, only_these_act, place_of, where
-from kvstore.wire.observing import MAX_PLACE, MOST_FRAMES, MOST_THREADS
+from kvstore.wire.guests import MAX_PLACE, MOST_FRAMES, MOST_THREADS
 
 NODE = wire.Node("worker", 1, 1)
 STANDARD = Path(sysconfig.get_paths()["stdlib"])

@@ -10,7 +10,7 @@ from kvstore.reading import held
 from kvstore.reading.held import HeldValue, ReadSegment, reads_of
 from kvstore.spec import Spec
 from kvstore.values import to_buffer
-from kvstore.wire.reading import NOT_HELD, aligned
+from kvstore.wire.guests import NOT_HELD, aligned
 
 
 def cut_value(key: str = "w") -> HeldValue:

@@ -12,7 +12,7 @@ from kvstore.reading import held_rows
 from kvstore.reading.held_rows import HeldRows, reads_of_rows
 from kvstore.rows.ids import Ids
 from kvstore.table import Table
-from kvstore.wire.reading import NOT_HELD
+from kvstore.wire.guests import NOT_HELD
 
 TABLE = Table(dim=2)
 AT = Version(7, 5)

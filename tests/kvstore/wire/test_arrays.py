@@ -1,84 +1,113 @@
-"""How arrays share frames: what join makes, tear takes apart, and nothing else passes."""
+"""Messages between workers and servers: the checks that no single field can make, and ranges."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from any_message import ME, any_message, sender, with_shorter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.wire.arrays import ALIGN, LARGE, SHARED
-
-near = st.sampled_from([0, 1, 15, 16, 17, 4096, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE])
-sizes = st.lists(near | st.integers(0, 40), max_size=12)
-# Enough of the largest small arrays to fill a shared frame and begin the next.
-brim = st.lists(st.sampled_from([LARGE - 1, LARGE - 16, 1, LARGE]), min_size=16, max_size=20)
 
 
-def arrays(sizes: list[int]) -> list[memoryview]:
-    return [memoryview(bytes([i % 251 + 1]) * size) for i, size in enumerate(sizes)]
+@pytest.mark.parametrize(
+    ("cls", "field"),
+    [
+        (wire.Init, "kinds"),
+        (wire.Pull, "ids"),
+        (wire.OptimizerStates, "names"),
+        (wire.PutStates, "shapes"),
+        (wire.Pause, "clocks"),
+    ],
+)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_lists_of_different_lengths_are_refused(cls: type[Any], field: str, data: st.DataObject) -> None:
+    message = data.draw(any_message(cls).filter(lambda m: getattr(m, field)))
+    with pytest.raises(WireError, match="different lengths"):
+        wire.decode(with_shorter(message, field))
 
 
-@settings(max_examples=80)
-@given(sizes | brim)
-def test_what_is_joined_is_torn_apart_again(sizes: list[int]) -> None:
-    parts = arrays(sizes)
-    assert wire.unpack_arrays(wire.pack_arrays(parts), sizes) == parts
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Pull(ME, 0, {}, []),  # type: ignore[arg-type]
+        wire.Pull(ME, 0, [], {}),  # type: ignore[arg-type]
+        wire.Pull(ME, 0, [3, 3], [1, 1]),
+        wire.Pull(ME, 0, [-1], [1]),
+        wire.Pull(ME, 0, [2**32], [1]),
+        wire.Pull(ME, 0, [True], [1]),
+        wire.Pull(ME, 0, [0], [-1]),
+        wire.Pull(ME, 0, [0], [2**62]),
+        wire.Pull(ME, 256, [0], [1]),
+        wire.Pull(sender(role="boss"), 0, [0], [1]),
+        wire.Pull(sender(rank=-2), 0, [0], [1]),
+        wire.Push(ME, 0, [1], [1], 1, None, None),
+        wire.Push(ME, 0, [1], [1], True, float("nan"), None),
+        wire.Push(ME, 0, [1], [1], True, None, float("inf")),
+        wire.Push(ME, 0, [1], [1], True, None, None, ranks=[2, 1]),
+        wire.Push(ME, 0, [1], [1], True, None, None, ranks=[1, 1]),
+        wire.Pull(ME, 0, [1], [1], ranks=[2, 1]),
+        wire.Open(ME, 0, "both"),
+        wire.Open(ME, 0, "async", aggregate="all"),
+        wire.SetOptimizer(ME, 0, 1, "sgd", [["m", [1] * 9]], None, [], [], 0.1, 1.0),
+        wire.SetOptimizer(ME, 0, 1, "sgd", [["m", "x" * 65]], None, [], [], 0.1, 1.0),
+        wire.SetOptimizer(ME, 0, 1, "sgd", [["m", {}]], None, [], [], 0.1, 1.0),
+        wire.SetOptimizer(ME, 0, 1, "sgd", [["m"]], None, [], [], 0.1, 1.0),
+    ],
+)
+def test_values_out_of_range_are_refused(message: Any) -> None:
+    with pytest.raises(WireError, match=f"{type(message).__name__}."):
+        wire.decode(wire.encode(message))
 
 
-@settings(max_examples=80)
-@given(sizes | brim)
-def test_every_array_is_in_one_frame_and_small_ones_fill_no_more_than_allowed(sizes: list[int]) -> None:
-    layout = wire.frame_groups(sizes)
-    assert sorted(position for frame in layout for position in frame) == list(range(len(sizes)))
-    for frame in layout:
-        assert len(frame) == 1 or max(sizes[position] for position in frame) < LARGE
-        assert len(frame) == 1 or sum(sizes[position] for position in frame) <= SHARED
+@pytest.mark.parametrize("counts", [[], [1, 1], [2], [3]], ids=str)
+def test_compressed_pushes_have_a_length_for_each_payload(counts: list[int]) -> None:
+    for lengths in ([4], [4, 4], [4, 4, 4]):
+        fields = (ME, 0, [1, 2], [1, 1], False, None, None, ["fp16", []], lengths, counts)
+        if len(lengths) == (len(counts) or 2):
+            push = wire.Push(*fields, buffers=[])
+            assert wire.decode(wire.encode(push)) == push
+        else:
+            with pytest.raises(WireError, match="different lengths"):
+                wire.Push(*fields)
 
 
-@settings(max_examples=60)
-@given(sizes.filter(bool), st.data())
-def test_frames_of_another_length_are_refused(sizes: list[int], data: st.DataObject) -> None:
-    frames = [bytes(frame) for frame in wire.pack_arrays(arrays(sizes))]
-    at = data.draw(st.integers(0, len(frames) - 1))
-    change = data.draw(st.sampled_from([-1, 1, 16]).filter(lambda n: len(frames[at]) + n >= 0))
-    frames[at] = bytes(len(frames[at]) + change)
-    with pytest.raises(WireError, match=r"expected a frame of \d+ bytes"):
-        wire.unpack_arrays(frames, sizes)
+GOOD = {"store": 0, "loan": 1, "device": bytes(16), "opaque": bytes(64), "offset": 0, "nbytes": 1}
 
 
-@settings(max_examples=40)
-@given(sizes)
-def test_more_or_fewer_frames_are_refused(sizes: list[int]) -> None:
-    frames = wire.pack_arrays(arrays(sizes))
-    with pytest.raises(WireError, match=r"expected \d+ frames"):
-        wire.unpack_arrays([*frames, b""], sizes)
-    if frames:
-        with pytest.raises(WireError, match=r"expected \d+ frames"):
-            wire.unpack_arrays(frames[:-1], sizes)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", bytes(15)),
+        ("device", "0123456789abcdef"),
+        ("opaque", bytes(66)),
+        ("offset", -1),
+        ("offset", (1 << 40) + 1),
+        ("nbytes", 0),
+        ("nbytes", 1 << 41),
+        ("loan", 0),
+    ],
+)
+def test_handles_have_fixed_lengths_and_numbers_have_limits(field: str, value: Any):
+    assert wire.decode(wire.encode(wire.Lend(ME, **GOOD))) == wire.Lend(ME, **GOOD)
+    with pytest.raises(WireError, match=f"Lend.{field}"):
+        wire.decode(wire.encode(wire.Lend(ME, **{**GOOD, field: value})))
 
 
-def test_a_large_array_is_its_own_frame_and_not_copied() -> None:
-    large, small = memoryview(bytearray(LARGE)), memoryview(bytearray(8))
-    frames = wire.pack_arrays([small, large, small])
-    assert [len(frame) for frame in frames] == [2 * ALIGN, LARGE]
-    assert frames[1] is large
+@given(any_message(wire.PushLent).filter(lambda message: message.clocks))
+def test_a_push_has_a_clock_for_each_segment(message: wire.PushLent):
+    with pytest.raises(WireError, match="one length"):
+        wire.decode(with_shorter(message, "clocks"))
 
 
-def test_torn_parts_are_views_of_the_frames() -> None:
-    frames = wire.pack_arrays(arrays([4, 4]))
-    parts = wire.unpack_arrays(frames, [4, 4])
-    frames[0][ALIGN] = 99  # type: ignore[index]
-    assert parts[1][0] == 99
-
-
-def test_small_arrays_begin_at_aligned_places() -> None:
-    assert wire.frame_groups([3, 5, 7]) == [[0, 1, 2]]
-    frame = wire.pack_arrays(arrays([3, 5, 7]))[0]
-    assert [frame[0], frame[ALIGN], frame[2 * ALIGN]] == [1, 2, 3]
-
-
-def test_no_arrays_are_no_frames() -> None:
-    assert wire.pack_arrays([]) == []
-    assert wire.unpack_arrays([], []) == []
+@given(any_message(wire.PushLent), st.binary(max_size=9))
+def test_the_plain_push_differs_in_where_its_values_are(message: wire.PushLent, values: bytes):
+    plain = message.plain([values])
+    assert plain.buffers == [values]
+    same = ("sender", "store", "ids", "clocks", "want", "lr", "rescale", "changes", "priority")
+    assert [getattr(plain, name) for name in same] == [getattr(message, name) for name in same]
+    assert (plain.codec, plain.encode, plain.back) == (None, None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from kvstore import wire
 from kvstore.errors import UsageError, WireError
 from kvstore.wire.fields import MAX_ITEMS
-from kvstore.wire.frames import MAX_HEADER
+from kvstore.wire.frames import ALIGN, LARGE, MAX_HEADER, SHARED, SharedGroup, field_names, header_of
 
 
 @settings(max_examples=100)
@@ -193,3 +194,175 @@ def test_buffers_are_views_and_not_copies() -> None:
     payload[:] = b"wxyz"
     assert bytes(decoded.buffers[0]) == b"wxyz"
     assert wire.encode(wire.Values(1, buffers=[payload]))[1] is payload
+
+
+near = st.sampled_from([0, 1, 15, 16, 17, 4096, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE])
+sizes = st.lists(near | st.integers(0, 40), max_size=12)
+# Enough of the largest small arrays to fill a shared frame and begin the next.
+brim = st.lists(st.sampled_from([LARGE - 1, LARGE - 16, 1, LARGE]), min_size=16, max_size=20)
+
+
+def arrays(sizes: list[int]) -> list[memoryview]:
+    return [memoryview(bytes([i % 251 + 1]) * size) for i, size in enumerate(sizes)]
+
+
+@settings(max_examples=80)
+@given(sizes | brim)
+def test_what_is_joined_is_torn_apart_again(sizes: list[int]) -> None:
+    parts = arrays(sizes)
+    assert wire.unpack_arrays(wire.pack_arrays(parts), sizes) == parts
+
+
+@settings(max_examples=80)
+@given(sizes | brim)
+def test_every_array_is_in_one_frame_and_small_ones_fill_no_more_than_allowed(sizes: list[int]) -> None:
+    layout = wire.frame_groups(sizes)
+    assert sorted(position for frame in layout for position in frame) == list(range(len(sizes)))
+    for frame in layout:
+        assert len(frame) == 1 or max(sizes[position] for position in frame) < LARGE
+        assert len(frame) == 1 or sum(sizes[position] for position in frame) <= SHARED
+
+
+@settings(max_examples=60)
+@given(sizes.filter(bool), st.data())
+def test_frames_of_another_length_are_refused(sizes: list[int], data: st.DataObject) -> None:
+    frames = [bytes(frame) for frame in wire.pack_arrays(arrays(sizes))]
+    at = data.draw(st.integers(0, len(frames) - 1))
+    change = data.draw(st.sampled_from([-1, 1, 16]).filter(lambda n: len(frames[at]) + n >= 0))
+    frames[at] = bytes(len(frames[at]) + change)
+    with pytest.raises(WireError, match=r"expected a frame of \d+ bytes"):
+        wire.unpack_arrays(frames, sizes)
+
+
+@settings(max_examples=40)
+@given(sizes)
+def test_more_or_fewer_frames_are_refused(sizes: list[int]) -> None:
+    frames = wire.pack_arrays(arrays(sizes))
+    with pytest.raises(WireError, match=r"expected \d+ frames"):
+        wire.unpack_arrays([*frames, b""], sizes)
+    if frames:
+        with pytest.raises(WireError, match=r"expected \d+ frames"):
+            wire.unpack_arrays(frames[:-1], sizes)
+
+
+def test_a_large_array_is_its_own_frame_and_not_copied() -> None:
+    large, small = memoryview(bytearray(LARGE)), memoryview(bytearray(8))
+    frames = wire.pack_arrays([small, large, small])
+    assert [len(frame) for frame in frames] == [2 * ALIGN, LARGE]
+    assert frames[1] is large
+
+
+def test_torn_parts_are_views_of_the_frames() -> None:
+    frames = wire.pack_arrays(arrays([4, 4]))
+    parts = wire.unpack_arrays(frames, [4, 4])
+    frames[0][ALIGN] = 99  # type: ignore[index]
+    assert parts[1][0] == 99
+
+
+def test_small_arrays_begin_at_aligned_places() -> None:
+    assert wire.frame_groups([3, 5, 7]) == [[0, 1, 2]]
+    frame = wire.pack_arrays(arrays([3, 5, 7]))[0]
+    assert [frame[0], frame[ALIGN], frame[2 * ALIGN]] == [1, 2, 3]
+
+
+def test_no_arrays_are_no_frames() -> None:
+    assert wire.pack_arrays([]) == []
+    assert wire.unpack_arrays([], []) == []
+
+
+PUSH = wire.Push(ME, 0, [1, 2], [5, 5], True, 0.5, None, priority=-3, buffers=[b"abcd"])
+OTHER = replace(PUSH, sender=wire.Sender(wire.Node("worker", 8, 1), 70, 3), clocks=[6, 6], ranks=[8, 9], buffers=[b"x"])
+
+
+def with_field(name: str, value: Any) -> list[Any]:
+    """The frames of a push in which one field has another value."""
+    names = field_names(wire.Push)
+    values = [value if each == name else getattr(PUSH, each) for each in names]
+    return [msgpack.packb(header_of(wire.Push, values)), *PUSH.buffers]
+
+
+def test_pushes_of_the_same_segments_share_what_they_say_of_them() -> None:
+    first, second = wire.decode(wire.encode(PUSH)), wire.decode(wire.encode(OTHER))
+    assert (first, second) == (PUSH, OTHER)
+    assert first.shared is second.shared is not None
+    assert first.ids is second.ids
+    assert PUSH.shared is None
+
+
+@pytest.mark.parametrize("changed", [{"lr": 0.25}, {"lr": None}, {"want": False}, {"priority": -2}, {"ids": [1, 3]}])
+def test_other_segments_or_numbers_share_nothing(changed: dict[str, Any]) -> None:
+    other = replace(PUSH, **changed)
+    assert wire.decode(wire.encode(other)) == other
+    assert wire.decode(wire.encode(other)).shared is not wire.decode(wire.encode(PUSH)).shared
+
+
+def test_a_number_is_not_taken_for_one_of_another_type_that_is_equal() -> None:
+    assert type(wire.decode(with_field("lr", 1.0)).lr) is float
+    assert type(wire.decode(with_field("lr", 1)).lr) is int
+    with pytest.raises(WireError, match=r"Push.lr: expected a finite number, got bool True"):
+        wire.decode(with_field("lr", True))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("store", 256, "Push.store: expected an integer from 0 to 255, got int 256"),
+        ("ids", [1, 1], "Push.ids: expected distinct segment ids"),
+        ("want", 1, "Push.want: expected a bool"),
+        ("encode", 7, "Push.encode: expected a list of 2"),
+    ],
+)
+def test_what_is_wrong_is_refused_each_time(name: str, value: Any, words: str) -> None:
+    for _ in range(2):
+        with pytest.raises(WireError, match=words):
+            wire.decode(with_field(name, value))
+
+
+@pytest.mark.parametrize("packed", [None, "text", [], b"", b"\xc1", b"\x90", b"\x05", b"\x91" * 3000, b"\x80"])
+def test_what_is_no_packed_list_is_refused(packed: Any) -> None:
+    header = msgpack.unpackb(wire.encode(PUSH)[0])
+    with pytest.raises(WireError):
+        wire.decode([msgpack.packb([*header[:-1], packed]), *PUSH.buffers])
+
+
+def test_a_message_is_sent_on_with_the_bytes_that_it_has_brought() -> None:
+    header = msgpack.unpackb(wire.encode(PUSH)[0])
+    longer = header[-1].replace(b"\x92\x01\x02", b"\xdc\x00\x02\x01\x02")  # the same list, as others may write it
+    frames = [msgpack.packb([*header[:-1], longer]), *PUSH.buffers]
+    assert wire.decode(frames) == PUSH
+    assert wire.encode(wire.decode(frames)) == frames
+    assert wire.encode(replace(wire.decode(frames), lr=1.5)) == wire.encode(replace(PUSH, lr=1.5))
+
+
+def test_a_clock_of_all_segments_travels_once() -> None:
+    header = msgpack.unpackb(wire.encode(PUSH)[0])
+    assert header[3] == [5]
+    assert wire.decode(wire.encode(PUSH)).clocks == [5, 5]
+    assert wire.Push(ME, 0, [1, 2, 3], [7], True, None, None).clocks == [7, 7, 7]
+    for clocks in ([5, 6], [5], []):
+        ids = list(range(len(clocks)))
+        other = replace(PUSH, ids=ids, clocks=clocks)
+        assert msgpack.unpackb(wire.encode(other)[0])[3] == clocks
+        assert wire.decode(wire.encode(other)) == other
+
+
+@pytest.mark.parametrize(("ids", "clocks"), [([1, 2], []), ([], [1]), ([1, 2, 3], [1, 2]), ([1], [1, 1])])
+def test_clocks_that_are_not_those_of_the_segments_are_refused(ids: list[int], clocks: list[int]) -> None:
+    with pytest.raises(WireError, match="different lengths"):
+        replace(PUSH, ids=ids, clocks=clocks)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire.frames, "MOST", 3)
+    monkeypatch.setattr(wire.frames, "MOST_BYTES", 40)
+    group = SharedGroup(["value"], [wire.fields.integers()], lambda message: [message])
+    packed = [msgpack.packb([[number]]) for number in range(4)]
+    read = [group.read(each) for each in packed[:3]]
+    assert [group.read(each) is before for each, before in zip(packed, read, strict=False)] == [True] * 3
+    group.read(packed[3])
+    assert [group.read(each) is before for each, before in zip(packed, read, strict=False)] == [False] * 3
+    large = msgpack.packb([[1] * 50])
+    assert group.read(large).values == {"value": [1] * 50}
+    assert group.read(large) is not group.read(large)
+    again = [group.read(msgpack.packb([[1] * 20 + [number]])) for number in range(2)]
+    assert group.read(again[0].packed) is not again[0]

@@ -10,7 +10,7 @@ from kvstore.optim.optimizer import describe
 from kvstore.rule import Rule
 from kvstore.transport.memory import Heap
 from kvstore.values import from_buffer
-from kvstore.wire.reading import NOT_HELD, aligned
+from kvstore.wire.guests import NOT_HELD, aligned
 from servers.reading import value_read
 from servers.reading.value_read import TRIES, ValueRead
 from servers.store.served_store import ServedStore

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvstore import wire
-from kvstore.wire.observing import MOST_EVENTS
+from kvstore.wire.guests import MOST_EVENTS
 from servers.scheduler.events import Events
 
 

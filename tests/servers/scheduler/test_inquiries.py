@@ -9,7 +9,7 @@ from asking import Door
 from rendezvous import LIMIT, Job, Member
 
 from kvstore import wire
-from kvstore.wire.observing import MOST_LOCATED, UNASKED
+from kvstore.wire.guests import MOST_LOCATED, UNASKED
 from servers.scheduler import inquiries
 from servers.scheduler.inquiries import ANSWER_S
 

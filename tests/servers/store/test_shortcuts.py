@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import wire
-from kvstore.wire.shared import ATTRIBUTE
+from kvstore.wire.frames import ATTRIBUTE
 from servers.store.served_store import ServedStore
 from servers.store.shortcuts import Shortcuts
 

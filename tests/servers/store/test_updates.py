@@ -14,7 +14,7 @@ from kvstore.optim.registry import OptimizerClass, builtin
 from kvstore.optim.updater import Updater
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
-from kvstore.wire.reading import NOT_HELD
+from kvstore.wire.guests import NOT_HELD
 from servers.reading.value_read import ValueRead
 from servers.saving import Saver
 

@@ -7,6 +7,7 @@ from any_message import with_shorter
 
 from kvstore import wire
 from kvstore.errors import WireError
+from kvstore.wire.guests import ALIGN, NOT_HELD, READS, aligned
 
 SERVER = wire.Node("server", 0, 1)
 REPORT = wire.ServerReport(SERVER, 1.5, 7, 1, 2, 3, 4, 5, 6, 3, [1, 2], [10, 20], [0], [1], 30, "waits")
@@ -41,3 +42,26 @@ def test_an_answer_has_a_place_for_each_member() -> None:
 def test_a_record_of_a_member_is_checked(record: list[object]) -> None:
     with pytest.raises(WireError, match=r"Observed\.members"):
         wire.decode(wire.encode(wire.Observed(1, 0.0, 0.0, [1, 1, 0, 0], [record], None, "", 0, [], [])))
+
+
+ME = wire.Sender(wire.Node("reader", 3, 7), 1, 1)
+
+
+def test_values_lie_at_whole_steps() -> None:
+    assert [aligned(nbytes) for nbytes in (0, 1, ALIGN, ALIGN + 1)] == [0, ALIGN, ALIGN, 2 * ALIGN]
+
+
+def test_a_reader_may_hold_nothing_of_a_segment() -> None:
+    read = wire.ReadValues(ME, 0, [4, 9], 7, [NOT_HELD, 12], 3)
+    assert wire.decode(wire.encode(read)) == read
+    with pytest.raises(WireError, match="one length"):
+        wire.ReadValues(ME, 0, [4, 9], 7, [12], 3)
+
+
+def test_what_is_found_adds_up() -> None:
+    with pytest.raises(WireError, match="expected 2 segments"):
+        wire.KeysFound(1, 0, [0], [[3]], ["float32"], [None], [2], [5], [0], [0], [3])
+
+
+def test_the_requests_of_readers_are_these() -> None:
+    assert set(READS) == {wire.Connect, wire.FindKeys, wire.ListKeys, wire.ReadValues, wire.ReadRows}
