@@ -17,6 +17,7 @@ import torch
 from kvstore.errors import Mismatch, UsageError
 from kvstore.optim.counts import COUNT
 from kvstore.optim.fused import FusedParameter, Kind, joined
+from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
 from kvstore.spec import Key, Spec, require_floats
 from kvstore.values import spec_of
@@ -47,15 +48,20 @@ class StateStore:
         self._early = bool(build(groups.optimizer, 0, torch.zeros(1, 1, dtype=torch.float32, device="cpu")).state)
 
     def configure(self, groups: ParamGroups) -> None:
-        """Keep the states for another description of the same rule; no key is in a parameter after that."""
-        optimizer = groups.optimizer
-        cpu = torch.device("cpu")
-        firsts = [first_state(optimizer, number, cpu) for number in range(len(optimizer.groups) + 1)]
+        """Keep the states for another description of the same rule; no key is in a parameter after that.
+
+        A state that the new description does not use is dropped, as rows drop theirs: a checkpoint could not be
+        resumed with it, because ``require`` compares with what this description makes.
+        """
+        firsts, before = _first_states(groups.optimizer), _first_states(self._groups.optimizer)
         for key in list(self._parameters):  # numbers of groups and multipliers are other ones now
             self.release(key)
+        unused = {key: before[self._groups.number(key)].keys() for key in self._loose}
         self._groups = groups
         for key, state in self._loose.items():
             first = firsts[groups.number(key)]
+            for name in unused[key] - first.keys():  # no other: some states begin later than with the first step
+                state.pop(name, None)
             arrays = [
                 state[name]
                 for name in state.keys() & first.keys()
@@ -63,6 +69,7 @@ class StateStore:
             ]
             for name in first.keys() - state.keys() if arrays else ():
                 state[name] = torch.zeros_like(arrays[0])  # RMSprop that has a momentum now, Adam that becomes AMSGrad
+        self._loose = {key: state for key, state in self._loose.items() if state}
 
     # ---- out, and in
 
@@ -119,7 +126,8 @@ class StateStore:
         _require_dense(name, weight)
         expected = self._specs_after_a_step(key, weight)
         given = {which: spec_of(value) for which, value in state.items()}
-        if given != expected:
+        unstepped = {"master": expected["master"]} if "master" in expected else {}  # as after SGD that kept no more
+        if given not in (expected, unstepped):
             raise Mismatch(
                 f"these are not {self._groups.optimizer.name}'s states of key {name!r}: "
                 f"{_words(given)} were given, {_words(expected)} belong there"
@@ -249,6 +257,12 @@ def _require_dense(key: Key, weight: torch.Tensor) -> None:
             f"the weight of {key!r} has gaps between its elements (strides {tuple(weight.stride())} for shape "
             f"{tuple(weight.shape)}), and cannot be updated in place; pass a contiguous one"
         )
+
+
+def _first_states(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the state after a first step, for each group's number."""
+    cpu = torch.device("cpu")
+    return [first_state(optimizer, number, cpu) for number in range(len(optimizer.groups) + 1)]
 
 
 def _by_key(states: Mapping[tuple[Key, str], torch.Tensor]) -> dict[Key, dict[str, torch.Tensor]]:

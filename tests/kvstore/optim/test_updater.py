@@ -192,6 +192,25 @@ def test_configure_begins_state_that_was_not_needed_before(name: str, before: An
         assert (weight < last).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("sgd", {"momentum": 0.9}, {}),
+        ("sgd", {}, {"momentum": 0.9}),
+        ("adam", {"amsgrad": True}, {}),
+        ("rmsprop", {"momentum": 0.9, "centered": True}, {}),
+    ],
+)
+def test_states_can_be_loaded_after_configure(name: str, before: Any, after: Any) -> None:
+    updater, weight = Updater(describe(name, before)), torch.ones(2, 2, dtype=torch.bfloat16)
+    updater.update([("w", weight, torch.ones_like(weight))])
+    updater.configure(describe(name, after))
+    states = {key: value.clone() for key, value in updater.states.of(["w"]).items()}
+    Updater(describe(name, after)).states.load(states, {"w": weight})
+    updater.update([("w", weight, torch.ones_like(weight))])
+    assert weight.isfinite().all()
+
+
 @pytest.mark.parametrize("options", [{"lr": -1}, {"momentum": -1}, {"weight_decay": -1}, {"nesterov": True}])
 def test_torchs_own_refusals_are_passed_on(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"(?i)invalid|nesterov"):
