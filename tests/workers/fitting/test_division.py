@@ -84,6 +84,7 @@ def divided_data(cluster: ThreadedJob, make: Callable[[int], Any], epochs: int =
         mine, part = divide(make(store.rank), "training", reducer=reducer, **how)
         read = []
         for epoch in range(epochs):
+            store.barrier()  # workers are threads here: one that still begins an epoch draws from the same generator
             if part is not None:
                 require_same_order(part, epoch, reducer, store.num_workers)
             for inputs, _ in mine:
