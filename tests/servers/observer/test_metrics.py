@@ -17,7 +17,7 @@ from kvstore.observing.advice import KINDS
 from kvstore.observing.view import Event, JobView
 from servers.observer.metrics import MOST_PAIRS, STALE_S, JobDescription, exposition
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "observing.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "prometheus.md"
 
 
 def scraped(view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None) -> dict[str, Metric]:
