@@ -92,6 +92,23 @@ def test_names_are_where_the_page_says(page: Path) -> None:
     assert [(name, path) for name, path in named if name not in names(ROOT / path)] == []
 
 
+def test_pages_are_short_enough_to_be_read() -> None:
+    """The changelog, the reference and the tables of settings grow with the project; all else is cut when it grows."""
+    sizes = {page.relative_to(ROOT): page.stat().st_size for page in CURRENT if "reference" not in page.parts}
+    assert {str(page): size for page, size in sizes.items() if size > 25_000} == {}, "split or cut this page"
+    assert sum(size for page, size in sizes.items() if page.parts[0] == "docs") <= 256_000
+
+
+def test_a_first_week_needs_as_many_words_as_the_start_page_says() -> None:
+    start = ROOT / "docs" / "index.md"
+    section = start.read_text(encoding="utf-8").partition("\n## The first week\n")[2].partition("\n## ")[0]
+    pages = [start, *(start.parent / target for target in re.findall(r"\| .*?\]\(([\w-]+\.md)\)", section))]
+    assert len(pages) > 4
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+    assert "15,000 words in all" in section
+    assert words <= 15_000, f"{words} words: cut {', '.join(page.name for page in pages)}"
+
+
 def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     """So that the tests above can fail."""
     page = tmp_path / "page.md"
