@@ -10,8 +10,7 @@ from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, UsageError
 from servers.requests.captured import CaptureDesk
 from servers.requests.replies import Answer
-from servers.store.capture import StoreCapture
-from servers.store.capture_memory import CaptureMemory
+from servers.store.capture import CaptureMemory, StoreCapture
 from servers.store.served_stores import ServedStores
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from kvstore.checkpoint.folders import folder_of
 from kvstore.checkpoint.tensors import FileRecord, write_tensors
 from kvstore.errors import CheckpointError
-from servers.store.capture import StoreCapture
-from servers.store.capture_memory import CaptureMemory
+from servers.store.capture import CaptureMemory, StoreCapture
 
 log = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from kvstore.transport.base import Admission
 from kvstore.transport.memory import Heap, Memory
 from servers.activity import ServedActivity
 from servers.checkpoint_requests import CheckpointRequests
+from servers.names import workers
 from servers.reading.desk import ReadDesk
+from servers.requests.guest_links import ReaderLinks
 from servers.requests.ledger import Ledger, Verdict
-from servers.requests.reader_links import ReaderLinks
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
-from servers.requests.speakers import Speakers
 from servers.store.activity_of_stores import activity
 from servers.store.capture import StoreCapture
 from servers.store.lateness import ArrivalTimes
@@ -303,3 +303,69 @@ def _rows_of_now(repeat: wire.PushRows | wire.PullRows) -> wire.PullRows:
         repeat.codecs,
         repeat.buffers[-1:],
     )
+
+
+CARRIED = (wire.Push, wire.Pull)  # what aggregators send for workers
+
+
+class Speakers:
+    """The members that one server hears.
+
+    Args:
+        num_workers: of the job.
+        worker_keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
+        aggregated: for each aggregator, the ranks of the workers that it speaks for.
+        aggregator_keys: of the aggregators; see ``worker_keys``.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        worker_keys: Sequence[str] = (),
+        aggregated: Sequence[Sequence[int]] = (),
+        aggregator_keys: Sequence[str] = (),
+    ) -> None:
+        self._aggregated = [sorted(set(ranks)) for ranks in aggregated]
+        self._keys = _keyed("worker", num_workers, worker_keys)
+        self._keys |= _keyed("aggregator", len(aggregated), aggregator_keys)
+
+    def key(self, node: wire.Node) -> str | None:
+        """Return the public key that ``node`` has joined with, empty where links prove none; None for a stranger."""
+        return self._keys.get(node)
+
+    def require(self, message: wire.Request) -> None:
+        """Raise ``UsageError`` if the sender of ``message``, which is no stranger, may not send it."""
+        node = message.sender.node
+        if not isinstance(message, CARRIED):
+            if node.role == "aggregator":
+                raise UsageError(
+                    f"{node} sent a {type(message).__name__}; "
+                    "servers take Push, Pull and Explain from aggregators, the rest from workers"
+                )
+            return
+        if isinstance(message, wire.Push) and message.encode is not None:
+            raise UsageError(
+                f"{node} sent a Push with encode, which asks an aggregator to compress; "
+                "servers take values that are compressed already, with codec"
+            )
+        if node.role == "aggregator":
+            if not message.ranks or message.ranks != self._aggregated[node.rank]:  # most often a whole host's
+                self._require_aggregated(message)
+        elif message.ranks:
+            raise UsageError(
+                f"{node} sent a {type(message).__name__} for {workers(message.ranks)}; "
+                "a worker sends without ranks, and only for itself"
+            )
+
+    def _require_aggregated(self, message: wire.Push | wire.Pull) -> None:
+        what = f"{message.node} sent a {type(message).__name__}"
+        mine = self._aggregated[message.node.rank]
+        if not message.ranks:
+            raise UsageError(f"{what} without ranks, which say for which workers it is")
+        if not set(mine).issuperset(message.ranks):
+            raise UsageError(f"{what} for {workers(message.ranks)}; it speaks for {workers(mine)} only")
+
+
+def _keyed(role: str, number: int, keys: Sequence[str]) -> dict[wire.Node, str]:
+    """Return the key of each member of ``role``. All are first incarnations: nobody is replaced yet."""
+    return {wire.Node(role, rank, 1): keys[rank] if rank < len(keys) else "" for rank in range(number)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from servers.store import hand_over
+from servers.store import updates
 
 
 def soon() -> Any:
     """Have standbys handed a few numbers, too, and after every second round, in a ``with`` block."""
-    return patch.multiple(hand_over, LEAST_BYTES=1, ROUNDS=2)
+    return patch.multiple(updates, LEAST_BYTES=1, ROUNDS=2)

@@ -11,8 +11,7 @@ from kvstore.codecs.description import fold
 from kvstore.transport.memory import Memory
 from kvstore.values import copy_each, from_buffer, ranges_of
 from servers.aggregator.encoding import Encoding
-from servers.aggregator.gathering import Asker, Pulled, Pushed
-from servers.aggregator.segments import SegmentList
+from servers.aggregator.gathering import Asker, Pulled, Pushed, SegmentList
 from servers.requests.replies import Answer
 
 

@@ -13,7 +13,7 @@ from kvstore.devices import MOST_LOANS, CannotLend, DeviceMemory, Handle
 from kvstore.errors import ServerError, UsageError, WireError
 from kvstore.spec import ITEMSIZE
 from kvstore.values import as_dtype
-from servers.aggregator.segments import SegmentList
+from servers.aggregator.gathering import SegmentList
 
 log = logging.getLogger(__name__)
 

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from kvstore import wire
 from kvstore.devices import device_memory
+from kvstore.errors import KVStoreError
 from kvstore.job.config import Config
-from kvstore.transport import Transport
+from kvstore.member.client import STALL_S
+from kvstore.member.links import Links
+from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
+from kvstore.spec import Key
+from kvstore.ticket import Operation
+from kvstore.tracing.tracer import Tracer
+from kvstore.transport import Peer, Transport
+from kvstore.transport.base import Frames
 from servers.activity import ServedActivity
 from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.aggregator.loans import Loans
-from servers.aggregator.upstream import Upstream
 from servers.member import ServingMember, Surroundings
+from servers.requests.reasons import Reason
 from servers.requests.replies import Outbox
 
 
@@ -105,3 +114,192 @@ def run_aggregator(
 ) -> int:
     """Be an aggregator; see ``AggregatorProcess``."""
     return AggregatorProcess(Surroundings(config, make_transport, endpoint, clock, thread)).run()
+
+
+SILENT_S = 10.0  # after so long without a word of a server a worker is told that; it gives up waiting for one later
+
+
+class _Asked(NamedTuple):
+    """A worker's question what its request waits for, which a server was asked."""
+
+    peer: bytes
+    seq: int
+    server: int
+    since: float
+
+
+class Upstream:
+    """The requests to servers; see ``Servers``.
+
+    Args:
+        transport: of this process.
+        node: this process.
+        addresses: of the servers, by rank.
+        window: see ``Links``.
+        clock: seconds, monotonic.
+        explained: takes what a server says that a request waits for: the worker's link, its question, and the reason.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        node: wire.Node,
+        addresses: Sequence[str],
+        window: int,
+        clock: Callable[[], float],
+        explained: Callable[[bytes, int, Reason], None],
+    ) -> None:
+        self._clock = clock
+        self._explained = explained
+        self._asked: dict[Operation, _Asked] = {}
+        self._answers: list[tuple[Exchange, wire.Reply]] = []
+        self._made = _MadeLinks(transport)
+        self._links = Links(lambda: self._made, node, window)
+        self._servers = [
+            self._links.connect(f"server {rank}".encode(), address, True) for rank, address in enumerate(addresses)
+        ]
+        self._progress = (0, 0.0)  # how many answers had come, and since when requests wait without another
+
+    def trace(self, tracer: Tracer) -> None:
+        """Note requests with ``tracer`` from now on."""
+        self._links.tracer = tracer
+
+    def send(self, exchange: Exchange) -> None:
+        """See ``Servers``."""
+        operation = _Forwarding(exchange, self._answers)
+        request = _Forwarded(self._servers[exchange.server], operation, exchange, self._answers)
+        self._links.submit(operation, ready, ([request],))
+        exchange.seq = request.seq
+
+    def explain(self, exchange: Exchange, peer: bytes, seq: int) -> None:
+        """See ``Servers``."""
+        operation = Operation("explanation")
+        self._asked[operation] = _Asked(peer, seq, exchange.server, self._clock())
+        question = Question(
+            self._servers[exchange.server], operation, wire.Explain, {"about": exchange.seq}, operation.take
+        )
+        self._links.submit(operation, ready, ([question],))
+
+    def take(self, peer: Peer, frames: list[wire.Buffer]) -> list[tuple[Exchange, wire.Reply]] | None:
+        """Take a message; return the requests that are answered, each with its answer. None: a worker has sent it."""
+        if not self._made.has(peer):
+            return None
+        self._links.take(peer, frames)
+        return self._taken()
+
+    def tick(self) -> list[tuple[Exchange, wire.Reply]]:
+        """Do what time asks for; return the requests that have failed."""
+        now = self._clock()
+        if self._links.torn:
+            self._links.mend()
+        if not self._links.congested or self._links.answers != self._progress[0]:
+            self._progress = (self._links.answers, now)
+        elif now >= self._progress[1] + STALL_S:
+            self._links.hurry(None)
+            self._progress = (self._links.answers, now)
+        for operation, asked in [(op, asked) for op, asked in self._asked.items() if now - asked.since > SILENT_S]:
+            del self._asked[operation]
+            self._explained(asked.peer, asked.seq, Reason(f"waits for server {asked.server}, which does not answer"))
+        return self._taken()
+
+    def due(self) -> float | None:
+        """Return when ``tick`` has something to do; None if nothing waits for the time."""
+        return self._progress[1] + STALL_S if self._links.congested else None
+
+    def move(self, rank: int, address: str) -> None:
+        """Have requests to server ``rank`` go to ``address`` from the next tick on."""
+        self._links.move(self._servers[rank], address)
+
+    def renew(self) -> None:
+        """Have all links made anew at the next tick. Any thread may call it."""
+        self._links.suspect()
+
+    def _taken(self) -> list[tuple[Exchange, wire.Reply]]:
+        for operation in [operation for operation in self._asked if not operation.open]:
+            asked = self._asked.pop(operation)
+            answer = operation.result
+            reason = Reason(answer.text, answer.missing) if isinstance(answer, wire.Explanation) else Reason()
+            self._explained(asked.peer, asked.seq, reason)
+        answers = list(self._answers)
+        self._answers.clear()
+        return answers
+
+
+class _Forwarding(Operation):
+    """The operation of one exchange, whose failure is an answer, too."""
+
+    def __init__(self, exchange: Exchange, answers: list[tuple[Exchange, wire.Reply]]) -> None:
+        super().__init__("push" if exchange.fields.get("want") is not None else "pull")
+        self._exchange = exchange
+        self._answers = answers
+
+    def fail(self, error: KVStoreError) -> None:
+        """Note what a server has refused."""
+        super().fail(error)
+        self._answers.append((self._exchange, wire.Failure(0, type(error).__name__, str(error)[: wire.MAX_REASON])))
+
+
+class _Forwarded(PendingRequest):
+    """The request of one exchange."""
+
+    __slots__ = ("answers", "exchange")
+
+    def __init__(
+        self, peer: Peer, operation: Operation, exchange: Exchange, answers: list[tuple[Exchange, wire.Reply]]
+    ) -> None:
+        priority = exchange.fields.get("priority")
+        turn = Turn(exchange.turn_bytes, priority or 0) if exchange.wants else None
+        super().__init__(peer, operation, None if turn is not None else priority, turn)
+        self.exchange = exchange
+        self.answers = answers
+
+    def message(self, sender: wire.Sender) -> wire.Message:
+        """See ``PendingRequest``."""
+        return self.exchange.kind(sender, **self.exchange.fields)
+
+    @property
+    def traced(self) -> tuple[str, Sequence[Key], int]:
+        """See ``PendingRequest``."""
+        return self.operation.what, list(self.exchange.listed.keys), self.exchange.listed.nbytes
+
+    def take(self, reply: wire.Reply) -> None:
+        """See ``PendingRequest``."""
+        self.answers.append((self.exchange, reply))
+
+
+class _MadeLinks:
+    """The links that this process has made, of a transport that others use, too. A ``Transport`` for ``Links``."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._routes: set[Peer] = set()
+        self.allocate, self.busy = transport.allocate, transport.busy
+        self.admit, self.refuse = transport.admit, transport.refuse
+        self.identity, self.gone = transport.identity, transport.gone
+        self.gathers, self.shares, self.interrupt = transport.gathers, transport.shares, transport.interrupt
+        self.bind, self.send, self.detach = transport.bind, transport.send, transport.detach
+
+    def has(self, peer: Peer) -> bool:
+        """Whether ``peer`` is a link that was made here, perhaps one that is not used any more."""
+        return peer in self._routes
+
+    def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
+        """See ``Transport``."""
+        route = self._transport.connect(endpoint, bulk=bulk)
+        self._routes.add(route)
+        return route
+
+    def disconnect(self, peer: Peer) -> None:
+        """See ``Transport``."""
+        self._transport.disconnect(peer)
+        self._routes.discard(peer)
+
+    def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
+        """Return nothing: the loop of this process receives."""
+        return None
+
+    def abandon(self) -> None:
+        """Do nothing: what comes over the old links is not listened to."""
+
+    def close(self, linger: float = 0.0) -> None:
+        """Do nothing: the loop of this process closes the transport."""

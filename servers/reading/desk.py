@@ -8,22 +8,117 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TypeAlias
+from itertools import accumulate
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from kvstore import wire
-from kvstore.errors import KVStoreError, UsageError
+from kvstore.errors import KVStoreError, UsageError, WireError
+from kvstore.lineage import UNKNOWN
+from kvstore.rows.ids import Ids
 from kvstore.transport.memory import Memory
-from servers.reading.row_read import RowRead
-from servers.reading.value_read import PiecewiseRead, ValueRead
-from servers.requests.reader_links import ReaderLinks
+from kvstore.values import to_buffer
+from kvstore.wire.guests import NOT_HELD, aligned
+from servers.requests.guest_links import ReaderLinks
 from servers.requests.replies import Outbox, refuse
 from servers.store.served_store import ServedStore
+from servers.store.target import Bucket
 
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 64  # requests of one reader
 
 Read: TypeAlias = wire.ReadValues | wire.ReadRows
+
+
+MOST_BYTES = 64 << 20  # in one answer, unless it is one segment
+MOST_SEGMENTS = 1024  # in one answer: looking at them is not done in pieces
+LEAST_BYTES = 4 << 10  # what a segment costs at least, as if it had so many
+TRIES = 3  # so often a segment's copy may be overtaken by a round; then it is made at once
+
+
+class PiecewiseRead(Protocol):
+    """A reader's request, which is answered a piece at a time."""
+
+    def step(self, nbytes: int) -> wire.Reply | None:
+        """Copy about so many bytes; return the answer if that was the last piece.
+
+        Raises:
+            UsageError, WeightsInDoubt: it cannot be answered.
+        """
+        ...
+
+
+class ValueRead:
+    """See the module and ``PiecewiseRead``.
+
+    Args:
+        store: of the segments.
+        message: the request.
+        memory: for the copies.
+
+    Raises:
+        KeyNotInitialized: a segment is not here.
+        UsageError: it asks for more than fits into one answer.
+    """
+
+    def __init__(self, store: ServedStore, message: wire.ReadValues, memory: Memory) -> None:
+        if len(message.ids) > MOST_SEGMENTS:
+            raise UsageError(f"{len(message.ids)} segments are too many; ask for at most {MOST_SEGMENTS} at once")
+        if moved := store.buckets.moved:
+            for number in message.ids:
+                if (key := store.buckets.segment(number).key) in moved:
+                    raise UsageError(f"key {key!r} is a table by now, and its array is not updated any more: ask again")
+        self._store = store
+        self._message = message
+        self._numbers = [store.buckets.holding(number).version for number in message.ids]
+        comparable = message.lineage == store.lineage != UNKNOWN
+        self._positions = [
+            position
+            for position, (held, now) in enumerate(zip(message.versions, self._numbers, strict=True))
+            if not comparable or held == NOT_HELD or not 0 <= now - held <= message.slack
+        ]
+        sizes = [store.buckets.segment(message.ids[position]).spec.nbytes for position in self._positions]
+        self._starts = list(accumulate(map(aligned, sizes), initial=0))
+        total = self._starts.pop()
+        if total > MOST_BYTES and len(sizes) > 1:
+            raise UsageError(f"{total} bytes in one answer are too many; ask for at most {MOST_BYTES} at once")
+        self._buffer = memory.allocate(total) if total else None
+        self._at = 0  # which of the positions is being copied
+        self._source: tuple[Bucket, object] | None = None  # its bucket, and the state of that when its copy began
+        self._done = 0  # bytes of it
+        self._tries = 0
+
+    def step(self, nbytes: int) -> wire.ValuesRead | None:
+        """See ``PiecewiseRead``."""
+        self._store.buckets.require_sound(self._message.ids)
+        while self._at < len(self._positions) and nbytes > 0:
+            nbytes -= max(LEAST_BYTES, self._copy(nbytes))
+        if self._at < len(self._positions):
+            return None
+        buffers = [] if self._buffer is None else [self._buffer]
+        return wire.ValuesRead(self._message.seq, self._store.lineage, self._numbers, self._positions, buffers)
+
+    def _copy(self, nbytes: int) -> int:
+        """Copy at most so many bytes of a segment, or all of one that was overtaken too often; return how many."""
+        number = self._message.ids[self._positions[self._at]]
+        bucket, place = self._store.buckets.find(number)
+        if self._source is None or self._source[0] is not bucket or self._source[1] is not bucket.state:
+            self._tries += 1
+            self._source, self._done = (bucket, bucket.state), 0
+        start = bucket.starts[place]
+        values = to_buffer(bucket.value[start : start + bucket.sizes[place]])
+        whole = len(values)
+        stop = whole if self._tries > TRIES else min(whole, self._done + nbytes)
+        if self._buffer is not None:
+            first = self._starts[self._at]
+            self._buffer[first + self._done : first + stop] = values[self._done : stop]
+        copied, self._done = stop - self._done, stop
+        if stop == whole:
+            self._numbers[self._positions[self._at]] = bucket.version
+            self._at, self._source, self._tries = self._at + 1, None, 0
+        return copied
 
 
 class ReadDesk:
@@ -118,3 +213,85 @@ def _refused(peer: bytes, request: wire.Request, text: str) -> Outbox:
 
 def _name(request: wire.Request) -> str:
     return type(request).__name__
+
+
+MOST_ROWS = 1 << 16  # in one answer: looking at their ids is not done in pieces
+PIECE_ROWS = 1024  # narrow rows cost more than their bytes
+
+
+class RowRead:
+    """See the module and ``PiecewiseRead``.
+
+    Args:
+        store: of the table.
+        message: the request.
+        memory: for the rows.
+
+    Raises:
+        UsageError: there is no such table here, an id cannot be in it, or it asks for too many rows at once.
+        WireError: its buffers have not the lengths that it says.
+    """
+
+    def __init__(self, store: ServedStore, message: wire.ReadRows, memory: Memory) -> None:
+        self._store = store
+        self._message = message
+        self._memory = memory
+        (target,) = store.buckets.read_tables([message.id])
+        self._table = target.table
+        description = self._table.table
+        nbytes = message.count * description.row_bytes
+        if (nbytes > MOST_BYTES and message.count > 1) or message.count > MOST_ROWS:
+            raise UsageError(
+                f"{message.count} rows of {nbytes} bytes in one answer are too many; ask for at most {MOST_ROWS} rows, "
+                f"and {MOST_BYTES} bytes, at once"
+            )
+        holds = message.lineage is not None
+        expected = [message.count * (8 if message.wide else 4), *([message.count * 8] if holds else [])]
+        lengths = [memoryview(buffer).nbytes for buffer in message.buffers]
+        if lengths != expected:
+            raise WireError(f"{message.node} sent {lengths} bytes of ids and versions, not {expected}")
+        self._ids: Ids = _integers(message.buffers[0], "i8" if message.wide else "i4").astype(np.int64, copy=False)
+        self._table.require(self._ids)
+        self._held = _integers(message.buffers[1], "i8") if holds else None
+        self._tries = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with the rows as they are now."""
+        at = self._at = self._table.at
+        self._tries += 1
+        self._positions: Any = None  # of the rows that are to come; None: of all
+        if self._held is not None and self._message.lineage == at.lineage != UNKNOWN:
+            gone = at.number - self._held
+            fresh = (self._held >= 0) & (gone >= 0) & (gone <= self._message.slack)
+            if fresh.any():
+                self._positions = np.flatnonzero(~fresh)
+        self._chosen = self._ids if self._positions is None else self._ids[self._positions]
+        description = self._table.table
+        self._buffer = self._memory.allocate(max(1, len(self._chosen) * description.row_bytes))
+        shape = len(self._chosen), description.width
+        self._rows = np.frombuffer(self._buffer, description.dtype, shape[0] * shape[1]).reshape(shape)
+        self._done = 0
+
+    def step(self, nbytes: int) -> wire.RowsRead | None:
+        """See ``PiecewiseRead``."""
+        self._store.buckets.require_sound([self._message.id])
+        if self._table.at != self._at:  # rows that are put do not move the number
+            self._begin()
+        count = len(self._chosen)
+        stop = min(count, self._done + max(1, min(PIECE_ROWS, nbytes // self._table.table.row_bytes)))
+        if self._tries > TRIES:
+            stop = count
+        self._table.pull(self._chosen[self._done : stop], self._rows[self._done : stop])
+        self._done = stop
+        if stop < count:
+            return None
+        buffers: list[wire.Buffer] = [self._buffer[: self._rows.nbytes]]
+        if self._positions is not None:
+            buffers.append(self._positions.astype(np.int64).tobytes())
+        return wire.RowsRead(self._message.seq, self._at, count, buffers)
+
+
+def _integers(buffer: wire.Buffer, dtype: str) -> Any:
+    view = memoryview(buffer)
+    return np.frombuffer(view, dtype) if view.nbytes else np.empty(0, dtype)

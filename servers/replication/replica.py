@@ -12,10 +12,9 @@ from typing import Protocol
 
 from kvstore import wire
 from kvstore.transport.base import Admission
-from servers.replication.held import HeldRequests
 from servers.replication.primary import Primary, Replicated
 from servers.replication.standby import SEATS, Standby
-from servers.requests.reader_links import READER
+from servers.requests.guest_links import READER
 from servers.requests.replies import Outbox
 
 MOST_READS = 256  # requests of readers that are kept; who has more asks again
@@ -234,3 +233,31 @@ class Replica:
     def _say_if_synced(self) -> None:
         if self._primary.synced and self._told is not None and not self._told.synced:
             self.stand()
+
+
+class HeldRequests:
+    """The requests, each with its last link. What its sender has an answer for is forgotten, or never kept."""
+
+    def __init__(self) -> None:
+        self._requests: dict[tuple[wire.Node, int], tuple[bytes, wire.Request]] = {}
+        self._done: dict[wire.Node, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, peer: bytes, request: wire.Request) -> None:
+        """Keep ``request``."""
+        node, seq, done = request.sender
+        if done > self._done.get(node, 0):
+            self._done[node] = done
+            for old in [key for key in self._requests if key[0] == node and key[1] < done]:
+                if self._requests[old][1].remembered:  # others may have no answer yet
+                    del self._requests[old]
+        if seq >= self._done.get(node, 0) or not request.remembered:
+            self._requests[node, seq] = peer, request  # a repeat keeps its place
+
+    def release(self) -> list[tuple[bytes, wire.Request]]:
+        """Return, and forget, all of them, in the order in which they came."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        return requests

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from kvstore import wire
 from kvstore.transport.base import Admission
+from kvstore.wire.guests import READS
 from servers.requests.replies import Outbox
 from servers.requests.reply_links import AdmitAll, turn_away
 
@@ -89,3 +90,19 @@ class GuestLinks:
             self._admission.refuse(self._links.popitem(last=False)[0])
         self._links[peer] = None
         self._admission.admit(peer)
+
+
+READER = "reader"  # the role of those who take no part in training
+
+
+class ReaderLinks(GuestLinks):
+    """The links of readers.
+
+    Args:
+        most: how many there may be at once. If there are more, the one that has been silent for longest is dropped.
+        key: the public key that all readers have proved; empty where links prove no keys.
+        admission: admits and refuses links; by default all are admitted.
+    """
+
+    def __init__(self, most: int, key: str = "", admission: Admission | None = None) -> None:
+        super().__init__(READER, READS, "reading", most, key, admission)

@@ -16,21 +16,73 @@ import numpy.typing as npt
 import torch
 
 from kvstore.checkpoint.reader import state_name, value_name
+from kvstore.checkpoint.tables import IDS, VALUES, page_name, rest_name
 from kvstore.checkpoint.tensors import TensorHeader
 from kvstore.errors import WeightsInDoubt
-from servers.store.bucket import Bucket
+from kvstore.spec import ITEMSIZE
 from servers.store.buckets import Buckets
-from servers.store.capture_memory import CaptureMemory
 from servers.store.rounds import Rounds
+from servers.store.row_arrays import bytes_of
 from servers.store.row_target import RowTarget
-from servers.store.table_capture import TableCapture
-from servers.store.target import AnyTarget
+from servers.store.target import AnyTarget, Bucket
 from servers.store.updates import Updates
 
 PIECE = 4 << 20  # bytes: so much at most is being copied when an update has to wait for it
 SMALL = 64 << 10  # bytes that are copied at once
 
 Bytes = npt.NDArray[np.uint8]
+
+
+PAGE_BYTES = 2 << 20  # of rows and what belongs to them: an update waits for one page at most
+
+
+class TableCapture:
+    """See the module. ``drop`` must follow.
+
+    Args:
+        target: the table.
+    """
+
+    def __init__(self, target: RowTarget) -> None:
+        self._segment = target.number
+        self._table = target.description
+        self._parts = dict(target.table.parts)
+        self._frozen = target.table.freeze()
+        self._rest = target.table.rest()
+        others = sum(max(1, part.columns) * ITEMSIZE[part.dtype] for part in self._parts.values())
+        self._slots = max(1, PAGE_BYTES // (self._table.row_bytes + 8 + others))
+        self._pages: list[int] = []  # the first slot of each page that has rows
+
+    def headers(self) -> Iterator[TensorHeader]:
+        """Yield what a file says of the tensors; for the thread, and before ``contents``."""
+        self._pages = []
+        for start in range(0, self._frozen.slots, self._slots):
+            count = self._frozen.count(start, self._slots)
+            if count:
+                yield from self._page_headers(len(self._pages), count)
+                self._pages.append(start)
+        for name, array in self._rest.items():
+            yield TensorHeader(rest_name(self._segment, name), "int64", (len(array),))
+
+    def contents(self) -> Iterator[memoryview]:
+        """Yield the bytes of what ``headers`` lists."""
+        for start in self._pages:
+            ids, rows, parts = self._frozen.page(start, self._slots)
+            yield from map(bytes_of, (ids, rows, *parts.values()))
+        for array in self._rest.values():
+            yield bytes_of(np.ascontiguousarray(array, np.int64))
+
+    def drop(self) -> None:
+        """Let go of it: the table keeps nothing for it any more."""
+        self._frozen.thaw()
+
+    def _page_headers(self, page: int, count: int) -> Iterator[TensorHeader]:
+        table = self._table
+        yield TensorHeader(page_name(self._segment, page, IDS), "int64", (count,))
+        yield TensorHeader(page_name(self._segment, page, VALUES), table.dtype, (count, table.width))
+        for name, part in self._parts.items():
+            shape = (count, part.columns) if part.columns else (count,)
+            yield TensorHeader(page_name(self._segment, page, name), part.dtype, shape)
 
 
 class _Piece:
@@ -250,3 +302,67 @@ class Captures:
     def end(self, capture: StoreCapture) -> None:
         """Forget ``capture``."""
         self._active = [each for each in self._active if each is not capture]
+
+
+TOUCHED = 1 << 20  # bytes that are touched at a time: other threads of this process come in between
+PAGE = 4096
+ALIGN = 64
+
+
+class CaptureMemory:
+    """One block of memory, divided among the captures that are under way.
+
+    Attributes:
+        wanted: bytes that the captures under way have asked for.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = 0
+        self._block: Bytes = np.empty(0, np.uint8)
+        self._used = 0
+        self._holders = 0
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are kept."""
+        return len(self._block)
+
+    def reserve(self, nbytes: int) -> None:
+        """Have at least so many bytes, all of them touched, unless a capture is under way.
+
+        Raises:
+            MemoryError: there is not so much; what there was stays.
+        """
+        if nbytes <= len(self._block):
+            return
+        block = np.empty(nbytes, np.uint8)
+        for start in range(0, nbytes, TOUCHED):
+            block[start : min(nbytes, start + TOUCHED) : PAGE] = 0
+        with self._lock:
+            if not self._holders:
+                self._block = block
+
+    def hold(self) -> None:
+        """Note that a capture begins."""
+        with self._lock:
+            self._holders += 1
+
+    def take(self, nbytes: int) -> Bytes:
+        """Return memory for a capture that holds this: of the block while that lasts, else new."""
+        with self._lock:
+            start = self._used
+            self.wanted += nbytes + -nbytes % ALIGN
+            if nbytes <= len(self._block) - start:
+                self._used += nbytes + -nbytes % ALIGN
+                return self._block[start : start + nbytes]
+        return np.empty(nbytes, np.uint8)
+
+    def release(self) -> int:
+        """Note that a capture needs nothing any more; return how many bytes all have asked for, if it was the last."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders:
+                return 0
+            wanted, self.wanted, self._used = self.wanted, 0, 0
+            return wanted

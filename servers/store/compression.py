@@ -16,8 +16,8 @@ from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS, Key, sum_dtype
 from kvstore.values import PayloadRange, TensorRange, one_thread, to_buffer
-from servers.store.bucket import Bucket
 from servers.store.recording import Recording
+from servers.store.target import Bucket
 
 
 @dataclass(frozen=True)

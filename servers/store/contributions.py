@@ -11,10 +11,9 @@ from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.values import PayloadRange, cut, ranges_of
 from servers.names import workers
-from servers.store.bucket import Bucket, Contribution
 from servers.store.compression import contribution
 from servers.store.hyperparameters import asked, compressions
-from servers.store.target import PushRequest
+from servers.store.target import Bucket, Contribution, PushRequest
 from servers.store.updates import Update, is_late
 
 

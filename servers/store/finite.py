@@ -10,8 +10,8 @@ import torch
 from kvstore.errors import NotFinite
 from kvstore.spec import Key
 from kvstore.values import PayloadRange, all_finite
-from servers.store.bucket import Bucket, Contribution
 from servers.store.row_target import RowContribution
+from servers.store.target import Bucket, Contribution
 
 
 def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.Tensor) -> None:

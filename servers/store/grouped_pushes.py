@@ -15,11 +15,10 @@ from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.recording import Recording
-from servers.store.row_target import RowTarget
+from servers.store.row_requests import usual_push_of_group
+from servers.store.row_target import GroupContribution, RowTarget, alike, at_one_point
 from servers.store.served_tables import ServedTables
 from servers.store.store_progress import StoreProgress
-from servers.store.table_group import GroupContribution, alike, at_one_point
-from servers.store.usual_push import usual_push_of_group
 from servers.store.waiting import Waiting
 
 MOST_LISTS = 4  # a table that has been pushed in so many changing lists is in no group

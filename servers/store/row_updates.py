@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,19 +15,19 @@ from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters, RowUpdater
 from kvstore.optim.updater import refusals
 from kvstore.rows.ids import Ids
 from kvstore.rows.part_updates import update_in_parts
+from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
 from kvstore.rows.updates import can_step_together, update_together
 from kvstore.rule import Rule
 from kvstore.spec import shorten
-from kvstore.transport.memory import Memory
+from kvstore.transport.memory import SMALL, Memory
 from kvstore.values import all_finite
 from servers.store.finite import not_finite_rows
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.row_answers import RowAnswers
 from servers.store.row_arrays import recorded_sums
-from servers.store.row_target import RowContribution, RowTarget
+from servers.store.row_target import GroupContribution, RequestName, RowContribution, RowTarget, TableGroup
 from servers.store.updates import Updates
 
 
@@ -356,3 +356,106 @@ def _batches(updates: Sequence[RowUpdate]) -> list[RowBatch] | None:
                 return None
         batches.append(batch)
     return batches
+
+
+class _Answer(NamedTuple):
+    """Rows of ``tables`` as they were made by the updates ``versions``."""
+
+    rows: Rows
+    tables: Sequence[RowTable]
+    versions: Sequence[int]
+
+
+class RowAnswers:
+    """Rows that are about to be sent. They are forgotten with the message that has changed them.
+
+    Args:
+        memory: for rows that are sent.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._kept: dict[RequestName, _Answer] = {}
+
+    def room(self, request: RequestName | None) -> Room:
+        """Return what makes the memory of rows that answer ``request``; None for rows that answer nothing."""
+        return np.empty if request is None else self._sendable
+
+    def keep(self, requests: Sequence[RequestName | None], rows: Sequence[Rows], tables: Sequence[RowTable]) -> None:
+        """Note that ``rows``, which ``room`` has made, are those of ``tables`` that answer ``requests``."""
+        versions = [table.version for table in tables]
+        for request, of in zip(requests, rows, strict=True):
+            if request is not None:
+                self._kept[request] = _Answer(of, tables, versions)
+
+    def take(self, request: RequestName) -> wire.Buffer | None:
+        """Return the rows that answer ``request``; None if they are not here, or have changed since."""
+        answer = self._kept.pop(request, None) if self._kept else None
+        if answer is None:
+            return None
+        for table, version in zip(answer.tables, answer.versions, strict=True):
+            if table.version != version:
+                return None
+        return answer.rows.reshape(-1).view(np.uint8).data
+
+    def forget(self) -> None:
+        """Forget all: what comes next may change rows."""
+        self._kept.clear()
+
+    def _sendable(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Rows:
+        nbytes = shape[0] * shape[1] * dtype.itemsize
+        if nbytes < SMALL:
+            return np.empty(shape, dtype)
+        rows: Rows = np.frombuffer(self._memory.allocate(nbytes), dtype).reshape(shape)
+        return rows
+
+
+class GroupUpdates:
+    """The updates of the groups of one store, as ``RowUpdates`` would make them of each table.
+
+    Args:
+        updates: of the store's tables.
+    """
+
+    def __init__(self, updates: RowUpdates) -> None:
+        self._updates = updates
+
+    def close(self, group: TableGroup, items: Sequence[GroupContribution]) -> Exception | None:
+        """Sum the contributions of a round and update; return the error. A round that fails is over, too."""
+        try:
+            hyper = agreed_by(items, group.segments.keys[:1])
+        except Mismatch as exc:
+            return exc
+        return self.make(group, items, hyper)
+
+    def make(
+        self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters
+    ) -> Exception | None:
+        """Make one update; return why it has failed, if it has."""
+        if (doubt := self._updates.doubt_of(group.ids)) is not None:
+            return doubt
+        versions = [table.version for table in group.tables]
+        try:
+            self._make(group, items, hyper)
+        except Exception as exc:
+            return self._updates.failed(exc, group.targets, versions)[group.targets[0]]
+        return None
+
+    def _make(self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters) -> None:
+        tables, updater, answers = group.tables, group.updater, self._updates.answers
+        numbers = self._updates.numbers(hyper)
+        batches = [item.batch for item in items]
+        if len(items) <= 2 and updater is not None:
+            requests = [item.request for item in items]
+            rooms = list(map(answers.room, requests))
+            made = update_in_parts(tables, batches, updater, numbers, rooms, group.joint)
+            if made is not None:
+                answers.keep(requests, made, tables[:1])  # all of them change together
+                group.note_changed([(batch.ids, batch.starts) for batch in batches])
+                return
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = sum_batches(batches)
+        changed = update_together(tables, sums, updater, numbers, joint=group.joint)
+        group.renew()
+        starts = np.cumsum([0, *map(len, changed)]).tolist()
+        group.note_changed([(np.concatenate(changed), starts)])

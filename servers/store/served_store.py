@@ -21,24 +21,21 @@ from kvstore.values import ranges_of
 from servers.activity import Waits
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, refuse
-from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
-from servers.store.clocks import WorkerClocks
 from servers.store.contributions import contribute, require_mergeable, updates_of
 from servers.store.grouped_pushes import GroupedPushes
-from servers.store.joins import Pauses
 from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recording
-from servers.store.rounds import Rounds
+from servers.store.rounds import Rounds, WorkerClocks
 from servers.store.served_tables import ServedTables
 from servers.store.shortcuts import Shortcuts
 from servers.store.states import get_states, put_states
 from servers.store.store_progress import StoreProgress
-from servers.store.target import WaitingRequest
+from servers.store.target import Bucket, WaitingRequest
 from servers.store.updates import Update, Updates, is_late
 from servers.store.value_replies import ValueReplies
-from servers.store.waiting import Waiting
+from servers.store.waiting import Pauses, Waiting
 
 
 class ServedStore:

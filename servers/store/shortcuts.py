@@ -14,11 +14,11 @@ from kvstore.rule import Rule
 from kvstore.spec import FLOATS
 from kvstore.wire.frames import SharedFields
 from servers.requests.replies import Answer
-from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.contributions import payload_of
 from servers.store.hyperparameters import UpdateHyperparameters, compressions
 from servers.store.store_progress import StoreProgress
+from servers.store.target import Bucket, Contribution
 from servers.store.waiting import Waiting
 
 MOST = 1024  # pushes that are known; then all are forgotten

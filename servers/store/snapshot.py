@@ -17,12 +17,11 @@ from kvstore.optim.state_messages import unpack_states
 from kvstore.spec import HALVES, Spec
 from kvstore.values import from_buffer, ranges_of, spec_of, to_buffer
 from servers.requests.replies import described_error
-from servers.store.bucket import Bucket, Contribution
 from servers.store.compression import ReplyEncoder
 from servers.store.recording import in_doubt_record, states_record
 from servers.store.rounds import Rounds
 from servers.store.served_store import ServedStore
-from servers.store.target import HeldSegments
+from servers.store.target import Bucket, Contribution, HeldSegments
 
 
 def snapshot(store: int, served: ServedStore) -> Iterator[wire.Message]:

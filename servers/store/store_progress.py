@@ -15,15 +15,13 @@ from kvstore.rule import Rule
 from kvstore.tracing.tracer import Tracer
 from kvstore.wire.frames import SharedFields
 from servers.requests.replies import Answer, refuse
-from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.contributions import behind_most
 from servers.store.lateness import ArrivalTimes
-from servers.store.row_target import RowTarget
+from servers.store.row_target import RowTarget, TableGroup
 from servers.store.served_tables import ServedTables
-from servers.store.table_group import TableGroup
-from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
+from servers.store.target import AnyTarget, Bucket, ParkedRequest, PushRequest, WaitingRequest
 from servers.store.updates import Updates
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Waiting

@@ -9,10 +9,10 @@ from kvstore import wire
 from kvstore.codecs.description import described
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
-from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.compression import CompressedReplies
 from servers.store.recording import Recording
+from servers.store.target import Bucket
 from servers.store.updates import Updates
 
 

@@ -26,8 +26,7 @@ from kvstore.reading.reader import RowPull
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.transport.memory import Heap
-from servers.reading.row_read import RowRead
-from servers.reading.value_read import ValueRead
+from servers.reading.desk import RowRead, ValueRead
 from servers.shard import Shard
 from servers.store.capture import StoreCapture
 

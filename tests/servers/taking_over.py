@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pairs import Records, copied, rows_of
 
 from kvstore import wire
-from servers.replication.backlog import Backlog
+from servers.replication.standby import Backlog
 from servers.shard import Shard
 
 SIZES = {1: 3, 2: 64, 3: 1}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pairs import Records, copied, state
 
 from kvstore import wire
-from servers.replication.backlog import Backlog
+from servers.replication.standby import Backlog
 from servers.shard import Shard
 
 SIZES = {1: (3,), 2: (64,), 3: (2, 5), 4: (1,)}

@@ -16,14 +16,14 @@ from kvstore import wire
 from kvstore.member.links import Links
 from kvstore.optim.states import StateStore
 from kvstore.rows.admission import AdmissionRule
-from servers.replication.backlog import Backlog
-from servers.replication.gate import Gate
+from servers.replication.primary import Gate
 from servers.replication.replica import Replica
+from servers.replication.standby import Backlog
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Outbox
-from servers.store.bucket import Bucket
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
+from servers.store.target import Bucket
 
 
 def require(plan: Plan, *wanted: str) -> None:

@@ -9,8 +9,7 @@ from kvstore.errors import WireError
 from kvstore.transport.memory import Heap
 from servers.aggregator.encoding import Encoding
 from servers.aggregator.exchanges import Exchange, landed, pull, push
-from servers.aggregator.gathering import Pulled, Pushed
-from servers.aggregator.segments import HostSegments
+from servers.aggregator.gathering import HostSegments, Pulled, Pushed
 
 
 def segments() -> HostSegments:

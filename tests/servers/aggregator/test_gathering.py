@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import wire
-from servers.aggregator.gathering import Gathering, Group, Pushed
-from servers.aggregator.segments import HostSegments
+from servers.aggregator.gathering import Gathering, Group, HostSegments, Pushed
 
 SEGMENTS = {number: (f"k{number}", 0, 1) for number in range(4)}
 

@@ -176,7 +176,7 @@ def test_a_device_that_cannot_be_read_fails_the_round_for_all(host: Host, monkey
     first, second = Lender(host, 2), Lender(host, 3)
     pushes = [first.push(first.lend(floats(1, 2)), [1]), second.push(second.lend(floats(1, 2)), [1])]
     host.ask(2, pushes[0])
-    monkeypatch.setattr("servers.aggregator.sums.sum_in_order", fail)
+    monkeypatch.setattr("servers.aggregator.store.sum_in_order", fail)
     answers = host.ask(3, pushes[1])
     for rank, push in zip((2, 3), pushes, strict=True):
         assert "out of memory" in text_of(answers[rank, push.seq], "ServerError")

@@ -5,7 +5,7 @@ from asking import Worker
 from hosting import describe
 
 from kvstore.errors import KeyNotInitialized, Mismatch, UsageError
-from servers.aggregator.segments import MOST_LISTS, HostSegments
+from servers.aggregator.gathering import MOST_LISTS, HostSegments
 
 KNOWN = {1: ("a", 0, 3), 2: ("b", 0, 5), 3: ("c", 1, 7)}
 

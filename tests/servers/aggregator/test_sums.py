@@ -12,9 +12,8 @@ from kvstore.rule import Rule
 from kvstore.transport.memory import Heap
 from kvstore.values import to_buffer
 from servers.aggregator.encoding import Encoding
-from servers.aggregator.gathering import Pushed
-from servers.aggregator.segments import HostSegments
-from servers.aggregator.sums import HostSums
+from servers.aggregator.gathering import HostSegments, Pushed
+from servers.aggregator.store import HostSums
 
 
 class Summing:

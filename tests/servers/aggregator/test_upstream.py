@@ -10,9 +10,8 @@ from hosting import describe, floats_in, values
 from kvstore import wire
 from kvstore.transport.inproc import InprocNetwork
 from servers.aggregator.exchanges import Exchange, push
-from servers.aggregator.gathering import Pushed
-from servers.aggregator.segments import HostSegments
-from servers.aggregator.upstream import SILENT_S, STALL_S, Upstream
+from servers.aggregator.gathering import HostSegments, Pushed
+from servers.aggregator.process import SILENT_S, STALL_S, Upstream
 from servers.requests.reasons import Reason
 
 ME = wire.Node("aggregator", 0, 1)

@@ -11,7 +11,7 @@ from kvstore import wire
 from kvstore.rule import Rule
 from kvstore.transport.memory import Heap
 from servers.reading.desk import MOST_WAITING, ReadDesk
-from servers.requests.reader_links import ReaderLinks
+from servers.requests.guest_links import ReaderLinks
 from servers.store.served_store import ServedStore
 
 

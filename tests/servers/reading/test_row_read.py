@@ -11,9 +11,8 @@ from kvstore.errors import KVStoreError, UsageError, WireError
 from kvstore.rule import Rule
 from kvstore.table import Table
 from kvstore.transport.memory import Heap
-from servers.reading import row_read
-from servers.reading.row_read import RowRead
-from servers.reading.value_read import TRIES
+from servers.reading import desk
+from servers.reading.desk import TRIES, RowRead
 from servers.store.served_store import ServedStore
 
 
@@ -131,7 +130,7 @@ def test_bad_requests_are_refused(ids: list[int], more: dict[str, Any], error: t
 
 
 def test_too_many_rows_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_read, "MOST_BYTES", 8)
+    monkeypatch.setattr(desk, "MOST_BYTES", 8)
     with pytest.raises(UsageError, match="2 rows of 16 bytes"):
         begin(store(), [2, 4])
 

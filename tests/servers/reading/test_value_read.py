@@ -11,8 +11,8 @@ from kvstore.rule import Rule
 from kvstore.transport.memory import Heap
 from kvstore.values import from_buffer
 from kvstore.wire.guests import NOT_HELD, aligned
-from servers.reading import value_read
-from servers.reading.value_read import TRIES, ValueRead
+from servers.reading import desk
+from servers.reading.desk import TRIES, ValueRead
 from servers.store.served_store import ServedStore
 
 SIZES = {4: 100, 9: 3}
@@ -119,13 +119,13 @@ def test_an_unknown_segment_is_refused() -> None:
 
 
 def test_too_much_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(value_read, "MOST_BYTES", 300)
+    monkeypatch.setattr(desk, "MOST_BYTES", 300)
     with pytest.raises(UsageError, match="ask for at most 300"):
         begin(store(), {4: NOT_HELD, 9: NOT_HELD})
     assert finish(begin(store(), {4: NOT_HELD})).positions == [0]
 
 
 def test_too_many_segments_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(value_read, "MOST_SEGMENTS", 1)
+    monkeypatch.setattr(desk, "MOST_SEGMENTS", 1)
     with pytest.raises(UsageError, match="2 segments are too many"):
         begin(store(), {4: NOT_HELD, 9: NOT_HELD})

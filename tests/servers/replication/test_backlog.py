@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from replication.pairs import closed, updated
 
 from kvstore import wire
-from servers.replication.backlog import MOST, Backlog
+from servers.replication.standby import MOST, Backlog
 
 
 def rows() -> wire.ClosedRowRounds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore import wire
-from servers.replication.gate import Gate
+from servers.replication.primary import Gate
 
 A, B, C = ((link, wire.Ack(seq)) for seq, link in enumerate((b"a", b"b", b"c"), 1))
 

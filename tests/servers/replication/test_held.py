@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore import wire
-from servers.replication.held import HeldRequests
+from servers.replication.replica import HeldRequests
 
 
 def ask(seq: int, done: int = 0, rank: int = 0) -> wire.Barrier:

@@ -7,8 +7,8 @@ from replication.pairs import change, number_of
 
 from kvstore import wire
 from kvstore.errors import WireError
-from servers.replication import journal as journal_module
-from servers.replication.journal import Journal
+from servers.replication import primary as primary_module
+from servers.replication.primary import Journal
 
 
 class Link(list[tuple[int, int]]):
@@ -72,7 +72,7 @@ def test_nobody_has_what_was_never_made() -> None:
 
 
 def test_a_capture_comes_in_pieces_and_later_changes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "PIECE_BYTES", 1)
+    monkeypatch.setattr(primary_module, "PIECE_BYTES", 1)
     records, link = journal(50, capture=[10, 20])
     assert (records.capturing, link) == (True, [])
     records.go_on()

@@ -7,7 +7,7 @@ import pytest
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.transport import InprocNetwork
-from servers.replication.link import StandbyLink, stored
+from servers.replication.process import StandbyLink, stored
 
 SERVER = wire.Node("server", 1, 1)
 

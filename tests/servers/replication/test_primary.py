@@ -6,7 +6,7 @@ import pytest
 from replication.pairs import Counting, change, number_of
 
 from kvstore import wire
-from servers.replication import journal as journal_module
+from servers.replication import primary as primary_module
 from servers.replication.primary import Primary
 
 
@@ -87,7 +87,7 @@ def test_without_its_standby_it_answers_what_waited() -> None:
 
 
 def test_a_newcomer_gets_all_and_gates_when_it_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "PIECE_BYTES", 1)
+    monkeypatch.setattr(primary_module, "PIECE_BYTES", 1)
     setup = paired(empty=False)
     primary = setup.primary
     for seq in (10, 11, 12, 13):

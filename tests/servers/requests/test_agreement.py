@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.errors import Mismatch
-from servers.requests.agreement import Agreement
+from servers.store.optimizer_agreement import Agreement
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from asking import Door, sender
 
 from kvstore import wire
-from servers.requests.reader_links import ReaderLinks
+from servers.requests.guest_links import ReaderLinks
 
 
 def requests(role: str = "reader") -> list[wire.Request]:

@@ -9,7 +9,7 @@ from asking import Worker, floats
 
 from kvstore import wire
 from kvstore.errors import UsageError
-from servers.requests.speakers import Speakers
+from servers.shard import Speakers
 
 HOSTS = [[0, 1], [2, 4]]
 

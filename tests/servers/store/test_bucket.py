@@ -12,9 +12,8 @@ from kvstore.errors import WireError
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
 from kvstore.values import TensorRange, from_buffer, to_buffer
-from servers.store.bucket import Bucket
 from servers.store.rounds import Rounds
-from servers.store.target import HeldSegments
+from servers.store.target import Bucket, HeldSegments
 
 
 class Watched(Heap):

@@ -13,7 +13,7 @@ import torch
 from asking import Desk, optimized
 
 from kvstore import wire
-from servers.store.capture_memory import ALIGN, PAGE, CaptureMemory
+from servers.store.capture import ALIGN, PAGE, CaptureMemory
 
 SIZE = 2 << 20  # elements: 8 MiB of values, and as much momentum
 PR_SET_THP_DISABLE, MADV_DONTNEED = 41, 4

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import wire
-from servers.store.clocks import WorkerClocks
+from servers.store.rounds import WorkerClocks
 
 
 def test_a_read_waits_for_the_slowest_worker() -> None:

@@ -15,13 +15,11 @@ from kvstore.rule import Rule
 from kvstore.table import Table
 from kvstore.transport.memory import Heap
 from servers.store.buckets import Buckets
-from servers.store.group_updates import GroupUpdates
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.row_target import RowTarget
-from servers.store.row_updates import RowUpdates
-from servers.store.table_group import GroupContribution, TableGroup
+from servers.store.row_target import GroupContribution, RowTarget, TableGroup
+from servers.store.row_updates import GroupUpdates, RowUpdates
 from servers.store.updates import Updates
 
 SGD = describe("sgd", {"learning_rate": 1.0})

@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 
 from kvstore.transport.memory import Heap
-from servers.store.bucket import Bucket
-from servers.store.hand_over import LEAST_BYTES, MOST_BYTES, ROUNDS, HandOver, interval
 from servers.store.rounds import Rounds
-from servers.store.target import HeldSegments
+from servers.store.target import Bucket, HeldSegments
+from servers.store.updates import LEAST_BYTES, MOST_BYTES, ROUNDS, HandOver, interval
 
 LARGE = LEAST_BYTES
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import wire
-from servers.store.clocks import WorkerClocks
-from servers.store.joins import Pauses
-from servers.store.rounds import Rounds
+from servers.store.rounds import Rounds, WorkerClocks
+from servers.store.waiting import Pauses
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.data())

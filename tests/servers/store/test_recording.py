@@ -15,7 +15,7 @@ from pairs import Pair, state
 from kvstore import wire
 from kvstore.optim.updater import Updater
 from kvstore.table import MinCount, Table
-from servers.replication.backlog import Backlog
+from servers.replication.standby import Backlog
 
 WIDTH = 1 << 12  # so large that a row is a frame of its own
 

@@ -13,7 +13,7 @@ from kvstore import wire
 from kvstore.rows.row_table import RowTable
 from kvstore.table import Table
 from kvstore.transport.memory import SMALL, Heap
-from servers.store.row_answers import RowAnswers
+from servers.store.row_updates import RowAnswers
 
 FIRST, SECOND = (wire.Node("worker", 0, 1), 3), (wire.Node("worker", 1, 1), 3)
 

@@ -17,7 +17,7 @@ from asking_rows import (
 
 from kvstore import wire
 from kvstore.table import Capacity, Table
-from servers.store.row_freezes import MOST
+from servers.store.served_tables import MOST
 
 
 def test_a_table_is_frozen_after_its_round_and_read_while_it_changes():

@@ -9,12 +9,12 @@ from asking_rows import init_tables, push_rows
 
 from kvstore.checkpoint.tables import IDS, VALUES, page_name
 from kvstore.table import Table
-from servers.store import table_capture
-from servers.store.table_capture import TableCapture
+from servers.store import capture as captures
+from servers.store.capture import TableCapture
 
 
 def test_pages_are_of_the_round_though_updates_come_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_capture, "PAGE_BYTES", 100)
+    monkeypatch.setattr(captures, "PAGE_BYTES", 100)
     desk = Desk(1)
     worker = desk.workers[0]
     desk.ask(worker, init_tables(worker, {1: Table(dim=1)}))

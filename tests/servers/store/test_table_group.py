@@ -15,8 +15,7 @@ from kvstore.rows.sums import RowBatch
 from kvstore.table import Table, Unseen
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
-from servers.store.row_target import RowTarget
-from servers.store.table_group import GroupContribution, TableGroup, TableGroups, alike, at_one_point
+from servers.store.row_target import GroupContribution, RowTarget, TableGroup, TableGroups, alike, at_one_point
 from servers.store.target import ParkedRequest
 
 FIXED = Table(shape=(9, 4))

@@ -15,7 +15,7 @@ from kvstore.optim.updater import Updater
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
 from kvstore.wire.guests import NOT_HELD
-from servers.reading.value_read import ValueRead
+from servers.reading.desk import ValueRead
 from servers.saving import Saver
 
 

@@ -10,9 +10,8 @@ from asking_rows import push_rows, with_tables
 
 from kvstore.table import Table
 from servers.store.rounds import Rounds
-from servers.store.row_target import RowTarget
-from servers.store.table_group import TableGroup
-from servers.store.usual_push import all_in_stripe, usual_push, usual_push_of_group
+from servers.store.row_requests import all_in_stripe, usual_push, usual_push_of_group
+from servers.store.row_target import RowTarget, TableGroup
 
 FIXED, GROWING = Table(shape=(99, 4)), Table(dim=4)
 
