@@ -22,7 +22,6 @@ from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
-from servers.store.activity_of_stores import activity
 from servers.store.capture import StoreCapture
 from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recorder
@@ -106,7 +105,7 @@ class Shard:
 
     def activity(self, now: float) -> ServedActivity:
         """Return what this server has done, and who waits in it."""
-        return activity(self.stores.values(), self.times.lateness, now)
+        return self._stores.activity(now)
 
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
@@ -196,7 +195,7 @@ class Shard:
         sync = served.rule.mode == "sync"  # there a repeat is told from others by its clock
         if not sync and self.ledger.admit(message) is not Verdict.NEW:
             return
-        error = served.follow_push(message) if isinstance(message, wire.Push) else served.follow_push_rows(message)
+        error = served.follow_push(message)
         if not sync:
             answer = refuse(NOWHERE, message, error).reply if error is not None else wire.Ack(message.seq)
             self.ledger.note(message, _values_of_now(message) if error is None and message.want else answer)

@@ -129,7 +129,10 @@ class _Asked(NamedTuple):
 
 
 class Upstream:
-    """The requests to servers; see ``Servers``.
+    """The requests to servers, over the same transport as those of this host's workers: one loop serves both.
+
+    ``Links`` has the requests, sends them in turn, and resends them when a link was lost. It sees the transport through
+    ``_MadeLinks``, without the links that workers have made.
 
     Args:
         transport: of this process.
@@ -165,14 +168,14 @@ class Upstream:
         self._links.tracer = tracer
 
     def send(self, exchange: Exchange) -> None:
-        """See ``Servers``."""
+        """Send a request; its answer comes from ``take`` or ``tick``."""
         operation = _Forwarding(exchange, self._answers)
         request = _Forwarded(self._servers[exchange.server], operation, exchange, self._answers)
         self._links.submit(operation, ready, ([request],))
         exchange.seq = request.seq
 
     def explain(self, exchange: Exchange, peer: bytes, seq: int) -> None:
-        """See ``Servers``."""
+        """Ask a server what ``exchange`` waits for: a worker's request ``seq`` wants to know."""
         operation = Operation("explanation")
         self._asked[operation] = _Asked(peer, seq, exchange.server, self._clock())
         question = Question(
@@ -254,16 +257,16 @@ class _Forwarded(PendingRequest):
         self.answers = answers
 
     def message(self, sender: wire.Sender) -> wire.Message:
-        """See ``PendingRequest``."""
+        """Return the message to send."""
         return self.exchange.kind(sender, **self.exchange.fields)
 
     @property
     def traced(self) -> tuple[str, Sequence[Key], int]:
-        """See ``PendingRequest``."""
+        """What a trace says of it."""
         return self.operation.what, list(self.exchange.listed.keys), self.exchange.listed.nbytes
 
     def take(self, reply: wire.Reply) -> None:
-        """See ``PendingRequest``."""
+        """Keep the answer until ``Upstream`` is asked for it."""
         self.answers.append((self.exchange, reply))
 
 
@@ -284,13 +287,13 @@ class _MadeLinks:
         return peer in self._routes
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """See ``Transport``."""
+        """Make a link, and know it as one of this process's."""
         route = self._transport.connect(endpoint, bulk=bulk)
         self._routes.add(route)
         return route
 
     def disconnect(self, peer: Peer) -> None:
-        """See ``Transport``."""
+        """Drop a link."""
         self._transport.disconnect(peer)
         self._routes.discard(peer)
 

@@ -279,7 +279,7 @@ class HostStore:
             return wire.Failure(values.seq, type(exc).__name__, str(exc)[: wire.MAX_REASON])
 
     def _send_first(self, listed: SegmentList, rank: int) -> None:
-        """Send on what waits of a worker's pushes, so that what it reads includes them."""
+        """Forward the worker's queued pushes first, so that its next read includes them."""
         for near in (listed, *listed.others):
             while any(asker.request.node.rank == rank for asker in self._queues.get(near, ())):
                 self._busy.pop(near, None)
@@ -309,7 +309,15 @@ def _is(asker: Asker, rank: int, about: int) -> bool:
 
 
 class HostSums:
-    """Makes what is sent to servers of what workers of this host push to one store.
+    """Makes what is sent to servers of what workers of this host push to one store: pushes as one, or each by itself.
+
+    They become one if they agree on all but their values. Pushes that workers have compressed, or that name different
+    hyper-parameters, are sent on as they are: the server says what is wrong, and names the worker. So are those whose
+    sum is not finite, where the store checks that. Values in memory of devices that all workers have lent are summed
+    there.
+
+    A sum of half precision goes on in float32. Rounded, it could be infinite, where the sum of all hosts or the update
+    is not; and the server would round it once more. So a host of two sends as many bytes as it is given.
 
     Args:
         rule: of the store.

@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,20 +38,12 @@ LEAST_BYTES = 4 << 10  # what a segment costs at least, as if it had so many
 TRIES = 3  # so often a segment's copy may be overtaken by a round; then it is made at once
 
 
-class PiecewiseRead(Protocol):
-    """A reader's request, which is answered a piece at a time."""
-
-    def step(self, nbytes: int) -> wire.Reply | None:
-        """Copy about so many bytes; return the answer if that was the last piece.
-
-        Raises:
-            UsageError, WeightsInDoubt: it cannot be answered.
-        """
-        ...
-
-
 class ValueRead:
-    """See the module and ``PiecewiseRead``.
+    """A reader's request for values: they are copied a piece at a time, each segment as one round has left it.
+
+    A message that referred to the values themselves would make the next round move them to other memory, so that
+    workers would wait for readers. So readers get a copy, which is made when no worker's message waits. If a round
+    changes a segment of which only a part is copied, its copy begins anew.
 
     Args:
         store: of the segments.
@@ -91,7 +83,11 @@ class ValueRead:
         self._tries = 0
 
     def step(self, nbytes: int) -> wire.ValuesRead | None:
-        """See ``PiecewiseRead``."""
+        """Copy about so many bytes; return the answer if that was the last piece.
+
+        Raises:
+            UsageError, WeightsInDoubt: it cannot be answered.
+        """
         self._store.buckets.require_sound(self._message.ids)
         while self._at < len(self._positions) and nbytes > 0:
             nbytes -= max(LEAST_BYTES, self._copy(nbytes))
@@ -122,7 +118,7 @@ class ValueRead:
 
 
 class ReadDesk:
-    """See the module.
+    """What readers wait for at this server, and the request that is being answered.
 
     Args:
         stores: the open stores, by number.
@@ -130,7 +126,6 @@ class ReadDesk:
         links: of the readers.
 
     Attributes:
-        links: see above.
         taken: how many messages of readers have come.
     """
 
@@ -142,7 +137,7 @@ class ReadDesk:
         # By reader, the one whose turn is next first, and by the number of the request.
         self._waiting: OrderedDict[wire.Node, dict[int, tuple[bytes, Read]]] = OrderedDict()
         self._current: tuple[bytes, Read] | None = None
-        self._begun: PiecewiseRead | None = None  # what has been done for it
+        self._begun: ValueRead | RowRead | None = None  # what has been done for it
 
     @property
     def busy(self) -> bool:
@@ -180,7 +175,7 @@ class ReadDesk:
         try:
             if self._begun is None:
                 self._begun = self._begin(request)
-            reply = self._begun.step(nbytes)
+            reply: wire.Reply | None = self._begun.step(nbytes)
         except Exception as exc:
             if not isinstance(exc, KVStoreError):
                 log.exception("a request of %s failed", request.node)
@@ -198,7 +193,7 @@ class ReadDesk:
             self._waiting[node] = waiting
         return chosen
 
-    def _begin(self, request: Read) -> PiecewiseRead:
+    def _begin(self, request: Read) -> ValueRead | RowRead:
         store = self._stores.get(request.store)
         if store is None:
             raise UsageError(f"store {request.store} is not open here")
@@ -220,7 +215,7 @@ PIECE_ROWS = 1024  # narrow rows cost more than their bytes
 
 
 class RowRead:
-    """See the module and ``PiecewiseRead``.
+    """A reader's request for rows: they are gathered a piece at a time, all as one update has left them.
 
     Args:
         store: of the table.
@@ -274,7 +269,7 @@ class RowRead:
         self._done = 0
 
     def step(self, nbytes: int) -> wire.RowsRead | None:
-        """See ``PiecewiseRead``."""
+        """Gather about so many bytes, as ``ValueRead.step`` copies them."""
         self._store.buckets.require_sound([self._message.id])
         if self._table.at != self._at:  # rows that are put do not move the number
             self._begin()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
+from servers.reading.desk import ReadDesk
 from servers.requests.replies import Outbox
 
 PIECE_BYTES = 128 << 10  # copied in some 20 to 50 us
@@ -28,26 +28,8 @@ LOOK_S = 1.0  # between two looks at the cores
 IDLE_CORES, IDLE_PART = 1.75, 0.5
 
 
-class Desk(Protocol):
-    """What is to be done; see ``ReadDesk``."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is something to do."""
-        ...
-
-    @property
-    def taken(self) -> int:
-        """How many messages have come."""
-        ...
-
-    def step(self, nbytes: int) -> Outbox:
-        """Do a piece of it."""
-        ...
-
-
 class ReaderPace:
-    """See the module.
+    """When readers get a piece of this thread's time.
 
     Args:
         desk: the requests of readers.
@@ -59,7 +41,7 @@ class ReaderPace:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: ReadDesk,
         share: float,
         clock: Callable[[], float],
         spent: Callable[[], float],

@@ -4,49 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from typing import Protocol
 
 from kvstore import wire
 from kvstore.errors import WireError
 from servers.requests.replies import Outbox
-
-
-class Replicated(Protocol):
-    """What a replica needs of its shard; see ``Shard``."""
-
-    @property
-    def rank(self) -> int:
-        """Of the server."""
-        ...
-
-    @property
-    def rounds(self) -> int:
-        """The highest number of rounds that are over."""
-        ...
-
-    def refusal(self, peer: bytes, message: wire.Message) -> Outbox | None:
-        """Return what to send instead of handling ``message``; None if its sender may speak."""
-        ...
-
-    def handle(self, peer: bytes, message: wire.Message) -> Outbox:
-        """Serve; its recorder is told of each change."""
-        ...
-
-    def depart(self, workers: Collection[int]) -> Outbox:
-        """Note which workers have left in order."""
-        ...
-
-    def apply(self, message: wire.Message) -> None:
-        """Make a change that a primary has recorded."""
-        ...
-
-    def capture(self) -> Iterator[wire.Message]:
-        """Return the records that make this state of a new shard. The state is that of the call."""
-        ...
+from servers.shard import Shard
 
 
 class Primary:
-    """See the module.
+    """A shard that serves, its journal for the standby, and the gate at which its answers wait.
 
     Args:
         shard: serves. Its recorder is to be ``record``.
@@ -56,7 +22,7 @@ class Primary:
         journal: the records for the standby; None while there is none.
     """
 
-    def __init__(self, shard: Replicated) -> None:
+    def __init__(self, shard: Shard) -> None:
         self.gate = Gate()
         self.journal: Journal | None = None
         self._shard = shard
@@ -106,7 +72,7 @@ class Primary:
 
         Args:
             epoch: of the view.
-            empty: whether both are new, so that the standby has all that this one has.
+            empty: whether both processes are new, so that there is no state to copy.
             send: sends a record to the standby.
         """
         outbox = self.part()
@@ -148,7 +114,10 @@ class Primary:
 
 
 class Gate:
-    """Holds answers, in the order in which they were made.
+    """Holds answers, in the order in which they were made, until the standby has stored the records before them.
+
+    So a worker that has been answered loses nothing with the primary: neither an update that was acknowledged, nor a
+    value that it has read.
 
     Attributes:
         held: how many answers have had to wait so far.
@@ -197,7 +166,7 @@ PIECE_BYTES = 4 << 20  # of the capture, sent at a time: workers' messages come 
 
 
 class Journal:
-    """What one primary has to tell one standby.
+    """The records that one standby has not stored yet: numbered from 1, sent in order, sent again over a new link.
 
     The standby may not have its view yet. So the first record goes alone: the standby keeps it, and says that it is
     stored when the view is there. Then the rest follows.

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class StandbyLink:
-    """See the module.
+    """The primary's link to its standby, over the transport of this process, so that one loop serves all.
 
     Args:
         transport: of this process.
@@ -109,23 +109,23 @@ class ReplicaProcess(ShardMember):
     # ---- what the replica does to others: see ``Neighbors``
 
     def link(self, address: str) -> None:
-        """See ``Neighbors``."""
+        """Make a link to the standby at ``address``, in place of any other."""
         self.unlink()
         self._link = StandbyLink(self._transport, address, self._session.client.node)
 
     def record(self, record: wire.Record) -> None:
-        """See ``Neighbors``."""
+        """Send ``record`` to the standby, if there is one."""
         if self._link is not None:
             self._link.send(record)
 
     def unlink(self) -> None:
-        """See ``Neighbors``."""
+        """Do without a standby."""
         if self._link is not None:
             self._link.close()
             self._link = None
 
     def tell(self, standing: wire.Standing) -> None:
-        """See ``Neighbors``."""
+        """Tell the scheduler how this rank stands."""
         self._session.report(standing)
 
     # ---- in the loop

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from kvstore import wire
 from kvstore.transport.base import Admission
-from servers.replication.primary import Primary, Replicated
+from servers.replication.primary import Primary
 from servers.replication.standby import SEATS, Standby
 from servers.requests.guest_links import READER
 from servers.requests.replies import Outbox
+from servers.shard import Shard
 
 MOST_READS = 256  # requests of readers that are kept; who has more asks again
 
@@ -45,7 +46,7 @@ class Neighbors(Protocol):
 
 
 class Replica:
-    """See the module.
+    """The part of this process in its rank: primary, standby, or neither yet.
 
     Args:
         node: this process.
@@ -60,7 +61,7 @@ class Replica:
     """
 
     def __init__(
-        self, node: wire.Node, shard: Replicated, admission: Admission, neighbors: Neighbors, limit_s: float = math.inf
+        self, node: wire.Node, shard: Shard, admission: Admission, neighbors: Neighbors, limit_s: float = math.inf
     ) -> None:
         self.serves = False
         self._node = node
@@ -236,7 +237,12 @@ class Replica:
 
 
 class HeldRequests:
-    """The requests, each with its last link. What its sender has an answer for is forgotten, or never kept."""
+    """Requests that came before this process serves its rank: kept in order, each once, with its last link.
+
+    Workers hear of a new primary from the scheduler, perhaps before that primary does. They repeat over a new link what
+    has not been answered, so there is never more here than they wait for. What its sender has an answer for is
+    forgotten, or never kept.
+    """
 
     def __init__(self) -> None:
         self._requests: dict[tuple[wire.Node, int], tuple[bytes, wire.Request]] = {}

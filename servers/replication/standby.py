@@ -24,7 +24,7 @@ KEPT = 8  # links of servers that are remembered, and records that are kept befo
 
 
 class Standby:
-    """See the module.
+    """The records of one primary: stored as they come, applied when time allows, or when this process takes over.
 
     Args:
         apply: makes the change that a record is of.
@@ -130,7 +130,13 @@ _Arrays: TypeAlias = "tuple[int, tuple[int, ...], tuple[int, ...]]"
 
 
 class Backlog:
-    """See the module."""
+    """The records that a standby has not applied, in the order in which it does.
+
+    A standby may keep a round until the primary hands over what it has made of it. Then the standby drops the round,
+    and keeps what it was handed, until the next hand-over replaces that, too. Nothing is lost with that: a record is
+    stored when it is here, and a standby that takes over applies all of them first. Rounds of different arrays, and of
+    tables, can be applied in any order. Any other record comes after all that came before it.
+    """
 
     def __init__(self) -> None:
         self._due: deque[wire.Message] = deque()

@@ -20,7 +20,7 @@ class _Asker(NamedTuple):
 
 
 class CaptureDesk(Generic[C]):
-    """See the module. A capture is known by the numbers of its store and of its checkpoint."""
+    """The captures of one server. A capture is known by the numbers of its store and of its checkpoint."""
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[int, int], C | None] = {}

@@ -13,7 +13,7 @@ MOST_LINKS = 1 << 14  # whose links are remembered: of all members of a job ther
 
 
 class RequestTracer:
-    """See the module.
+    """Notes the requests that a process has handled, and the replies that left, for the job's trace.
 
     Args:
         tracer: of this process.

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
 
 from kvstore import wire
+from kvstore.codecs import CheckedPayload, Compression
 from kvstore.codecs.description import described
+from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
-from kvstore.values import PayloadRange, cut, ranges_of
+from kvstore.spec import FLOATS, sum_dtype
+from kvstore.values import PayloadRange, TensorRange, cut, one_thread, ranges_of
 from servers.names import workers
-from servers.store.compression import contribution
 from servers.store.hyperparameters import asked, compressions
-from servers.store.target import Bucket, Contribution, PushRequest
-from servers.store.updates import Update, is_late
+from servers.store.row_target import RowContribution
+from servers.store.target import AnyTarget, Bucket, Contribution, PushRequest
+from servers.store.updates import Update
 
 
 def require_mergeable(message: wire.Push, rule: Rule) -> None:
@@ -52,33 +59,21 @@ def updates_of(message: wire.Push, buckets: Sequence[Bucket], rule: Rule, optimi
     for bucket in buckets:
         clock = message.clocks[place]  # the number of the push among each worker's pushes to the bucket
         part = Contribution(ranks, clock, ranges if whole else cut(ranges, start, start + bucket.size), hyper)
-        rounds = bucket.rounds
-        if not (rounds.expects(ranks, clock) or is_late(bucket, ranks, clock, rule) or rounds.counts(ranks, clock)):
-            raise UsageError(
-                f"push {clock} of {bucket.segments.keys[0]!r} by {workers(ranks)} belongs to no open round: "
-                f"{rounds.version} rounds are over, and no push may come twice"
-            )
+        bucket.require_open(ranks, clock)
         updates.append(Update(bucket, [part], hyper))
         place += len(bucket.ids)
         start += bucket.size
     return updates
 
 
-def contribute(message: wire.Push, bucket: Bucket, part: Contribution) -> None:
-    """Take ``part``, which ``message`` contributes to ``bucket``."""
-    if not message.rank_clocks:
-        bucket.rounds.contribute(part.ranks, part.clock, part)
-        return
-    for rank, own in zip(part.ranks, message.rank_clocks, strict=True):
-        bucket.rounds.contribute((rank,), own, part)
-
-
-def behind_most(message: PushRequest) -> Sequence[int]:
-    """Return those workers whose contribution a push is that have pushed least, of several with clocks of their own."""
+def contribute(message: PushRequest, target: AnyTarget, part: Contribution | RowContribution) -> None:
+    """Take ``part``, which ``message`` contributes to ``target``."""
     own = message.rank_clocks if isinstance(message, wire.Push) else ()
     if not own:
-        return message.workers
-    return [rank for rank, clock in zip(message.workers, own, strict=True) if clock == min(own)]
+        target.rounds.contribute(part.ranks, part.clock, part)
+        return
+    for rank, clock in zip(part.ranks, own, strict=True):
+        target.rounds.contribute((rank,), clock, part)
 
 
 def payload_of(message: wire.Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
@@ -91,5 +86,54 @@ def payload_of(message: wire.Push, buckets: Sequence[Bucket]) -> Sequence[Payloa
         return []
     compression = described(message.codec)
     if compression is not None:
-        return contribution(message, compression, buckets)
+        return _compressed(message, compression, buckets)
     return ranges_of(message.buffers, message.dtype(buckets[0].dtype), sum(bucket.size for bucket in buckets))
+
+
+@dataclass(frozen=True)
+class CompressedSegments:
+    """Elements ``start`` to ``stop`` of a contribution, as they were sent: decoded when summed. A ``PayloadRange``."""
+
+    start: int
+    stop: int
+    payload: CheckedPayload
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The elements, in new memory."""
+        out = torch.empty(self.stop - self.start, dtype=torch.float32, device="cpu")
+        self.write(out, False)
+        return out
+
+    def cut(self, start: int, stop: int) -> PayloadRange:
+        """See ``PayloadRange``. Buckets are divided between segments; another worker's buffers may end within one."""
+        if start <= self.start and self.stop <= stop:
+            return CompressedSegments(self.start - start, self.stop - start, self.payload)
+        return TensorRange(self.start, self.values).cut(start, stop)
+
+    def write(self, out: torch.Tensor, add: bool) -> None:
+        """See ``PayloadRange``."""
+        with one_thread():  # codecs work in chunks, for which to wake other threads takes longer than the work
+            self.payload.write(out, add)
+
+
+def _compressed(message: wire.Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
+    """Return the elements of a compressed push, checked.
+
+    Raises:
+        UsageError: the segments are not of floating point.
+        WireError: a payload is not that of its segments.
+    """
+    dtype = buckets[0].dtype
+    if dtype not in FLOATS:
+        raise UsageError(f"compressed values for segments of {dtype}; compression is for floating point only")
+    payloads = check_payloads(compression, message, [size for bucket in buckets for size in bucket.sizes])
+    starts = itertools.accumulate((size for size, _ in payloads), initial=0)
+    parts = [
+        CompressedSegments(start, start + size, payload)
+        for start, (size, payload) in zip(starts, payloads, strict=False)
+        if size
+    ]
+    if sum_dtype(dtype) == "float32":  # of half precision, too: what is decoded is rounded with the sum
+        return parts
+    return [TensorRange(part.start, part.values.to(getattr(torch, dtype))) for part in parts]

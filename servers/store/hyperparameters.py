@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kvstore import wire
 from kvstore.errors import Mismatch, UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.spec import Key, shorten
+from servers.names import workers
 
 
 class UpdateHyperparameters(NamedTuple):
@@ -69,15 +70,24 @@ def asked(message: wire.Push | wire.PushRows, optimizer: Optimizer | None) -> Up
     return UpdateHyperparameters(message.lr, message.rescale, tuple(sorted(changes.items())))
 
 
-class Contributed(Protocol):
-    """A contribution to a round, whoever sums it."""
+class Contributed:
+    """What one worker, or several whose pushes have been summed, contribute to a round.
 
+    Attributes:
+        ranks: of the workers; they rise.
+        clock: the number of the push among each worker's pushes.
+        hyper: the hyper-parameters to update with.
+    """
+
+    __slots__ = ()
+    ranks: Sequence[int]
+    clock: int
     hyper: UpdateHyperparameters
 
     @property
     def who(self) -> str:
         """The workers, for messages."""
-        ...
+        return workers(self.ranks)
 
 
 def agreed_by(items: Sequence[Contributed], keys: Iterable[Key]) -> UpdateHyperparameters:

@@ -12,7 +12,7 @@ from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, described_error, refuse
 from servers.requests.reply_links import NOWHERE
 from servers.store.hyperparameters import UpdateHyperparameters, changed
-from servers.store.served_store import ServedStore
+from servers.store.updates import Updates
 
 Asker: TypeAlias = tuple[bytes, wire.SetOptimizer]
 
@@ -83,13 +83,15 @@ class OptimizerAgreement:
 
     Args:
         store: its number.
-        served: the store.
+        updates: of the store.
+        set_optimizer: has the store's arrays and tables updated with an optimizer.
         rank: of the server, for messages.
     """
 
-    def __init__(self, store: int, served: ServedStore, rank: int) -> None:
+    def __init__(self, store: int, updates: Updates, set_optimizer: Callable[[Optimizer], None], rank: int) -> None:
         self._store = store
-        self._served = served
+        self._updates = updates
+        self._set_optimizer = set_optimizer
         self._rank = rank
         self._calls: Agreement[Optimizer, Asker] = Agreement("set_optimizer")
 
@@ -106,7 +108,7 @@ class OptimizerAgreement:
         """
         proposal = self._proposal(message)
         outcomes = (
-            self._calls.decide(message.version, proposal, (peer, message), self._served.set_optimizer)
+            self._calls.decide(message.version, proposal, (peer, message), self._set_optimizer)
             if message.node.rank == 0
             else self._calls.propose(message.version, proposal, (peer, message))
         )
@@ -119,15 +121,16 @@ class OptimizerAgreement:
         """Fail the calls that wait for worker 0's."""
         return [refuse(*asker, error) for asker in self._calls.abandon()]
 
-    def abandon_if_vain(self, departed: Collection[int]) -> list[Answer]:
+    def abandon_if_vain(self, departed: Collection[int], inside: Collection[int]) -> list[Answer]:
         """Fail the calls that wait for worker 0's if it has left the job, or is inside ``join``.
 
         Args:
             departed: the workers that have left in order.
+            inside: the workers inside ``join``.
         """
         if 0 in departed:
             return self.abandon(NodeLost("worker 0 has left the job without calling set_optimizer"))
-        if 0 in self._served.pauses.ranks:
+        if 0 in inside:
             return self.abandon(UsageError("worker 0 is inside join(), and has not called set_optimizer"))
         return []
 
@@ -141,10 +144,7 @@ class OptimizerAgreement:
 
     def record(self) -> wire.OptimizerCalls:
         """Return the record of worker 0's calls, and of the hyper-parameters that pushes have changed since."""
-        updater = self._served.updates.updater
-        last = UpdateHyperparameters()
-        if updater is not None and self._served.rule.mode == "async":  # else a round's own are all that matters
-            last = UpdateHyperparameters(updater.lr, updater.rescale_grad, tuple(updater.changes.items()))
+        last = self._updates.last
         calls = self._calls.decided
         return wire.OptimizerCalls(
             self._store,
@@ -173,7 +173,7 @@ class OptimizerAgreement:
             optimizer = optimizer if version in failures else proposal
         if optimizer is not None:
             last = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
-            self._served.updates.restore(optimizer, last)
+            self._updates.restore(optimizer, last)
 
     def _proposal(self, message: wire.SetOptimizer) -> Optimizer:
         given = dict(message.hyper) | {

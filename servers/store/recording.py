@@ -24,8 +24,7 @@ from servers.requests.replies import described_error
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
 from servers.store.row_arrays import bytes_of
-from servers.store.row_target import RowTarget
-from servers.store.target import Bucket
+from servers.store.target import AnyTarget, Bucket
 
 
 class Recorder(Protocol):
@@ -107,10 +106,10 @@ class Recording:
 
     def row_sums(
         self,
-        targets: Sequence[RowTarget],
+        targets: Sequence[AnyTarget],
         sums: Sequence[tuple[Ids, Rows]],
         hyper: UpdateHyperparameters,
-        failures: Mapping[RowTarget, Exception],
+        failures: Mapping[Any, Exception],
         together: Rows | None = None,
     ) -> None:
         """Record closed rounds of tables; see ``sums``.
@@ -126,7 +125,7 @@ class Recording:
         every = [*targets, *failures]
         record = wire.ClosedRowRounds(
             self._store,
-            [target.number for target in every],
+            [target.ids[0] for target in every],
             versions=[target.rounds.version for target in every],
             contributors=_contributors([target.rounds for target in every]),
             lr=hyper.lr,

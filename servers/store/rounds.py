@@ -1,4 +1,4 @@
-"""Who has contributed to which round of one bucket. Pure.
+"""Who has contributed to which round of one bucket; and, without rounds, how often each worker has pushed. Pure.
 
 Each worker's n-th push is its contribution to round n. A contribution may be the sum of several workers' pushes: it
 counts for each of them. A round is complete when every worker has contributed, or as many as the quorum asks for.
@@ -138,6 +138,10 @@ class Rounds(Generic[T]):
             return False
         return self._quorum is None or all(clock <= self._counted.get(rank, 0) for rank in ranks)
 
+    def is_late(self, ranks: Sequence[int], clock: int) -> bool:
+        """Return whether a quorum has closed round ``clock`` without push ``clock`` of ``ranks``."""
+        return self._quorum is not None and clock <= self.version and not self.counts(ranks, clock)
+
     def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:
         """Take the contribution of ``ranks``, which rise, to round ``clock``.
 
@@ -270,7 +274,11 @@ class Rounds(Generic[T]):
 
 
 class WorkerClocks(Generic[T]):
-    """How often each worker has pushed. A worker that pauses is not counted until all resume, at the highest clock.
+    """How often each worker has pushed one bucket, where every push is an update of its own.
+
+    It has the interface of ``Rounds``. Its ``version`` is how often the slowest worker has pushed, so a read by
+    a worker that is too far ahead waits for a version, as one in rounds does. A worker that pauses is not counted until
+    all resume, at the highest clock.
 
     Args:
         workers: their ranks.
@@ -331,6 +339,10 @@ class WorkerClocks(Generic[T]):
 
     def counts(self, ranks: Sequence[int], clock: int) -> bool:
         """Return False: here the ledger knows which pushes are repeats."""
+        return False
+
+    def is_late(self, ranks: Sequence[int], clock: int) -> bool:
+        """Return False: every push is an update."""
         return False
 
     def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:

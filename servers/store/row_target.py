@@ -1,4 +1,4 @@
-"""The stripe of a table on this server: what rounds of its rows go to. No I/O, no clock."""
+"""The tables on this server that contributions go to: the stripe of one, or a group of them. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -21,25 +21,22 @@ from kvstore.rows.sums import RowBatch, Rows, united
 from kvstore.rows.updates import can_step_together
 from kvstore.spec import Key
 from kvstore.table import Table, TableSpec
-from servers.names import workers
-from servers.store.hyperparameters import UpdateHyperparameters
+from servers.store.hyperparameters import Contributed, UpdateHyperparameters
 from servers.store.rounds import Rounds, WorkerClocks
 from servers.store.target import AnyTarget, HeldSegments, Target
 
 RequestName: TypeAlias = "tuple[wire.Node, int]"  # who makes it, and its number
+MOST_LISTS = 4  # a table that has been pushed in so many changing lists is in no group
 KEPT = 4  # rounds whose changed ids are known, for answers that are repeated by another server
 
 
 @dataclass(slots=True)
-class RowContribution:
-    """What one worker contributes to a round of a table.
+class RowContribution(Contributed):
+    """A contribution to a table.
 
     Attributes:
-        ranks: of the worker.
-        clock: the number of the push among the worker's pushes to this table.
         ids: of the rows; they rise.
         rows: of shape (n, width); only to be read.
-        hyper: the hyper-parameters to update with.
         batch: all rows of the message, if they are of one width, and which of its tables this is.
         request: the message, if it wants just these rows as its answer: its sender, and its number.
     """
@@ -51,11 +48,6 @@ class RowContribution:
     hyper: UpdateHyperparameters
     batch: tuple[RowBatch, int] | None = None
     request: RequestName | None = None
-
-    @property
-    def who(self) -> str:
-        """The worker, for messages."""
-        return workers(self.ranks)
 
 
 class RowTarget(Target[RowContribution]):
@@ -144,24 +136,14 @@ _EVERY = np.iinfo(np.int64)
 
 
 @dataclass(slots=True)
-class GroupContribution:
-    """What one worker contributes to a round of all tables of a group; see ``RowContribution``.
-
-    Attributes:
-        batch: the rows of each table, one after the other.
-        ranks, clock, hyper, request: see ``RowContribution``.
-    """
+class GroupContribution(Contributed):
+    """A contribution to all tables of a group: the rows of each, one after the other; see ``RowContribution``."""
 
     ranks: Sequence[int]
     clock: int
     batch: RowBatch
     hyper: UpdateHyperparameters
     request: RequestName | None
-
-    @property
-    def who(self) -> str:
-        """The worker, for messages."""
-        return workers(self.ranks)
 
     def of(self, place: int) -> RowContribution:
         """Return what is contributed to the table at ``place``."""
@@ -173,13 +155,15 @@ class GroupContribution:
 
 
 class TableGroup(Target[GroupContribution]):
-    """See the module.
+    """Tables that are pushed together: one set of rounds for all of them.
 
-    Args:
-        targets: the tables; see ``can_be_grouped``.
+    Most workers push the same list of tables in each message. Each table then needs no round, contribution and list of
+    waiting requests of its own. A group is to its tables what a bucket is to its segments. It is made of tables that
+    are at the same point, and whatever needs one of them by itself splits it first. To make or to split a group changes
+    no row and no round, and the same requests wait.
 
     Attributes:
-        targets: see above.
+        targets: the tables; see ``alike`` and ``at_one_point``.
         tables: their rows.
         joint: these together.
         updater: steps with sums of rows of all of them.
@@ -246,10 +230,19 @@ class TableGroups:
 
     def __init__(self) -> None:
         self._by_ids: dict[tuple[int, ...], TableGroup] = {}
+        self._lists: dict[int, tuple[int, ...]] = {}  # by segment: what it has been pushed with last
+        self._changes: dict[int, int] = {}  # by segment: how often that was another list than before
 
     def find(self, ids: Sequence[int]) -> TableGroup | None:
         """Return the group of segments ``ids``, in this order."""
         return self._by_ids.get(tuple(ids)) if self._by_ids else None
+
+    def learn(self, targets: Sequence[RowTarget]) -> None:
+        """Make a group of ``targets``, which have just been pushed together, if they can be one."""
+        if len(targets) < 2 and not self._lists:
+            return
+        if not self._mixed(targets) and len(targets) > 1 and at_one_point(targets) and alike(targets):
+            self.make(targets)
 
     def make(self, targets: Sequence[RowTarget]) -> TableGroup:
         """Return a new group of ``targets``."""
@@ -268,6 +261,17 @@ class TableGroups:
         """Let there be no groups."""
         for group in list(self._by_ids.values()):
             self.split(group.targets[0])
+
+    def _mixed(self, targets: Sequence[RowTarget]) -> bool:
+        """Return whether one of ``targets`` is pushed in lists that change, so that a group would be split again."""
+        listed = tuple(target.number for target in targets)
+        mixed = False
+        for number in listed:
+            if self._lists.setdefault(number, listed) != listed:
+                self._lists[number] = listed
+                self._changes[number] = self._changes.get(number, 0) + 1
+            mixed |= self._changes.get(number, 0) >= MOST_LISTS
+        return mixed
 
 
 def alike(targets: Sequence[RowTarget]) -> bool:

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt, rebuild
-from kvstore.optim.optimizer import Optimizer
-from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters, RowUpdater
-from kvstore.optim.updater import refusals
+from kvstore.errors import Mismatch, NotFinite, ServerError, WeightsInDoubt, rebuild
+from kvstore.optim.row_updater import RowHyperparameters
 from kvstore.rows.ids import Ids
 from kvstore.rows.part_updates import update_in_parts
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
 from kvstore.rows.updates import can_step_together, update_together
 from kvstore.rule import Rule
-from kvstore.spec import shorten
+from kvstore.spec import ITEMSIZE, Key, shorten
+from kvstore.table import Table
 from kvstore.transport.memory import SMALL, Memory
 from kvstore.values import all_finite
-from servers.store.finite import not_finite_rows
+from servers.store.buckets import Buckets
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.row_arrays import recorded_sums
 from servers.store.row_target import GroupContribution, RequestName, RowContribution, RowTarget, TableGroup
-from servers.store.updates import Updates
 
 
 class RowUpdate(NamedTuple):
@@ -45,7 +43,8 @@ class RowUpdates:
 
     Args:
         rule: of the store.
-        updates: those of its arrays, which have the same optimizer.
+        buckets: of the store.
+        numbers: returns what to update rows with; see ``Updates.row_hyperparameters``.
         recording: of the store.
         memory: for rows that are sent.
 
@@ -53,38 +52,26 @@ class RowUpdates:
         answers: the new rows of those requests that want just what they have pushed.
     """
 
-    def __init__(self, rule: Rule, updates: Updates, recording: Recording, memory: Memory) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        buckets: Buckets,
+        numbers: Callable[[UpdateHyperparameters], RowHyperparameters],
+        recording: Recording,
+        memory: Memory,
+    ) -> None:
         self.answers = RowAnswers(memory)
         self._rule = rule
-        self._updates = updates
+        self._buckets = buckets
+        self._numbers = numbers
         self._recording = recording
-
-    def updaters(self, optimizer: Optimizer | None, targets: Iterable[RowTarget]) -> list[RowUpdater | None]:
-        """Return what steps with sums of rows of each of ``targets``, should ``optimizer`` be that of the store.
-
-        Raises:
-            UsageError: it has no rule for rows of such a table.
-        """
-        if optimizer is None:
-            return [None for _ in targets]
-        with refusals(optimizer):
-            return [
-                RowUpdater(optimizer, target.name, table.dtype, table.width, table.grows)
-                for target in targets
-                for table in (target.description,)
-            ]
-
-    def require(self, targets: Sequence[RowTarget]) -> None:
-        """Raise ``UsageError`` unless pushes to ``targets`` can be applied."""
-        if targets and self._updates.updater is None and self._rule.mode == "async":
-            raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
 
     def close(self, wave: Sequence[tuple[RowTarget, list[RowContribution]]]) -> dict[RowTarget, Exception]:
         """Sum the contributions of rounds and update; return the errors. A round that fails is over, too."""
         errors: dict[RowTarget, Exception] = {}
         updates: list[RowUpdate] = []
         for target, items in wave:
-            if (doubt := self._updates.doubt_of(target.ids)) is not None:
+            if (doubt := self._buckets.doubt_of(target.ids)) is not None:
                 errors[target] = doubt
                 continue
             try:
@@ -107,8 +94,8 @@ class RowUpdates:
         Returns:
             The errors, by table; such a table is unchanged, unless it is ``WeightsInDoubt``.
         """
-        if self._updates.doubts:
-            found = {update.target: self._updates.doubt_of(update.target.ids) for update in updates}
+        if self._buckets.doubts:
+            found = {update.target: self._buckets.doubt_of(update.target.ids) for update in updates}
             refused: dict[RowTarget, Exception] = {target: doubt for target, doubt in found.items() if doubt}
             if refused:
                 return refused | self.make([update for update in updates if update.target not in refused], recording)
@@ -122,6 +109,46 @@ class RowUpdates:
             errors |= self._make(hyper, members, recording)
         return errors
 
+    def close_group(self, group: TableGroup, items: Sequence[GroupContribution]) -> Exception | None:
+        """Sum the contributions of a round and update; return the error. A round that fails is over, too."""
+        try:
+            hyper = agreed_by(items, group.segments.keys[:1])
+        except Mismatch as exc:
+            return exc
+        return self.make_of_group(group, items, hyper)
+
+    def make_of_group(
+        self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters
+    ) -> Exception | None:
+        """Make one update; return why it has failed, if it has."""
+        if (doubt := self._buckets.doubt_of(group.ids)) is not None:
+            return doubt
+        versions = [table.version for table in group.tables]
+        try:
+            self._step_group(group, items, hyper)
+        except Exception as exc:
+            return self._failed(exc, group.targets, versions)[group.targets[0]]
+        return None
+
+    def _step_group(self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters) -> None:
+        tables, updater, answers = group.tables, group.updater, self.answers
+        numbers = self._numbers(hyper)
+        batches = [item.batch for item in items]
+        if len(items) <= 2 and updater is not None:
+            requests = [item.request for item in items]
+            rooms = list(map(answers.room, requests))
+            made = update_in_parts(tables, batches, updater, numbers, rooms, group.joint)
+            if made is not None:
+                answers.keep(requests, made, tables[:1])  # all of them change together
+                group.note_changed([(batch.ids, batch.starts) for batch in batches])
+                return
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = sum_batches(batches)
+        changed = update_together(tables, sums, updater, numbers, joint=group.joint)
+        group.renew()
+        starts = np.cumsum([0, *map(len, changed)]).tolist()
+        group.note_changed([(np.concatenate(changed), starts)])
+
     def follow(self, message: wire.ClosedRowRounds, targets: Sequence[RowTarget]) -> None:
         """Close rounds of ``targets`` as another server has, which has recorded them.
 
@@ -133,7 +160,7 @@ class RowUpdates:
         updated = [target for place, target in enumerate(targets) if place not in failures]
         if len(message.counts) != len(updated):
             raise ValueError(f"{len(message.counts)} sums for {len(targets)} tables, {len(failures)} without")
-        sums, batch = recorded_sums(message, [target.description for target in updated])
+        sums, batch = _recorded_sums(message, [target.description for target in updated])
         hyper = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
         for place, (target, version) in enumerate(zip(targets, message.versions, strict=True)):
             if not isinstance(target.rounds, Rounds):
@@ -141,14 +168,14 @@ class RowUpdates:
             target.rounds.follow(version, message.contributors[place] if message.contributors else ())
             if place in failures:
                 target.fail(version, failures[place])
-        for target, error in self._made_all(updated, sums, batch, self.numbers(hyper), keep=True).items():
+        for target, error in self._made_all(updated, sums, batch, self._numbers(hyper), keep=True).items():
             target.fail(target.rounds.version, error)
 
     def _make(
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
     ) -> dict[RowTarget, Exception]:
         if recording is None and not self._rule.finite:
-            numbers = self.numbers(hyper)
+            numbers = self._numbers(hyper)
             if len(members) == 1 and len(members[0].items) == 1 and members[0].scale == 1:
                 errors = self._made_alone(members[0].target, members[0].items[0], numbers)
             else:
@@ -162,7 +189,7 @@ class RowUpdates:
                 sums = batch.of_each() if batch is not None else [_summed(update, room) for update in members]
             errors = self._not_finite(members, sums, batch)
         except Exception as exc:  # no memory, for one: the rounds are over all the same
-            errors = self.failed(exc, [update.target for update in members])
+            errors = self._failed(exc, [update.target for update in members])
             if recording is not None:
                 recording.row_sums([], [], hyper, errors)
             return errors
@@ -172,7 +199,7 @@ class RowUpdates:
             sums = [part for update, part in zip(members, sums, strict=True) if update.target not in errors]
         if recording is not None:
             recording.row_sums(targets, sums, hyper, errors, None if batch is None else batch.rows)
-        return errors | self._made_all(targets, sums, batch, self.numbers(hyper), keep=recording is not None)
+        return errors | self._made_all(targets, sums, batch, self._numbers(hyper), keep=recording is not None)
 
     def _made_all(
         self,
@@ -205,7 +232,7 @@ class RowUpdates:
         if not self._rule.finite or (batch is not None and all_finite(torch.from_numpy(batch.rows))):
             return {}
         return {
-            update.target: not_finite_rows(update.target.name, update.items)
+            update.target: _not_finite_rows(update.target.name, update.items)
             for update, (_, rows) in zip(members, sums, strict=True)
             if not all_finite(torch.from_numpy(rows))
         }
@@ -225,7 +252,7 @@ class RowUpdates:
         try:
             rows = table.update_there(item.ids, item.rows, self.answers.room(request), updater, numbers)
         except Exception as exc:
-            return self.failed(exc, [target], [version])
+            return self._failed(exc, [target], [version])
         if rows is None:
             return None
         if request is not None:
@@ -255,7 +282,7 @@ class RowUpdates:
         try:
             made = update_in_parts(tables, batches, updater, numbers, list(map(self.answers.room, requests)))
         except Exception as exc:
-            return self.failed(exc, targets, versions)
+            return self._failed(exc, targets, versions)
         if made is None:
             return None
         self.answers.keep(requests, made, tables)
@@ -272,7 +299,7 @@ class RowUpdates:
         try:
             changed = update_together(tables, batch, targets[0].updater, numbers, keep)
         except Exception as exc:
-            return self.failed(exc, targets, versions)
+            return self._failed(exc, targets, versions)
         for target, ids in zip(targets, changed, strict=True):
             target.note_changed(ids)
         return {}
@@ -285,10 +312,10 @@ class RowUpdates:
         try:
             target.note_changed(target.table.update(ids, sums, target.updater, numbers, keep))
         except Exception as exc:
-            return self.failed(exc, [target], [version], in_place=not (target.updater is None or target.updater.lazy))
+            return self._failed(exc, [target], [version], in_place=not (target.updater is None or target.updater.lazy))
         return {}
 
-    def failed(
+    def _failed(
         self, exc: Exception, targets: Sequence[RowTarget], versions: Sequence[int] = (), in_place: bool = False
     ) -> dict[RowTarget, Exception]:
         """Return why an update of ``targets``, whose tables had ``versions``, has failed.
@@ -301,23 +328,10 @@ class RowUpdates:
             text = f"an update of {keys} failed in the middle, and may be half made: {type(exc).__name__}: {exc}"
             doubt = WeightsInDoubt(text)
             doubt.__cause__ = exc
-            return dict.fromkeys(targets, self._updates.doubt([target.number for target in targets], doubt))
+            return dict.fromkeys(targets, self._buckets.doubt([target.number for target in targets], doubt))
         error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {keys} has changed")
         error.__cause__ = exc
         return dict.fromkeys(targets, error)
-
-    def doubt_of(self, ids: Collection[int]) -> WeightsInDoubt | None:
-        """See ``Buckets.doubt_of``."""
-        return self._updates.doubt_of(ids)
-
-    def numbers(self, hyper: UpdateHyperparameters) -> RowHyperparameters:
-        """Return the hyper-parameters of an update. In an async store, None takes the last ones that were given."""
-        changes = dict(hyper.changes) if hyper.changes else NO_CHANGES
-        updater = self._updates.updater
-        if self._rule.mode == "sync" or updater is None:
-            return RowHyperparameters(hyper.lr, hyper.rescale, changes)
-        self._updates.take(hyper)
-        return RowHyperparameters(updater.lr, updater.rescale_grad, changes)
 
 
 def _summed(update: RowUpdate, room: Room) -> tuple[Ids, Rows]:
@@ -367,7 +381,9 @@ class _Answer(NamedTuple):
 
 
 class RowAnswers:
-    """Rows that are about to be sent. They are forgotten with the message that has changed them.
+    """The new rows of an update, as answers to the pushes that want just these rows: they are not gathered again.
+
+    They are forgotten with the message that has changed them.
 
     Args:
         memory: for rows that are sent.
@@ -410,52 +426,45 @@ class RowAnswers:
         return rows
 
 
-class GroupUpdates:
-    """The updates of the groups of one store, as ``RowUpdates`` would make them of each table.
+def _not_finite_rows(key: Key, items: Sequence[RowContribution]) -> NotFinite:
+    """Return the error, with key, row, worker and push, for a sum of ``items`` that is not finite."""
+    for item in items:
+        finite = np.isfinite(item.rows).all(axis=1)
+        if not finite.all():
+            position = int(np.flatnonzero(~finite)[0])
+            return NotFinite(
+                f"push {item.clock} of {key!r} by {item.who} has NaN or infinite elements in row {item.ids[position]} "
+                f"(position {position}); no row of this update has been changed"
+            )
+    return NotFinite(
+        f"push {items[0].clock} of {key!r}: each worker's rows are finite, their sum is not in {items[0].rows.dtype}; "
+        "no row of this update has been changed"
+    )
 
-    Args:
-        updates: of the store's tables.
+
+def _recorded_sums(
+    message: wire.ClosedRowRounds, tables: Sequence[Table]
+) -> tuple[list[tuple[Ids, Rows]], RowBatch | None]:
+    """Return the sums in a record for each of ``tables``, and all of them if they are one array.
+
+    Raises:
+        ValueError: rows of different tables in one array.
+        WireError: the buffers do not fit.
     """
+    sizes = [count * table.row_bytes for count, table in zip(message.counts, tables, strict=True)]
+    if message.together:
+        if len({(table.width, table.dtype) for table in tables}) != 1:
+            raise ValueError("rows of tables of several widths or dtypes in one array")
+        sizes = [sum(sizes)]
+    ids_buffer, *buffers = wire.unpack_arrays(message.buffers, [sum(message.counts) * ITEMSIZE["int64"], *sizes])
+    ids = _array(ids_buffer, "int64")
+    starts = list(itertools.accumulate(message.counts, initial=0))
+    if message.together:
+        batch = RowBatch(ids, _array(buffers[0], tables[0].dtype).reshape(-1, tables[0].width), starts)
+        return batch.of_each(), batch
+    rows = [_array(buffer, table.dtype).reshape(-1, table.width) for buffer, table in zip(buffers, tables, strict=True)]
+    return list(zip((ids[start:stop] for start, stop in itertools.pairwise(starts)), rows, strict=True)), None
 
-    def __init__(self, updates: RowUpdates) -> None:
-        self._updates = updates
 
-    def close(self, group: TableGroup, items: Sequence[GroupContribution]) -> Exception | None:
-        """Sum the contributions of a round and update; return the error. A round that fails is over, too."""
-        try:
-            hyper = agreed_by(items, group.segments.keys[:1])
-        except Mismatch as exc:
-            return exc
-        return self.make(group, items, hyper)
-
-    def make(
-        self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters
-    ) -> Exception | None:
-        """Make one update; return why it has failed, if it has."""
-        if (doubt := self._updates.doubt_of(group.ids)) is not None:
-            return doubt
-        versions = [table.version for table in group.tables]
-        try:
-            self._make(group, items, hyper)
-        except Exception as exc:
-            return self._updates.failed(exc, group.targets, versions)[group.targets[0]]
-        return None
-
-    def _make(self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters) -> None:
-        tables, updater, answers = group.tables, group.updater, self._updates.answers
-        numbers = self._updates.numbers(hyper)
-        batches = [item.batch for item in items]
-        if len(items) <= 2 and updater is not None:
-            requests = [item.request for item in items]
-            rooms = list(map(answers.room, requests))
-            made = update_in_parts(tables, batches, updater, numbers, rooms, group.joint)
-            if made is not None:
-                answers.keep(requests, made, tables[:1])  # all of them change together
-                group.note_changed([(batch.ids, batch.starts) for batch in batches])
-                return
-        with np.errstate(over="ignore", invalid="ignore"):
-            sums = sum_batches(batches)
-        changed = update_together(tables, sums, updater, numbers, joint=group.joint)
-        group.renew()
-        starts = np.cumsum([0, *map(len, changed)]).tolist()
-        group.note_changed([(np.concatenate(changed), starts)])
+def _array(buffer: memoryview, dtype: str) -> Rows:
+    return np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)

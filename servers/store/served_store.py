@@ -1,41 +1,59 @@
-"""One store on one server: what requests do to its segments. No I/O, no clock.
+"""One store on one server: what requests do to its segments, how its rounds close, and who is answered then. Pure.
 
 In mode ``sync``, a push is a contribution to a round. When a round is complete, its sum is assigned, or the optimizer
 steps with it, and the requests that wait for the round are answered. In mode ``async``, every push is an update at
 once, and a worker that is too far ahead of others waits at its next read. All buckets that one message completes are
 updated by one call of the optimizer.
+
+Most pushes take a short way: ``push_as_before`` for arrays, ``push_to_group`` for tables. Each checks in a few steps
+that nothing about its push is unusual. Otherwise it returns None and has changed nothing, and the general way takes the
+push, or says what is wrong with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from kvstore import wire
+from kvstore.errors import UsageError, WeightsInDoubt
 from kvstore.lineage import UNKNOWN
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
-from kvstore.spec import Spec
+from kvstore.spec import FLOATS, Spec
+from kvstore.tracing.tracer import Tracer
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import ranges_of
-from servers.activity import Waits
-from servers.requests.reasons import Reason
+from kvstore.wire.frames import SharedFields
 from servers.requests.replies import Answer, refuse
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
-from servers.store.contributions import contribute, require_mergeable, updates_of
-from servers.store.grouped_pushes import GroupedPushes
+from servers.store.contributions import contribute, payload_of, require_mergeable, updates_of
+from servers.store.hyperparameters import UpdateHyperparameters, compressions
 from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds, WorkerClocks
+from servers.store.row_requests import usual_push_of_group
+from servers.store.row_target import GroupContribution, RowTarget, TableGroup
+from servers.store.row_updates import RowUpdate
 from servers.store.served_tables import ServedTables
-from servers.store.shortcuts import Shortcuts
-from servers.store.states import get_states, put_states
-from servers.store.store_progress import StoreProgress
-from servers.store.target import Bucket, WaitingRequest
-from servers.store.updates import Update, Updates, is_late
+from servers.store.target import AnyTarget, Bucket, Contribution, ParkedRequest, PushRequest, WaitingRequest
+from servers.store.updates import Update, Updates
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Pauses, Waiting
+
+MOST_KNOWN = 1024  # pushes that are known; then all are forgotten
+OF_ARRAYS = (wire.Push, wire.Pull)
+OF_ROWS = (wire.PushRows, wire.PullRows)
+
+CheckedUpdates: TypeAlias = Sequence[Update] | Sequence[RowUpdate]
+
+
+class _Known(NamedTuple):
+    """What has been found out about a push: its only bucket, and the hyper-parameters to update it with."""
+
+    buckets: tuple[Bucket]
+    hyper: UpdateHyperparameters
 
 
 class ServedStore:
@@ -52,12 +70,13 @@ class ServedStore:
     Attributes:
         rule, lineage: see above.
         buckets: its segments.
-        captures: those for checkpoints that are under way.
-        updates: what contributions do to them.
-        tables: those of its segments that are of tables, and what requests do to these.
+        captures: the captures for checkpoints that are under way.
+        updates: what contributions do to its arrays.
+        tables: its tables, and what requests do to them.
         values: makes the answers that bring values.
         recording: tells a standby, if there is one.
-        progress: closes rounds, and answers requests.
+        waiting: the requests that wait for rounds, and the workers inside ``join``.
+        tracer: notes updates for the job's trace; None notes nothing.
     """
 
     def __init__(
@@ -73,6 +92,7 @@ class ServedStore:
         memory = memory or Heap()
         self.rule = rule
         self.lineage = lineage
+        self.tracer: Tracer | None = None
         self.recording = recording or Recording()
         self.buckets = Buckets(self._new_rounds, memory, self.recording)
         self.updates = Updates(rule, self.buckets, memory, self.recording)
@@ -80,25 +100,24 @@ class ServedStore:
         self.captures = Captures(self.buckets, self.updates)
         self.values = ValueReplies(rule, self.buckets, self.updates, self.recording)
         self._workers = frozenset(workers)
-        times = times or ArrivalTimes(max(workers, default=0) + 1)
-        self._waiting = Waiting(rule, self._workers, self.buckets, times)
-        self.progress = StoreProgress(
-            rule, self.buckets, self.updates, self.tables, self.captures, self.values, self._waiting, times
-        )
-        self._grouped = GroupedPushes(
-            rule, self.buckets, self.tables, self.captures, self._waiting, self.progress, self.recording
-        )
-        self._shortcuts = Shortcuts(rule, self.buckets, self._waiting, self.progress)
+        self._times = times or ArrivalTimes(max(workers, default=0) + 1)
+        self.waiting = Waiting(rule, self._workers, self.buckets, self._times)
+        self._sync = rule.mode == "sync"
+        # Where a quorum closes a round, a push may be late: the short ways would have to look for that.
+        self._knows = self._sync and rule.quorum is None
+        self._groups = rule.quorum is None and not rule.finite
+        self._known: dict[SharedFields | None, _Known] = {}
+        self._grouping = self.buckets.grouping
 
     @property
     def pauses(self) -> Pauses:
         """The workers that have nothing more to contribute for now."""
-        return self._waiting.pauses
+        return self.waiting.pauses
 
     @property
     def parked(self) -> list[WaitingRequest]:
         """The requests that wait for rounds."""
-        return self._waiting.parked
+        return self.waiting.parked
 
     def init(self, message: wire.Init) -> None:
         """Take new segments and their first values."""
@@ -107,133 +126,163 @@ class ServedStore:
         ranges = ranges_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
         self.buckets.add(message.ids, message.keys, specs, ranges)
 
+    # ---- pushes
+
     def push(self, peer: bytes, message: wire.Push) -> list[Answer]:
         """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
-        answers = self._shortcuts.take(peer, message)
+        answers = self.push_as_before(peer, message)
         if answers is not None:
             return answers
-        rule, several = self.rule, len(message.ranks) > 1
-        if several or message.rank_clocks:
-            require_mergeable(message, rule)
-        pauses = self._waiting.pauses
-        if pauses.ranks:
-            pauses.require_before(message)
+        if len(message.ranks) > 1 or message.rank_clocks:
+            require_mergeable(message, self.rule)
+        self.pauses.require_before(message)
         buckets = self.buckets.pushed(message.ids, message.clocks)
         updates = self._updates_of(message, buckets)
-        late = 0
-        if rule.quorum is not None:
-            late = sum(len(b.ids) for b, (part,), *_ in updates if is_late(b, part.ranks, part.clock, rule))
-        if self.recording.on and (rule.mode == "async" or (late and rule.late == "keep")):
-            self.recording.note(message)
-        for bucket, (part,), *_ in updates:
-            if not bucket.rounds.counts(part.ranks, part.clock):
-                contribute(message, bucket, part)
-        error = self._update(message, updates) if rule.mode == "async" else self.buckets.doubt_of(message.ids)
-        self._shortcuts.learn(message, buckets)
-        return self.progress.pushed(peer, message, buckets, late, error)
-
-    def _update(self, message: wire.Push, updates: Sequence[Update]) -> Exception | None:
-        """Make the updates of a push that is one by itself; return the first error."""
-        buckets = [update.bucket for update in updates]
-        if self.captures:
-            self.captures.secure(buckets)
-        tracer = self.progress.tracer
-        began = 0.0 if tracer is None else tracer.clock()
-        errors = self.updates.make(updates)
-        if tracer is not None:
-            self.progress.note(tracer, "update", began, message.clocks, buckets)
-        return next(iter(errors.values()), None)
+        self._learn(message, buckets)
+        return self._push(peer, message, buckets, updates)
 
     def push_rows(self, peer: bytes, message: wire.PushRows) -> list[Answer]:
         """Take a worker's contributions to tables, and answer the requests that need not wait any more."""
-        grouped = self._grouped.take(peer, message)
-        if grouped is not None:
-            self.tables.updates.answers.forget()
-            return grouped
-        self.pauses.require_before(message)
-        updates = self.tables.contributions(message)
-        late = 0
-        if self.rule.quorum is not None:
-            late = sum(is_late(target, part.ranks, part.clock, self.rule) for target, (part,), *_ in updates)
-        if self.recording.on and (self.rule.mode == "async" or (late and self.rule.late == "keep")):
-            self.recording.note(message)
-        for target, (part,), *_ in updates:
-            if not target.rounds.counts(part.ranks, part.clock):
-                target.rounds.contribute(part.ranks, part.clock, part)
-        errors = self.tables.updates.make(updates) if self.rule.mode == "async" else {}
-        targets = [update.target for update in updates]
-        error = next(iter(errors.values()), None) or self.buckets.doubt_of(message.ids)
-        answers = self.progress.pushed(peer, message, targets, late, error)
+        answers = self.push_to_group(peer, message)
+        if answers is None:
+            self.pauses.require_before(message)
+            updates = self.tables.contributions(message)
+            targets = [update.target for update in updates]
+            answers = self._push(peer, message, targets, updates)
+            if self._may_group():
+                self.buckets.groups.learn(targets)
         self.tables.updates.answers.forget()
-        self._grouped.learn(targets)
         return answers
 
-    def follow_push_rows(self, message: wire.PushRows) -> Exception | None:
-        """Take contributions to tables that another server has recorded; see ``follow_push``."""
-        updates = self.tables.contributions(message)
-        for target, (part,), *_ in updates:
-            if self.rule.mode == "async" or part.clock <= target.rounds.version:
-                target.rounds.contribute(part.ranks, part.clock, part)
-        errors = self.tables.updates.make(updates) if self.rule.mode == "async" else {}
-        self.tables.updates.answers.forget()  # another server answers
-        return next(iter(errors.values()), None)
+    def push_as_before(self, peer: bytes, message: wire.Push) -> list[Answer] | None:
+        """Take a push that repeats an earlier one but for worker, round and values; return None if it does not.
 
-    def follow_push(self, message: wire.Push) -> Exception | None:
+        Raises:
+            UsageError, WireError: its values are not those of the segments; nothing has changed.
+        """
+        if self._grouping is not self.buckets.grouping:
+            self._forget_known()
+        known = self._known.get(message.shared)
+        if known is None or self.waiting.uneven or self.buckets.doubts:
+            return None
+        clocks, ranks = message.clocks, message.workers
+        clock = clocks[0]
+        if message.rank_clocks or clocks.count(clock) < len(clocks):
+            return None
+        bucket = known.buckets[0]
+        part = Contribution(ranks, clock, payload_of(message, known.buckets), known.hyper)
+        if not bucket.rounds.contribute(ranks, clock, part):
+            return None
+        self.waiting.wait(peer, message, bucket, clock)
+        return self._contributed(message, known.buckets)
+
+    def push_to_group(self, peer: bytes, message: wire.PushRows) -> list[Answer] | None:
+        """Take a push to all tables of a group; return None if it is unusual, or there is no such group."""
+        group = self.buckets.groups.find(message.ids)
+        if group is None or message.changes or not self._may_group():
+            return None
+        clock, ranks = message.clocks[0], message.workers
+        if message.clocks.count(clock) < len(message.clocks):
+            return None
+        pushed = usual_push_of_group(message, group)
+        if pushed is None:
+            return None
+        hyper = UpdateHyperparameters(message.lr, message.rescale)
+        request = message.sender[:2] if pushed.answer else None
+        item = GroupContribution(ranks, clock, pushed.batch, hyper, request)
+        counted = group.rounds.contribute(ranks, clock, item)
+        if not self._sync:
+            error = self.tables.updates.make_of_group(group, [item], hyper)
+            return self._pushed(peer, message, [group], 0, error)
+        if not counted:
+            return None
+        self.waiting.wait(peer, message, group, clock)
+        return self._contributed(message, [group])
+
+    def follow_push(self, message: PushRequest) -> Exception | None:
         """Take contributions that another server has recorded: an update, or those of them that are late.
 
         Returns:
             The error of an update.
         """
-        updates = self._updates_of(message, self.buckets.of(message.ids))
-        if self.rule.mode == "sync":
-            for bucket, (part,), *_ in updates:
-                if part.clock <= bucket.rounds.version:
-                    contribute(message, bucket, part)
+        updates: CheckedUpdates
+        if isinstance(message, wire.Push):
+            updates = self._updates_of(message, self.buckets.of(message.ids))
+        else:
+            updates = self.tables.contributions(message)
+        for target, (part,), *_ in updates:
+            if not self._sync or part.clock <= target.rounds.version:
+                contribute(message, target, part)
+        if self._sync:
             return None
-        for bucket, (part,), *_ in updates:
-            contribute(message, bucket, part)
-        return next(iter(self.updates.make(updates).values()), None)
+        errors = self._make(message, updates)
+        self.tables.updates.answers.forget()  # another server answers
+        return next(iter(errors.values()), None)
 
-    def follow_rounds(self, message: wire.ClosedRounds) -> list[Answer]:
-        """Close rounds as another server has; answer those inside ``join``, if it is over.
+    def _push(
+        self, peer: bytes, message: PushRequest, targets: Sequence[AnyTarget], updates: CheckedUpdates
+    ) -> list[Answer]:
+        """Take ``updates``, which have been checked: to ``targets``, one each."""
+        rule, late = self.rule, 0
+        if rule.quorum is not None:
+            late = sum(len(target.ids) for target, (p,), *_ in updates if target.rounds.is_late(p.ranks, p.clock))
+        if self.recording.on and (not self._sync or (late and rule.late == "keep")):
+            self.recording.note(message)
+        for target, (part,), *_ in updates:
+            if not target.rounds.counts(part.ranks, part.clock):
+                contribute(message, target, part)
+        error = None
+        if not self._sync:
+            if self.captures:
+                self.captures.secure([target for target in targets if isinstance(target, Bucket)])
+            began = 0.0 if self.tracer is None else self.tracer.clock()
+            errors = self._make(message, updates)
+            if self.tracer is not None:
+                self._note(self.tracer, "update", began, message.clocks, targets)
+            error = next(iter(errors.values()), None)
+        return self._pushed(peer, message, targets, late, error or self.buckets.doubt_of(message.ids))
 
-        Raises:
-            ValueError: they are not the next rounds of this store.
-        """
-        tracer = self.progress.tracer
-        began = 0.0 if tracer is None else tracer.clock()
-        self.updates.follow(message)
-        if tracer is not None:
-            self.progress.note(tracer, "follow", began, message.versions)
-        return self.progress.resume()
+    def _make(self, message: PushRequest, updates: Sequence[Any]) -> dict[Any, Exception]:
+        """Make the updates of a push that is one by itself; return the errors."""
+        errors: dict[Any, Exception] = {}
+        errors |= self.updates.make(updates) if isinstance(message, wire.Push) else self.tables.updates.make(updates)
+        return errors
 
-    def follow_updated(self, message: wire.Updated) -> list[Answer]:
-        """Take what updates have made on another server; see ``follow_rounds`` and ``Updates.follow_updated``."""
-        self.updates.follow_updated(message)
-        return self.progress.resume()
+    def _updates_of(self, message: wire.Push, buckets: Sequence[Bucket]) -> list[Update]:
+        self.updates.require(buckets)
+        return updates_of(message, buckets, self.rule, self.updates.optimizer)
 
-    def follow_row_rounds(self, message: wire.ClosedRowRounds) -> list[Answer]:
-        """Close rounds of tables as another server has; see ``follow_rounds``."""
-        tracer = self.progress.tracer
-        began = 0.0 if tracer is None else tracer.clock()
-        self.tables.updates.follow(message, self.buckets.tables_of(message.ids))
-        if tracer is not None:
-            self.progress.note(tracer, "follow", began, message.versions)
-        return self.progress.resume()
+    def _learn(self, message: wire.Push, buckets: list[Bucket]) -> None:
+        """Remember what has been found out about a push to ``buckets``; see ``push_as_before``."""
+        if not self._knows or message.shared is None or message.changes:
+            return
+        if len(buckets) != 1 or buckets[0].dtype not in FLOATS:  # an optimizer does not take others
+            return
+        if len(self._known) >= MOST_KNOWN or self._grouping is not self.buckets.grouping:
+            self._forget_known()
+        hyper = UpdateHyperparameters(message.lr, message.rescale, (), *compressions(message))
+        self._known[message.shared] = _Known((buckets[0],), hyper)
 
-    def pull(self, peer: bytes, message: wire.Pull) -> list[Answer]:
-        """Answer with values now, or when the rounds that they must include are over."""
-        return self.progress.answer(self._waiting.park(peer, message))
+    def _forget_known(self) -> None:
+        """Forget all pushes: where segments are grouped otherwise, buckets would be kept that nobody has any more."""
+        self._known.clear()
+        self._grouping = self.buckets.grouping
 
-    def pull_rows(self, peer: bytes, message: wire.PullRows) -> list[Answer]:
-        """Answer with rows now, or when the rounds that they must include are over."""
-        self.tables.require_wanted(message)
-        return self.progress.answer(self._waiting.park(peer, message))
+    def _may_group(self) -> bool:
+        """Return whether there may be groups now: nobody needs tables one by one, and no request may wait in vain."""
+        return self._groups and not (self.waiting.uneven or self.recording.on or self.captures or self.buckets.doubts)
 
-    def when_due(self, peer: bytes, message: wire.FreezeTable | wire.EvictRows) -> list[Answer]:
-        """Do to a table what ``message`` asks now, or when the round is over that it names."""
-        self.buckets.table(message.id)
-        return self.progress.answer(self._waiting.park(peer, message))
+    # ---- other requests
+
+    def when_due(
+        self, peer: bytes, message: wire.Pull | wire.PullRows | wire.FreezeTable | wire.EvictRows
+    ) -> list[Answer]:
+        """Do what ``message`` asks now, or when the rounds are over that it names."""
+        if isinstance(message, wire.PullRows):
+            self.tables.require_wanted(message)
+        elif not isinstance(message, wire.Pull):
+            self.buckets.table(message.id)
+        return self._answer(self.waiting.park(peer, message))
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with ``optimizer`` from now on; its state stays if the update rule is the same.
@@ -245,29 +294,21 @@ class ServedStore:
         self.updates.set_optimizer(optimizer)
         use()
 
-    def get_states(self, message: wire.GetStates) -> wire.OptimizerStates:
-        """Return the optimizer's states of the message's segments."""
-        return get_states(message, self.buckets, self.updates)
-
-    def put_states(self, message: wire.PutStates) -> None:
-        """Take the optimizer's states that the message brings."""
-        put_states(message, self.buckets, self.updates)
-
     def close(self, error: Exception) -> list[Answer]:
         """Fail all requests that wait: the store is closed."""
         self.tables.freezes.close()
-        parked, inside_join = self._waiting.close()
+        parked, inside_join = self.waiting.close()
         waiters = [(waiter.peer, waiter.request) for waiter in parked] + inside_join
         return [refuse(peer, request, error) for peer, request in waiters]
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note which workers have left in order; fail or answer the requests that wait for them, as the rule says."""
-        self._waiting.depart(workers)
+        self.waiting.depart(workers)
         self.tables.freezes.depart(workers)
         targets = self.buckets.targets()
         for target in targets:
-            target.rounds.leave(self._waiting.departed)
-        return self.progress.without_pushes(targets)
+            target.rounds.leave(self.waiting.departed)
+        return self._without_pushes(targets)
 
     def pause(self, peer: bytes, message: wire.Pause) -> list[Answer]:
         """Take a worker out of the rounds after its last push. It is answered when all workers are inside ``join``."""
@@ -281,19 +322,165 @@ class ServedStore:
         for target in targets:
             if target.ids[0] in clocks:
                 target.rounds.pause(message.node.rank, clocks[target.ids[0]])
-        return self.progress.without_pushes(targets)
+        return self._without_pushes(targets)
 
-    def explain(self, node: wire.Node, about: int) -> Reason:
-        """Say what request ``about`` of ``node`` waits for; nothing if it does not wait."""
-        return self._waiting.explain(node, about)
+    # ---- as a standby
 
-    def waits(self, now: float) -> Waits:
-        """Return who waits for whom."""
-        return self._waiting.waits(now)
+    def follow_rounds(self, message: wire.ClosedRounds | wire.ClosedRowRounds) -> list[Answer]:
+        """Close rounds as another server has; answer the workers inside ``join``, if it is over.
 
-    def _updates_of(self, message: wire.Push, buckets: Sequence[Bucket]) -> list[Update]:
-        self.updates.require(buckets)
-        return updates_of(message, buckets, self.rule, self.updates.optimizer)
+        Raises:
+            ValueError: they are not the next rounds of this store.
+        """
+        began = 0.0 if self.tracer is None else self.tracer.clock()
+        if isinstance(message, wire.ClosedRounds):
+            self.updates.follow(message)
+        else:
+            self.tables.updates.follow(message, self.buckets.tables_of(message.ids))
+        if self.tracer is not None:
+            self._note(self.tracer, "follow", began, message.versions)
+        return self._resume()
+
+    def follow_updated(self, message: wire.Updated) -> list[Answer]:
+        """Take what updates have made on another server; see ``follow_rounds`` and ``Updates.follow_updated``."""
+        self.updates.follow_updated(message)
+        return self._resume()
+
+    # ---- rounds close, and requests are answered
+
+    def _pushed(
+        self, peer: bytes, message: PushRequest, targets: Sequence[AnyTarget], late: int, error: Exception | None
+    ) -> list[Answer]:
+        """Answer a push, or let it wait, and close the rounds of ``targets`` that it completes."""
+        if error is not None:
+            answers = [refuse(peer, message, error)]
+        else:
+            # Parked before rounds are closed, so that it learns of their errors.
+            answers = self._answer(self.waiting.park(peer, message, late, targets))
+        answers += self._contributed(message, targets)
+        if self.pauses.ranks:
+            answers += self._resume()
+        return answers
+
+    def _contributed(self, message: PushRequest, targets: Sequence[AnyTarget]) -> list[Answer]:
+        """Close the rounds of ``targets`` that a push has completed, and answer the requests that waited for them."""
+        answers = self._advance(targets, message)
+        if self._sync and targets:
+            self._times.contributed(message.workers, message.clocks[0], targets, self.rule.quorum is not None)
+        return answers
+
+    def _advance(self, touched: Sequence[AnyTarget], push: PushRequest | None = None) -> list[Answer]:
+        """Close the rounds of ``touched`` that are complete, and answer the requests that waited for them.
+
+        Args:
+            push: which has changed ``touched``, if one has.
+        """
+        if not self._sync:
+            ready = self.waiting.release(touched, {})
+            if push is not None:
+                self._times.updated(_behind_most(push), touched, ready)
+            if self.buckets.doubts:
+                ready += self.waiting.give_up_hopeless()
+            return self._answer(ready)
+        answers: list[Answer] = []
+        while wave := [(target, items) for target in touched if (items := target.rounds.complete()) is not None]:
+            whole = [(target, items) for target, items in wave if isinstance(target, Bucket)]
+            striped: list[tuple[RowTarget, list[Any]]] = []
+            if len(whole) < len(wave):
+                striped = [(target, items) for target, items in wave if isinstance(target, RowTarget)]
+            if self.captures:
+                self.captures.secure([bucket for bucket, _ in whole])
+            errors: dict[Any, Exception] = {}
+            began = 0.0 if self.tracer is None else self.tracer.clock()
+            if whole:
+                errors.update(self.updates.close(whole))
+            if striped:
+                errors.update(self.tables.updates.close(striped))
+            for target, items in wave if len(whole) + len(striped) < len(wave) else ():
+                if isinstance(target, TableGroup):
+                    error = self.tables.updates.close_group(target, items)
+                    if error is not None:
+                        errors[target] = error
+            if self.captures:
+                self.captures.reached([target for target, _ in wave])
+            touched = [target for target, _ in wave]  # no other has a round that is complete now
+            if self.tracer is not None:
+                self._note(self.tracer, "update", began, [target.rounds.version for target in touched], touched)
+            answers += self._answer(self.waiting.release(touched, errors))
+        if self.buckets.doubts:  # others may have pushed further already
+            answers += self._answer(self.waiting.give_up_hopeless())
+        return answers
+
+    def _without_pushes(self, targets: Sequence[AnyTarget]) -> list[Answer]:
+        """Go on now that workers will not push for some time, or ever: close rounds, and give up what waits in vain."""
+        return self._advance(targets) + self._answer(self.waiting.give_up_hopeless()) + self._resume()
+
+    def _note(
+        self, tracer: Tracer, name: str, began: float, rounds: Sequence[int], targets: Sequence[AnyTarget] = ()
+    ) -> None:
+        """Note that ``targets`` have been updated since ``began``, if these rounds of them are of interest."""
+        if rounds and tracer.reached(rounds[0]):
+            tracer.span(name, began, targets[0].segments.keys if targets else (), round_=rounds[0])
+
+    def _answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
+        """Answer requests that need not wait. One that cannot be answered fails alone."""
+        answers: list[Answer] = []
+        alike: tuple[SharedFields, wire.Values] | None = None  # the last answer in rounds, and what has asked for it
+        for parked in ready:
+            request = parked.request
+            shared = request.shared if isinstance(request, wire.Push) else None
+            if alike is not None and alike[0] is shared and parked.error is None and parked.late == alike[1].missed:
+                answers.append(Answer(parked.peer, request, alike[1].again(request.seq)))
+                continue
+            answer = self._answer_one(parked)
+            answers.append(answer)
+            if shared is not None and self._sync and isinstance(answer.reply, wire.Values):
+                alike = shared, answer.reply
+        return answers
+
+    def _answer_one(self, parked: ParkedRequest) -> Answer:
+        if parked.error is not None:
+            return refuse(parked.peer, parked.request, parked.error)
+        try:
+            return Answer(parked.peer, parked.request, self._reply(parked.request, parked.late))
+        except (UsageError, WeightsInDoubt) as exc:
+            return refuse(parked.peer, parked.request, exc)
+
+    def _reply(self, message: WaitingRequest, late: int) -> wire.Reply:
+        if self.buckets.doubts:
+            self.buckets.require_sound(message.ids)
+        ahead = 0 if self._sync else self._ahead(message)
+        if isinstance(message, OF_ARRAYS):
+            return self.values.reply(message, late, ahead)
+        if isinstance(message, OF_ROWS):
+            return self.tables.reply(message, late, ahead)
+        if isinstance(message, wire.FreezeTable):
+            return self.tables.freezes.freeze(message, self.buckets.table(message.id))
+        self.tables.evict(message)
+        return wire.Ack(message.seq)
+
+    def _ahead(self, message: WaitingRequest) -> int:
+        """Return how many pushes the asker is ahead of the slowest worker."""
+        if not message.ids:
+            return 0
+        if len(message.ids) == 1:
+            return max(0, message.clocks[0] - self.buckets.target(message.ids[0]).rounds.version)
+        clock = max(message.clocks)
+        return max(0, clock - min(target.rounds.version for target in self.buckets.targets_of(message.ids)))
+
+    def _resume(self) -> list[Answer]:
+        """Answer the workers inside ``join``, if it is over."""
+        ended = self.waiting.end_join()
+        if ended is None:
+            return []
+        if ended.error is not None:
+            return [refuse(peer, request, ended.error) for peer, request in ended.waiters]
+        for target in self.buckets.targets():
+            target.rounds.resume()
+        return [
+            Answer(peer, request, wire.Resume(request.seq, ended.last, self.buckets.versions(request.ids)))
+            for peer, request in ended.waiters
+        ]
 
     def _new_rounds(self) -> Rounds[Any] | WorkerClocks[Any]:
         made: Rounds[Any] | WorkerClocks[Any]
@@ -301,5 +488,13 @@ class ServedStore:
             made = WorkerClocks(self._workers)
         else:
             made = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep")
-        made.leave(self._waiting.departed)
+        made.leave(self.waiting.departed)
         return made
+
+
+def _behind_most(message: PushRequest) -> Sequence[int]:
+    """Return those workers whose contribution a push is that have pushed least, of several with clocks of their own."""
+    own = message.rank_clocks if isinstance(message, wire.Push) else ()
+    if not own:
+        return message.workers
+    return [rank for rank, clock in zip(message.workers, own, strict=True) if clock == min(own)]

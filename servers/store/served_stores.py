@@ -10,6 +10,7 @@ from kvstore.errors import Mismatch, UsageError
 from kvstore.rule import Rule
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport.memory import Memory
+from servers.activity import ServedActivity, together
 from servers.names import have, name
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
@@ -17,8 +18,7 @@ from servers.store.lateness import ArrivalTimes
 from servers.store.optimizer_agreement import OptimizerAgreement
 from servers.store.recording import Recorder, Recording, grouped_record
 from servers.store.served_store import ServedStore
-from servers.store.snapshot import restore, snapshot
-from servers.store.table_snapshot import restore_table, table_snapshot
+from servers.store.snapshot import restore, restore_table, snapshot, table_snapshot
 
 OfWorkerZero: TypeAlias = wire.InitTables | wire.PutRows | wire.PutTableRest | wire.EvictRows
 RowRequest: TypeAlias = (
@@ -84,7 +84,7 @@ class ServedStores:
         """Note updates with ``tracer`` from now on."""
         self._tracer = tracer
         for served in list(self.open.values()):  # the heartbeat's thread may call this
-            served.progress.tracer = tracer
+            served.tracer = tracer
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note which workers have left in order; fail the requests that wait for them."""
@@ -112,10 +112,8 @@ class ServedStores:
         if message.store not in self.open:
             raise ValueError(f"a {type(message).__name__} of store {message.store}, which is not open")
         served = self.open[message.store]
-        if isinstance(message, wire.ClosedRounds):
+        if isinstance(message, wire.ClosedRounds | wire.ClosedRowRounds):
             return served.follow_rounds(message)
-        if isinstance(message, wire.ClosedRowRounds):
-            return served.follow_row_rounds(message)
         if isinstance(message, wire.Updated):
             return served.follow_updated(message)
         if isinstance(message, wire.Grouped):
@@ -129,9 +127,9 @@ class ServedStores:
         elif isinstance(message, wire.OptimizerCalls):
             self._agreements[message.store].restore(message)
         elif isinstance(message, wire.StripeState | wire.TablePage | wire.TableRest):
-            restore_table(served, message)
+            restore_table(message, served.buckets, served.tables)
         else:
-            restore(served, message)
+            restore(message, served.buckets, served.updates, served.values.compressed)
         return []
 
     def capture(self) -> Iterator[wire.Message | Iterable[wire.Message]]:
@@ -142,8 +140,8 @@ class ServedStores:
             yield wire.StoreState(store, opened_by, closed_by, **served.rule.described, lineage=served.lineage)
             agreement = self._agreements[store]
             yield agreement.record()
-            yield from snapshot(store, served)
-            yield from table_snapshot(store, served)
+            yield from snapshot(store, served.buckets, served.updates, served.values.compressed)
+            yield from table_snapshot(store, served.buckets)
             yield from served.pauses.requests
             # The pauses split there what has been merged here since.
             buckets = sorted(served.buckets.all(), key=lambda bucket: bucket.ids)
@@ -153,10 +151,10 @@ class ServedStores:
     def _new(self, store: int, rule: Rule, lineage: int) -> ServedStore:
         recording = Recording(store, self.recorder, self._memory)
         served = self.open[store] = ServedStore(rule, self._workers, self._memory, recording, self._times, lineage)
-        served.progress.tracer = self._tracer
+        served.tracer = self._tracer
         served.depart(self._departed)
         self._closed_by[store] = set()
-        self._agreements[store] = OptimizerAgreement(store, served, self._rank)
+        self._agreements[store] = OptimizerAgreement(store, served.updates, served.set_optimizer, self._rank)
         return served
 
     def require(self, store: int) -> ServedStore:
@@ -193,11 +191,11 @@ class ServedStores:
         if isinstance(message, RowRequest):
             return serve_rows(served, peer, message)
         if isinstance(message, wire.Pull):
-            return served.pull(peer, message)
+            return served.when_due(peer, message)
         if isinstance(message, wire.Pause):
             return served.pause(peer, message) + self._abandoned()
         if isinstance(message, wire.GetStates):
-            return [Answer(peer, message, served.get_states(message))]
+            return [Answer(peer, message, served.updates.get_states(message))]
         if isinstance(message, wire.SetOptimizer):
             return self._agreements[message.store].take(peer, message) + self._abandoned()
         if message.node.rank != 0:
@@ -205,7 +203,7 @@ class ServedStores:
         if isinstance(message, wire.Init):
             served.init(message)
         else:
-            served.put_states(message)
+            served.updates.put_states(message)
         return [Answer(peer, message, wire.Ack(message.seq))]
 
     def _open(self, message: wire.Open) -> None:
@@ -235,13 +233,28 @@ class ServedStores:
 
     def _abandoned(self) -> list[Answer]:
         """Fail the calls of ``set_optimizer`` that wait for worker 0's in vain."""
-        agreements = self._agreements.values()
-        return [answer for agreement in agreements for answer in agreement.abandon_if_vain(self._departed)]
+        answers: list[Answer] = []
+        for store, agreement in self._agreements.items():
+            answers += agreement.abandon_if_vain(self._departed, self.open[store].pauses.ranks)
+        return answers
+
+    # ---- reports
+
+    def activity(self, now: float) -> ServedActivity:
+        """Return what has been done in all stores, and who waits in them. The cost does not grow with the requests."""
+        rounds = held = 0
+        for served in self.open.values():
+            buckets, tables = served.buckets.all(), served.buckets.read_tables()
+            versions = [bucket.version for bucket in buckets] + [target.table.version for target in tables]
+            rounds = max(rounds, *versions) if versions else rounds
+            held += sum(bucket.value.nbytes for bucket in buckets) + sum(target.table.nbytes for target in tables)
+        waits = together(served.waiting.waits(now) for served in self.open.values())
+        return ServedActivity(rounds, held, self._times.lateness, waits)
 
     def explain(self, message: wire.Explain) -> Reason:
         """Say what a request waits for; nothing if it does not wait."""
         for store, served in self.open.items():
-            text, missing = served.explain(message.node, message.about)
+            text, missing = served.waiting.explain(message.node, message.about)
             if text:
                 return Reason(text + self._unmade(store, missing) + self._inside(), missing)
         for agreement in self._agreements.values():
@@ -290,11 +303,9 @@ def serve_rows(served: ServedStore, peer: bytes, message: RowRequest) -> list[An
     """
     if isinstance(message, wire.PushRows):
         return served.push_rows(peer, message)
-    if isinstance(message, wire.PullRows):
-        return served.pull_rows(peer, message)
     if isinstance(message, OfWorkerZero) and message.node.rank != 0:
         raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-    if isinstance(message, wire.FreezeTable | wire.EvictRows):
+    if isinstance(message, wire.PullRows | wire.FreezeTable | wire.EvictRows):
         return served.when_due(peer, message)
     tables = served.tables
     if isinstance(message, wire.ReadFrozen):

@@ -14,6 +14,8 @@ from kvstore.checkpoint.tables import NUMBERS
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.lineage import UNKNOWN, Version
 from kvstore.optim.optimizer import Optimizer
+from kvstore.optim.row_updater import RowUpdater
+from kvstore.optim.updater import refusals
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.slabs import Array
@@ -21,7 +23,6 @@ from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, Key
 from kvstore.table import Table
 from kvstore.transport.memory import Memory
-from servers.names import workers
 from servers.store.buckets import Buckets
 from servers.store.hyperparameters import asked
 from servers.store.recording import Recording
@@ -29,8 +30,8 @@ from servers.store.rounds import Rounds, WorkerClocks
 from servers.store.row_arrays import array_of, integers
 from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
 from servers.store.row_target import RowContribution, RowTarget
-from servers.store.row_updates import GroupUpdates, RowUpdate, RowUpdates
-from servers.store.updates import Updates, is_late
+from servers.store.row_updates import RowUpdate, RowUpdates
+from servers.store.updates import Updates
 
 
 class ServedTables:
@@ -47,7 +48,6 @@ class ServedTables:
 
     Attributes:
         updates: what contributions do to rows.
-        groups: the same, of tables that are pushed together.
         freezes: what workers read while training goes on.
     """
 
@@ -61,8 +61,7 @@ class ServedTables:
         rounds: Callable[[], Rounds[Any] | WorkerClocks[Any]],
         lineage: int = UNKNOWN,
     ) -> None:
-        self.updates = RowUpdates(rule, updates, recording, memory)
-        self.groups = GroupUpdates(self.updates)
+        self.updates = RowUpdates(rule, buckets, updates.row_hyperparameters, recording, memory)
         self.freezes = RowFreezes()
         self._rule = rule
         self._buckets = buckets
@@ -101,7 +100,7 @@ class ServedTables:
             RowTarget(number, key, table, stripe, stripes, self._rounds(), self._space(table), self._lineage)
             for number, key, table in tables
         ]
-        updaters = self.updates.updaters(self._arrays.optimizer, targets)
+        updaters = _updaters(self._arrays.optimizer, targets)
         for target, updater in zip(targets, updaters, strict=True):
             target.use(updater)
             self._buckets.add_table(target)
@@ -122,7 +121,8 @@ class ServedTables:
             WireError: its buffers do not fit.
         """
         targets = self._buckets.tables_of(message.ids)
-        self.updates.require(targets)
+        if targets:
+            self._arrays.require_optimizer()
         if message.union:
             self._require_union(message)
         pushed = pushed_rows(message, targets)
@@ -131,14 +131,7 @@ class ServedTables:
         request = message.sender[:2] if pushed.answer else None
         updates: list[RowUpdate] = []
         for target, clock, (ids, rows, batch) in zip(targets, message.clocks, pushed.parts, strict=True):
-            rounds = target.rounds
-            if not (
-                rounds.expects(ranks, clock) or is_late(target, ranks, clock, self._rule) or rounds.counts(ranks, clock)
-            ):
-                raise UsageError(
-                    f"push {clock} of {target.name!r} by {workers(ranks)} belongs to no open round: "
-                    f"{rounds.version} rounds are over, and no push may come twice"
-                )
+            target.require_open(ranks, clock)
             whole = batch is not None or len(targets) == 1  # nothing else is between the rows of the answer
             part = RowContribution(ranks, clock, ids, rows, hyper, batch, request if whole else None)
             updates.append(RowUpdate(target, [part], hyper))
@@ -238,7 +231,7 @@ class ServedTables:
     def updaters(self, optimizer: Optimizer) -> Callable[[], None]:
         """Return a function that makes ``optimizer`` that of all tables; raise ``UsageError`` if it cannot be."""
         targets = list(self._buckets.tables)
-        updaters = self.updates.updaters(optimizer, targets)
+        updaters = _updaters(optimizer, targets)
 
         def use() -> None:
             for target, updater in zip(targets, updaters, strict=True):
@@ -256,6 +249,21 @@ class ServedTables:
             raise UsageError(
                 f"{message.node} asked for all rows of a round, and for rows by their ids: one or the other"
             )
+
+
+def _updaters(optimizer: Optimizer | None, targets: Sequence[RowTarget]) -> list[RowUpdater | None]:
+    """Return what steps with sums of rows of each of ``targets``, should ``optimizer`` be that of the store.
+
+    Raises:
+        UsageError: it has no rule for rows of such a table.
+    """
+    if optimizer is None:
+        return [None for _ in targets]
+    with refusals(optimizer):
+        return [
+            RowUpdater(optimizer, target.name, target.dtype, target.width, target.description.grows)
+            for target in targets
+        ]
 
 
 def _changed(target: RowTarget, clock: int) -> Any:
@@ -279,7 +287,11 @@ class _Held:
 
 
 class RowFreezes:
-    """The tables of one store that are frozen, by who asked for it and the number of that request."""
+    """The tables of one store that are kept as they were, for workers that read them page by page during training.
+
+    Each is known by the worker that asked for it and the number of that request. If the worker fails and does not thaw
+    it, it goes when the worker freezes more, or leaves.
+    """
 
     def __init__(self) -> None:
         self._held: dict[tuple[wire.Node, int], _Held] = {}

@@ -6,46 +6,56 @@ came late and count in the next round are, for they have been answered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from weakref import finalize
 
+import numpy as np
 import torch
 
 from kvstore import wire
 from kvstore.codecs.description import described, travelling
-from kvstore.errors import rebuild
+from kvstore.errors import WireError, rebuild
 from kvstore.optim.state_messages import unpack_states
-from kvstore.spec import HALVES, Spec
+from kvstore.rows.frozen_rows import FrozenRows
+from kvstore.rows.ids import Ids
+from kvstore.rows.layout import part_bytes, write_rows
+from kvstore.spec import HALVES, ITEMSIZE, Spec
+from kvstore.table import Table
 from kvstore.values import from_buffer, ranges_of, spec_of, to_buffer
 from servers.requests.replies import described_error
-from servers.store.compression import ReplyEncoder
+from servers.store.buckets import Buckets
 from servers.store.recording import in_doubt_record, states_record
 from servers.store.rounds import Rounds
-from servers.store.served_store import ServedStore
+from servers.store.row_arrays import array_of, bytes_of, integers
+from servers.store.row_target import RowContribution, RowTarget
+from servers.store.served_tables import ServedTables
 from servers.store.target import Bucket, Contribution, HeldSegments
+from servers.store.updates import Updates
+from servers.store.value_replies import CompressedReplies, ReplyEncoder
 
 
-def snapshot(store: int, served: ServedStore) -> Iterator[wire.Message]:
+def snapshot(store: int, buckets: Buckets, updates: Updates, compressed: CompressedReplies) -> Iterator[wire.Message]:
     """Return the records of all values, their progress, and what is kept of them. The store has number ``store``.
 
     Take all of them before the next message is handled. They refer to the values, and have copies of the rest.
     """
-    buckets = served.buckets.all()
-    for error in dict.fromkeys(served.buckets.doubts.values()):
-        ids = [number for number, why in served.buckets.doubts.items() if why is error]
+    for error in dict.fromkeys(buckets.doubts.values()):
+        ids = [number for number, why in buckets.doubts.items() if why is error]
         yield in_doubt_record(store, ids, error)
-    for bucket in buckets:
+    for bucket in buckets.all():
         yield _bucket(store, bucket)
         if isinstance(bucket.rounds, Rounds):
             for _, _, item in bucket.rounds.kept:
                 yield _late(store, bucket, item)
-    if served.updates.updater is not None:
-        states = served.updates.updater.states.of(sorted(served.buckets.ids))
+    if updates.updater is not None:
+        states = updates.updater.states.of(sorted(buckets.ids))
         if states:
             yield states_record(store, states)
         return  # weights are encoded without residuals
-    for compression, encoder in served.values.compressed.encoders.items():
+    for compression, encoder in compressed.encoders.items():
         tensors, plain = encoder.compressor.state()
-        kept = dict(sorted(encoder.kept(buckets).items()))
+        kept = dict(sorted(encoder.kept(buckets.all()).items()))
         tensors |= {f"payload.{place}": payload for place, (_, payload) in enumerate(kept.values())}
         steps: list[list[int]] = plain["steps"]  # type: ignore[assignment]
         specs = [spec_of(tensor) for tensor in tensors.values()]
@@ -63,7 +73,12 @@ def snapshot(store: int, served: ServedStore) -> Iterator[wire.Message]:
         )
 
 
-def restore(served: ServedStore, message: wire.BucketState | wire.StatesState | wire.EncoderState) -> None:
+def restore(
+    message: wire.BucketState | wire.StatesState | wire.EncoderState,
+    buckets: Buckets,
+    updates: Updates,
+    compressed: CompressedReplies,
+) -> None:
     """Take a part of another server's state.
 
     Raises:
@@ -71,17 +86,17 @@ def restore(served: ServedStore, message: wire.BucketState | wire.StatesState | 
         WireError: the buffers do not fit.
     """
     if isinstance(message, wire.BucketState):
-        _restore_bucket(served, message)
+        _restore_bucket(buckets, message)
     elif isinstance(message, wire.StatesState):
-        if served.updates.updater is None:
+        if updates.updater is None:
             raise ValueError("the states of an optimizer, and there is none")
-        served.updates.regroup()
-        served.updates.updater.states.restore({(number, name): value for number, name, value in unpack_states(message)})
+        updates.regroup()
+        updates.updater.states.restore({(number, name): value for number, name, value in unpack_states(message)})
     else:
         compression = described(message.back)
         if compression is None:
             raise ValueError("what is kept for compressed answers, without a compression")
-        _restore_encoder(served, served.values.compressed.encoder(compression), message)
+        _restore_encoder(buckets, compressed.encoder(compression), message)
 
 
 def _bucket(store: int, bucket: Bucket) -> wire.BucketState:
@@ -121,10 +136,10 @@ def _late(store: int, bucket: Bucket, item: Contribution) -> wire.Push:
     )
 
 
-def _restore_bucket(served: ServedStore, message: wire.BucketState) -> None:
+def _restore_bucket(buckets: Buckets, message: wire.BucketState) -> None:
     kinds = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
     segments = HeldSegments(message.ids, message.keys, [kinds[kind] for kind in message.kinds], message.splits)
-    bucket = served.buckets.restore(segments, message.dtype)
+    bucket = buckets.restore(segments, message.dtype)
     value, *read = message.buffers
     bucket.load(ranges_of([value], bucket.dtype, bucket.size))
     bucket.rounds.restore(message.version, {pair[0]: pair[1] for pair in message.pushed})
@@ -135,7 +150,7 @@ def _restore_bucket(served: ServedStore, message: wire.BucketState) -> None:
     }
 
 
-def _restore_encoder(served: ServedStore, encoder: ReplyEncoder, message: wire.EncoderState) -> None:
+def _restore_encoder(buckets: Buckets, encoder: ReplyEncoder, message: wire.EncoderState) -> None:
     specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
     parts = wire.unpack_arrays(message.buffers, [spec.nbytes for spec in specs])
     tensors = {
@@ -144,6 +159,142 @@ def _restore_encoder(served: ServedStore, encoder: ReplyEncoder, message: wire.E
     }
     for place, (number, version) in enumerate(zip(message.encoded, message.versions, strict=True)):
         payload = tensors.pop(f"payload.{place}").clone()
-        encoder.restore(number, served.buckets.segment(number).spec.size, version, payload)
+        encoder.restore(number, buckets.segment(number).spec.size, version, payload)
     steps = [[key, step] for key, step in zip(message.residuals, message.steps, strict=True)]
     encoder.compressor.load_state(tensors, {"compression": encoder.compressor.compression.options(), "steps": steps})
+
+
+PAGE_BYTES = 1 << 20
+
+
+def table_snapshot(store: int, buckets: Buckets) -> Iterator[wire.Message | Iterable[wire.Message]]:
+    """Return the records of all tables, some of them as iterables of records. The store has number ``store``.
+
+    Take all that this yields before the next message is handled; what is in the iterables may be taken later.
+    """
+    for target in buckets.tables:
+        yield _stripe(store, target)
+        yield FrozenPages(store, target)
+        if isinstance(target.rounds, Rounds):
+            for _, _, item in target.rounds.kept:
+                yield _late_rows(store, target, item)
+
+
+def restore_table(
+    message: wire.StripeState | wire.TablePage | wire.TableRest, buckets: Buckets, tables: ServedTables
+) -> None:
+    """Take a part of another server's table.
+
+    Raises:
+        UsageError: there can be no such table.
+        WireError: the buffers do not fit.
+    """
+    if isinstance(message, wire.StripeState):
+        _restore_stripe(tables, message)
+        return
+    target = buckets.table(message.id)
+    if isinstance(message, wire.TablePage):
+        target.table.put(*page_of(target.description, message), None)
+    else:
+        target.table.restore(dict(zip(message.names, (integers(each) for each in message.buffers), strict=True)))
+
+
+class FrozenPages(Iterable[wire.Message]):
+    """The rows of a table as they were when this was made, and what else decides how it goes on. Can be read once.
+
+    Args:
+        store: the number of the store.
+        target: the table.
+    """
+
+    def __init__(self, store: int, target: RowTarget) -> None:
+        self._store, self._target = store, target
+        self._parts = dict(target.table.parts)
+        self._frozen: FrozenRows = target.table.freeze()
+        self._rest = target.table.rest()
+        # Whoever reads this may give up, with the standby that it is for.
+        self._thaw = finalize(self, self._frozen.thaw)
+
+    def __iter__(self) -> Iterator[wire.Message]:
+        number, parts = self._target.number, self._parts
+        row_bytes = self._target.description.row_bytes + sum(
+            max(1, part.columns) * ITEMSIZE[part.dtype] for part in parts.values()
+        )
+        count = max(1, PAGE_BYTES // row_bytes)
+        dtypes, columns = [part.dtype for part in parts.values()], [part.columns for part in parts.values()]
+        for start in range(0, self._frozen.slots, count):
+            ids, rows, others = self._frozen.page(start, count)
+            if len(ids):
+                buffers = [bytes_of(array) for array in (ids, rows, *others.values())]
+                yield wire.TablePage(self._store, number, len(ids), list(parts), dtypes, columns, buffers)
+        self._thaw()
+        yield wire.TableRest(self._store, number, list(self._rest), [bytes_of(array) for array in self._rest.values()])
+
+
+def page_of(table: Table, message: wire.TablePage) -> tuple[Ids, Any, dict[str, Any]]:
+    """Return the ids, rows and what else each row has of a page of ``table``.
+
+    Raises:
+        WireError: the buffers do not fit.
+    """
+    if len(message.buffers) != 2 + len(message.names):
+        raise WireError(f"{len(message.buffers)} buffers for ids, rows and {len(message.names)} parts")
+    ids, rows, *others = message.buffers
+    parts = {
+        name: array_of(buffer, message.count, columns, dtype, f"{name} of rows")
+        for name, dtype, columns, buffer in zip(message.names, message.dtypes, message.columns, others, strict=True)
+    }
+    return integers(ids), array_of(rows, message.count, table.width, table.dtype, "rows"), parts
+
+
+def _stripe(store: int, target: RowTarget) -> wire.StripeState:
+    changed: Mapping[int, Ids] = target.changed
+    return wire.StripeState(
+        store,
+        target.number,
+        target.key,
+        target.description.described,
+        target.stripe,
+        target.stripes,
+        version=target.rounds.version if isinstance(target.rounds, Rounds) else 0,
+        updates=target.table.version,
+        pushed=[list(pair) for pair in sorted(target.rounds.clocks.items())],
+        failures=[[version, *described_error(error)] for version, error in target.failures.items()],
+        changed=list(changed),
+        counts=[len(ids) for ids in changed.values()],
+        buffers=[bytes_of(ids) for ids in changed.values()],
+    )
+
+
+def _late_rows(store: int, target: RowTarget, item: RowContribution) -> wire.PushRows:
+    table = target.description
+    rows = memoryview(bytearray(part_bytes(len(item.ids), table.width, table.dtype, "none")))
+    write_rows(item.rows, "none", rows)
+    return wire.PushRows(
+        wire.Sender(wire.Node("worker", item.ranks[0], 1), 0, 0),
+        store,
+        [target.number],
+        [item.clock],
+        [len(item.ids)],
+        [0],
+        wide=True,
+        want=False,
+        union=False,
+        lr=item.hyper.lr,
+        rescale=item.hyper.rescale,
+        changes=item.hyper.listed(),
+        codecs=["none"],
+        buffers=[bytes_of(np.ascontiguousarray(item.ids, np.int64)), rows, b""],
+    )
+
+
+def _restore_stripe(tables: ServedTables, message: wire.StripeState) -> None:
+    table = Table.of(message.table)
+    (target,) = tables.add([(message.id, message.key, table)], message.stripe, message.stripes)
+    target.rounds.restore(message.version, {pair[0]: pair[1] for pair in message.pushed})
+    target.failures = {version: rebuild(kind, text) for version, kind, text in message.failures}
+    target.changed = {
+        version: integers(buffer) for version, buffer in zip(message.changed, message.buffers, strict=True)
+    }
+    nobody = np.empty(0, np.int64)
+    target.table.put(nobody, np.empty((0, table.width), table.dtype), {}, message.updates)  # pages say what was seen

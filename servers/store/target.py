@@ -16,11 +16,12 @@ import torch
 
 from kvstore import wire
 from kvstore.cached import cached
+from kvstore.errors import UsageError
 from kvstore.spec import ITEMSIZE, Key, Spec, sum_dtype
 from kvstore.transport.memory import Memory
 from kvstore.values import PayloadRange, copy_each, from_buffer, ranges_of, sum_ranges, summed_in
 from servers.names import workers
-from servers.store.hyperparameters import UpdateHyperparameters
+from servers.store.hyperparameters import Contributed, UpdateHyperparameters
 from servers.store.rounds import Rounds, WorkerClocks
 
 FAILURES = 16  # of rounds that another server has closed; workers have fewer pushes of one key under way
@@ -107,6 +108,15 @@ class Target(Generic[Item]):
         """Whether no round is open and no request waits."""
         return self.rounds.idle and not self.parked
 
+    def require_open(self, ranks: Sequence[int], clock: int) -> None:
+        """Raise ``UsageError`` unless push ``clock`` of ``ranks`` belongs to an open round, is late, or a repeat."""
+        rounds = self.rounds
+        if not (rounds.expects(ranks, clock) or rounds.is_late(ranks, clock) or rounds.counts(ranks, clock)):
+            raise UsageError(
+                f"push {clock} of {self.segments.keys[0]!r} by {workers(ranks)} belongs to no open round: "
+                f"{rounds.version} rounds are over, and no push may come twice"
+            )
+
     def release(self, error: Exception | None) -> list[ParkedRequest]:
         """Take the requests that waited for rounds that are over; return those that wait for no other target."""
         ready: list[ParkedRequest] = []
@@ -136,25 +146,13 @@ MANY = 64  # so many messages that refer to a value are noted before those that 
 
 
 @dataclass(slots=True)
-class Contribution:
-    """What one worker, or several whose pushes have been summed, contribute to a round of a bucket.
-
-    Attributes:
-        ranks: of the workers; they rise.
-        clock: the number of the push among each worker's pushes to this bucket.
-        ranges: of all elements, with their values.
-        hyper: the hyper-parameters to update with.
-    """
+class Contribution(Contributed):
+    """A contribution to a bucket; its ``ranges`` have all elements, with their values."""
 
     ranks: Sequence[int]
     clock: int
     ranges: Sequence[PayloadRange]
     hyper: UpdateHyperparameters
-
-    @property
-    def who(self) -> str:
-        """The workers, for messages."""
-        return workers(self.ranks)
 
 
 Progress: TypeAlias = Rounds[Contribution] | WorkerClocks[Contribution]
@@ -162,6 +160,9 @@ Progress: TypeAlias = Rounds[Contribution] | WorkerClocks[Contribution]
 
 class Bucket(Target[Contribution]):
     """Segments of one dtype, back to back in memory that changes only while no message refers to it.
+
+    A list of a thousand keys costs one sum, one step of the optimizer and one buffer of the reply, as long as workers
+    push the list as a whole. When one of them pushes another list, ``Buckets`` splits the bucket.
 
     Args:
         segments: in order.

@@ -11,21 +11,21 @@ from weakref import WeakKeyDictionary
 import torch
 
 from kvstore import wire
-from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt, rebuild
+from kvstore.errors import Mismatch, NotFinite, ServerError, UsageError, WeightsInDoubt, rebuild
 from kvstore.optim.fused import FusedGroup
 from kvstore.optim.optimizer import Optimizer, log_replaced
-from kvstore.optim.state_messages import unpack_parts
+from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters
+from kvstore.optim.state_messages import SegmentState, pack_states, unpack_parts, unpack_states
 from kvstore.optim.updater import Updater
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, Key, require_floats, shorten, sum_dtype
 from kvstore.transport.memory import Memory
-from kvstore.values import as_dtype, from_buffer, ranges_of, sum_ranges
+from kvstore.values import PayloadRange, all_finite, as_dtype, from_buffer, ranges_of, sum_ranges
 from servers.store.buckets import Buckets
-from servers.store.finite import require_finite
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.target import AnyTarget, Bucket, Contribution
+from servers.store.target import Bucket, Contribution
 
 
 class Update(NamedTuple):
@@ -64,6 +64,13 @@ class Updates:
         """The optimizer; None if sums are assigned."""
         return None if self.updater is None else self.updater.optimizer
 
+    @property
+    def last(self) -> UpdateHyperparameters:
+        """What the next push of an async store is an update with, unless it says otherwise; in rounds, nothing is."""
+        if self.updater is None or self._rule.mode == "sync":
+            return UpdateHyperparameters()
+        return UpdateHyperparameters(self.updater.lr, self.updater.rescale_grad, tuple(self.updater.changes.items()))
+
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with ``optimizer`` from now on; its state stays if the update rule is the same."""
         self.regroup()
@@ -90,7 +97,12 @@ class Updates:
         """Raise ``UsageError`` or ``Mismatch`` unless pushes to ``buckets`` can be applied."""
         if self.updater is not None:
             require_floats((bucket.segments.keys[0], bucket.segments.specs[0]) for bucket in buckets)
-        elif self._rule.mode == "async":
+        else:
+            self.require_optimizer()
+
+    def require_optimizer(self) -> None:
+        """Raise ``UsageError`` if pushes need an optimizer, and there is none."""
+        if self.updater is None and self._rule.mode == "async":
             raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
 
     def close(self, wave: Sequence[tuple[Bucket, list[Contribution]]]) -> dict[Bucket, Exception]:
@@ -147,6 +159,41 @@ class Updates:
         self.updater.lr = default.lr if hyper.lr is None else hyper.lr
         self.updater.rescale_grad = default.rescale_grad if hyper.rescale is None else hyper.rescale
         self.updater.changes = dict(hyper.changes)
+
+    def row_hyperparameters(self, hyper: UpdateHyperparameters) -> RowHyperparameters:
+        """Return what rows are updated with. In an async store, None takes the last number that was given."""
+        changes = dict(hyper.changes) if hyper.changes else NO_CHANGES
+        if self._rule.mode == "sync" or self.updater is None:
+            return RowHyperparameters(hyper.lr, hyper.rescale, changes)
+        self.take(hyper)
+        return RowHyperparameters(self.updater.lr, self.updater.rescale_grad, changes)
+
+    def get_states(self, message: wire.GetStates) -> wire.OptimizerStates:
+        """Return copies of the states that ``message`` asks for: updates change them in place. Rows keep their own."""
+        for number in message.ids:
+            self._buckets.target(number)
+        states = {} if self.updater is None else self.updater.states.of(message.ids)
+        copies = [SegmentState(int(number), name, value.detach().clone()) for (number, name), value in states.items()]
+        rule = None if self.updater is None else self.updater.optimizer.rule
+        return wire.OptimizerStates(message.seq, optimizer=rule, **pack_states(copies))
+
+    def put_states(self, message: wire.PutStates) -> None:
+        """Replace states by those that ``message`` brings.
+
+        Raises:
+            UsageError: there is no optimizer.
+            Mismatch: the states are not those of this optimizer; nothing has changed.
+        """
+        if self.updater is None:
+            raise UsageError("the servers have no optimizer to load states for; call set_optimizer first")
+        weights: dict[Key, torch.Tensor] = {
+            number: self._buckets.value(number) for number in dict.fromkeys(message.ids)
+        }
+        states: dict[tuple[Key, str], torch.Tensor] = {
+            (number, name): value for number, name, value in unpack_states(message)
+        }
+        self.regroup()
+        self.updater.states.load(states, weights)
 
     def follow(self, message: wire.ClosedRounds) -> None:
         """Close rounds as another server has, which has recorded them.
@@ -270,23 +317,10 @@ class Updates:
         errors: dict[Bucket, Exception] = {}
         if isinstance(exc, WeightsInDoubt):
             ids = [int(number) for number in exc.keys]
-            errors = dict.fromkeys(self._buckets.of(ids), self.doubt(ids, exc))
+            errors = dict.fromkeys(self._buckets.of(ids), self._buckets.doubt(ids, exc))
             exc = exc.__cause__ if isinstance(exc.__cause__, Exception) else exc
         unchanged = [bucket for bucket in buckets if bucket not in errors]
         return errors | dict.fromkeys(unchanged, _none_made(exc, unchanged))
-
-    @property
-    def doubts(self) -> Collection[int]:
-        """See ``Buckets.doubts``."""
-        return self._buckets.doubts
-
-    def doubt(self, ids: Collection[int], error: WeightsInDoubt) -> WeightsInDoubt:
-        """See ``Buckets.doubt``."""
-        return self._buckets.doubt(ids, error)
-
-    def doubt_of(self, ids: Collection[int]) -> WeightsInDoubt | None:
-        """See ``Buckets.doubt_of``."""
-        return self._buckets.doubt_of(ids)
 
     def _interval(self, updater: Updater, buckets: Sequence[Bucket]) -> int:
         """Return after how many rounds the standby is handed ``buckets``; see ``interval``."""
@@ -299,7 +333,7 @@ class Updates:
         """Return a function that raises ``NotFinite`` if a sum of ``items`` is not finite; None if nobody checks."""
         if not self._rule.finite or not bucket.value.is_floating_point():
             return None
-        return partial(require_finite, bucket, items)
+        return partial(_require_finite, bucket, items)
 
     def _corrected(self, updater: Updater, update: Update, total: torch.Tensor) -> torch.Tensor:
         """Return the gradient to update a bucket with, whose contributions have the sum ``total``."""
@@ -333,6 +367,41 @@ class Updates:
         return bucket.segments.keys[place]
 
 
+def _require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.Tensor) -> None:
+    """Raise ``NotFinite``, with worker, key and push, unless ``total``, the sum of ``items``, is finite.
+
+    While all is well only the sum is read: that is one pass over memory that has just been written.
+    """
+    if all_finite(total):
+        return
+    for item in items:
+        for part in item.ranges:
+            key = _key_of(bucket, part)
+            if key is not None:
+                raise NotFinite(
+                    f"push {item.clock} of {key!r} by {item.who} has NaN or infinite elements; "
+                    "its segment has not been updated"
+                )
+    keys = ", ".join(repr(key) for key in dict.fromkeys(bucket.segments.keys[:3]))
+    dtype = str(total.dtype).removeprefix("torch.")
+    raise NotFinite(
+        f"push {items[0].clock} of {keys}: each worker's values are finite, their sum is not in {dtype}; "
+        "its segment has not been updated"
+    )
+
+
+def _key_of(bucket: Bucket, part: PayloadRange) -> int | str | None:
+    """Return the key of the first segment with elements in ``part`` that are not finite; None if all are."""
+    values = part.values
+    if all_finite(values):
+        return None
+    for key, start, size in zip(bucket.segments.keys, bucket.starts, bucket.sizes, strict=True):
+        first, last = max(start, part.start), min(start + size, part.stop)
+        if first < last and not all_finite(values[first - part.start : last - part.start]):
+            return key
+    return None
+
+
 def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
     keys = dict.fromkeys(key for bucket in buckets for key in bucket.segments.keys)
     error = ServerError(f"{type(exc).__name__}: {exc}; no array of this update of {shorten(keys)} has changed")
@@ -342,12 +411,6 @@ def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
 
 def _scale(bucket: Bucket, items: Sequence[Contribution]) -> float:
     return bucket.rounds.factor(sum(len(item.ranks) for item in items))
-
-
-def is_late(target: AnyTarget, ranks: Sequence[int], clock: int, rule: Rule) -> bool:
-    """Return whether a quorum has closed round ``clock`` of ``target`` without push ``clock`` of ``ranks``."""
-    rounds = target.rounds
-    return rule.quorum is not None and clock <= rounds.version and not rounds.counts(ranks, clock)
 
 
 ROUNDS = 4  # whose sums are kept at most: with more the copy of the states costs hardly less
@@ -371,7 +434,12 @@ def interval(random: bool, shares: bool, round_bytes: int, store_bytes: int) -> 
 
 
 class HandOver:
-    """Counts the rounds of a store's buckets since the standby was last handed what they have made."""
+    """Counts the rounds of a store's buckets since the standby was last handed what they have made.
+
+    A standby that reads this server's memory is handed the values and states of arrays every few rounds. That costs a
+    copy of the states, and the values cost nothing. Until then it keeps the sums of the rounds, with which it could
+    make their updates if it had to take over.
+    """
 
     def __init__(self) -> None:
         self._rounds: WeakKeyDictionary[Bucket, int] = WeakKeyDictionary()

@@ -1,6 +1,7 @@
 """Requests of one store that wait: for which rounds, for whose pushes, and when that is over. No I/O, no clock.
 
-``Waiting`` says which requests wait no more, and why; ``StoreProgress`` answers them.
+``Waiting`` says which requests wait no more, and why; ``ServedStore`` answers them. Nothing here ends the wait of a
+request when a worker dies: the scheduler tells the worker that waits, and ``Client.fail`` ends the call there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ class _Paused:
 
 
 class Pauses:
-    """The pauses of one store, until all workers have paused."""
+    """The workers of one store that are inside ``join``, until all are: they have nothing more to contribute for now.
+
+    A worker that pauses says how often it has pushed each segment, so the effect of its pause does not depend on when
+    the message arrives: the worker is in every round up to that push, and in none after it. When all workers have
+    paused, all contribute again. (This is Horovod's ``join``, without its zeros.)
+    """
 
     def __init__(self) -> None:
         self._paused: dict[int, _Paused] = {}

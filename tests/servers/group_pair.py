@@ -12,7 +12,7 @@ from asking_rows import init_tables, push_rows
 
 from kvstore import wire
 from kvstore.table import MinCount, Table, Unseen
-from servers.store.grouped_pushes import GroupedPushes
+from servers.store.row_target import TableGroups
 from servers.store.served_store import ServedStore
 
 WIDTH = 4
@@ -38,19 +38,19 @@ class Pair:
         self.shards = [Desk(workers, mode, **rule).shard for _ in range(2)]
         self.workers = [Worker(rank) for rank in range(workers)]
         self.taken, self._plain = 0, False
-        take, learn = GroupedPushes.take, GroupedPushes.learn
+        take, learn = ServedStore.push_to_group, TableGroups.learn
 
-        def counted(grouped: GroupedPushes, peer: bytes, message: wire.PushRows) -> Any:
-            answers = None if self._plain else take(grouped, peer, message)
+        def counted(served: ServedStore, peer: bytes, message: wire.PushRows) -> Any:
+            answers = None if self._plain else take(served, peer, message)
             self.taken += answers is not None
             return answers
 
-        def learned(grouped: GroupedPushes, targets: Any) -> None:
+        def learned(groups: TableGroups, targets: Any) -> None:
             if not self._plain:
-                learn(grouped, targets)
+                learn(groups, targets)
 
-        monkeypatch.setattr(GroupedPushes, "take", counted)
-        monkeypatch.setattr(GroupedPushes, "learn", learned)
+        monkeypatch.setattr(ServedStore, "push_to_group", counted)
+        monkeypatch.setattr(TableGroups, "learn", learned)
         for worker in self.workers:
             worker.seq = 10
         stripes = 2 if kind == "fixed" else 1

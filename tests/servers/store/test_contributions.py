@@ -7,7 +7,7 @@ from asking import Desk, Worker, floats
 
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
-from servers.store.contributions import contribute, is_late, require_mergeable, updates_of
+from servers.store.contributions import contribute, require_mergeable, updates_of
 
 
 def test_each_bucket_gets_its_part_of_the_values_and_its_clock():
@@ -27,7 +27,11 @@ def test_a_push_of_a_round_that_is_over_is_late_with_a_quorum_and_refused_withou
     (bucket,) = desk.shard.stores[0].buckets.all()
     push = b.push({1: floats(2)})
     (update,) = updates_of(push, [bucket], Rule(quorum=1), None)
-    assert is_late(bucket, update.items[0].ranks, update.items[0].clock, Rule(quorum=1))
+    assert bucket.rounds.is_late(update.items[0].ranks, update.items[0].clock)
+    desk = Desk(2, values={1: floats(0)})
+    for worker in desk.workers:
+        desk.ask(worker, worker.push({1: floats(1)}))
+    (bucket,) = desk.shard.stores[0].buckets.all()
     with pytest.raises(UsageError, match="belongs to no open round"):
         updates_of(push, [bucket], Rule(), None)
 

@@ -19,7 +19,7 @@ from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.row_target import GroupContribution, RowTarget, TableGroup
-from servers.store.row_updates import GroupUpdates, RowUpdates
+from servers.store.row_updates import RowUpdates
 from servers.store.updates import Updates
 
 SGD = describe("sgd", {"learning_rate": 1.0})
@@ -34,10 +34,11 @@ def group() -> TableGroup:
 
 
 @pytest.fixture
-def updates() -> GroupUpdates:
+def updates() -> RowUpdates:
     rule, recording = Rule("sync"), Recording()
     buckets = Buckets(lambda: Rounds([0, 1, 2]), Heap(), recording)
-    return GroupUpdates(RowUpdates(rule, Updates(rule, buckets, Heap(), recording), recording, Heap()))
+    arrays = Updates(rule, buckets, Heap(), recording)
+    return RowUpdates(rule, buckets, arrays.row_hyperparameters, recording, Heap())
 
 
 def items(*ids: int, lr: Any = None) -> list[GroupContribution]:
@@ -63,39 +64,39 @@ def rows(group: TableGroup, *ids: int) -> list[float]:
 
 @pytest.mark.parametrize(("ids", "expected"), [((2, 5), [-1, -1]), ((2, 2), [-2, 0]), ((5, 2, 2), [-2, -1])])
 def test_rows_that_are_there_or_made_are_stepped_with_the_sum(
-    group: TableGroup, updates: GroupUpdates, ids: tuple[int, ...], expected: list[float]
+    group: TableGroup, updates: RowUpdates, ids: tuple[int, ...], expected: list[float]
 ) -> None:
-    assert updates.close(group, items(*ids)) is None
+    assert updates.close_group(group, items(*ids)) is None
     assert rows(group, 2, 5) == expected
-    assert updates.close(group, items(*ids)) is None
+    assert updates.close_group(group, items(*ids)) is None
     assert rows(group, 2, 5) == [2 * each for each in expected]
     assert [(table.version, table.steps) for table in group.tables] == [(2, 2)] * 2
 
 
-def test_workers_that_disagree_change_nothing(group: TableGroup, updates: GroupUpdates) -> None:
-    error = updates.close(group, items(2, 5, lr=0.5))
+def test_workers_that_disagree_change_nothing(group: TableGroup, updates: RowUpdates) -> None:
+    error = updates.close_group(group, items(2, 5, lr=0.5))
     assert isinstance(error, Mismatch)
     assert "for the same round of 't7'" in str(error)
     assert [table.version for table in group.tables] == [0, 0]
 
 
 def test_an_update_that_fails_says_whether_rows_have_changed(
-    group: TableGroup, updates: GroupUpdates, monkeypatch: pytest.MonkeyPatch
+    group: TableGroup, updates: RowUpdates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert updates.close(group, items(2, 2)) is None
+    assert updates.close_group(group, items(2, 2)) is None
 
     def failing(*_: Any, **__: Any) -> None:
         raise MemoryError("no room")
 
     with monkeypatch.context() as patched:
         patched.setattr("kvstore.optim.row_updater.RowUpdater.step", failing)
-        error = updates.close(group, items(2, 2))
+        error = updates.close_group(group, items(2, 2))
     assert isinstance(error, ServerError)
     assert "no row of this update of 't7', 't8' has changed" in str(error)
     assert rows(group, 2) == [-2]
     monkeypatch.setattr("kvstore.rows.row_table.scatter", failing)
-    error = updates.close(group, items(2, 2))
+    error = updates.close_group(group, items(2, 2))
     assert isinstance(error, WeightsInDoubt)
     assert "an update of 't7', 't8' failed in the middle" in str(error)
     monkeypatch.undo()
-    assert str(updates.close(group, items(2, 2))) == str(error)
+    assert str(updates.close_group(group, items(2, 2))) == str(error)

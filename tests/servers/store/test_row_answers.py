@@ -119,5 +119,5 @@ def test_a_server_that_follows_another_keeps_no_answers() -> None:
     a = desk.workers[0]
     message = _pushed(a, _grads(a))
     served = desk.shard.stores[0]
-    assert served.follow_push_rows(message) is None
+    assert served.follow_push(message) is None
     assert served.tables.updates.answers.take(message.sender[:2]) is None

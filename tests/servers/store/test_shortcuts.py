@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from kvstore import wire
 from kvstore.wire.frames import ATTRIBUTE
 from servers.store.served_store import ServedStore
-from servers.store.shortcuts import Shortcuts
 
 SEGMENTS = {1: floats(1, 2), 2: floats(3), 3: floats(4, 5, 6)}
 HOSTS = [[0, 1], [2]]
@@ -35,14 +34,14 @@ class Pair:
         for worker in self.workers:
             worker.seq = 10
         self.taken = 0
-        take = Shortcuts.take
+        take = ServedStore.push_as_before
 
-        def counted(shortcuts: Shortcuts, peer: bytes, message: wire.Push) -> Any:
-            answers = take(shortcuts, peer, message)
+        def counted(served: ServedStore, peer: bytes, message: wire.Push) -> Any:
+            answers = take(served, peer, message)
             self.taken += answers is not None
             return answers
 
-        monkeypatch.setattr(Shortcuts, "take", counted)
+        monkeypatch.setattr(ServedStore, "push_as_before", counted)
 
     def say(self, worker: Worker, message: wire.Message) -> None:
         """Give ``message`` to both, and compare what they answer and hold."""

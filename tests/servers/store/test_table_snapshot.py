@@ -12,7 +12,7 @@ from pairs import rows_of
 from kvstore import wire
 from kvstore.table import MinCount, Table
 from servers.shard import Shard
-from servers.store import table_snapshot
+from servers.store import snapshot
 
 
 def pushed(table: Table, rows: int) -> Desk:
@@ -27,7 +27,7 @@ def test_pages_are_of_the_moment_though_pushes_come_between_them(monkeypatch: py
     desk = pushed(Table(dim=1, dtype="float32"), 5)
     shard, worker = desk.shard, desk.workers[0]
     wanted = rows_of(shard.stores[0].buckets.table(1).table)
-    monkeypatch.setattr(table_snapshot, "PAGE_BYTES", 1)
+    monkeypatch.setattr(snapshot, "PAGE_BYTES", 1)
     captured: list[wire.Message] = []
     for clock, message in enumerate(shard.capture(), 2):
         captured.append(sent(message))
