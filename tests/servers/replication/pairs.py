@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from kvstore import wire
-from servers.replication.primary import Replicated
 from servers.requests.replies import Outbox
 
 SERVER, STANDBY = wire.Node("server", 1, 1), wire.Node("standby", 1, 1)
@@ -46,7 +45,7 @@ def updated(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0) -> wir
     return wire.Updated(store, list(ids), [1] * len(ids), [version] * len(ids), [], [], [], [], [], [bytes(8)])
 
 
-class Counting(Replicated):
+class Counting:
     """A shard that notes the numbers that it is asked to note, records them, and answers each with an ``Ack``."""
 
     def __init__(self, rank: int = 1) -> None:

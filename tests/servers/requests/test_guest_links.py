@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstore import wire
-from servers.requests.guest_links import GuestLinks
+from servers.requests.guest_links import GuestLinks, ReaderLinks
 
 GUESTS, WORKER = "the guests' key", "worker 0's key"
 ASKS = (wire.Observe, wire.Locate)
@@ -104,3 +104,25 @@ def test_guests_may_leave_and_are_asked_of_nothing_else() -> None:
     assert [links.refusal(b"a", request) for request in asked] == [None, None]
     read = wire.ReadValues(sender(-1, role="observer"), 0, [1], 0, [-1], 0)
     assert "sent a ReadValues" in why(links.refusal(b"a", read))
+
+
+def requests(role: str = "reader") -> list[wire.Request]:
+    return [
+        wire.Connect(sender(-1, role=role)),
+        wire.ReadValues(sender(0, role=role), 0, [1], 0, [-1], 0),
+        wire.Leave(sender(0, role=role), None),
+    ]
+
+
+def test_readers_may_connect_read_and_leave() -> None:
+    links = ReaderLinks(1)
+    assert [links.refusal(b"a", request) for request in requests()] == [None] * 3
+
+
+@pytest.mark.parametrize("request_", requests("observer"))
+def test_over_their_links_nobody_else_speaks(request_: wire.Request) -> None:
+    links = ReaderLinks(1, "the readers' key", Door({b"a": "the readers' key"}))
+    assert links.concerns(b"a", request_)
+    [(_, refused)] = links.refusal(b"a", request_) or []
+    assert isinstance(refused, wire.Failure)
+    assert "the readers' key, which is good for reading alone" in refused.text

@@ -6,8 +6,10 @@ import pytest
 from asking import Door, Worker
 
 from kvstore import wire
+from kvstore.errors import KVStoreError, Mismatch, UsageError
 from servers.requests.ledger import Ledger
-from servers.requests.replies import Answer
+from servers.requests.reasons import Reason
+from servers.requests.replies import Answer, refuse
 from servers.requests.reply_links import KEPT, ReplyLinks
 
 
@@ -109,3 +111,37 @@ def test_the_links_of_who_is_no_member_any_more_are_dropped() -> None:
     assert door.refused == []
     reply_links.forget(wire.Node("worker", 0, 1))
     assert door.refused == [b"link"]
+
+
+def test_a_reason_is_an_answer_with_the_workers_in_order() -> None:
+    assert Reason("waits for both", {4, 1}).reply(7) == wire.Explanation(7, "waits for both", [1, 4])
+    assert Reason().reply(7) == wire.Explanation(7, "", [])
+
+
+def test_a_long_reason_is_cut() -> None:
+    assert len(Reason("x" * (wire.MAX_REASON + 1)).reply(1).text) == wire.MAX_REASON
+
+
+class OfATest(KVStoreError):
+    """An error that no other process knows."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (UsageError("no such key"), "UsageError", "no such key"),
+        (Mismatch("not so"), "Mismatch", "not so"),
+        (ZeroDivisionError("division by zero"), "ServerError", "ZeroDivisionError: division by zero"),
+        (OfATest("private"), "ServerError", "OfATest: private"),
+    ],
+)
+def test_an_error_is_answered_by_its_name_or_as_the_servers(error: Exception, kind: str, text: str) -> None:
+    request = Worker().pull([1])
+    assert refuse(b"link", request, error) == Answer(b"link", request, wire.Failure(request.seq, kind, text))
+
+
+@pytest.mark.parametrize("kind", [UsageError, ZeroDivisionError])
+def test_a_long_text_is_cut(kind: type[Exception]) -> None:
+    answer = refuse(b"link", Worker().pull([1]), kind("x" * (wire.MAX_REASON + 1)))
+    assert isinstance(answer.reply, wire.Failure)
+    assert len(answer.reply.text) == wire.MAX_REASON

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import resource
+import sys
 import threading
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from asking import Desk, Worker, optimized
+from asking_rows import init_tables, push_rows
 
 from kvstore import wire
+from kvstore.checkpoint.tables import IDS, VALUES, page_name
+from kvstore.table import Table
 from kvstore.values import from_buffer
-from servers.store.capture import SMALL, StoreCapture
+from servers.store import capture as captures
+from servers.store.capture import ALIGN, PAGE, SMALL, CaptureMemory, StoreCapture, TableCapture
 
 LARGE = SMALL // 4 + 5  # elements of float32: more than is copied at once
 
@@ -126,3 +135,108 @@ def test_a_thread_and_an_update_copy_beside_each_other() -> None:
     round_of(made, 2, [1], [size])  # at once: most of it is not copied yet
     thread.join()
     assert torch.equal(captured(complete[0])["1/value"], torch.full((size,), -1.0))
+
+
+SIZE = 2 << 20  # elements: 8 MiB of values, and as much momentum
+PR_SET_THP_DISABLE, MADV_DONTNEED = 41, 4
+
+
+@pytest.fixture
+def small_pages() -> Iterator[ctypes.CDLL]:
+    """libc, in a process whose new memory comes in pages of 4 KiB."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0):
+        pytest.skip("prctl cannot turn huge pages off")
+    yield libc
+    libc.prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the page faults of one thread")
+@pytest.mark.parametrize("cold", [False, True], ids=["prepared", "cold"])
+def test_the_first_checkpoint_takes_no_new_memory_in_the_thread_that_serves(
+    small_pages: ctypes.CDLL, cold: bool
+) -> None:
+    desk = Desk(1, values={1: torch.zeros(SIZE)})
+    desk.shard.checkpoints.save = lambda capture: None  # whose thread has not copied anything when the next push comes
+    optimized(desk, lr=0.5, momentum=0.5)
+    worker = desk.workers[0]
+    pushes = [worker.push({1: torch.ones(SIZE)}, clock) for clock in (1, 2, 3)]
+    for push in pushes[:2]:
+        desk.ask(worker, push)
+    memory = desk.shard.checkpoints.memory
+    memory.reserve(desk.shard.checkpoints.nbytes)
+    if cold:  # as it is without ``reserve``
+        memory.hold()
+        block = memory.take(memory.nbytes)
+        start = -(-block.ctypes.data // PAGE) * PAGE
+        assert small_pages.madvise(ctypes.c_void_p(start), ctypes.c_size_t(memory.nbytes - PAGE), MADV_DONTNEED) == 0
+        memory.release()
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    desk.ask(worker, wire.Capture(worker.me(), 0, 1, [1], [2]))
+    desk.ask(worker, pushes[2])
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    pages = 2 * 4 * SIZE // PAGE
+    assert faults >= pages - 2 if cold else faults < pages / 50
+
+
+def test_captures_share_the_block_and_the_next_ones_have_it_again() -> None:
+    memory = CaptureMemory()
+    memory.reserve(3 * ALIGN)
+    memory.hold()
+    memory.hold()
+    first, second = memory.take(ALIGN), memory.take(5)
+    assert first.base is second.base is not None
+    assert second.ctypes.data == first.ctypes.data + ALIGN
+    assert memory.release() == 0
+    assert memory.release() == 2 * ALIGN
+    memory.hold()
+    assert memory.take(7).ctypes.data == first.ctypes.data
+
+
+def test_what_does_not_fit_is_new_and_counts() -> None:
+    memory = CaptureMemory()
+    memory.reserve(ALIGN)
+    memory.hold()
+    assert memory.take(ALIGN + 1).base is None
+    assert memory.take(ALIGN).base is not None
+    assert memory.release() == 3 * ALIGN
+    memory.reserve(3 * ALIGN)
+    assert memory.nbytes == 3 * ALIGN
+
+
+def test_a_block_that_captures_use_stays() -> None:
+    memory = CaptureMemory()
+    memory.reserve(ALIGN)
+    memory.hold()
+    taken = memory.take(ALIGN)
+    taken[:] = 7
+    memory.reserve(2 * ALIGN)
+    assert memory.nbytes == ALIGN
+    assert np.array_equal(taken, np.full(ALIGN, 7, np.uint8))
+
+
+def test_pages_are_of_the_round_though_updates_come_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captures, "PAGE_BYTES", 100)
+    desk = Desk(1)
+    worker = desk.workers[0]
+    desk.ask(worker, init_tables(worker, {1: Table(dim=1)}))
+    desk.ask(worker, push_rows(worker, {1: {number: [float(number)] for number in range(20)}}, 1))
+    target = desk.shard.stores[0].buckets.table(1)
+    capture = TableCapture(target)
+    headers, parts = [], []
+    desk.ask(worker, push_rows(worker, {1: {3: [7.0], 30: [7.0]}}, 2))
+    headers = list(capture.headers())
+    for clock, part in enumerate(capture.contents(), 3):
+        parts.append(bytes(part))
+        desk.ask(worker, push_rows(worker, {1: {19: [9.0], 50 + clock: [1.0]}}, clock))
+    assert [len(part) for part in parts] == [header.nbytes for header in headers]
+    by_name = {header.name: part for header, part in zip(headers, parts, strict=True)}
+    pages = range(sum(name.endswith(f"/{IDS}") for name in by_name))
+    assert len(pages) > 1
+    ids = b"".join(by_name[page_name(1, page, IDS)] for page in pages)
+    rows = b"".join(by_name[page_name(1, page, VALUES)] for page in pages)
+    assert sorted(np.frombuffer(ids, np.int64)) == list(range(20))
+    assert np.array_equal(np.frombuffer(rows, np.float32), np.frombuffer(ids, np.int64))
+    before = target.table.statistics()["bytes"]
+    capture.drop()
+    assert target.table.statistics()["bytes"] < before

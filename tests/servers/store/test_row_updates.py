@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from asking import optimized, text_of
+import pytest
+from asking import Desk, Worker, optimized, text_of
 from asking_rows import (
     ask,
     pull_rows,
@@ -16,7 +17,22 @@ from asking_rows import (
     with_tables,
 )
 
+from kvstore import wire
+from kvstore.errors import Mismatch, ServerError, WeightsInDoubt
+from kvstore.optim.optimizer import describe
+from kvstore.optim.row_updater import RowUpdater
+from kvstore.rows.row_table import RowTable
+from kvstore.rows.sums import RowBatch
+from kvstore.rule import Rule
 from kvstore.table import MinCount, Table
+from kvstore.transport.memory import SMALL, Heap
+from servers.store.buckets import Buckets
+from servers.store.hyperparameters import UpdateHyperparameters
+from servers.store.recording import Recording
+from servers.store.rounds import Rounds
+from servers.store.row_target import GroupContribution, RowTarget, TableGroup
+from servers.store.row_updates import RowAnswers, RowUpdates
+from servers.store.updates import Updates
 
 
 def test_a_round_sums_each_row_over_all_workers_and_answers_with_the_rows_that_each_wants():
@@ -185,3 +201,191 @@ def test_if_it_fails_in_the_middle_of_all_rows_that_table_is_not_served_any_more
     desk.shard.stores[0].buckets.table(7).use(None)
     for asked in (push_rows(a, {7: {1: (1, 1)}}, 2), pull_rows(a, {7: [1]}, 1)):
         assert text_of(desk.reply(a, asked), "WeightsInDoubt") == text
+
+
+SGD = describe("sgd", {"learning_rate": 1.0})
+
+
+@pytest.fixture
+def group() -> TableGroup:
+    targets = [RowTarget(n, f"t{n}", Table(shape=(9, 4)), 0, 1, Rounds([0, 1, 2])) for n in (7, 8)]
+    for target in targets:
+        target.use(RowUpdater(SGD, target.key, "float32", 4, grows=False))
+    return TableGroup(targets)
+
+
+@pytest.fixture
+def updates() -> RowUpdates:
+    rule, recording = Rule("sync"), Recording()
+    buckets = Buckets(lambda: Rounds([0, 1, 2]), Heap(), recording)
+    arrays = Updates(rule, buckets, Heap(), recording)
+    return RowUpdates(rule, buckets, arrays.row_hyperparameters, recording, Heap())
+
+
+def items(*ids: int, lr: Any = None) -> list[GroupContribution]:
+    """Of each worker a row of ones, of the second table."""
+    return [
+        GroupContribution(
+            [rank],
+            1,
+            RowBatch(np.array([each]), np.ones((1, 4), np.float32), [0, 0, 1]),
+            UpdateHyperparameters(lr and lr * (rank + 1)),
+            None,
+        )
+        for rank, each in enumerate(ids)
+    ]
+
+
+def rows(group: TableGroup, *ids: int) -> list[float]:
+    out = np.empty((len(ids), 4), np.float32)
+    group.tables[1].pull(np.array(ids), out)
+    found: list[float] = out[:, 0].tolist()
+    return found
+
+
+@pytest.mark.parametrize(("ids", "expected"), [((2, 5), [-1, -1]), ((2, 2), [-2, 0]), ((5, 2, 2), [-2, -1])])
+def test_rows_that_are_there_or_made_are_stepped_with_the_sum(
+    group: TableGroup, updates: RowUpdates, ids: tuple[int, ...], expected: list[float]
+) -> None:
+    assert updates.close_group(group, items(*ids)) is None
+    assert rows(group, 2, 5) == expected
+    assert updates.close_group(group, items(*ids)) is None
+    assert rows(group, 2, 5) == [2 * each for each in expected]
+    assert [(table.version, table.steps) for table in group.tables] == [(2, 2)] * 2
+
+
+def test_workers_that_disagree_change_nothing(group: TableGroup, updates: RowUpdates) -> None:
+    error = updates.close_group(group, items(2, 5, lr=0.5))
+    assert isinstance(error, Mismatch)
+    assert "for the same round of 't7'" in str(error)
+    assert [table.version for table in group.tables] == [0, 0]
+
+
+def test_an_update_that_fails_says_whether_rows_have_changed(
+    group: TableGroup, updates: RowUpdates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert updates.close_group(group, items(2, 2)) is None
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kvstore.optim.row_updater.RowUpdater.step", failing)
+        error = updates.close_group(group, items(2, 2))
+    assert isinstance(error, ServerError)
+    assert "no row of this update of 't7', 't8' has changed" in str(error)
+    assert rows(group, 2) == [-2]
+    monkeypatch.setattr("kvstore.rows.row_table.scatter", failing)
+    error = updates.close_group(group, items(2, 2))
+    assert isinstance(error, WeightsInDoubt)
+    assert "an update of 't7', 't8' failed in the middle" in str(error)
+    monkeypatch.undo()
+    assert str(updates.close_group(group, items(2, 2))) == str(error)
+
+
+FIRST, SECOND = (wire.Node("worker", 0, 1), 3), (wire.Node("worker", 1, 1), 3)
+
+
+def test_rows_are_taken_once_and_while_their_tables_are_as_they_were() -> None:
+    answers, table = RowAnswers(Heap()), RowTable(Table(dim=2))
+    rows = np.arange(4, dtype=np.float32).reshape(2, 2)
+    answers.keep([FIRST, None], [rows, rows], [table])
+    taken = answers.take(FIRST)
+    assert taken is not None
+    assert bytes(taken) == rows.tobytes()
+    assert answers.take(FIRST) is None
+    answers.keep([FIRST, SECOND], [rows, rows], [table])
+    table.update(np.array([1]), rows[:1].copy(), None)
+    assert answers.take(FIRST) is None, "the table has changed"
+    answers.keep([SECOND], [rows], [table])
+    answers.forget()
+    assert answers.take(SECOND) is None
+
+
+def test_the_rows_of_answers_are_in_memory_that_is_sent() -> None:
+    asked: list[int] = []
+
+    class Noting(Heap):
+        def allocate(self, nbytes: int) -> memoryview:
+            asked.append(nbytes)
+            return super().allocate(nbytes)
+
+    answers = RowAnswers(Noting())
+    for request, count in ((FIRST, SMALL // 16), (FIRST, 2), (None, SMALL // 16)):
+        rows = answers.room(request)((count, 4), np.dtype(np.float32))
+        assert (rows.shape, rows.dtype) == ((count, 4), np.float32)
+    assert asked == [SMALL]
+
+
+TABLES = {number: Table(shape=(90, 4), init="constant") for number in (7, 8)}
+
+
+def _desk(mode: str = "sync") -> Desk:
+    """Two workers, and tables all of whose rows have been made, at round 2."""
+    desk = with_tables(2, mode, tables=TABLES)
+    optimized(desk, lr=1.0)
+    for clock, ids in ((1, range(90)), (2, ())):
+        for worker in desk.workers:
+            desk.ask(worker, push_rows(worker, {n: dict.fromkeys(ids, (0, 0, 0, 0)) for n in TABLES}, clock))
+    return desk
+
+
+def _grads(worker: Worker) -> dict[int, dict[int, tuple[int, ...]]]:
+    first = 20 * worker.rank
+    return {n: {each: (n, worker.rank, each, 1) for each in range(first + n, first + n + 24)} for n in TABLES}
+
+
+def _pushed(worker: Worker, grads: Any) -> Any:
+    return push_rows(worker, grads, 3, {number: list(rows) for number, rows in grads.items()})
+
+
+def _pulled(desk: Desk, grads: Any) -> list[Any]:
+    (a, _) = desk.workers
+    return rows_in(desk.reply(a, pull_rows(a, {number: list(rows) for number, rows in grads.items()}, 3)), 4)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    found: list[bool] = []
+
+    class Noting(RowAnswers):
+        def take(self, request: Any) -> Any:
+            answer = super().take(request)
+            found.append(answer is not None)
+            return answer
+
+    monkeypatch.setattr("servers.store.row_updates.RowAnswers", Noting)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_who_wants_what_it_has_pushed_gets_it_from_the_update(taken: list[bool], mode: str) -> None:
+    desk = _desk(mode)
+    a, b = desk.workers
+    mine, theirs = _grads(a), _grads(b)
+    early, late = _pushed(a, mine), _pushed(b, theirs)
+    replies = desk.ask(a, early) | desk.ask(b, late)
+    assert taken == [True, True]
+    assert rows_in(replies[b.name, late.seq], 4) == _pulled(desk, theirs)
+    if mode == "sync":
+        assert rows_in(replies[a.name, early.seq], 4) == _pulled(desk, mine)
+
+
+def test_a_message_whose_tables_rounds_close_apart_is_answered_whole(taken: list[bool]) -> None:
+    desk = _desk()
+    a, b = desk.workers
+    mine, theirs = _grads(a), _grads(b)
+    whole, *apart = _pushed(a, mine), *(_pushed(b, {number: rows}) for number, rows in theirs.items())
+    replies = desk.ask(a, whole) | desk.ask(b, apart[0]) | desk.ask(b, apart[1])
+    assert sorted(taken) == [False, True, True], "that of two tables is gathered"
+    assert rows_in(replies[a.name, whole.seq], 4) == _pulled(desk, mine)
+    assert rows_in(replies[b.name, apart[1].seq], 4) == _pulled(desk, {8: theirs[8]})
+
+
+def test_a_server_that_follows_another_keeps_no_answers() -> None:
+    desk = _desk("async")
+    a = desk.workers[0]
+    message = _pushed(a, _grads(a))
+    served = desk.shard.stores[0]
+    assert served.follow_push(message) is None
+    assert served.tables.updates.answers.take(message.sender[:2]) is None

@@ -17,6 +17,9 @@ from kvstore.transport.memory import Heap
 from kvstore.wire.guests import NOT_HELD
 from servers.reading.desk import ValueRead
 from servers.saving import Saver
+from servers.store.rounds import Rounds
+from servers.store.target import Bucket, HeldSegments
+from servers.store.updates import LEAST_BYTES, MOST_BYTES, ROUNDS, HandOver, interval
 
 
 def test_a_gradient_is_corrected_for_what_others_have_changed() -> None:
@@ -244,3 +247,178 @@ def test_other_dtypes_are_summed(dtype):
     for worker in desk.workers:
         desk.ask(worker, worker.push({1: torch.tensor([1, 2, 3], dtype=dtype)}))
     assert desk.value(clock=1).tolist() == [2, 4, 6]
+
+
+@pytest.mark.parametrize("optimizer", ["none", "sgd"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_fail_their_round_and_name_who_pushed_them(optimizer: str, bad: float):
+    desk = Desk(2, values={1: floats(5), 2: floats(5, 5)}, finite=True)
+    if optimizer == "sgd":
+        optimized(desk, lr=1.0)
+    start, sign = (5, -1) if optimizer == "sgd" else (0, 1)
+    a, b = desk.workers
+    desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}, 1))
+    replies = desk.ask(b, b.push({1: floats(1), 2: floats(1, bad)}, 1))
+    assert len(replies) == 2
+    for reply in replies.values():
+        assert text_of(reply, "NotFinite") == (
+            "push 1 of 'k2' by worker 1 has NaN or infinite elements; its segment has not been updated"
+        )
+    assert desk.value(1, clock=1).tolist() == [5]
+    assert desk.value(2, clock=1).tolist() == [5, 5]
+    for worker in (a, b):
+        desk.ask(worker, worker.push({1: floats(1), 2: floats(1, 2)}, 2))
+    assert (desk.value(1, clock=2) - start).tolist() == [2 * sign], "and the next round goes on"
+    assert (desk.value(2, clock=2) - start).tolist() == [2 * sign, 4 * sign]
+
+
+def test_a_sum_that_is_not_finite_although_all_its_parts_are():
+    desk = Desk(2, values={1: torch.zeros(2, dtype=torch.float16)}, finite=True)
+    a, b = desk.workers
+    desk.ask(a, a.push({1: torch.full((2,), 60000.0, dtype=torch.float16)}))
+    push = b.push({1: torch.full((2,), 60000.0, dtype=torch.float16)})
+    text = text_of(desk.ask(b, push)[1, push.seq], "NotFinite")
+    assert text.startswith("push 1 of 'k1': each worker's values are finite, their sum is not in float16")
+
+
+def test_async_pushes_that_are_not_finite_are_refused_alone():
+    desk = Desk(2, "async", values={1: floats(0)}, finite=True)
+    optimized(desk, lr=1.0)
+    a, b = desk.workers
+    push = a.push({1: floats(float("nan"))}, 1)
+    assert "by worker 0" in text_of(desk.ask(a, push)[0, push.seq], "NotFinite")
+    desk.ask(b, b.push({1: floats(3)}, 1))
+    desk.ask(a, a.push({1: floats(4)}, 2))
+    assert desk.value(1).tolist() == [-7]
+
+
+def states_of(desk: Desk, ids: list[int]) -> tuple[wire.OptimizerStates, dict[tuple[int, str], torch.Tensor]]:
+    worker = desk.workers[0]
+    reply = desk.reply(worker, worker.get_states(ids))
+    assert isinstance(reply, wire.OptimizerStates), reply
+    specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
+    parts = wire.unpack_arrays(reply.buffers, [spec.nbytes for spec in specs])
+    tensors = [
+        torch.frombuffer(p, dtype=getattr(torch, s.dtype)).view(s.shape) for p, s in zip(parts, specs, strict=True)
+    ]
+    return reply, dict(zip(zip(reply.ids, reply.names, strict=True), tensors, strict=True))
+
+
+def test_states_travel_and_come_back():
+    one, two = Desk(1, values={1: floats(0, 0)}), Desk(1, values={1: floats(0, 0)})
+    for desk in (one, two):
+        optimized(desk, "adam", lr=0.1)
+    a = one.workers[0]
+    for clock in (1, 2):
+        one.ask(a, a.push({1: floats(1, 2)}, clock))
+    reply, states = states_of(one, [1])
+    assert reply.optimizer == "adam"
+    assert {name for _, name in states} == {"step", "exp_avg", "exp_avg_sq"}
+    b = two.workers[0]
+    two.ask(b, b.push({1: floats(9, 9)}, 1))  # has state of its own by now
+    put = b.put_states(states)
+    assert two.reply(b, put) == wire.Ack(put.seq)
+    before = one.value(clock=2) - two.value(clock=1)
+    one.ask(a, a.push({1: floats(3, 3)}, 3))
+    two.ask(b, b.push({1: floats(3, 3)}, 2))
+    torch.testing.assert_close(one.value(clock=3) - two.value(clock=2), before)
+
+
+def test_states_that_were_sent_do_not_change():
+    desk = Desk(1, values={1: floats(0)})
+    optimized(desk, momentum=0.5)
+    a = desk.workers[0]
+    desk.ask(a, a.push({1: floats(1)}, 1))
+    ((_, reply),) = desk.shard.handle(a.peer, a.get_states([1]))
+    before = bytes(reply.buffers[0])
+    desk.ask(a, a.push({1: floats(1)}, 2))
+    assert bytes(reply.buffers[0]) == before
+    assert states_of(desk, [1])[1][1, "momentum_buffer"].tolist() == [1.5]
+
+
+def test_without_an_optimizer_there_are_no_states():
+    desk = Desk(1, values={1: floats(0)})
+    reply, states = states_of(desk, [1])
+    assert (reply.optimizer, states) == (None, {})
+    a = desk.workers[0]
+    text = text_of(desk.reply(a, a.put_states({(1, "x"): floats(1)})), "UsageError")
+    assert "call set_optimizer first" in text
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        {(1, "momentum_buffer"): torch.zeros(3)},  # torch's fused step would read past its end
+        {(1, "momentum_buffer"): torch.zeros(1, 50_000)},
+        {(1, "momentum_buffer"): torch.zeros(50_000, dtype=torch.float16)},
+        {(1, "momentum_buffer"): torch.zeros(50_000), (1, "extra"): torch.zeros(1)},
+        {(1, "other"): torch.zeros(50_000)},
+        {(1, "momentum_buffer"): torch.zeros(50_000), (2, "momentum_buffer"): torch.zeros(1)},
+    ],
+)
+def test_states_that_do_not_fit_are_refused_and_change_nothing(states):
+    desk = Desk(1, values={1: torch.zeros(50_000), 2: floats(0, 0)})
+    optimized(desk, momentum=0.5)
+    a = desk.workers[0]
+    desk.ask(a, a.push({1: torch.ones(50_000), 2: floats(1, 1)}, 1))
+    text = text_of(desk.reply(a, a.put_states(states)), "Mismatch")
+    assert text.startswith("these are not sgd's states of key 'k")
+    assert "momentum_buffer float32[50000] belong there" in text or "momentum_buffer float32[2] belong there" in text
+    push = a.push({1: torch.ones(50_000), 2: floats(1, 1)}, 2)
+    assert desk.reply(a, push) == wire.Ack(push.seq)
+    assert set(states_of(desk, [1])[1][1, "momentum_buffer"].tolist()) == {1.5}
+
+
+def test_a_value_that_was_sent_survives_loaded_states():
+    desk = Desk(1, values={1: floats(4)})
+    a = desk.workers[0]
+    ((_, reply),) = desk.shard.handle(a.peer, a.pull([1]))
+    optimized(desk, momentum=0.5)
+    desk.reply(a, a.put_states({(1, "momentum_buffer"): floats(1)}))
+    desk.ask(a, a.push({1: floats(1)}, 1))
+    assert values_in(reply, [Spec((1,), "float32")])[0].tolist() == [4]
+    assert desk.value(clock=1).tolist() == [4 - 0.5 * 1.5]
+
+
+LARGE = LEAST_BYTES
+
+
+def bucket() -> Bucket:
+    return Bucket(HeldSegments([], [], [], []), "float32", Rounds([0]), Heap())
+
+
+@pytest.mark.parametrize(
+    ("random", "shares", "round_bytes", "store_bytes", "every"),
+    [
+        (False, True, LARGE, LARGE, ROUNDS),
+        (False, True, LARGE, MOST_BYTES // ROUNDS, ROUNDS),
+        (False, True, LARGE, MOST_BYTES // 2, 2),
+        (False, True, LARGE, MOST_BYTES // 2 + 1, 0),
+        (False, True, LARGE - 1, LARGE, 0),
+        (False, False, LARGE, LARGE, 0),
+        (True, False, 4, MOST_BYTES, 1),
+    ],
+)
+def test_after_how_many_rounds(random: bool, shares: bool, round_bytes: int, store_bytes: int, every: int) -> None:
+    assert interval(random, shares, round_bytes, store_bytes) == every
+
+
+def test_arrays_are_handed_over_once_so_many_rounds_are_kept() -> None:
+    hand_over, one, other = HandOver(), bucket(), bucket()
+    for _ in range(3):
+        assert hand_over.keeps([one], 2)
+        assert not hand_over.due([one], 2)
+        assert hand_over.keeps([one, other], 2)
+        assert hand_over.due([one, other], 2)
+    assert hand_over.keeps([other], 2)
+    assert not hand_over.due([other], 2)
+    assert not hand_over.keeps([other], 0)
+    assert not hand_over.due([other], 0)
+
+
+def test_after_an_update_that_has_failed_the_standby_makes_the_next_ones_before_it_keeps_any() -> None:
+    hand_over, one = HandOver(), bucket()
+    assert hand_over.keeps([one], 2)
+    hand_over.fail()
+    assert not hand_over.keeps([one], 2)
+    assert hand_over.keeps([one], 2)
