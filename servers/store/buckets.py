@@ -349,27 +349,28 @@ class Buckets:
         return merged
 
     def _split(self, bucket: Bucket) -> None:
-        waiting = [(*entry, set(entry[1].request.ids)) for entry in bucket.parked]
+        singles: list[Bucket] = []
         for place, number in enumerate(bucket.ids):
             segment = bucket.segments.segment(place)
             start = bucket.starts[place]
             stop = start + bucket.sizes[place]
             segments = HeldSegments([number], [segment.key], [segment.spec], [segment.splits + 1])
-            single = Bucket(segments, bucket.dtype, bucket.rounds.copy(), self._memory)
+            single = Bucket(segments, bucket.dtype, bucket.rounds, self._memory)
             single.load([TensorRange(0, bucket.value[start:stop])])
-            for clock, ranks, item in bucket.rounds.open():
-                part = Contribution(ranks, item.clock, cut(item.ranges, start, stop), item.hyper)
-                single.rounds.contribute(ranks, clock, part)
             single.read_by = {rank: values[start:stop].clone() for rank, values in bucket.read_by.items()}
             single.failures = dict(bucket.failures)
             single.changes = bucket.changes
-            for clock, parked, wanted in waiting:
-                if number in wanted:
-                    single.parked.append((clock, parked))
-                    parked.left += 1
+            singles.append(single)
+
+        def part_of(item: Contribution, place: int) -> Contribution:
+            start = bucket.starts[place]
+            return Contribution(
+                item.ranks, item.clock, cut(item.ranges, start, start + bucket.sizes[place]), item.hyper
+            )
+
+        bucket.divide(singles, part_of)
+        for single in singles:
             self._put(single)
-        for _, parked, _ in waiting:
-            parked.left -= 1
         if self._recording.on and len(bucket.ids) > 1:
             self._recording.grouped([self._at[number] for number in bucket.ids])
 

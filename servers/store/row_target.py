@@ -206,23 +206,13 @@ class TableGroup(Target[GroupContribution]):
 
     def split(self) -> None:
         """Let each table have rounds of its own again, and what waits for them. The group cannot be used any more."""
-        rounds, contributed = self.rounds, self.rounds.open()
-        waiting = [(*entry, set(entry[1].request.ids)) for entry in self.parked]
+        self.divide(self.targets, GroupContribution.of)
         for place, target in enumerate(self.targets):
-            target.rounds = rounds.copy()  # type: ignore[assignment]  # there is no contribution in it
-            for clock, ranks, item in contributed:
-                target.rounds.contribute(ranks, clock, item.of(place))
-            for clock, parked, wanted in waiting:
-                if target.number in wanted:
-                    target.parked.append((clock, parked))
-                    parked.left += 1
             target.judged, target.last_at = self.judged, self.last_at
             for version, batches in self._changed.items():
                 target.add_changed(version, [ids[slice(*starts[place : place + 2])] for ids, starts in batches])
             target.group = None
-        for _, parked, _ in waiting:
-            parked.left -= 1
-        self.rounds, self.parked = rounds.copy(), []
+        self.rounds, self.parked = self.rounds.copy(), []
 
 
 class TableGroups:

@@ -132,6 +132,27 @@ class Target(Generic[Item]):
         self.parked = waiting
         return ready
 
+    def divide(self, parts: Sequence[Target[Any]], part_of: Callable[[Item, int], Any]) -> None:
+        """Give ``parts``, which have this target's segments from now on, its rounds and the requests that wait.
+
+        Args:
+            parts: each at its place.
+            part_of: returns what of a contribution belongs to the part at a place.
+        """
+        waiting = [(clock, parked, set(parked.request.ids)) for clock, parked in self.parked]
+        contributed = self.rounds.open()
+        for place, part in enumerate(parts):
+            part.rounds = self.rounds.copy()
+            for clock, ranks, item in contributed:
+                part.rounds.contribute(ranks, clock, part_of(item, place))
+            for clock, parked, wanted in waiting:
+                if not wanted.isdisjoint(part.ids):
+                    part.parked.append((clock, parked))
+                    parked.left += 1
+        # Only now, so that no request seems to wait for nothing in between.
+        for _, parked, _ in waiting:
+            parked.left -= 1
+
     def fail(self, version: int, error: Exception) -> None:
         """Note why round ``version`` has failed, for pushes that will be repeated."""
         self.failures[version] = error
