@@ -56,7 +56,7 @@ class ArrivalTimes:
     def contributed(self, ranks: Sequence[int], clock: int, targets: Sequence[AnyTarget], quorum: bool) -> None:
         """Note that ``ranks`` have contributed to round ``clock`` of ``targets``, whose rounds are closed if complete.
 
-        A contribution waits for its round, so others wait from the last one before that which closes it.
+        The others have been waiting since the last contribution before the one that closes the round.
 
         Args:
             quorum: whether rounds can do without some workers: then nobody is awaited alone.

@@ -40,7 +40,7 @@ class Rounds(Generic[T]):
     """The rounds of one bucket.
 
     Args:
-        workers: the ranks of those who contribute.
+        workers: the ranks of the workers that contribute.
         version: how many rounds are over.
         quorum: how many workers' contributions complete a round; None for all.
         keep: whether a contribution to a round that is over counts in the next one; else it does not count.
@@ -64,7 +64,7 @@ class Rounds(Generic[T]):
         self.share = self._number
         self._left: frozenset[int] = frozenset()
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
-        self._absent: set[int] = set()  # who is not in the next round
+        self._absent: set[int] = set()  # the workers that are not in the next round
         self._open: dict[int, _OpenRound[T]] = {}
         self._late: list[tuple[int, Sequence[int], T]] = []
         self.contributors: Collection[int] = ()
@@ -222,7 +222,7 @@ class Rounds(Generic[T]):
         self._counted = dict(clocks)
 
     def missing(self, clock: int) -> dict[int, int]:
-        """Return who must contribute before round ``clock`` is over: by rank, the first round that lacks it."""
+        """Return which workers round ``clock`` waits for: by rank, the first round that lacks its contribution."""
         missing: dict[int, int] = {}
         others, number = self._workers - self._left, self.version + 1
         while others and number <= clock:
@@ -269,7 +269,7 @@ class Rounds(Generic[T]):
         return within if self._quorum is None else max(1, min(self._quorum, within))
 
     def _look(self) -> None:
-        """Find out who is not in the next round: those who pause before it, and those who have left."""
+        """Find the workers that are not in the next round: they pause before it, or have left."""
         self._absent = {rank for rank, last in self._paused.items() if last <= self.version} | self._left
 
 

@@ -190,7 +190,7 @@ class Waiting:
         self._parked[message.sender[:2]] = parked
 
     def release(self, targets: Sequence[AnyTarget], errors: Mapping[Any, Exception]) -> list[ParkedRequest]:
-        """Return who waits for nothing more, now that ``targets`` are where they are, some through an error."""
+        """Return the requests that are complete now that ``targets`` have advanced, some with ``errors``."""
         ready: list[ParkedRequest] = []
         for target in targets:
             for parked in target.release(errors.get(target)) if target.parked else ():
