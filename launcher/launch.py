@@ -30,8 +30,7 @@ from launcher.errors import LaunchError
 from launcher.job.command import module_directories
 from launcher.kinds.registry import find
 from launcher.output.display import prepare
-from launcher.supervision.report import report
-from launcher.supervision.supervisor import OnFailure
+from launcher.supervision.supervisor import OnFailure, report
 
 
 def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> int:

@@ -25,12 +25,11 @@ from launcher.output.display import of_terminal
 from launcher.output.outlet import Outlet
 from launcher.processes.child import cannot_start
 from launcher.processes.children import Children, Share, shared
-from launcher.processes.dashboard import companions
+from launcher.processes.companion import companions
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import in_foreground, open_standard_streams, require_files, terminal_kept
-from launcher.processes.observers_file import write_observers_file
-from launcher.processes.readers_file import readers_file
+from launcher.processes.observers_file import readers_file, write_observers_file
 from launcher.supervision.crew import Crew
 from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from launcher.errors import LaunchError
-from launcher.job.cluster import option
-from launcher.job.description import Job
+from launcher.job.description import Job, option
 from launcher.kinds import kubernetes, local, mpi, sge, slurm, ssh, yarn
 from launcher.kinds.kind import Kind
 

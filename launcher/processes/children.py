@@ -12,8 +12,7 @@ from functools import partial
 
 from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
-from launcher.job.description import Job
-from launcher.job.output_options import OutputOptions
+from launcher.job.description import Job, OutputOptions
 from launcher.job.tasks import Task
 from launcher.processes.child import Child
 from launcher.processes.guard import Guard

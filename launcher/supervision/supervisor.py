@@ -8,20 +8,20 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.bootstrap.report import tell
+from kvstore.errors import JOB_FAILED_EXIT, ConfigError
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
-from launcher.job.output_options import OutputOptions
+from launcher.job.description import OutputOptions
 from launcher.job.tasks import Task, again
 from launcher.output.display import Display
 from launcher.output.outlet import Outlet
-from launcher.supervision.actions import Action, Kill, Lose, Restart, Say, Tell
 from launcher.supervision.crew import Crew, turn
 from launcher.supervision.drill import Drill
-from launcher.supervision.ending import Ending, EndingLimits, Phase
+from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Lose, Phase, Restart, Say, Tell
 from launcher.supervision.postmortem import Line, Postmortem
-from launcher.supervision.report import prepare, report_loss
 from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import CHILD, ENDING, SignalQueue, called
 
@@ -35,6 +35,42 @@ _POLL_S = 0.02
 _CHECK_S = 0.25
 _FLUSH_S = 1.0
 _TWICE_S = 2.0  # between two Ctrl-C that are one wish
+
+
+def report(task: Task, how: str) -> None:
+    """Tell the scheduler of a job that a process has ended; see `kvstore.bootstrap.report.tell`.
+
+    Args:
+        task: the failed process.
+        how: what happened to it: "exited with code 7".
+    """
+    tell(task.env, task.role, task.rank, how)
+
+
+def report_loss(task: Task, loss: Lose) -> bool:
+    """Tell the scheduler of a job that goes on that a process has died.
+
+    Args:
+        task: what it has run.
+        loss: how it has died.
+
+    Returns:
+        Whether the scheduler has heard it, or need not: of itself. If not, say it again later.
+    """
+    return task.role == "scheduler" or tell(task.env, task.role, task.rank, loss.how, loss.start, loss.final)
+
+
+def prepare(task: Task) -> None:
+    """Import what `report` and `report_loss` need. Imports take longer than all else that is done after a death.
+
+    Args:
+        task: any of the job. If its environment says no address, nothing is imported.
+    """
+    from kvstore.job.config import Config
+    from kvstore.transport.choose import links
+
+    with suppress(ConfigError):
+        links(Config.from_env(task.env))
 
 
 class Supervisor:

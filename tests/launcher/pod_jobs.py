@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 from kvstore.job.keyring import Keyring
-from launcher.job.cluster import Cluster
-from launcher.job.description import Job
+from launcher.job.description import Cluster, Job
 from launcher.job.tasks import members
 from launcher.kinds.pods.manifests import manifests
 

@@ -16,9 +16,8 @@ from kvstore.errors import WireError
 from kvstore.job.curve_keys import CurveKeys, pair, with_key
 from kvstore.transport import Peer
 from kvstore.transport.zeromq.transport import ZmqTransport
-from launcher.agents.links.link import OnEnd, OnMessage
+from launcher.agents.links.link import AgentTicket, OnEnd, OnMessage
 from launcher.agents.links.protocol import Bye, Output, OutputAck
-from launcher.agents.links.ticket import AgentTicket
 
 _MANY = 1000  # messages at a time, so that other events get their turn
 _LINGER_S = 1.0

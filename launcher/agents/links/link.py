@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import selectors
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvstore import wire
-from kvstore.errors import WireError
-from launcher.agents.links.framing import MAGIC, Unframer, frame
+from kvstore.errors import ConfigError, WireError
+from kvstore.job import settings
 from launcher.agents.links.protocol import Output, OutputAck
 
 _READ = 1 << 16
@@ -17,6 +19,77 @@ _ACK = 1 << 18  # bytes
 
 OnMessage = Callable[[wire.Message], None]
 OnEnd = Callable[[str], None]
+
+
+MAGIC = b"\0kvstore agent 1\n"
+MAX_PREAMBLE = 1 << 16
+MAX_FRAMES = 4
+MAX_MESSAGE = 64 << 20
+_COUNT = struct.Struct("!I")
+
+
+def frame(frames: Sequence[wire.Buffer]) -> bytes:
+    """The bytes of one message."""
+    lengths = struct.pack(f"!{len(frames) + 1}I", len(frames), *(len(part) for part in frames))
+    return b"".join([lengths, *frames])
+
+
+class Unframer:
+    """Takes bytes, and returns messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._begun = False
+
+    @property
+    def preamble(self) -> str:
+        """What came before MAGIC, if that has not come."""
+        return "" if self._begun else self._buffer.decode(errors="replace").strip()
+
+    def feed(self, data: bytes) -> list[list[bytes]]:
+        """The messages that `data` completes, each as its frames.
+
+        Raises:
+            WireError: the bytes are not messages.
+        """
+        self._buffer += data
+        if not self._begun and not self._begin():
+            return []
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    def _begin(self) -> bool:
+        start = self._buffer.find(MAGIC)
+        if start < 0:
+            if len(self._buffer) > MAX_PREAMBLE:
+                raise WireError("expected an agent, got a flood of other output")
+            return False
+        del self._buffer[: start + len(MAGIC)]
+        self._begun = True
+        return True
+
+    def _next(self) -> list[bytes] | None:
+        if len(self._buffer) < 4:
+            return None
+        (count,) = _COUNT.unpack_from(self._buffer)
+        if not 1 <= count <= MAX_FRAMES:
+            raise WireError(f"a message has {count} frames; valid: 1 to {MAX_FRAMES}")
+        head = 4 * (count + 1)
+        if len(self._buffer) < head:
+            return None
+        lengths = struct.unpack_from(f"!{count}I", self._buffer, 4)
+        if sum(lengths) > MAX_MESSAGE:
+            raise WireError(f"a message has {sum(lengths)} bytes; at most {MAX_MESSAGE} are allowed")
+        if len(self._buffer) < head + sum(lengths):
+            return None
+        frames, at = [], head
+        for length in lengths:
+            frames.append(bytes(self._buffer[at : at + length]))
+            at += length
+        del self._buffer[:at]
+        return frames
 
 
 class AgentLink(Protocol):
@@ -187,3 +260,39 @@ class PipeLink:
 
 def _size(message: Output) -> int:
     return sum(map(len, message.buffers))
+
+
+ENLIST = settings.ENLIST.name
+
+
+@dataclass(frozen=True)
+class AgentTicket:
+    """What an agent needs to connect to launch.py. It is a secret: any process that has it can be an agent of the job.
+
+    Args:
+        endpoint: the endpoint where launch.py listens: `tcp://address:port`.
+        server_key: launch.py's public key.
+        public, secret: the agents' key pair.
+    """
+
+    endpoint: str
+    server_key: str
+    public: str
+    secret: str = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The ticket as the value of an environment variable."""
+        return " ".join((self.endpoint, self.server_key, self.public, self.secret))
+
+    @classmethod
+    def parse(cls, text: str) -> AgentTicket:
+        """Read a ticket.
+
+        Raises:
+            ConfigError: the text is not a ticket. The message does not show it.
+        """
+        words = text.split()
+        if len(words) != 4 or not words[0].startswith("tcp://") or any(len(key) != 40 for key in words[1:]):
+            raise ConfigError(f"{ENLIST} is not a ticket; only launch.py sets it, for its agents")
+        return cls(*words)

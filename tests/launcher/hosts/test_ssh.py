@@ -6,8 +6,8 @@ from any_host import HOSTS
 from hypothesis import given
 
 from launcher.hosts.hostfile import Host
-from launcher.hosts.ssh import remote_command, rsync
-from launcher.job.cluster import Cluster
+from launcher.job.description import Cluster
+from launcher.kinds.ssh import remote_command, rsync
 
 
 @given(HOSTS)

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.job import dryrun
-from launcher.job.cluster import Cluster
-from launcher.job.description import RESERVED, Job
+from launcher.job.description import RESERVED, Cluster, Job
 from launcher.kinds.registry import KINDS, find
 from launcher.launch import main
 

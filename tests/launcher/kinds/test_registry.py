@@ -8,8 +8,7 @@ import pytest
 from every_option import VALUES
 
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster, option
-from launcher.job.description import Job
+from launcher.job.description import Cluster, Job, option
 from launcher.kinds.registry import KINDS, find
 from launcher.launch import main
 

@@ -8,10 +8,11 @@ import pytest
 from kvstore.job.curve_keys import split_key
 from kvstore.job.keyring import ROOT, Keyring
 from kvstore.job.observing_place import FILE, ObservingPlace
+from kvstore.reading.place import ReadingPlace
 from launcher.errors import LaunchError
-from launcher.job.description import Job
+from launcher.job.description import Cluster, Job
 from launcher.job.tasks import Rendezvous, member_variables, members
-from launcher.processes.observers_file import write_observers_file
+from launcher.processes.observers_file import readers_file, write_observers_file
 
 JOB = Job(2, 1, ("python", "train.py"))
 
@@ -50,3 +51,50 @@ def test_a_directory_that_is_gone_ends_the_job_before_it_begins(tmp_path: Path) 
 def test_a_transport_that_is_none_ends_it_too(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="KVSTORE_TRANSPORT"):
         write_observers_file(tmp_path, JOB, Rendezvous("ipc:///t/scheduler", 0, "m"), {"KVSTORE_TRANSPORT": "pigeon"})
+
+
+HERE = Rendezvous(uri="ipc:///t/scheduler", port=0, mark="m")
+
+
+def job(file: Path | None) -> Job:
+    return Job(2, 2, ("python", "train.py"), cluster=Cluster(readers=None if file is None else str(file), replicas=1))
+
+
+def test_the_file_is_there_as_long_as_the_job(tmp_path: Path) -> None:
+    file = tmp_path / "readers.json"
+    with readers_file(job(file), HERE, {}):
+        assert ReadingPlace.read(file) == ReadingPlace("ipc:///t/scheduler", "", "sockets")
+    assert not file.exists()
+
+
+def test_without_readers_there_is_no_file_and_no_key(tmp_path: Path) -> None:
+    one = job(None)
+    with readers_file(one, HERE, {}):
+        assert list(tmp_path.iterdir()) == []
+    assert Keyring.random(members(one)).reader is None
+    variables = [member_variables(one, HERE, role, rank) for role, rank in members(one)]
+    assert not [name for names in variables for name in names if "READER" in name]
+
+
+def test_readers_have_their_own_key_and_servers_know_it(tmp_path: Path) -> None:
+    one = job(tmp_path / "readers.json")
+    keyring = Keyring.random(members(one), readers=True)
+    at = Rendezvous("10.0.0.1", 5555, "m", keyring=keyring)
+    with readers_file(one, at, {"KVSTORE_TRANSPORT": "zeromq"}):
+        place = ReadingPlace.read(tmp_path / "readers.json")
+    assert keyring.reader is not None
+    assert split_key(place.address) == ("tcp://10.0.0.1:5555", keyring.pairs[ROOT][0])
+    assert (place.key, place.transport) == (keyring.reader[1], "zeromq")
+    public = keyring.reader[0]
+    know = {
+        role for role, rank in members(one) if member_variables(one, at, role, rank).get("KVSTORE_READER_KEY") == public
+    }
+    assert know == {"scheduler", "server", "standby"}
+    everybodys = [member_variables(one, at, role, rank) for role, rank in members(one)]
+    assert not [1 for variables in everybodys if place.key in " ".join(variables.values())]
+    assert not [1 for variables in everybodys if public in variables["KVSTORE_MEMBER_KEYS"]]
+
+
+def test_a_file_that_cannot_be_written_ends_the_job_before_it_begins(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="cannot write"), readers_file(job(tmp_path / "none" / "file"), HERE, {}):
+        pass

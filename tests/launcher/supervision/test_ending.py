@@ -10,8 +10,7 @@ from ending_run import KILL, SCHEDULER, SERVER, TASKS, TERM, WORKER_0, WORKER_1,
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.contract import Role
 from launcher.job.tasks import Task
-from launcher.supervision.actions import Say, Tell
-from launcher.supervision.ending import Phase
+from launcher.supervision.ending import Phase, Say, Tell
 
 
 @pytest.fixture

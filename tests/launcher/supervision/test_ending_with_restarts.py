@@ -9,8 +9,7 @@ from kvstore.errors import JOB_FAILED_EXIT, REPLACED_EXIT
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
-from launcher.supervision.actions import Action, Lose, Restart, Say, Tell
-from launcher.supervision.ending import Phase
+from launcher.supervision.ending import Action, Lose, Phase, Restart, Say, Tell
 from launcher.supervision.restarts import Restarts
 
 WITH_STANDBY = [*TASKS, Task("standby", 0, ("x",), {})]

@@ -5,6 +5,7 @@ import selectors
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import screen
@@ -15,13 +16,13 @@ from kvstore.job.exits import Exit
 from launcher.job.injection import Injection
 from launcher.job.tasks import Task
 from launcher.output.outlet import Outlet
-from launcher.supervision.actions import Lose
+from launcher.supervision import supervisor as module
 from launcher.supervision.crew import Sink
 from launcher.supervision.drill import Drill
-from launcher.supervision.ending import EndingLimits
+from launcher.supervision.ending import EndingLimits, Lose
 from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue
-from launcher.supervision.supervisor import Supervisor
+from launcher.supervision.supervisor import Supervisor, prepare, report, report_loss
 
 TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 0, ("x",), {}), Task("worker", 0, ("x",), {})]
 HASTE = EndingLimits(window=0.01, linger=0.01, grace=0.01, short_grace=0.01, kill=0.01)
@@ -368,3 +369,27 @@ def test_a_scheduler_that_does_not_hear_of_a_loss_is_told_again(told: Told) -> N
     crew = Played(ends(1, 1), waits_for_a_restart, waits_until_heard(told), *(ends(2), ends(0), ends(1)))
     assert run(crew, told, roles=frozenset({"server"})) == 0
     assert told.losses == [("server 0", Lose(1, "exited with code 1", 1, False))] * 2
+
+
+ENV = {"DMLC_PS_ROOT_URI": "ipc:///nowhere/scheduler"}
+
+
+def test_the_scheduler_is_told_who_has_ended_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
+    report(Task("server", 1, ("x",), ENV), "exited with code 7")
+    assert told == [(ENV, "server", 1, "exited with code 7")]
+
+
+def test_or_who_has_died_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
+    for env in (ENV, {}):
+        prepare(Task("standby", 1, ("x",), env))
+    assert not report_loss(Task("standby", 1, ("x",), ENV), Lose(7, "was killed by SIGKILL", 3, False))
+    assert told == [(ENV, "standby", 1, "was killed by SIGKILL", 3, False)]
+
+
+def test_when_the_scheduler_itself_has_ended_nobody_is_told() -> None:
+    report(Task("scheduler", 0, ("x",), {}), "was killed by SIGKILL")  # an environment that nobody could be told by
+    assert report_loss(Task("scheduler", 0, ("x",), {}), Lose(0, "was killed by SIGKILL", 1, False))
