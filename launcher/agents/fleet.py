@@ -16,7 +16,7 @@ from kvstore.job.exits import Exit
 from launcher.agents.carrier import Carrier
 from launcher.agents.links import protocol as p
 from launcher.agents.links.link import AgentLink
-from launcher.supervision.crew import Sink, turn
+from launcher.supervision.crew import Crew, Sink, turn
 
 _PING_S = 1.0
 _AWAY_S = 2.0
@@ -121,8 +121,8 @@ class RemoteAgent:
         self.lose(how)
 
 
-class Fleet:
-    """Runs tasks through agents; see `Crew`.
+class Fleet(Crew):
+    """Runs tasks through agents.
 
     Args:
         remotes: agents that have said hello, each with the indices of its tasks.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import selectors
-import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,9 +26,8 @@ from launcher.agents.links.link import ENLIST, AgentLink, AgentTicket, PipeLink
 from launcher.errors import LaunchError
 from launcher.hosts import reach
 from launcher.job.command import argv_of
-from launcher.job.description import Job
-from launcher.job.tasks import AGENT, HostEnvironment, Task, environment, words
-from launcher.processes.child import cannot_start
+from launcher.job.tasks import AGENT, HostEnvironment, Task, environment, our_servers
+from launcher.processes.child import Program, require_command
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
@@ -183,7 +180,8 @@ class Agent:
             self._listener = reach.listener(chosen.ip)
             _require_directory(Path(os.fsdecode(asked.directory)), asked.create)
             if asked.command:
-                _require_command([os.fsdecode(word) for word in asked.command], os.fsdecode(asked.directory))
+                argv = argv_of([os.fsdecode(word) for word in asked.command], sys.executable)
+                require_command(Program("the command", argv, {}), os.fsdecode(asked.directory))
         except LaunchError as error:
             return p.Surveyed("", "", False, 0, _readable(str(error)))
         except OSError as error:
@@ -231,19 +229,17 @@ class Agent:
             shims=str(directory.shims(sys.executable)),
             source_root=source_root(),
         )
-        job = Job(
-            num_workers=1,
-            num_servers=1,
-            command=tuple(os.fsdecode(word) for word in start.command),
-            server_argv=tuple(os.fsdecode(word) for word in start.server_argv),
-        )
+        command = [os.fsdecode(word) for word in start.command]
+        server_argv = tuple(os.fsdecode(word) for word in start.server_argv)
         # If the manager has given this agent cores of its own, they are divided already.
         divided = self._rank >= 0 and around.cores < (os.cpu_count() or 1)
         tasks = {}
         for index, role, rank, siblings, flat in start.tasks:
             variables = {**p.unpack(flat), AGENT: directory.path.name}
             env = environment(around, role, 1 if divided else siblings, variables, start.gpus)
-            tasks[index] = Task(role, rank, words(job, role, around.python, rank), env)
+            ours = server_argv or our_servers(sys.executable, role, rank)
+            argv = argv_of(command, sys.executable) if role == "worker" else ours
+            tasks[index] = Task(role, rank, argv, env)
         return tasks
 
     # ---- the end
@@ -292,22 +288,6 @@ def _require_directory(path: Path, create: bool) -> None:
             raise LaunchError(f"cannot make the directory {path}: {error.strerror}") from None
     if not path.is_dir():
         raise LaunchError(f"there is no directory {path}; --sync-dst-dir copies the working directory")
-
-
-def _require_command(command: list[str], directory: str) -> None:
-    """Check that the command exists, before anything runs."""
-    argv = argv_of(command, sys.executable)
-    program_path = str(Path(directory) / argv[0]) if os.sep in argv[0] else argv[0]
-    if shutil.which(program_path) is None:
-        exists = os.sep in program_path and Path(program_path).exists()
-        program = _Program("the command", argv, {})
-        error = PermissionError(0, "is not executable") if exists else FileNotFoundError()
-        raise cannot_start(program, error, directory)
-
-
-class _Program:
-    def __init__(self, name: str, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
-        self.name, self.argv, self.env = name, argv, env
 
 
 def main() -> int:

@@ -53,17 +53,11 @@ from launcher.job.tasks import (
 from launcher.output.display import of_terminal
 from launcher.output.outlet import Outlet
 from launcher.processes.children import Children
-from launcher.processes.companion import companions
-from launcher.processes.guard import Guard
-from launcher.processes.jobdir import JobDir
+from launcher.processes.job_run import Caller, JobRun
 from launcher.processes.machine import open_standard_streams
-from launcher.processes.observers_file import readers_file, write_observers_file
-from launcher.supervision.crew import Crew
-from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue, called
-from launcher.supervision.supervisor import OnFailure, Supervisor
+from launcher.supervision.supervisor import OnFailure
 
 HELLO_S = 30.0  # ssh gives up much earlier; the rest is for Python to start from a slow disk
 SURVEY_S = 30.0
@@ -134,7 +128,12 @@ class HostTasks:
     def _here(self, role: Role, rank: int) -> Task:
         around = HostEnvironment(self._environ, sys.executable, cores(), source_root=source_root())
         own = {**self._settings(self._at, role, rank), AGENT: self._at.mark}
-        return Task(role, rank, words(self._job, role, sys.executable, rank), environment(around, role, 1, own))
+        return Task(
+            role,
+            rank,
+            words(self._job, role, sys.executable, rank),
+            environment(around, role, 1, own),
+        )
 
     def _there(self, remote: RemoteAgent, role: Role, rank: int) -> Task:
         at_host = replace(self._at, node_host=surveyed(remote).address, fd=None)
@@ -293,78 +292,26 @@ class _AgentJob:
         limits: EndingLimits | None,
     ) -> int:
         """Start the tasks, and follow them to their end."""
-        directory = JobDir.make()
-        try:
-            guard = Guard(directory.path, directory.path.name, variable=AGENT)
+        assert self._listener is not None  # noqa: S101 (for the type checker)
+        caller = Caller(signals=signals)
+        job, environ = self._job, self._environ
+        with JobRun(job, on_failure, environ, limits, caller, variable=AGENT, selector=selector) as running:
+            at = running.meet(
+                self._listener,
+                cluster=self._kind,
+                node_host=self._listener.getsockname()[0],
+                keyring=self._keyring,
+                aggregated=self._aggregated,
+            )
+            placed = HostTasks(job, self._remotes, at, environ)
+            scheduler = Children({0: placed.tasks[0]}, running.guard, pass_fds=running.scheduler_fds)
             try:
-                return self._run(directory, guard, selector, signals, on_failure, limits)
-            finally:
-                directory.remove()
-                guard.dismiss()
-        finally:
-            directory.remove()
-
-    def _run(
-        self,
-        directory: JobDir,
-        guard: Guard,
-        selector: selectors.BaseSelector,
-        signals: SignalQueue,
-        on_failure: OnFailure,
-        limits: EndingLimits | None,
-    ) -> int:
-        assert self._listener is not None  # noqa: S101 (for the type checker)
-        host, port = self._listener.getsockname()[:2]
-        mark = directory.path.name
-        fd = self._listener.fileno()
-        log = directory.scheduler_log if self._job.restarts else ""
-        at = Rendezvous(host, port, mark, self._kind, host, fd, self._keyring, self._aggregated, log)
-        write_observers_file(directory.path, self._job, at, self._environ)
-        beside = companions(self._job, directory.path, self._environ)
-        with readers_file(self._job, at, self._environ), beside as crews:
-            return self._run_at(at, guard, selector, signals, on_failure, limits, crews)
-
-    def _run_at(
-        self,
-        at: Rendezvous,
-        guard: Guard,
-        selector: selectors.BaseSelector,
-        signals: SignalQueue,
-        on_failure: OnFailure,
-        limits: EndingLimits | None,
-        beside: Sequence[Crew],
-    ) -> int:
-        assert self._listener is not None  # noqa: S101 (for the type checker)
-        fd = self._listener.fileno()
-        placed = HostTasks(self._job, self._remotes, at, self._environ)
-        tasks = placed.tasks
-        scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (fd,)})
-        try:
-            limit_s = _SILENCE * Config.from_env(self._environ).heartbeat_timeout_s
-        except ConfigError as error:
-            raise LaunchError(str(error)) from None
-        restarts = Restarts.of(self._job, tasks)
-        starts = {remote: placed.start(remote, self._directory, limit_s) for remote in self._remotes}
-        supervisor = Supervisor(
-            tasks,
-            [scheduler, Fleet(self._remotes, starts, limit_s), *beside],
-            signals,
-            on_failure,
-            environ=self._environ,
-            limits=limits,
-            selector=selector,
-            output=self._job.output,
-            where=placed.where,
-            restarts=restarts,
-            drill=Drill(tasks, self._job.injections),
-        )
-        try:
-            supervisor.start()
-            if not restarts.survivable(0):
-                self._listener.close()  # otherwise the kernel would accept connections after the scheduler has died
-            return supervisor.run()
-        finally:
-            supervisor.close()
+                limit_s = _SILENCE * Config.from_env(environ).heartbeat_timeout_s
+            except ConfigError as error:
+                raise LaunchError(str(error)) from None
+            starts = {remote: placed.start(remote, self._directory, limit_s) for remote in self._remotes}
+            fleet = Fleet(self._remotes, starts, limit_s)
+            return running.start(placed.tasks, [scheduler, fleet], placed.where).run()
 
     def _address(self, toward: str) -> Address:
         cluster = self._job.cluster

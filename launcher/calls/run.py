@@ -31,6 +31,7 @@ from launcher.kinds import local
 from launcher.output.outlet import Outlet
 from launcher.processes.children import Children, Share
 from launcher.processes.guard import Guard
+from launcher.processes.job_run import Caller
 from launcher.supervision.crew import Sink
 from launcher.supervision.ending import UNNAMED
 from launcher.supervision.signals import CHILD, SignalQueue
@@ -331,7 +332,7 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
         report(task, how)
 
     interrupts = Interrupts(timeout)
-    caller = local.Caller(
+    caller = Caller(
         "launcher.run", interrupts, Streams(), partial(SpawnedCrew, handover), says_start=False, gives_input=False
     )
     code = local.run(job, on_failure, environ=outside_a_job(os.environ), caller=caller)

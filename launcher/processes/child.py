@@ -5,35 +5,36 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from kvstore.job.exit_report import ExitReport, ReportFile
 from kvstore.job.exits import Exit
 from kvstore.job.processes import TiedProcess
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
 from launcher.job.command import PYTHONS
+from launcher.job.tasks import Task
 
 
-class Program(Protocol):
-    """What a child executes. A task is one."""
+@dataclass(frozen=True)
+class Program:
+    """What a child executes, if it is no task.
 
-    @property
-    def name(self) -> str:
-        """Its name in errors."""
+    Args:
+        name: its name in errors.
+        argv: the words to execute.
+        env: the whole environment.
+    """
 
-    @property
-    def argv(self) -> Sequence[str]:
-        """The words to execute."""
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """The whole environment."""
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
 
 
 class Child:
@@ -58,7 +59,7 @@ class Child:
 
     def __init__(
         self,
-        task: Program,
+        task: Task | Program,
         keeper_fd: int = -1,
         pass_fds: tuple[int, ...] = (),
         *,
@@ -148,7 +149,25 @@ def _close(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def cannot_start(task: Program, error: OSError, directory: str = ".") -> LaunchError:
+def require_command(task: Task | Program, directory: str = ".") -> None:
+    """Check that what a task executes exists, before anything runs.
+
+    Args:
+        task: the task.
+        directory: the working directory that it will have.
+
+    Raises:
+        LaunchError: it does not exist, or is not executable.
+    """
+    program = task.argv[0]
+    if os.sep in program:
+        program = os.path.join(directory, program)  # noqa: PTH118 (a Path would be without the `./` that keeps it off PATH)
+    if shutil.which(program, path=task.env.get("PATH")) is None:
+        exists = os.sep in program and Path(program).exists()
+        raise cannot_start(task, PermissionError(0, "is not executable") if exists else FileNotFoundError(), directory)
+
+
+def cannot_start(task: Task | Program, error: OSError, directory: str = ".") -> LaunchError:
     """The error for a program that cannot be executed, with the exit code of a shell.
 
     Args:

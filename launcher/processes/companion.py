@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -34,47 +33,38 @@ from launcher.errors import LaunchError
 from launcher.job.description import Job
 from launcher.job.tasks import outside_a_job
 from launcher.output.lines import Prefixer
-from launcher.processes.child import Child
-from launcher.supervision.crew import Sink
+from launcher.processes.child import Child, Program
+from launcher.supervision.crew import Crew, Sink
 
 _READ = 1 << 16
 _POLL_S = 0.02
 
 
-@dataclass(frozen=True)
-class CompanionProgram:
-    """What a companion executes; see `Program`.
+class Companion(Crew):
+    """Runs a companion as long as its job; a crew that has no tasks.
 
-    Args:
-        name: what it is called: `dashboard`.
-        argv: the words to execute.
-        env: the whole environment. It has neither the mark of the job nor that of an agent, by which members are found
-            and ended.
-        pass_fds: the file descriptors that it inherits beside its standard streams.
-        grace_s: how long it may take to end when the job is over.
-    """
-
-    name: str
-    argv: Sequence[str]
-    env: Mapping[str, str] = field(repr=False)
-    pass_fds: tuple[int, ...] = ()
-    grace_s: float = 2.0
-
-
-class Companion:
-    """Runs a companion as long as its job; a `Crew` that has no tasks.
+    The job does not wait for it, and signals are for the job alone: it sees the end of the job, and then ends itself.
 
     Its standard input ends when the job is over, and when launch.py dies: then it must end. What it writes is shown,
     line by line, as said by launch.py.
 
     Args:
-        program: what to run.
+        program: what to run. Its environment has neither the mark of the job nor that of an agent, by which members
+            are found and ended.
         announcement: lines that are shown before it starts; they may hold secrets.
+        pass_fds: the file descriptors that it inherits beside its standard streams.
+        grace_s: how long it may take to end when the job is over.
     """
 
-    def __init__(self, program: CompanionProgram, announcement: Sequence[str] = ()) -> None:
-        self.program = program
-        self.announcement = announcement
+    def __init__(
+        self,
+        program: Program,
+        announcement: Sequence[str] = (),
+        pass_fds: tuple[int, ...] = (),
+        grace_s: float = 2.0,
+    ) -> None:
+        self.program, self.announcement = program, announcement
+        self.pass_fds, self.grace_s = pass_fds, grace_s
         self._child: Child | None = None
         self._lifeline = -1
         self._lines: dict[int, Prefixer] = {}
@@ -87,7 +77,7 @@ class Companion:
             sink.say(line, secret=True)
         theirs, self._lifeline = os.pipe()
         try:
-            self._child = Child(self.program, pass_fds=self.program.pass_fds, stdin=theirs)
+            self._child = Child(self.program, pass_fds=self.pass_fds, stdin=theirs)
             self._child.execute()
         except LaunchError as error:
             sink.say(f"{error}; the job goes on without it")
@@ -99,13 +89,6 @@ class Companion:
                 self._lines[source] = Prefixer(b"")
                 selector.register(source, selectors.EVENT_READ, partial(self._read, source))
 
-    def can_restart(self, index: int) -> bool:
-        """It runs no task."""
-        return False
-
-    def restart(self, index: int, variables: Mapping[str, str]) -> None:
-        """It runs no task."""
-
     def collect(self) -> None:
         """Report its end, once."""
         if self._child is None or self._reported or (how := self._child.poll()) is None:
@@ -115,20 +98,6 @@ class Companion:
         if how.status:
             self._sink.say(f"the {self.program.name} is gone: it {how}; the job goes on without it")
 
-    def reading(self, wanted: bool) -> None:
-        """Read on: it writes little."""
-
-    def signal(self, signum: int) -> None:
-        """Signals are for the job. It sees the end of that, and then ends itself."""
-
-    def signal_task(self, index: int, signum: int) -> bool:
-        """It runs no task."""
-        return False
-
-    def leftovers(self) -> bool:
-        """The job does not wait for it."""
-        return False
-
     def close(self) -> None:
         """End it: it may show the end of the job first."""
         if self._lifeline >= 0:
@@ -136,7 +105,7 @@ class Companion:
             self._lifeline = -1
         if self._child is None:
             return
-        deadline = time.monotonic() + self.program.grace_s
+        deadline = time.monotonic() + self.grace_s
         while self._child.poll() is None and time.monotonic() < deadline:
             self._drain()
             time.sleep(_POLL_S)
@@ -213,8 +182,8 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
         told |= {ROLE.name: "observer", OBSERVE.name: str(directory / FILE), LIFELINE.name: "1"}
         env = processes.complete({**outside_a_job(environ), **told}, processes.source_root())
         name = "trace" if job.cluster.dashboard is None else "dashboard"
-        program = CompanionProgram(name, (*processes.words(sys.executable, "servers"), name), env, pass_fds, grace_s)
-        yield [Companion(program, announcement)]
+        program = Program(name, (*processes.words(sys.executable, "servers"), name), env)
+        yield [Companion(program, announcement, pass_fds, grace_s)]
 
 
 def _writable(trace: str) -> TraceTarget:

@@ -8,14 +8,14 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
 from launcher.kinds.pods.kubectl import Kubectl, KubectlStream
 from launcher.kinds.pods.manifests import JOB
 from launcher.kinds.pods.watch import FollowLog, PodWatch, TaskEnded
-from launcher.supervision.crew import Sink
+from launcher.supervision.crew import Crew, Sink
 from launcher.supervision.ending import Say
 
 POLL_S = 1.0
@@ -79,8 +79,10 @@ def _order(stamp: bytes) -> tuple[bytes, bytes]:
     return (b"", b"") if match is None else (match[2], match[3].ljust(9, b"0"))
 
 
-class PodCrew:
-    """Runs tasks as pods; see `Crew`.
+class PodCrew(Crew):
+    """Runs tasks as pods.
+
+    None is started again: what a pod that has failed had is lost. When a pod ends, so do all of its processes.
 
     Args:
         kubectl: runs kubectl.
@@ -116,13 +118,6 @@ class PodCrew:
             raise LaunchError(f"the cluster refused the job: {problem}", 1)
         self._watch = PodWatch(self._tasks, time.monotonic())
         sink.say(f"submitted as {self._name}; if launch.py is killed, remove the job with: {self._undo}")
-
-    def can_restart(self, index: int) -> bool:
-        """False: what a pod that has failed had is lost."""
-        return False
-
-    def restart(self, index: int, variables: Mapping[str, str]) -> None:
-        """Do nothing."""
 
     def collect(self) -> None:
         """Read the state of the pods, and report changes."""
@@ -163,14 +158,6 @@ class PodCrew:
         if command is not None:
             self._commands.append(command)
         self._next = 0.0
-
-    def signal_task(self, index: int, signum: int) -> bool:
-        """False: pods get no signals."""
-        return False
-
-    def leftovers(self) -> bool:
-        """False: when a pod ends, so do all of its processes."""
-        return False
 
     def close(self) -> None:
         """Delete all objects of the job."""

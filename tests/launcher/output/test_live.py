@@ -10,7 +10,7 @@ from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
-from launcher.output import live
+from launcher.output import live as live_module
 from launcher.output.live import LiveRow, LiveTable, LiveView, duration, require_rich
 
 TASKS = [
@@ -175,6 +175,6 @@ def test_no_text_leaves_its_line(text: bytes, width: int, color: bool) -> None:
 
 def test_without_rich_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     require_rich()
-    monkeypatch.setattr(live, "find_spec", lambda _: None)
+    monkeypatch.setattr(live_module, "find_spec", lambda _: None)
     with pytest.raises(LaunchError, match=re.escape("--live needs rich, which is not installed: pip install")):
         require_rich()

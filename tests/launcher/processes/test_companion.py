@@ -18,7 +18,8 @@ from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
 from launcher.job.description import Cluster, Job
-from launcher.processes.companion import WRITTEN_S, Companion, CompanionProgram, companions
+from launcher.processes.child import Program
+from launcher.processes.companion import WRITTEN_S, Companion, companions
 from launcher.supervision.crew import turn
 
 
@@ -50,8 +51,8 @@ class Beside:
     def __init__(self, program: str, grace_s: float = 10.0, python: str = sys.executable) -> None:
         self.said = Said()
         self.selector = selectors.DefaultSelector()
-        made = CompanionProgram("dashboard", (python, "-c", program), dict(os.environ), grace_s=grace_s)
-        self.companion = Companion(made, ["here it is"])
+        made = Program("dashboard", (python, "-c", program), dict(os.environ))
+        self.companion = Companion(made, ["here it is"], grace_s=grace_s)
         self.companion.start(self.selector, self.said)
 
     def until(self, done: Callable[[], bool]) -> None:
@@ -137,7 +138,7 @@ def test_the_observer_is_told_where_the_job_is_and_is_none_of_its_members(tmp_pa
         assert address.endswith(f"/?token={token}")
         assert "ssh -N -L" in way
         assert token not in " ".join(companion.program.argv) + repr(companion.program)
-        assert companion.program.pass_fds == (int(env["KVSTORE_DASHBOARD_FD"]),)
+        assert companion.pass_fds == (int(env["KVSTORE_DASHBOARD_FD"]),)
         port = int(address.split(":")[3].split("/")[0])
         with socket.create_connection(("127.0.0.1", port)):  # its clients wait until it serves
             pass
@@ -179,7 +180,7 @@ def test_a_trace_takes_the_observer_too_which_has_time_to_write_it(tmp_path: Pat
         env = companion.program.env
         assert (env["KVSTORE_TRACE_FILE"], env["KVSTORE_TRACE"]) == (str(file), "5-9")
         assert "KVSTORE_DASHBOARD_FD" not in env
-        assert (companion.program.name, companion.program.grace_s, companion.announcement) == ("trace", WRITTEN_S, [])
+        assert (companion.program.name, companion.grace_s, companion.announcement) == ("trace", WRITTEN_S, [])
     assert json.loads(file.read_text()) == {"traceEvents": []}
 
 

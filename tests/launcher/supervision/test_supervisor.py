@@ -18,11 +18,10 @@ from launcher.job.tasks import Task
 from launcher.output.outlet import Outlet
 from launcher.supervision import supervisor as module
 from launcher.supervision.crew import Sink
-from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits, Lose
 from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue
-from launcher.supervision.supervisor import Supervisor, prepare, report, report_loss
+from launcher.supervision.supervisor import Drill, Supervisor, prepare, report, report_loss
 
 TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 0, ("x",), {}), Task("worker", 0, ("x",), {})]
 HASTE = EndingLimits(window=0.01, linger=0.01, grace=0.01, short_grace=0.01, kill=0.01)
@@ -393,3 +392,25 @@ def test_or_who_has_died_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) 
 def test_when_the_scheduler_itself_has_ended_nobody_is_told() -> None:
     report(Task("scheduler", 0, ("x",), {}), "was killed by SIGKILL")  # an environment that nobody could be told by
     assert report_loss(Task("scheduler", 0, ("x",), {}), Lose(0, "was killed by SIGKILL", 1, False))
+
+
+DRILL_TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 0, ("x",), {}), Task("standby", 0, ("x",), {})]
+
+
+def test_faults_come_in_the_order_of_their_times_after_the_start() -> None:
+    texts = ("stop:standby:0@3s", "kill:server:0@round:2", "cont:standby:0@4s", "kill:scheduler@3s")
+    stop, _, cont, kill = injections = [Injection.parse(text) for text in texts]
+    drill = Drill(DRILL_TASKS, injections)
+    assert drill.wake is None
+    assert drill.due(50.0) == []
+    assert drill.wake == 53.0
+    assert drill.due(52.9) == []
+    assert drill.due(53.0) == [(2, stop), (0, kill)]
+    assert drill.wake == 54.0
+    assert drill.due(99.0) == [(2, cont)]
+    assert (drill.due(100.0), drill.wake) == ([], None)
+
+
+def test_without_faults_there_is_nothing_to_wait_for() -> None:
+    drill = Drill(DRILL_TASKS, [Injection.parse("kill:server:0@round:2")])
+    assert (drill.due(50.0), drill.wake) == ([], None)

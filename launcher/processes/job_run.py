@@ -1,0 +1,159 @@
+"""One job while it runs: what is made for it on this machine, and what is removed at its end."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.job.description import Job
+from launcher.job.tasks import MARK, Rendezvous, Task
+from launcher.output.outlet import Outlet
+from launcher.processes.children import Children
+from launcher.processes.companion import Companion, companions
+from launcher.processes.guard import Guard
+from launcher.processes.jobdir import JobDir
+from launcher.processes.observers_file import readers_file, write_observers_file
+from launcher.supervision.crew import Crew
+from launcher.supervision.ending import EndingLimits
+from launcher.supervision.restarts import Restarts, survivable
+from launcher.supervision.signals import SignalQueue
+from launcher.supervision.supervisor import Drill, OnFailure, Supervisor
+
+
+@dataclass(frozen=True)
+class Caller:
+    """What runs the job: launch.py, or a script by `launcher.run`.
+
+    Args:
+        name: the prefix of its own lines.
+        signals: the signals that end the job.
+        outlet: where the output of the job's processes goes.
+        crew: makes the crew that runs tasks on this machine; it takes what `Children` takes.
+        says_start: whether a line says what starts.
+        gives_input: whether a worker may have the standard input of this process.
+    """
+
+    name: str = "launch.py"
+    signals: SignalQueue = field(default_factory=SignalQueue)
+    outlet: Outlet = field(default_factory=Outlet)
+    crew: Callable[..., Crew] = Children
+    says_start: bool = True
+    gives_input: bool = True
+
+
+class JobRun:
+    """A job's directory, keeper, files for observers and readers, companions, restarts, faults, and loop.
+
+    A context: at its end no process of the job is left, and nothing in files.
+
+    Args:
+        job: the job.
+        on_failure: called once, with the first process that fails and how, before the others are ended.
+        environ: the caller's environment.
+        limits: how long the phases of an ending may last.
+        caller: what runs the job. Its signals have been entered.
+        variable: the environment variable that marks the processes of the job on this machine.
+        selector: a selector that the crews use already; None for a new one.
+
+    Raises:
+        LaunchError: the directory cannot be made.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        on_failure: OnFailure,
+        environ: Mapping[str, str],
+        limits: EndingLimits | None = None,
+        caller: Caller | None = None,
+        *,
+        variable: str = MARK,
+        selector: selectors.BaseSelector | None = None,
+    ) -> None:
+        self.job, self.environ = job, environ
+        self.caller = Caller() if caller is None else caller
+        self._on_failure, self._limits, self._selector = on_failure, limits, selector
+        self._beside: list[Companion] = []
+        self._listener: socket.socket | None = None
+        with ExitStack() as stack:
+            self.directory = JobDir.make()
+            stack.callback(self.directory.remove)  # if there is no keeper
+            self.guard = Guard(self.directory.path, self.directory.path.name, variable=variable)
+            stack.callback(self.guard.dismiss)
+            stack.callback(self.directory.remove)  # before the keeper goes, which removes it if this process is killed
+            self.stack = stack.pop_all()
+
+    def __enter__(self) -> JobRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def meet(self, listener: socket.socket | None, **more: Any) -> Rendezvous:
+        """Choose where the members meet, tell observers and readers, and prepare what runs beside the job.
+
+        Args:
+            listener: a socket that the scheduler inherits, and that is closed at the end of the job; None for a socket
+                in the job's directory.
+            more: what else is known of the `Rendezvous`.
+
+        Raises:
+            LaunchError: a file cannot be written, or the port of the page is not free.
+        """
+        self._listener = listener
+        uri, port, fd = f"ipc://{self.directory.path}/scheduler", 0, None
+        if listener is not None:
+            self.stack.callback(listener.close)
+            (uri, port), fd = listener.getsockname()[:2], listener.fileno()
+        log = self.directory.scheduler_log if self.job.restarts else ""
+        at = Rendezvous(uri, port, self.directory.path.name, fd=fd, scheduler_log=log, **more)
+        write_observers_file(self.directory.path, self.job, at, self.environ)
+        self.stack.enter_context(readers_file(self.job, at, self.environ))
+        self._beside = self.stack.enter_context(companions(self.job, self.directory.path, self.environ))
+        return at
+
+    @property
+    def scheduler_fds(self) -> Mapping[int, tuple[int, ...]]:
+        """What the scheduler, the first task, inherits."""
+        return {} if self._listener is None else {0: (self._listener.fileno(),)}
+
+    def start(
+        self, tasks: Sequence[Task], crews: Sequence[Crew], where: str | None, attached: int | None = None
+    ) -> Supervisor:
+        """Start all tasks, and what runs beside them. Return the supervisor, which follows them to their end.
+
+        Args:
+            tasks: all tasks of the job, the scheduler's first.
+            crews: what runs them, in the order in which to start.
+            where: where they run, for the line that says what starts; None for no such line.
+            attached: the task that has this process's terminal; None for none.
+
+        Raises:
+            LaunchError: a task cannot be started.
+        """
+        restarts = Restarts(tasks, survivable(self.job), self.job.restarts)
+        supervisor = Supervisor(
+            tasks,
+            [*crews, *self._beside],
+            self.caller.signals,
+            self._on_failure,
+            environ=self.environ,
+            limits=self._limits,
+            selector=self._selector,
+            outlet=self.caller.outlet,
+            output=self.job.output,
+            name=self.caller.name,
+            where=where,
+            restarts=restarts,
+            drill=Drill(tasks, self.job.injections),
+            attached=attached,
+        )
+        self.stack.callback(supervisor.close)
+        supervisor.start()
+        if self._listener is not None and not restarts.survivable(0):
+            self._listener.close()  # otherwise the kernel would accept connections after the scheduler has died
+        return supervisor
