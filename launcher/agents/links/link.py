@@ -7,12 +7,11 @@ import selectors
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvstore import wire
 from kvstore.errors import ConfigError, WireError
 from kvstore.job import settings
-from launcher.agents.links.protocol import Output, OutputAck
+from launcher.agents.links.protocol import Bye, Output, OutputAck
 
 _READ = 1 << 16
 _ACK = 1 << 18  # bytes
@@ -92,38 +91,86 @@ class Unframer:
         return frames
 
 
-class AgentLink(Protocol):
-    """One end of a link. It registers what it waits for with a selector; a key's data is the callable to call."""
+class AgentLink:
+    """One end of a link. It registers what it waits for with a selector; a key's data is the callable to call.
 
-    @property
-    def pending(self) -> int:
-        """The number of bytes of output that the other end has not taken."""
+    Output that is not wanted now is taken but not acknowledged, so the agent sends no more of it. If it stayed where it
+    is, exits and answers to pings would wait behind it.
+
+    Attributes:
+        pending: the number of bytes of output that the other end has not acknowledged.
+    """
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self._closed = False
+        self._reading = True
+        self._owed = 0  # bytes of output that have come and are not acknowledged
 
     @property
     def unsent(self) -> int:
         """The number of bytes that would be lost if the link ended now."""
+        return 0
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
         """Begin. Each message goes to `on_message`. `on_end` is called once, with the reason, when the link ends."""
+        self._selector, self._on_message, self._on_end = selector, on_message, on_end
 
     def send(self, message: wire.Message) -> None:
         """Send or queue a message. Do nothing if the link has ended."""
+        if self._closed:
+            return
+        if isinstance(message, Output):
+            self.pending += _size(message)
+        elif isinstance(message, Bye):
+            self.pending = 0  # the rest will not be acknowledged; the agent waits until it has been sent
+        self._write(wire.encode(message))
 
     def reading(self, wanted: bool) -> None:
         """Whether to take output. An agent sends only a limited amount more. Other messages still come."""
+        self._reading = wanted
+        self._acknowledge(0)
 
     def poll(self) -> None:
         """Take what has come and the selector may have missed."""
 
     def close(self) -> None:
         """End the link without calling `on_end`. May be called again."""
+        self._closed = True
+
+    def _write(self, frames: Sequence[wire.Buffer]) -> None:
+        raise NotImplementedError
+
+    def take(self, frames: Sequence[wire.Buffer]) -> None:
+        """Take a message that has come. What makes no sense ends this link alone."""
+        if self._closed:
+            return
+        try:
+            message = wire.decode(frames)
+        except WireError as error:
+            self._end(str(error))
+            return
+        if isinstance(message, OutputAck):
+            self.pending = max(0, self.pending - message.count)
+            return
+        self._on_message(message)
+        if isinstance(message, Output):
+            self._acknowledge(_size(message))
+
+    def _acknowledge(self, count: int) -> None:
+        self._owed += count
+        if self._reading and self._owed >= _ACK:
+            owed, self._owed = self._owed, 0
+            self.send(OutputAck(owed))
+
+    def _end(self, how: str) -> None:
+        if not self._closed:
+            self.close()
+            self._on_end(how)
 
 
-class PipeLink:
+class PipeLink(AgentLink):
     """A link over two pipes.
-
-    Output that is not wanted now is read but not acknowledged, so the agent sends no more of it. If it stayed in the
-    pipe, exits and answers to pings would wait behind it.
 
     Args:
         source: the file descriptor to read from, which this closes.
@@ -132,6 +179,7 @@ class PipeLink:
     """
 
     def __init__(self, source: int, target: int, *, greet: bool = False) -> None:
+        super().__init__()
         self._source, self._target = source, target
         os.set_blocking(source, False)
         os.set_blocking(target, False)
@@ -139,20 +187,11 @@ class PipeLink:
         if greet:
             self._unframer.feed(MAGIC)  # nobody greets an agent
         self._out = bytearray(MAGIC if greet else b"")
-        self._closed = self._writing = False
-        self._reading = True
-        self._owed = 0  # bytes of output that have come and are not acknowledged
-        self._pending = 0
-        self._selector: selectors.BaseSelector | None = None
-
-    @property
-    def pending(self) -> int:
-        """See `AgentLink`."""
-        return self._pending
+        self._opened = self._writing = False
 
     @property
     def unsent(self) -> int:
-        """See `AgentLink`."""
+        """The number of bytes that would be lost if the link ended now."""
         return 0 if self._closed else len(self._out)
 
     @property
@@ -161,37 +200,26 @@ class PipeLink:
         return self._unframer.preamble
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """See `AgentLink`."""
-        self._selector, self._on_message, self._on_end = selector, on_message, on_end
+        """Begin."""
+        super().open(selector, on_message, on_end)
+        self._opened = True
         selector.register(self._source, selectors.EVENT_READ, self._read)
         self._flush()
 
-    def send(self, message: wire.Message) -> None:
-        """See `AgentLink`."""
-        if not self._closed:
-            if isinstance(message, Output):
-                self._pending += _size(message)
-            self._out += frame(wire.encode(message))
-            self._flush()
-
-    def reading(self, wanted: bool) -> None:
-        """See `AgentLink`."""
-        self._reading = wanted
-        self._acknowledge(0)
-
-    def poll(self) -> None:
-        """See `AgentLink`; nothing is missed."""
-
     def close(self) -> None:
-        """See `AgentLink`."""
+        """End the link."""
         if self._closed:
             return
         self._want_write(False)
-        if self._selector is not None:
+        if self._opened:
             self._selector.unregister(self._source)
         self._closed = True
         os.close(self._source)
         os.close(self._target)
+
+    def _write(self, frames: Sequence[wire.Buffer]) -> None:
+        self._out += frame(frames)
+        self._flush()
 
     def _read(self) -> None:
         if self._closed:  # by what came just before, and the selector had us on its list
@@ -199,7 +227,7 @@ class PipeLink:
         try:
             data = os.read(self._source, _READ)
             for frames in self._unframer.feed(data):
-                self._take(wire.decode(frames))
+                self.take(frames)
         except BlockingIOError:
             return
         except OSError as error:
@@ -209,22 +237,6 @@ class PipeLink:
         else:
             if not data:
                 self._end("it was closed")
-
-    def _take(self, message: wire.Message) -> None:
-        if self._closed:  # by a message before
-            return
-        if isinstance(message, OutputAck):
-            self._pending = max(0, self._pending - message.count)
-            return
-        self._on_message(message)
-        if isinstance(message, Output):
-            self._acknowledge(_size(message))
-
-    def _acknowledge(self, count: int) -> None:
-        self._owed += count
-        if self._reading and self._owed >= _ACK:
-            count, self._owed = self._owed, 0
-            self.send(OutputAck(count))
 
     def _flush(self) -> None:
         if self._closed:
@@ -244,18 +256,13 @@ class PipeLink:
         self._want_write(bool(self._out))
 
     def _want_write(self, wanted: bool) -> None:
-        if wanted == self._writing or self._selector is None:
+        if wanted == self._writing or not self._opened:
             return
         self._writing = wanted
         if wanted:
             self._selector.register(self._target, selectors.EVENT_WRITE, self._flush)
         else:
             self._selector.unregister(self._target)
-
-    def _end(self, how: str) -> None:
-        if not self._closed:
-            self.close()
-            self._on_end(how)
 
 
 def _size(message: Output) -> int:
