@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.agents.links.link import PipeLink
 from launcher.output.lines import Prefixer
 from launcher.processes.child import Child, Program

@@ -12,7 +12,7 @@ from typing import TypeVar
 from kvstore import wire
 from kvstore.job.contract import Role
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.agents.carrier import Carrier
 from launcher.agents.links import protocol as p
 from launcher.agents.links.link import AgentLink

@@ -17,8 +17,7 @@ import kvstore
 from kvstore import wire
 from kvstore.errors import KVStoreError, WireError
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
-from kvstore.job.processes import source_root
+from kvstore.job.processes import Exit, source_root
 from kvstore.job.ranks import manager_rank
 from kvstore.job.system import cores
 from launcher.agents.links import protocol as p

@@ -18,7 +18,7 @@ from kvstore.errors import ConfigError
 from kvstore.job.address import Address
 from kvstore.job.config import Config
 from kvstore.job.contract import Role, aggregated
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring
 from kvstore.job.processes import source_root
 from kvstore.job.settings import ENCRYPTION
 from kvstore.job.system import cores

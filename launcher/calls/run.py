@@ -19,12 +19,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TextIO
 
-from kvstore.job.exits import signal_name
+from kvstore.job.processes import signal_name
 from kvstore.job.settings import TASK_ID
-from kvstore.job.shadows import shadows
 from launcher.calls.handover import Handover, WorkerStart
 from launcher.calls.outcome import Failed, Outcome, Returned, Unfinished
 from launcher.errors import LaunchError, WorkerFailed
+from launcher.job.command import shadows
 from launcher.job.description import Job
 from launcher.job.tasks import Task, outside_a_job
 from launcher.kinds import local

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path, PurePath
+from typing import NamedTuple
 
+from kvstore.job.our_module import ROOT
 from launcher.errors import LaunchError
 
 SHELL = "/bin/sh"
@@ -150,3 +153,45 @@ def program_argv(python: str, module: str, source_root: str | None = None) -> li
     """
     first = "" if source_root is None else f"[{source_root!r}] + "
     return [python, "-c", PROGRAM.format(first=first, module=module)]
+
+
+IN_SCRIPTS = ("kvstore", "workers")  # what training scripts import
+
+
+class Shadow(NamedTuple):
+    """A module that hides a package of the project.
+
+    Args:
+        name: the name of both.
+        theirs: the user's file.
+        ours: the directory of the package.
+    """
+
+    name: str
+    theirs: Path
+    ours: Path
+
+    def __str__(self) -> str:
+        return (
+            f"`import {self.name}` takes {self.theirs}, which hides the package {self.ours}; "
+            "rename the file, unless that is meant"
+        )
+
+
+def shadows(directories: Iterable[str], names: Iterable[str] = IN_SCRIPTS) -> list[Shadow]:
+    """The modules that hide packages of the project.
+
+    Args:
+        directories: the directories in which Python looks before it comes to the project's.
+        names: the packages.
+    """
+    found = []
+    path = list(directories)
+    for name in names:
+        spec = PathFinder.find_spec(name, path)
+        if spec is None or not spec.has_location or spec.origin is None:
+            continue  # a folder without __init__.py hides nothing
+        theirs, ours = Path(spec.origin).absolute(), Path(ROOT, name)
+        if theirs.resolve().parent != ours:
+            found.append(Shadow(name, theirs, ours))
+    return found

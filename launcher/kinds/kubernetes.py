@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring
 from launcher.job.description import Job
 from launcher.job.tasks import Task, members, words
 from launcher.kinds.kind import Kind

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from kvstore.job.settings import COLUMNS, NO_COLOR
 from launcher.job.description import OutputOptions
 from launcher.job.tasks import Task

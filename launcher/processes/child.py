@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore.job.exit_report import ExitReport, ReportFile
-from kvstore.job.exits import Exit
-from kvstore.job.processes import TiedProcess
+from kvstore.job.processes import Exit, TiedProcess
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
 from launcher.job.command import PYTHONS
 from launcher.job.tasks import Task

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.job import processes
-from kvstore.job.observing_place import FILE
 from kvstore.job.page_address import lines, listen, token_of
+from kvstore.job.place import FILE
 from kvstore.job.settings import (
     DASHBOARD_FD,
     DASHBOARD_TOKEN,

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.job.address import tcp_endpoint
-from kvstore.job.curve_keys import with_key
-from kvstore.job.keyring import ROOT
-from kvstore.job.observing_place import FILE, MAX_COMMAND, ObservingPlace, address_and_key
+from kvstore.job.curve_keys import ROOT, with_key
+from kvstore.job.place import FILE, MAX_COMMAND, ObservingPlace, address_and_key
 from kvstore.job.settings import TRANSPORT
 from kvstore.reading.place import ReadingPlace
 from launcher.errors import LaunchError

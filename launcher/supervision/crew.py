@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 
 
 def turn(selector: selectors.BaseSelector, seconds: float) -> bool:

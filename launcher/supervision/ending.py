@@ -37,7 +37,7 @@ from typing import NamedTuple
 from kvstore.errors import JOB_FAILED_EXIT, REPLACED_EXIT
 from kvstore.job.contract import process_name
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.restarts import Restarts
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from kvstore.bootstrap.report import tell
 from kvstore.errors import JOB_FAILED_EXIT, ConfigError
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.description import OutputOptions
 from launcher.job.injection import Injection
 from launcher.job.tasks import Task, again

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from kvstore.wire import Message
 from launcher.agents.fleet import Fleet, RemoteAgent
 from launcher.agents.links import protocol as p

@@ -20,10 +20,9 @@ from kvstore.errors import ConfigError
 from kvstore.job import settings
 from kvstore.job.config import Config
 from kvstore.job.contract import Role, members
-from kvstore.job.curve_keys import pair
+from kvstore.job.curve_keys import Keyring, pair
 from kvstore.job.directory import make_private, temporary_root
-from kvstore.job.keyring import Keyring
-from kvstore.job.observing_place import FILE, ObservingPlace
+from kvstore.job.place import FILE, ObservingPlace
 from kvstore.job.settings import OBSERVER_KEY
 from kvstore.job.system import cores
 from launcher.errors import LaunchError

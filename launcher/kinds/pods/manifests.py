@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from kvstore.job import settings
 from kvstore.job.contract import Role
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring
 from launcher.errors import LaunchError
 from launcher.job.command import program_argv
 from launcher.job.description import RESERVED, Cluster, Job

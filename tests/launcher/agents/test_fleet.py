@@ -9,7 +9,7 @@ import pytest
 from agent_doubles import HELLO, LIMIT_S, Bringer, Cast, Clock, Passing, remote, start
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from kvstore.wire import Message
 from launcher.agents.fleet import RemoteAgent
 from launcher.agents.links import protocol as p

@@ -14,7 +14,7 @@ import pytest
 from agent_doubles import Heard
 from waiting import until
 
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.calls.handover import Handover
 from launcher.calls.outcome import Returned
 from launcher.calls.run import TIME_LIMIT, Interrupts, SpawnedCrew, Streams

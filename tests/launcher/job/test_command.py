@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 from launched import ROOT
 from programs_of_ours import run
 
+from kvstore.job import our_module
 from launcher.agents.links.link import ENLIST
 from launcher.errors import LaunchError
-from launcher.job.command import PROGRAM, agent_argv, argv_of, module_directories, program_argv, require_program, shim
+from launcher.job.command import (
+    PROGRAM,
+    agent_argv,
+    argv_of,
+    module_directories,
+    program_argv,
+    require_program,
+    shadows,
+    shim,
+)
 
 PYTHON = "/a b/bin/python"
 HOSTILE = ["a b", "it's", '"', "$(echo gone)", "`id`", "x;y", "new\nline", "", "*", "ünï", "--", "\\"]
@@ -174,3 +184,27 @@ def test_a_clone_may_be_anywhere(tmp_path: Path) -> None:
     theirs = {"PYTHONPATH": str(tmp_path / "theirs")}
     assert run(program_argv(sys.executable, "wanted", str(clone)), tmp_path, **theirs) == (0, b"there\n", "")
     assert program_argv("py", "ours") == ["py", "-c", PROGRAM.format(first="", module="ours")]
+
+
+def test_a_file_and_a_package_hide_ours(tmp_path: Path) -> None:
+    (tmp_path / "workers.py").touch()
+    (tmp_path / "kvstore").mkdir()
+    (tmp_path / "kvstore" / "__init__.py").touch()
+    assert [str(shadow) for shadow in shadows([str(tmp_path)])] == [
+        f"`import kvstore` takes {tmp_path}/kvstore/__init__.py, which hides the package {our_module.ROOT}/kvstore; "
+        "rename the file, unless that is meant",
+        f"`import workers` takes {tmp_path}/workers.py, which hides the package {our_module.ROOT}/workers; "
+        "rename the file, unless that is meant",
+    ]
+
+
+def test_what_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()  # without __init__.py: an installed package goes first
+    assert shadows([str(tmp_path), "/nowhere", our_module.ROOT]) == []
+    (tmp_path / "kvstore.py").touch()
+    assert shadows([our_module.ROOT, str(tmp_path)]) == []
+
+
+def test_a_link_to_ours_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "workers").symlink_to(Path(our_module.ROOT, "workers"))
+    assert shadows([str(tmp_path)]) == []

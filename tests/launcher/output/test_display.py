@@ -11,7 +11,7 @@ import pytest
 import screen
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
 from launcher.job.description import OutputOptions
 from launcher.job.tasks import Task

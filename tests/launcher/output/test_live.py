@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
 from launcher.output import live as live_module

@@ -10,7 +10,7 @@ import pytest
 from waiting import until
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
 from launcher.processes.child import Child, cannot_start, suggestion
 

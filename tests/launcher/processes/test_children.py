@@ -12,7 +12,7 @@ from agent_doubles import Heard
 from waiting import until
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
 from launcher.job.description import Cluster, Job, OutputOptions
 from launcher.job.tasks import Task

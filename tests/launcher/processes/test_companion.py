@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
 from launcher.job.description import Cluster, Job
 from launcher.processes.child import Program

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.job.curve_keys import split_key
-from kvstore.job.keyring import ROOT, Keyring
-from kvstore.job.observing_place import FILE, ObservingPlace
+from kvstore.job.curve_keys import ROOT, Keyring, split_key
+from kvstore.job.place import FILE, ObservingPlace
 from kvstore.reading.place import ReadingPlace
 from launcher.errors import LaunchError
 from launcher.job.description import Cluster, Job

@@ -7,7 +7,7 @@ from ending_run import SCHEDULER, SERVER, TASKS, WORKER_0, WORKER_1, Run
 
 from kvstore.errors import JOB_FAILED_EXIT, REPLACED_EXIT
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.ending import Action, Lose, Phase, Restart, Say, Tell
 from launcher.supervision.restarts import Restarts

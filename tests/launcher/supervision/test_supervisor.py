@@ -12,7 +12,7 @@ import screen
 from waiting import LONG
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.injection import Injection
 from launcher.job.tasks import Task
 from launcher.output.outlet import Outlet

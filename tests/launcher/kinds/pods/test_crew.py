@@ -10,7 +10,7 @@ import pytest
 from agent_doubles import Heard
 from pod_jobs import job
 
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
 from launcher.kinds import kubernetes

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.job.contract import members
-from kvstore.job.curve_keys import CurveKeys, split_key
-from kvstore.job.keyring import ROOT, Keyring
-from kvstore.job.observing_place import FILE, ObservingPlace, running_jobs
+from kvstore.job.curve_keys import ROOT, CurveKeys, Keyring, split_key
+from kvstore.job.place import FILE, ObservingPlace, running_jobs
 from launcher.kinds.pods.entry import INDEX, KEY, TIMEOUT_S, VARIABLES, compose, main, observers_variables
 
 RAW = os.fsdecode(b"\xff\xfe\n")
