@@ -164,7 +164,7 @@ class ObservingPlace(JobPlace):
     servers: int = 0
 
     def curve_keys(self, root_key: str) -> CurveKeys:
-        """See ``JobPlace``."""
+        """Return the role's keys; ``root_key`` is the scheduler's public key."""
         return CurveKeys.of_observer(self.key, root_key)
 
 

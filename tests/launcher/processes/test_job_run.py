@@ -11,7 +11,7 @@ from kvstore.reading.place import ReadingPlace
 from launcher.errors import LaunchError
 from launcher.job.description import Cluster, Job
 from launcher.job.tasks import Rendezvous, member_variables, members
-from launcher.processes.observers_file import readers_file, write_observers_file
+from launcher.processes.job_run import readers_file, write_observers_file
 
 JOB = Job(2, 1, ("python", "train.py"))
 
