@@ -17,10 +17,10 @@ from launcher.job.injection import Injection
 from launcher.job.tasks import Task
 from launcher.output.outlet import Outlet
 from launcher.supervision import supervisor as module
-from launcher.supervision.crew import Sink
+from launcher.supervision.crew import Sink, turn
 from launcher.supervision.ending import EndingLimits, Lose
 from launcher.supervision.restarts import Restarts
-from launcher.supervision.signals import SignalQueue
+from launcher.supervision.signals import CHILD, SignalQueue
 from launcher.supervision.supervisor import Drill, Supervisor, prepare, report, report_loss
 
 TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 0, ("x",), {}), Task("worker", 0, ("x",), {})]
@@ -414,3 +414,84 @@ def test_faults_come_in_the_order_of_their_times_after_the_start() -> None:
 def test_without_faults_there_is_nothing_to_wait_for() -> None:
     drill = Drill(DRILL_TASKS, [Injection.parse("kill:server:0@round:2")])
     assert (drill.due(50.0), drill.wake) == ([], None)
+
+
+@pytest.fixture
+def pipes() -> Iterator[list[tuple[int, int]]]:
+    made = [os.pipe() for _ in range(3)]
+    yield made
+    for read, write in made:
+        os.close(read)
+        os.close(write)
+
+
+def test_what_is_ready_is_called_and_nothing_else(pipes: list[tuple[int, int]]) -> None:
+    called: list[int] = []
+    with selectors.DefaultSelector() as selector:
+        for number, (read, _) in enumerate(pipes):
+            selector.register(read, selectors.EVENT_READ, lambda number=number: called.append(number))
+        assert not turn(selector, 0)
+        for number in (0, 2):
+            os.write(pipes[number][1], b"x")
+        assert turn(selector, 60)
+        assert sorted(called) == [0, 2]
+
+
+def test_what_has_no_callable_is_only_waited_for(pipes: list[tuple[int, int]]) -> None:
+    read, write = pipes[0]
+    with selectors.DefaultSelector() as selector:
+        selector.register(read, selectors.EVENT_READ)
+        os.write(write, b"x")
+        assert turn(selector, 60)
+    assert os.read(read, 9) == b"x"
+
+
+@pytest.fixture
+def signals() -> Iterator[SignalQueue]:
+    with SignalQueue() as entered:
+        yield entered
+
+
+def raised(*signums: int) -> None:
+    for signum in signums:
+        os.kill(os.getpid(), signum)
+
+
+def test_signals_are_taken_in_their_order_once() -> None:
+    with SignalQueue() as signals:
+        assert signals.take() == []
+        raised(signal.SIGTERM, CHILD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        assert signals.take() == [signal.SIGTERM, CHILD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM]
+        assert signals.take() == []
+
+
+def test_a_selector_wakes_up(signals: SignalQueue) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        assert selector.select(0) == []
+        raised(signal.SIGTERM)
+        assert len(selector.select(60)) == 1
+        signals.take()
+        assert selector.select(0) == []
+
+
+def test_afterwards_all_is_as_it_was() -> None:
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, CHILD)}
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    with SignalQueue():
+        assert signal.getsignal(signal.SIGINT) is not before[signal.SIGINT]
+    assert {signum: signal.getsignal(signum) for signum in before} == before
+    assert signal.set_wakeup_fd(wakeup) == wakeup
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGHUP, signal.SIGINT])
+def test_what_was_ignored_at_the_start_stays_ignored(ignored: signal.Signals) -> None:
+    before = signal.signal(ignored, signal.SIG_IGN)  # `nohup launch.py ...`, and `launch.py ... &` in a script
+    try:
+        with SignalQueue() as signals:
+            raised(ignored, signal.SIGTERM)
+            assert signals.take() == [signal.SIGTERM]
+            assert signal.getsignal(ignored) is signal.SIG_IGN
+    finally:
+        signal.signal(ignored, before)
