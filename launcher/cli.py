@@ -41,7 +41,7 @@ from launcher.job.description import (
     OutputOptions,
     parse_ranks,
 )
-from launcher.kinds.registry import KINDS
+from launcher.kinds.registry import GROUP, KINDS, kind_of
 
 _USAGE = f"""\
 launch.py [-h] [--version] -n NUM_WORKERS [-s NUM_SERVERS] [-H HOSTFILE] [--sync-dst-dir DIR]
@@ -72,12 +72,8 @@ _CHECKED = (
 
 _DASHBOARD = "--dashboard"
 _ANY = f"{_DASHBOARD}=\0"  # no word of a command line can be it
-
-
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SMALLEST = 64 << 10
-
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -103,6 +99,13 @@ def _whole(text: str, least: int) -> int:
     if not least <= number <= MAX_PER_ROLE:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {MAX_PER_ROLE}")
     return number
+
+
+def launcher(text: str) -> str:
+    """The name of a launcher."""
+    if kind_of(text) is None:
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(map(repr, KINDS))})")
+    return text
 
 
 def variable(text: str) -> tuple[str, str]:
@@ -512,7 +515,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NUM_SERVERS",
         help="number of servers (default: as many as workers)",
     )
-    add("--launcher", choices=list(KINDS), help="how to start the processes (default: ssh with a hostfile, else local)")
+    add(
+        "--launcher",
+        type=launcher,
+        metavar=f"{{{','.join(KINDS)}}}",
+        help="how to start the processes (default: ssh with a hostfile, else local); or the name of an entry point of "
+        f"an installed package, in the group {GROUP}",
+    )
     add("--verbose", action="store_true", help="if the job fails, print the whole traceback of every process")
     add("--dry-run", action="store_true", help="print what would run, without secrets, and run nothing")
     for role, who in (("server", "server, standby and aggregator"), ("worker", "worker")):

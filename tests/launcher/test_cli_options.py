@@ -343,3 +343,29 @@ def test_a_manager_that_is_not_here_is_named(
     assert main(["-n", "1", "--launcher", kind, *image, "x"]) == 127
     assert program in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_installed_package_may_bring_a_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs.py").write_text(
+        "from launcher.kinds.kind import Kind\n"
+        "KIND = Kind(lambda job, on_failure: job.num_workers, lambda job: 'dry', frozenset({'queue'}))\n"
+    )
+    (tmp_path / "theirs-1.dist-info").mkdir()
+    points = "cloud = theirs:KIND\nodd = theirs:Kind\ngone = theirs.gone:KIND\nlocal = theirs:KIND\n"
+    (tmp_path / "theirs-1.dist-info" / "entry_points.txt").write_text(f"[kvstore.launchers]\n{points}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["-n", "7", "--launcher", "cloud", "--queue", "q", "true"]) == 7
+    assert main(["-n", "7", "--launcher", "cloud", "--dry-run", "true"]) == 0
+    assert capsys.readouterr().out == "dry\n"
+    for words, said in (
+        (["cloud", "--namespace", "n"], "--launcher cloud does not take --namespace"),
+        (["odd"], "--launcher odd: theirs:Kind is a type, not a launcher's Kind"),
+        (["gone"], "--launcher gone: cannot import theirs.gone:KIND: ModuleNotFoundError"),
+        (["clown"], "invalid choice: 'clown' (choose from 'local', 'ssh'"),
+    ):
+        assert main(["-n", "1", "--launcher", *words, "true"]) == 2
+        assert said in capsys.readouterr().err
+    assert find("local", job()) is KINDS["local"]
