@@ -1,4 +1,4 @@
-"""From ranks to a job: rank 0 starts it and tells the others its address; then all can join.
+"""From ranks to a job: rank 0 starts scheduler and servers, and tells the others their address; then all can join.
 
 If the ranks are on several hosts, rank 0 first hears on which. A host with two of them or more gets an aggregator,
 which the first of them starts.

@@ -1,5 +1,7 @@
 """The process between a rank and what it starts: starts that, reports a failure, and ends all when the rank is gone.
 
+``MemberProcesses`` is the rank's side of it.
+
 Rank 0 starts the scheduler and the servers so, and a rank of each host with an aggregator starts that.
 
 Its members tell it why they end. It prints one root cause, after what the workers print: what comes last is read first.

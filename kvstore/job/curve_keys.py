@@ -2,6 +2,8 @@
 
 Each process has a CURVE key pair (http://curvezmq.org). Keys are texts of 40 characters in Z85. Whoever connects must
 know the public key of the listener, so a listener's address has it: ``tcp://10.0.0.1:5555?key=...``, percent-quoted.
+
+A keyring has the keys of all members of one job, so that nobody else can join it. All secret keys are secrets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a process outside of a job must know to talk to its scheduler, and the file that says it.
 
 The file is JSON, and its owner's alone, for it may hold a secret key.
+Observers find this user's jobs by that file in the private directory of each job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How the project's processes are started: commands, environment, limits, and that they end with their parent."""
+"""How the project's processes are started, and how they have ended: commands, environment, limits, exit codes.
+
+Each ends with its parent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operating system: which ones the project runs on, and the cores that it gives this process."""
+"""The operating system: on which ones the project runs, and what a process has and uses of its cores and memory."""
 
 from __future__ import annotations
 

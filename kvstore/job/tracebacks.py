@@ -1,4 +1,8 @@
-"""Tracebacks for users: their own lines, without the frames of this project where these say nothing."""
+"""Tracebacks for users: their own lines, without the frames of this project where these say nothing.
+
+An exception that nobody catches is told to the process's supervisor, or printed. Only the first process to fail has
+something to say. The others end with ``NodeLost``, and a line is enough for each.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The crew of tasks on other hosts, which agents run."""
+"""The agents of one job as launch.py sees them: each by itself, and together as a crew of the tasks that they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""The entry point of an agent. Its link is its standard streams under ssh, or a connection to launch.py otherwise."""
+"""An agent: runs the tasks of one host as launch.py tells it to, and leaves no process behind.
+
+It ends its tasks when launch.py says so, when the link ends, when launch.py is silent for too long, and when it gets a
+signal. If it is killed, its keeper ends them. Its link is its standard streams under ssh, or a connection to launch.py
+otherwise.
+
+The path of this module is the same in all versions: launch.py of another version starts this agent by it, hears which
+version it has, and says so.
+"""
 
 from __future__ import annotations
 

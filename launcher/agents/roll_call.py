@@ -1,4 +1,4 @@
-"""Asks all agents at once before a job. One report has everything that is wrong with them."""
+"""Asks all agents at once before a job, and judges the answers. One report has everything that is wrong with them."""
 
 from __future__ import annotations
 

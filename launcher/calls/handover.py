@@ -1,4 +1,8 @@
-"""Hands a call to the workers: it is pickled once, and each worker is a process of multiprocessing that makes it."""
+"""Hands a call to the workers: it is pickled once, and each worker is a process of multiprocessing that makes it.
+
+Where workers cannot import the caller's `__main__`, as in a notebook, a recipe goes before the call: the imports,
+definitions and values that the call needs of it.
+"""
 
 from __future__ import annotations
 

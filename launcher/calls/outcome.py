@@ -1,4 +1,8 @@
-"""The outcome of a worker's call. The worker writes it to memory, and the caller reads it when all have ended."""
+"""The outcome of a worker's call. The worker writes it to memory, and the caller reads it when all have ended.
+
+Processes share the memory by inheriting a file descriptor. It has no name and no size limit. Unlike a pipe, it has no
+end to wait for, which a stray process could hold open.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launcher.run`: a local job whose workers call a Python function."""
+"""`launcher.run`: a local job whose workers call a Python function; its signals, output, and crew of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What a worker of `launcher.run` does: one call."""
+"""What a worker of `launcher.run` does: it takes the steps of a recipe, and makes one call.
+
+Each step is a plain record. The caller writes them in order (`handover.Recipe`), and the worker takes them in that
+order. Values in later steps and in the call may be of classes that earlier steps define.
+"""
 
 from __future__ import annotations
 import __future__

@@ -1,8 +1,12 @@
-"""Reads hostfiles. No I/O, but for `read`.
+"""Reads hostfiles, and chooses the host of each process. No I/O, but for `read`.
 
 A line is `[user@]host[:port] [slots=N]`. Blank lines, and what follows a `#`, are ignored. An IPv6 address with a port
 is in brackets. After the colon, a number below 1024 other than 22 is a number of slots, as in SINGA's and MPICH's
 `host:4`.
+
+Slots are for workers. Hosts without a number of slots share the remaining workers evenly. Servers go in turn to the
+hosts that have workers, and take no slots there. If servers have hosts of their own, they fill these as workers do.
+The standby of a server is on the next host on which servers may be, and takes no slot. On one host, it is there, too.
 """
 
 from __future__ import annotations

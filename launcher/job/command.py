@@ -1,4 +1,4 @@
-"""Turns the user's command into the words that are executed. No I/O.
+"""The words that are executed: those of the user's command, and those that start the project's programs. No I/O.
 
 A command of several words is executed as it is. A command of one string goes to the shell only if it needs one. Without
 a shell there is one process less to signal, and the exit status is that of the program.

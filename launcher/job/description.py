@@ -1,4 +1,4 @@
-"""The job that the user has asked for, before it is known where each process will run. No I/O."""
+"""The job that the user has asked for, with all options, before it is known where each process will run. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster managers' commands: check that they exist, and run them without waiting for an answer."""
+"""What launchers need of cluster managers: their commands, which must exist and may not answer, and their units."""
 
 from __future__ import annotations
 

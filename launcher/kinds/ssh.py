@@ -1,4 +1,4 @@
-"""The ssh launcher: one connection to each host, with an agent at its end."""
+"""The ssh launcher: one connection to each host, with an agent at its end; files are copied by rsync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of each process of a job, as `--live` shows it: one line for each. No I/O."""
+"""`--live`: the state of each process of a job, one line for each, and how rich draws these lines."""
 
 from __future__ import annotations
 

@@ -2,6 +2,15 @@
 
 Each entry is written at once by a single call, so what has been written is there whoever is killed then. Nothing that
 fails here raises: it is said once, and the file says how many lines are missing, when it can be written again.
+
+An entry is a line, in the format of Kubernetes' container logs: the time (UTC, to a microsecond), the stream (`stdout`
+or `stderr`), a tag, and what the process has written, byte for byte. The tag is F where a newline ends the text, and P
+where the next entry of that stream goes on.
+
+    2026-03-01T09:30:00.123456Z stderr F Epoch[0] Train-accuracy=0.91
+
+Collectors of logs call the format CRI (https://kubernetes.io/docs/concepts/cluster-administration/logging/). Of a text
+that is rewritten by carriage returns, as a progress bar is, the last version is kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writes the lines of many processes to standard output and standard error, and never waits for a reader."""
+"""Writes the lines of many processes to standard output and standard error, and never waits for a reader.
+
+Below all lines of a terminal there may be a status: text that is rewritten, such as a progress bar.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A process beside a job that is no member of it: the observer. Its end changes nothing; one line reports it."""
+"""The observer beside a job: a process that is no member of it, and serves its page or writes its trace.
+
+Its end changes nothing; one line reports it. The address of the page is known before anything starts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keeper as its parent sees it: starts it, tells it of processes, and dismisses it."""
+"""What ends a job's processes, or cancels what a cluster manager runs for it, if this process is killed."""
 
 from __future__ import annotations
 

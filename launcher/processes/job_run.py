@@ -1,4 +1,8 @@
-"""One job while it runs: what is made for it on this machine, and what is removed at its end."""
+"""One job while it runs: what is made for it on this machine, and what is removed at its end.
+
+Two files tell others where the job is: one in its private directory, for observers such as `kvstore-status`, and that
+of `--readers`, which has the key of readers.
+"""
 
 from __future__ import annotations
 

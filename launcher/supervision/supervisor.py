@@ -1,4 +1,7 @@
-"""The loop of a job: it starts the tasks, relays their output, and ends them as `Ending` decides."""
+"""The loop of a job: it starts the tasks, relays their output, and ends them as `Ending` decides.
+
+It injects the faults of `--inject` that come by the time. A fault by rounds is injected by the server that has them.
+"""
 
 from __future__ import annotations
 

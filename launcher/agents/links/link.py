@@ -1,4 +1,8 @@
-"""The link between launch.py and an agent: its interface, and the link over pipes."""
+"""The link between launch.py and an agent: what all links do, the link over pipes, and the ticket of other links.
+
+A stream over pipes begins with MAGIC. What a login shell prints before it, such as a banner, is not a message. A
+message is the number of its frames, their lengths, and the frames.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The crew of tasks that run as pods. It has never run on a real cluster."""
+"""The crew of tasks that run as pods, and the output of each, whose log may end before the pod does.
+
+It has never run on a real cluster.
+"""
 
 from __future__ import annotations
 
