@@ -6,6 +6,7 @@ The processes of a job do not use MPI. mpirun only starts them, because it knows
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def dry_run(job: Job) -> str:
     lines = ["# scheduler: on this machine", f"# {flavor}, with {ENLIST}={dryrun.HIDDEN} in the environment:"]
     if hosts:
         lines += ["# hosts:", *(f"#   {line}" for line in hostfile(hosts, flavor).splitlines())]
-    lines.append(dryrun.command(render(job, flavor, "(hosts)" if hosts else None)))
+    lines.append(shlex.join(render(job, flavor, "(hosts)" if hosts else None)))
     lines.append(dryrun.tasks(job, "mpi", job.cluster.python or sys.executable))
     return "\n".join(lines)
 

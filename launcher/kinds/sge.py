@@ -70,7 +70,7 @@ def dry_run(job: Job) -> str:
     return "\n".join(
         [
             "# scheduler: on this machine",
-            dryrun.command(qsub(job, job.cluster.job_name, directory)),
+            shlex.join(qsub(job, job.cluster.job_name, directory)),
             f"# with this as {directory}/script:",
             script(job, str(Path.cwd() / directory / "ticket")).rstrip(),
             dryrun.tasks(job, "sge", job.cluster.python or sys.executable),
@@ -104,7 +104,7 @@ def qsub(job: Job, name: str, directory: str) -> list[str]:
 
 def script(job: Job, ticket: str) -> str:
     """The script of each task: an agent that reads its ticket from a file. No I/O."""
-    agent = dryrun.command(agent_argv(job.cluster.python or sys.executable, source_root()))
+    agent = shlex.join(agent_argv(job.cluster.python or sys.executable, source_root()))
     return f'#!/bin/sh\n{ENLIST}="$(cat {shlex.quote(ticket)})" || exit 1\nexport {ENLIST}\nexec {agent}\n'
 
 

@@ -15,6 +15,7 @@ import re
 import secrets
 import select
 import selectors
+import shlex
 import signal
 import subprocess
 import sys
@@ -244,12 +245,12 @@ def dry_run(job: Job) -> str:
     """What `run` would do."""
     inside = [
         f"# in the allocation, with {ENLIST}={dryrun.HIDDEN} in the environment:",
-        dryrun.command(srun(job)),
+        shlex.join(srun(job)),
         dryrun.tasks(job, "slurm", job.cluster.python or sys.executable),
     ]
     if os.environ.get(ALLOCATION):
         return "\n".join(inside)
-    outside = dryrun.command(sbatch(job, str(Path.cwd()), ".kvstore-job"))
+    outside = shlex.join(sbatch(job, str(Path.cwd()), ".kvstore-job"))
     script_text = script(job, f"(the job, with its variables: {dryrun.HIDDEN})").rstrip()
     return "\n".join([outside, "# with this script on standard input:", script_text, *inside])
 
@@ -303,7 +304,7 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
 
 def script(job: Job, text: str) -> str:
     """The script that Slurm runs on the first node: launch.py, with the job on its standard input. No I/O."""
-    inside = dryrun.command(program_argv(job.cluster.python or sys.executable, "launcher.kinds.slurm", source_root()))
+    inside = shlex.join(program_argv(job.cluster.python or sys.executable, "launcher.kinds.slurm", source_root()))
     return f"#!/bin/sh\nexec {inside} <<'{_END}'\n{text}\n{_END}\n"
 
 

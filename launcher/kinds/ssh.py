@@ -125,8 +125,8 @@ def dry_run(job: Job) -> str:
         members = [member for given in placed_here for member in (before.get(given), given) if member is not None]
         lines.append(f"# {host.name}: {', '.join(f'{role} {rank}' for role, rank in members)}")
         if job.cluster.sync_dst_dir is not None:
-            lines.append(dryrun.command(rsync(job.cluster, host, str(Path.cwd()), job.cluster.sync_dst_dir)))
-        lines.append(dryrun.command(argv(job, host)))
+            lines.append(shlex.join(rsync(job.cluster, host, str(Path.cwd()), job.cluster.sync_dst_dir)))
+        lines.append(shlex.join(argv(job, host)))
         lines += [dryrun.elsewhere(job, at, role, rank, python(job)) for role, rank in members]
     return "\n".join(lines)
 

@@ -193,7 +193,7 @@ def dry_run(job: Job) -> str:
         render(job, containers, _SHOWN_SCRIPT, jar, name),
         *clean(name),
     ]
-    lines = [dryrun.command(words) for words in commands]
+    lines = [shlex.join(words) for words in commands]
     processes = dryrun.tasks(job, "yarn", job.cluster.python or sys.executable)
     return "\n".join(["# scheduler: on this machine", f"# {containers} agents, started by:", *lines, processes])
 

@@ -32,7 +32,7 @@ from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.supervision.crew import Crew
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.restarts import Restarts, survivable
+from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Drill, OnFailure, Supervisor
 
@@ -219,7 +219,7 @@ class JobRun:
         Raises:
             LaunchError: a task cannot be started.
         """
-        restarts = Restarts(tasks, survivable(self.job), self.job.restarts)
+        restarts = Restarts.of(self.job, tasks)
         supervisor = Supervisor(
             tasks,
             [*crews, *self._beside],
