@@ -17,7 +17,7 @@ from benchmarks.hosts import INTERFACE
 from benchmarks.jobs import HERE, Member, Place, run, scratch
 from benchmarks.peers import Peers
 from kvstore.job import threads
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring
 from kvstore.job.system import cores
 
 Samples = dict[str, list[float]]

@@ -1,18 +1,5 @@
 """Starts a job: `launch.py` from the command line, or `launcher.run(train)` from a script or notebook.
 
-launch       `launch.py`
-cli          its command line
-options/     the options by subject
-calls/       `launcher.run`: workers that call a Python function
-kinds/       the launchers: local, ssh, mpi, slurm, sge, yarn, kubernetes
-agents/      processes on other hosts, through an agent there
-processes/   processes on this machine
-hosts/       hostfiles, placement, addresses
-supervision/ the loop around a job: when and how it ends
-output/      where the lines of a job's processes go
-job/         what to run: the job, its processes, the environment of each. No I/O
-errors       what a user is told when a job cannot be started, or has failed
-
 Nothing here imports torch or ZeroMQ before it is needed: launch.py must start at once.
 """
 

@@ -24,14 +24,12 @@ if _why := unsupported("launch.py"):  # before modules are imported that are not
     print(_why, file=sys.stderr)
     sys.exit(2)
 
-from kvstore.job.shadows import shadows
 from launcher.cli import parse
 from launcher.errors import LaunchError
-from launcher.job.command import module_directories
+from launcher.job.command import module_directories, shadows
 from launcher.kinds.registry import find
 from launcher.output.display import prepare
-from launcher.supervision.report import report
-from launcher.supervision.supervisor import OnFailure
+from launcher.supervision.supervisor import OnFailure, report
 
 
 def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> int:

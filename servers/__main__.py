@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 from kvstore.errors import JOB_FAILED_EXIT, KVStoreError, NodeLost
-from kvstore.job import threads, uncaught
+from kvstore.job import threads, tracebacks
 from kvstore.job.config import Config
 from kvstore.job.exit_report import ExitReport, hand_over
 from kvstore.job.processes import allow_many_files
@@ -28,7 +28,7 @@ def main() -> int:
 
     SIGTERM ends the process with exit code 143: in order if it serves, at once if it imports a module.
     """
-    uncaught.install()
+    tracebacks.install_excepthook()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     signal.signal(signal.SIGTERM, _end)
     if signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # an observer's starter lets it take Ctrl-C

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvstore import wire
 from kvstore.errors import JOB_FAILED_EXIT, NodeLost
 from kvstore.job.config import Config
-from kvstore.job.usage import cpu_us, memory_bytes
+from kvstore.job.system import cpu_us, memory_bytes
 from kvstore.member.session import Session
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Transport

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from kvstore.errors import ConfigError
 from kvstore.job.config import Config, job_name
 from kvstore.job.contract import Contract, members
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring
 from kvstore.job.settings import MAX_NODES
 
 LEAST_SECRET = 32  # characters; there is nothing else between the network and the job

@@ -118,11 +118,11 @@ class StoreMeeting:
             ) from None
 
     def introduce(self, host: str) -> None:
-        """See ``Meeting``."""
+        """Publish which host this rank is on; for the other ranks."""
         self._store.set(self._host_keys[self._rank], host)
 
     def hosts(self) -> list[str]:
-        """See ``Meeting``."""
+        """Wait for the hosts of all other ranks, and return them in their order; none if all are on one; for rank 0."""
         others = self._host_keys[1:]
         deadline = time.monotonic() + self._timeout_s
         while others:
@@ -145,11 +145,11 @@ class StoreMeeting:
         return [self._store.get(key).decode(errors="replace") for key in others]
 
     def tell(self, text: str) -> None:
-        """See ``Meeting``."""
+        """Publish ``text``; for rank 0."""
         self._store.set(self._key, text)
 
     def hear(self) -> str:
-        """See ``Meeting``."""
+        """Wait for the text; for the other ranks."""
         try:
             text: bytes = self._store.get(self._key)
         except self._error:
@@ -157,7 +157,7 @@ class StoreMeeting:
         return text.decode(errors="replace")
 
     def forget(self) -> None:
-        """See ``Meeting``."""
+        """Take the text back; for rank 0."""
         with contextlib.suppress(self._error):  # torchrun has gone, and its store with it
             for key in (self._key, *self._host_keys[1:]):
                 self._store.delete_key(key)
@@ -174,11 +174,11 @@ class FileMeeting:
         """Do nothing: all ranks are on this host."""
 
     def hosts(self) -> list[str]:
-        """See ``Meeting``."""
+        """Wait for the hosts of all other ranks, and return them in their order; none if all are on one; for rank 0."""
         return []
 
     def tell(self, text: str) -> None:
-        """See ``Meeting``."""
+        """Publish ``text``; for rank 0."""
         try:
             with replacing(self.path, mode=0o600) as draft:
                 draft.write_text(text)
@@ -200,7 +200,7 @@ class FileMeeting:
             time.sleep(POLL_S)
 
     def forget(self) -> None:
-        """See ``Meeting``."""
+        """Take the text back; for rank 0."""
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> str:

@@ -1,5 +1,7 @@
 """The process between a rank and what it starts: starts that, reports a failure, and ends all when the rank is gone.
 
+``MemberProcesses`` is the rank's side of it.
+
 Rank 0 starts the scheduler and the servers so, and a rank of each host with an aggregator starts that.
 
 Its members tell it why they end. It prints one root cause, after what the workers print: what comes last is read first.
@@ -14,14 +16,16 @@ launch.py is a supervisor itself, so its keeper (``launcher/processes/keeper.py`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -29,19 +33,62 @@ from pathlib import Path
 from types import FrameType
 
 from kvstore.bootstrap.report import tell
-from kvstore.bootstrap.root_cause import MemberEnd, root_cause
 from kvstore.errors import JOB_FAILED_EXIT
-from kvstore.job.config import inherited
+from kvstore.job.config import Config, inherited
 from kvstore.job.contract import member_name
-from kvstore.job.exit_report import Owner, ReportFile
-from kvstore.job.exits import Exit
-from kvstore.job.processes import TiedProcess
+from kvstore.job.exit_report import ExitReport, Owner, ReportFile
+from kvstore.job.processes import Exit, TiedProcess, complete, orphaned, source_root, words
 
 POLL_S = 0.05
 LAST_WORDS_S = 2.0  # how long the members may take to hear of a failure and to say so, before they are killed
 HEARD_S = 0.2  # how long after a failure all workers have heard of it, and have said that they end
 GONE = "ended without leaving the job; torchrun, mpirun or srun may say why"
 STDERR = 2
+
+
+INTERRUPTED = f": {KeyboardInterrupt.__name__}"  # a worker's error after Ctrl-C, which needs no explanation
+
+
+@dataclass(frozen=True)
+class MemberEnd:
+    """How one of the supervised processes has ended, or will.
+
+    Attributes:
+        name: which one, as ``server 1``.
+        how: as ``exited with code 7``.
+        report: why, as it has told; None if it has not.
+        blameless: whether it ended in order, or when another process had failed.
+    """
+
+    name: str
+    how: str
+    report: ExitReport | None
+    blameless: bool
+
+    @classmethod
+    def expected(cls, name: str, report: ExitReport) -> MemberEnd:
+        """The end of a process that has told why it will end, and still runs."""
+        return cls(name, "has failed", report, report.consequence)
+
+
+def root_cause(ends: Sequence[MemberEnd]) -> str:
+    """Why a job has failed, in one line, or with a traceback; empty if nothing says that it has.
+
+    Args:
+        ends: how the supervised processes have ended, in the order in which they did, and why others will.
+    """
+    for end in ends:
+        if not end.blameless and (end.report is None or not end.report.consequence):
+            return _in_full(end)
+    # All others hear of a failure from the scheduler. Supervisors on other hosts leave it to this one to say so.
+    error = next((end.report.error for end in ends if end.name == "scheduler" and end.report is not None), "")
+    return f"the job has failed: {error}" if error and not error.endswith(INTERRUPTED) else ""
+
+
+def _in_full(end: MemberEnd) -> str:
+    if end.report is None:
+        return f"{end.name} {end.how}"
+    return f"{end.name} {end.how}:\n{end.report.details or end.report.error}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -212,3 +259,114 @@ def main() -> int:
         os.write(sys.stdout.fileno(), b"%d\n" % os.getpid())
     task = SupervisedJob.loads(sys.stdin.read())
     return ServerSupervisor(task, partial(tell, inherited(task.reporter))).run()
+
+
+END_S = 10.0
+
+
+class MemberProcesses:
+    """Processes of a job. They run from construction on.
+
+    Their supervisor is no child of this process: a program may wait for all of its children (``os.wait``), and the
+    supervisor ends when the program does. So its end is that of a pipe, which nobody else can write to, and it says its
+    number there.
+
+    Args:
+        config: the settings of the rank that starts them.
+        rank: which worker it is.
+        members: what to start.
+        reporter: the variables of a member that may report on all others: the scheduler's.
+        directory: a private directory, which goes with them.
+        remove: a file that the supervisor removes with them, if this process cannot.
+        root_fd: the scheduler's listening socket, -1 for none.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        rank: int,
+        members: Sequence[SupervisedProcess],
+        reporter: Mapping[str, str],
+        directory: str,
+        remove: Path | None = None,
+        root_fd: int = -1,
+    ) -> None:
+        self._pid = os.getpid()
+        self._directory = directory
+        task = SupervisedJob(
+            self._pid,
+            rank,
+            list(members),
+            dict(reporter),
+            directory,
+            [directory, *([] if remove is None else [str(remove)])],
+            root_fd,
+            config.heartbeat_timeout_s + 5.0,  # until whoever cannot be told has heard the silence
+        )
+        ended, its_end = os.pipe()
+        self._alive = os.fdopen(ended, "rb", buffering=0)
+        self._said = b""
+        try:
+            between = subprocess.Popen(
+                orphaned(words(sys.executable, "kvstore.bootstrap")),
+                stdin=subprocess.PIPE,
+                stdout=its_end,
+                env=complete(inherited({}), source_root()),
+                pass_fds=() if root_fd < 0 else (root_fd,),
+                start_new_session=True,  # Ctrl-C is for the script, at whose end this ends
+            )
+        except BaseException:
+            self._alive.close()
+            self._remove()
+            raise
+        finally:
+            os.close(its_end)
+        between.wait()
+        if between.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), between.stdin as pipe:  # it has said why it ended
+                pipe.write(task.dumps().encode())
+
+    def wait(self) -> None:
+        """Wait until all have ended: when all workers have left, or the job has failed."""
+        if os.getpid() != self._pid:
+            return  # a fork of that process, which has no children here
+        try:
+            self._ended()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End the processes that still run. May be called again."""
+        for signum, patience_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, None)):
+            if self._ended(0.0):
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid_of_supervisor(), signum)
+            self._ended(patience_s)
+        self._remove()
+
+    def _ended(self, patience_s: float | None = None) -> bool:
+        """Wait until the supervisor has ended; return whether it has."""
+        deadline = None if patience_s is None else time.monotonic() + patience_s
+        while not self._alive.closed:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            poll = select.poll()  # a rank may have more open files than select() can look at
+            poll.register(self._alive, select.POLLIN)
+            if not poll.poll(None if left is None else 1000 * left):
+                return False
+            said = self._alive.read(64)
+            self._said += said
+            if not said:
+                self._alive.close()
+        return True
+
+    def _pid_of_supervisor(self) -> int:
+        """Its number, which it says as soon as it runs. There is none to signal if it has ended before."""
+        while b"\n" not in self._said and not self._ended(0.01):
+            pass
+        if b"\n" not in self._said:
+            raise ProcessLookupError
+        return int(self._said)
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvstore.job import settings
-from kvstore.job.keyring import READ_FROM, Keyring
+from kvstore.job.curve_keys import READ_FROM, Keyring
 
 Role = Literal["scheduler", "server", "standby", "aggregator", "worker"]
 Member = tuple[Role, int]

@@ -35,7 +35,7 @@ class Flag:
     valid = "1 or 0, true or false, yes or no, on or off"
 
     def parse(self, text: str) -> bool:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         word = text.lower()
         if word not in (*_ON, *_OFF):
             raise ValueError(text)
@@ -51,12 +51,12 @@ class Integer:
 
     @property
     def valid(self) -> str:
-        """See ``ValidValues``."""
+        """Which these are, in words."""
         bounds = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
         return f"an integer, {bounds}"
 
     def parse(self, text: str) -> int:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         value = int(text)
         if value < self.least or (self.most is not None and value > self.most):
             raise ValueError(text)
@@ -69,7 +69,7 @@ class Fraction:
     valid = "a number greater than 0, at most 1"
 
     def parse(self, text: str) -> float:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         value = float(text)
         if not 0 < value <= 1:
             raise ValueError(text)
@@ -84,11 +84,11 @@ class Seconds:
 
     @property
     def valid(self) -> str:
-        """See ``ValidValues``."""
+        """Which these are, in words."""
         return "a number of seconds, " + ("greater than 0" if self.least is None else f"at least {self.least:g}")
 
     def parse(self, text: str) -> float:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         value = float(text)
         if not (value > 0 if self.least is None else value >= self.least) or math.isinf(value):
             raise ValueError(text)
@@ -111,7 +111,7 @@ class Intervals:
     valid = "a number of rounds such as 500r, a time such as 30s, 10m or 1h, or never"
 
     def parse(self, text: str) -> Interval:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         if text.lower() == "never":
             return Interval()
         number, unit = text[:-1], text[-1:].lower()
@@ -143,7 +143,7 @@ class RoundWindows:
     _BOTH = re.compile(r"(?:([1-9]\d{0,14})-)?([1-9]\d{0,14})", re.ASCII)
 
     def parse(self, text: str) -> RoundWindow:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         if text.strip().lower() == "none":
             return RoundWindow()
         match = self._BOTH.fullmatch(text.strip())
@@ -163,11 +163,11 @@ class OneOf:
 
     @property
     def valid(self) -> str:
-        """See ``ValidValues``."""
+        """Which these are, in words."""
         return ", ".join(self.words)
 
     def parse(self, text: str) -> str:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         word = text.lower()
         if word not in self.words:
             raise ValueError(text)
@@ -181,7 +181,7 @@ class Text:
     valid: str
 
     def parse(self, text: str) -> str:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         return text
 
 
@@ -191,7 +191,7 @@ class EarlierEnd:
     valid = "words and a number of seconds, such as `SIGKILL 1234.5`"
 
     def parse(self, text: str) -> tuple[str, float]:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         how, when = text.rsplit(None, 1)
         return how, Seconds(0).parse(when)
 
@@ -203,7 +203,7 @@ class RoundFaults:
     _ONE = re.compile(r"(kill|stop):([1-9]\d{0,9})", re.ASCII)
 
     def parse(self, text: str) -> tuple[tuple[str, int], ...]:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         found = [self._ONE.fullmatch(item.strip()) for item in text.split(",")]
         faults = [(match[1], int(match[2])) for match in found if match is not None]
         if len(faults) < len(found):
@@ -230,7 +230,7 @@ class ClassReferences:
     _ONE = re.compile(r"(?:([A-Za-z]\w{0,63})=)?([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)", re.ASCII)
 
     def parse(self, text: str) -> tuple[ClassReference, ...]:
-        """See ``ValidValues``."""
+        """Return the value that ``text`` stands for."""
         found: dict[str, ClassReference] = {}
         for word in filter(None, (word.strip() for word in text.split(","))):
             match = self._ONE.fullmatch(word)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kvstore import wire
-from kvstore.job.usage import cpu_us, memory_bytes
+from kvstore.job.system import cpu_us, memory_bytes
 from kvstore.member.client import Client
 from kvstore.transport import Peer
 from kvstore.wire.guests import MOST_VALUES

@@ -13,7 +13,7 @@ import time
 
 from kvstore.bootstrap import joining
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError
-from kvstore.job import uncaught
+from kvstore.job import tracebacks
 from kvstore.job.config import Config
 from kvstore.job.exit_report import note_joined, require_own
 from kvstore.job.title import entitle
@@ -128,7 +128,7 @@ def _require_worker(config: Config) -> None:
         )
     number = config.rank_hint if config.ranks is None else config.ranks.rank
     require_own(os.environ, f"worker {number}" if number >= 0 else "this worker", _rank(config))
-    uncaught.install()
+    tracebacks.install_excepthook()
 
 
 def _rank(config: Config) -> str:

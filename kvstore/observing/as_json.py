@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.observing.advice import advise
 from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
 from kvstore.observing.stacks_text import LocatedMember

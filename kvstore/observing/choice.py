@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.job.directory import temporary_root
-from kvstore.job.observing_place import FILE, ObservingPlace, running_jobs
+from kvstore.job.place import FILE, ObservingPlace, running_jobs
 
 LONGEST_KEY = 1 << 10  # bytes of a file with a key
 

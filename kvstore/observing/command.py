@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TextIO
 
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job import page_address
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.job.trace_target import TRACED, TraceTarget
 from kvstore.observing import as_json
 from kvstore.observing.advice import SHOWN_BY, Advice, advise

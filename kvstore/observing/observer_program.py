@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from kvstore.job import processes
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, LIFELINE, OBSERVE, ROLE, TRACE, TRACE_FILE
 from kvstore.job.trace_target import TraceTarget
 

@@ -15,7 +15,7 @@ from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost, WireError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.job.valid_values import RoundWindow
 from kvstore.member.client import Client
 from kvstore.member.outstanding import Question

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.observing import quantities as q
 from kvstore.observing.advice import Advice
 from kvstore.observing.columns import Column, Label, TextLine, member_table

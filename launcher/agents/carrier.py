@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.agents.links.link import PipeLink
 from launcher.output.lines import Prefixer
-from launcher.processes.child import Child
+from launcher.processes.child import Child, Program
 
 _READ = 1 << 16
 _REMEMBERED = 20  # lines
@@ -41,14 +41,14 @@ class Carrier:
         self, name: str, argv: Sequence[str], env: Mapping[str, str], *, linked: bool, source: str = ""
     ) -> None:
         self.source = source
-        self.name, self.argv, self.env = name, tuple(argv), env
+        self.name = name
         self.link: PipeLink | None = None
         self._lines: deque[str] = deque(maxlen=_REMEMBERED)
         self._on_line: Callable[[str], None] | None = None
         self._streams: dict[int, Prefixer] = {}
         read, write = os.pipe() if linked else (None, None)
         try:
-            self._child = Child(self, stdin=read)
+            self._child = Child(Program(name, argv, env), stdin=read)
         except BaseException:
             if write is not None:
                 os.close(write)

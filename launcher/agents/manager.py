@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 from kvstore.job.contract import Member
 from kvstore.job.processes import allow_many_files
 from launcher.agents.carrier import Carrier
+from launcher.agents.fleet import RemoteAgent
+from launcher.agents.links.link import AgentTicket
 from launcher.agents.links.protocol import Bye, Hello
-from launcher.agents.links.ticket import AgentTicket
-from launcher.agents.remote import RemoteAgent
 from launcher.agents.roll_call import RollCall
 from launcher.errors import LaunchError
 from launcher.hosts import reach

@@ -10,37 +10,54 @@ import selectors
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from kvstore.errors import ConfigError
 from kvstore.job.address import Address
 from kvstore.job.config import Config
-from kvstore.job.contract import aggregated
-from kvstore.job.keyring import Keyring
-from launcher.agents.answers import addresses_chosen, has_servers, surveyed, unfit, unreached, version_problem
-from launcher.agents.fleet import Fleet
-from launcher.agents.host_tasks import HostTasks
+from kvstore.job.contract import Role, aggregated
+from kvstore.job.curve_keys import Keyring
+from kvstore.job.processes import source_root
+from kvstore.job.settings import ENCRYPTION
+from kvstore.job.system import cores
+from launcher.agents.fleet import Fleet, RemoteAgent
 from launcher.agents.links import protocol as p
-from launcher.agents.remote import RemoteAgent
-from launcher.agents.roll_call import Interrupted, RollCall
+from launcher.agents.roll_call import (
+    Interrupted,
+    RollCall,
+    addresses_chosen,
+    has_servers,
+    surveyed,
+    unfit,
+    unreached,
+    version_problem,
+)
 from launcher.errors import LaunchError
 from launcher.hosts import reach
 from launcher.job.description import Job
-from launcher.job.tasks import AGENT, Rendezvous, members
+from launcher.job.tasks import (
+    AGENT,
+    LOCAL_RANK,
+    LOCAL_SIZE,
+    HostEnvironment,
+    Rendezvous,
+    Task,
+    environment,
+    member_variables,
+    members,
+    passed,
+    words,
+)
+from launcher.output.display import of_terminal
+from launcher.output.outlet import Outlet
 from launcher.processes.children import Children
-from launcher.processes.dashboard import companions
-from launcher.processes.guard import Guard
-from launcher.processes.jobdir import JobDir
+from launcher.processes.job_run import Caller, JobRun
 from launcher.processes.machine import open_standard_streams
-from launcher.processes.observers_file import write_observers_file
-from launcher.processes.readers_file import readers_file
-from launcher.supervision.crew import Crew
-from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue, called
-from launcher.supervision.supervisor import OnFailure, Supervisor
+from launcher.supervision.supervisor import OnFailure
 
 HELLO_S = 30.0  # ssh gives up much earlier; the rest is for Python to start from a slow disk
 SURVEY_S = 30.0
@@ -49,6 +66,93 @@ LOOPBACK = "127.0.0.1"
 # An agent may be silent for this many times the limit of a member. After an outage, TCP may take twice its duration to
 # send again what was lost; and the loss of a host's members must be noticed before the loss of its agent.
 _SILENCE = 2.5
+
+
+class HostTasks:
+    """The tasks of one job. The scheduler's is the first, and runs on this machine.
+
+    Args:
+        job: what to run.
+        remotes: the agents. All have been surveyed, and know their members. They are given the numbers of their tasks.
+        at: where the processes of the job find each other.
+        environ: the caller's environment.
+
+    Attributes:
+        tasks: all of them. Those of agents have the variables that are particular to them, and no words: the agents add
+            the rest.
+    """
+
+    def __init__(self, job: Job, remotes: Sequence[RemoteAgent], at: Rendezvous, environ: Mapping[str, str]) -> None:
+        self._job = job
+        self._remotes = remotes
+        self._at = at
+        self._environ = environ
+        where = {member: remote for remote in remotes for member in remote.members}
+        self.tasks: list[Task] = []
+        for index, (role, rank) in enumerate(members(job, len(at.aggregated))):
+            if role == "scheduler":
+                self.tasks.append(self._here(role, rank))
+                continue
+            remote = where[role, rank]
+            remote.indices.append(index)
+            self.tasks.append(self._there(remote, role, rank))
+
+    @property
+    def where(self) -> str:
+        """On which host or how many they are, for messages."""
+        hosts = sorted({task.host for task in self.tasks if task.host})
+        return f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts"
+
+    def start(self, remote: RemoteAgent, directory: str, limit_s: float) -> p.StartTasks:
+        """Return what to tell an agent.
+
+        Args:
+            remote: the agent.
+            directory: which the tasks run in.
+            limit_s: how long the agent may hear nothing before it ends them.
+        """
+        return p.StartTasks(
+            self._at.mark,
+            os.fsencode(directory),
+            [os.fsencode(word) for word in self._job.command],
+            [os.fsencode(word) for word in self._job.server_argv],
+            limit_s,
+            self._job.cluster.gpus_per_worker,
+            [self._told(index) for index in remote.indices],
+        )
+
+    def _told(self, index: int) -> list[object]:
+        task = self.tasks[index]
+        return [index, task.role, task.rank, int(task.env[LOCAL_SIZE]), p.pack(task.env)]
+
+    def _here(self, role: Role, rank: int) -> Task:
+        around = HostEnvironment(self._environ, sys.executable, cores(), source_root=source_root())
+        own = {**self._settings(self._at, role, rank), AGENT: self._at.mark}
+        return Task(
+            role,
+            rank,
+            words(self._job, role, sys.executable, rank),
+            environment(around, role, 1, own),
+        )
+
+    def _there(self, remote: RemoteAgent, role: Role, rank: int) -> Task:
+        at_host = replace(self._at, node_host=surveyed(remote).address, fd=None)
+        own = self._settings(at_host, role, rank) | self._locally(remote, role, rank)
+        return Task(role, rank, (), own, remote.host)
+
+    def _settings(self, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
+        plain = {} if at.keyring is not None else {ENCRYPTION.name: "0"}
+        shown = (
+            of_terminal(Outlet(), self._environ, self._job.output, self._remotes[0].host) if role == "worker" else {}
+        )
+        return {**shown, **passed(self._job, self._environ), **member_variables(self._job, at, role, rank), **plain}
+
+    def _locally(self, remote: RemoteAgent, role: Role, rank: int) -> dict[str, str]:
+        """The variables with its number among the members of its role on its host."""
+        ranks = sorted(
+            at for other in self._remotes if other.host == remote.host for r, at in other.members if r == role
+        )
+        return {LOCAL_RANK: str(ranks.index(rank)), LOCAL_SIZE: str(len(ranks))}
 
 
 class Recruiter(Protocol):
@@ -188,78 +292,26 @@ class _AgentJob:
         limits: EndingLimits | None,
     ) -> int:
         """Start the tasks, and follow them to their end."""
-        directory = JobDir.make()
-        try:
-            guard = Guard(directory.path, directory.path.name, variable=AGENT)
+        assert self._listener is not None  # noqa: S101 (for the type checker)
+        caller = Caller(signals=signals)
+        job, environ = self._job, self._environ
+        with JobRun(job, on_failure, environ, limits, caller, variable=AGENT, selector=selector) as running:
+            at = running.meet(
+                self._listener,
+                cluster=self._kind,
+                node_host=self._listener.getsockname()[0],
+                keyring=self._keyring,
+                aggregated=self._aggregated,
+            )
+            placed = HostTasks(job, self._remotes, at, environ)
+            scheduler = Children({0: placed.tasks[0]}, running.guard, pass_fds=running.scheduler_fds)
             try:
-                return self._run(directory, guard, selector, signals, on_failure, limits)
-            finally:
-                directory.remove()
-                guard.dismiss()
-        finally:
-            directory.remove()
-
-    def _run(
-        self,
-        directory: JobDir,
-        guard: Guard,
-        selector: selectors.BaseSelector,
-        signals: SignalQueue,
-        on_failure: OnFailure,
-        limits: EndingLimits | None,
-    ) -> int:
-        assert self._listener is not None  # noqa: S101 (for the type checker)
-        host, port = self._listener.getsockname()[:2]
-        mark = directory.path.name
-        fd = self._listener.fileno()
-        log = directory.scheduler_log if self._job.restarts else ""
-        at = Rendezvous(host, port, mark, self._kind, host, fd, self._keyring, self._aggregated, log)
-        write_observers_file(directory.path, self._job, at, self._environ)
-        beside = companions(self._job, directory.path, self._environ)
-        with readers_file(self._job, at, self._environ), beside as crews:
-            return self._run_at(at, guard, selector, signals, on_failure, limits, crews)
-
-    def _run_at(
-        self,
-        at: Rendezvous,
-        guard: Guard,
-        selector: selectors.BaseSelector,
-        signals: SignalQueue,
-        on_failure: OnFailure,
-        limits: EndingLimits | None,
-        beside: Sequence[Crew],
-    ) -> int:
-        assert self._listener is not None  # noqa: S101 (for the type checker)
-        fd = self._listener.fileno()
-        placed = HostTasks(self._job, self._remotes, at, self._environ)
-        tasks = placed.tasks
-        scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (fd,)})
-        try:
-            limit_s = _SILENCE * Config.from_env(self._environ).heartbeat_timeout_s
-        except ConfigError as error:
-            raise LaunchError(str(error)) from None
-        restarts = Restarts.of(self._job, tasks)
-        starts = {remote: placed.start(remote, self._directory, limit_s) for remote in self._remotes}
-        supervisor = Supervisor(
-            tasks,
-            [scheduler, Fleet(self._remotes, starts, limit_s), *beside],
-            signals,
-            on_failure,
-            environ=self._environ,
-            limits=limits,
-            selector=selector,
-            output=self._job.output,
-            where=placed.where,
-            restarts=restarts,
-            drill=Drill(tasks, self._job.injections),
-        )
-        try:
-            supervisor.start()
-            if not restarts.survivable(0):
-                self._listener.close()  # otherwise the kernel would accept connections after the scheduler has died
-            return supervisor.run()
-        finally:
-            supervisor.close()
+                limit_s = _SILENCE * Config.from_env(environ).heartbeat_timeout_s
+            except ConfigError as error:
+                raise LaunchError(str(error)) from None
+            starts = {remote: placed.start(remote, self._directory, limit_s) for remote in self._remotes}
+            fleet = Fleet(self._remotes, starts, limit_s)
+            return running.start(placed.tasks, [scheduler, fleet], placed.where).run()
 
     def _address(self, toward: str) -> Address:
         cluster = self._job.cluster

@@ -1,9 +1,15 @@
-"""The outcome of a worker's call. The worker writes it to memory, and the caller reads it when all have ended."""
+"""The outcome of a worker's call. The worker writes it to memory, and the caller reads it when all have ended.
+
+Processes share the memory by inheriting a file descriptor. It has no name and no size limit. Unlike a pipe, it has no
+end to wait for, which a stray process could hold open.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -13,12 +19,24 @@ from typing import Any, NamedTuple
 from kvstore.job.exit_report import is_verbose
 from kvstore.job.settings import VERBOSE
 from kvstore.job.tracebacks import described, shortened
-from launcher.calls import memory
 
 MAX_DEPTH = 10
 
 # The first byte says how far the worker got. It is written last, so that no partial outcome is read.
 _BEGUN, _RETURNED, _FAILED = b"b", b"r", b"f"
+
+
+def make_memory() -> int:
+    """Return a file descriptor of empty memory."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("kvstore-call")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def view_memory(fd: int) -> mmap.mmap:
+    """The content as a file to read, with a position of its own."""
+    return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,7 @@ def get(fd: int) -> Outcome:
     state = os.pread(fd, 1, 0)
     if state not in (_RETURNED, _FAILED):
         return Unfinished(begun=state == _BEGUN)
-    with memory.view(fd) as pages:
+    with view_memory(fd) as pages:
         pages.seek(1)
         value = pickle.load(pages)  # noqa: S301 (from our own child, through a descriptor that only it has)
     return Returned(value) if state == _RETURNED else Failed(*value)

@@ -1,4 +1,4 @@
-"""`launcher.run`: a local job whose workers call a Python function."""
+"""`launcher.run`: a local job whose workers call a Python function; its signals, output, and crew of workers."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ import multiprocessing
 import os
 import pickle
 import reprlib
+import selectors
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
 
-from kvstore.job.exits import signal_name
+from kvstore.job.processes import signal_name
 from kvstore.job.settings import TASK_ID
-from kvstore.job.shadows import shadows
-from launcher.calls.handover import Handover
-from launcher.calls.interrupts import TIME_LIMIT, Interrupts
+from launcher.calls.handover import Handover, WorkerStart
 from launcher.calls.outcome import Failed, Outcome, Returned, Unfinished
-from launcher.calls.spawned import SpawnedCrew
-from launcher.calls.streams import Streams
 from launcher.errors import LaunchError, WorkerFailed
+from launcher.job.command import shadows
 from launcher.job.description import Job
 from launcher.job.tasks import Task, outside_a_job
 from launcher.kinds import local
+from launcher.output.outlet import Outlet
+from launcher.processes.children import Children, Share
+from launcher.processes.guard import Guard
+from launcher.processes.job_run import Caller
+from launcher.supervision.crew import Sink
 from launcher.supervision.ending import UNNAMED
-from launcher.supervision.report import report
+from launcher.supervision.signals import CHILD, SignalQueue
+from launcher.supervision.supervisor import report
 
 # The exit code of a worker that has called `launcher.run` while it imported the script.
 UNGUARDED = 78
@@ -36,6 +43,183 @@ _UNGUARDED = (
     "launcher.run was called while a worker imported the script, which each worker does to find the function; "
     'put the call, and all else that only the script itself must do, under `if __name__ == "__main__":`'
 )
+
+
+TIME_LIMIT = int(signal.SIGALRM)
+
+
+class SpawnedCrew(Children):
+    """Runs tasks on this machine; see `Crew`. It notices exits without SIGCHLD, which only the main thread can handle.
+
+    Args:
+        handover: the call, which workers make instead of executing their tasks.
+        tasks, guard, pass_fds, shares: see `Children`.
+    """
+
+    def __init__(
+        self,
+        handover: Handover,
+        tasks: Mapping[int, Task],
+        guard: Guard,
+        *,
+        pass_fds: Mapping[int, tuple[int, ...]] | None = None,
+        shares: Mapping[int, Share] | None = None,
+    ) -> None:
+        starts = {index: handover.starts[task.rank] for index, task in tasks.items() if task.role == "worker"}
+        fds = dict(pass_fds or {})
+        fds.update((index, start.pass_fds) for index, start in starts.items())
+        tasks = {
+            index: replace(task, argv=starts[index].argv) if index in starts else task for index, task in tasks.items()
+        }
+        super().__init__(tasks, guard, pass_fds=fds, shares=shares)
+        self._handover = handover
+        self._fed: list[int] = []
+        self._ends: list[int] = []
+
+    def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
+        """Start them in order, and hand the call to the workers."""
+        super().start(selector, sink)
+        self._handover.started()
+        for start in self._handover.starts:
+            # Not blocking: a pipe takes 64 KiB, and a worker may never read.
+            os.set_blocking(start.writer, False)
+            selector.register(start.writer, selectors.EVENT_WRITE, partial(self._feed, start))
+            self._fed.append(start.writer)
+        for child in self._children.values():
+            self._await(child.pid)
+
+    def close(self) -> None:
+        """Kill what is left."""
+        super().close()
+        for fd in [*self._fed, *self._ends]:
+            self._selector.unregister(fd)
+        for fd in self._ends:
+            os.close(fd)
+        self._fed, self._ends = [], []
+
+    def _feed(self, start: WorkerStart) -> None:
+        try:
+            start.data = start.data[os.write(start.writer, start.data) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            start.data = b""
+        if not start.data:
+            self._selector.unregister(start.writer)
+            self._fed.remove(start.writer)
+
+    def _await(self, pid: int) -> None:
+        if hasattr(os, "pidfd_open"):
+            try:
+                fd = os.pidfd_open(pid)
+            except OSError:  # an old kernel: the supervisor checks regularly
+                return
+            self._ends.append(fd)
+            self._selector.register(fd, selectors.EVENT_READ, partial(self._ended, fd))
+
+    def _ended(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        self._ends.remove(fd)
+        os.close(fd)
+        self.collect()
+
+
+class Streams(Outlet):
+    """An outlet to `sys.stdout` and `sys.stderr`.
+
+    It writes to the descriptors 1 and 2 if these are the streams of the process. A stream that has been replaced has a
+    negative number here, and is written to at once.
+    """
+
+    def __init__(self) -> None:
+        self._replaced: dict[int, TextIO | None] = {}
+        numbers = []
+        streams: tuple[tuple[int, TextIO | None, object], ...] = (
+            (1, sys.stdout, sys.__stdout__),
+            (2, sys.stderr, sys.__stderr__),
+        )
+        for number, stream, original in streams:
+            if stream is not None and stream is original:
+                with suppress(OSError, ValueError):
+                    stream.flush()  # the caller's output comes before the job's
+                numbers.append(number)
+            else:
+                self._replaced[-number] = stream
+                numbers.append(-number)
+        super().__init__(*numbers)
+        self._unflushed: set[int] = set()
+
+    def put(self, fd: int, lines: bytes) -> None:
+        """Queue whole lines, or write them to a stream."""
+        if fd not in self._replaced:
+            super().put(fd, lines)
+            return
+        stream = self._replaced[fd]
+        if not lines or stream is None or fd in self.broken:
+            return
+        try:
+            stream.write(lines.decode(errors="replace"))
+            self._unflushed.add(fd)
+        except Exception as error:  # the replacement may raise anything
+            self.broken[fd] = OSError(errno.EIO, str(error))
+
+    def pump(self) -> None:
+        """Write what can be written now."""
+        for fd in self._unflushed:
+            flush = getattr(self._replaced[fd], "flush", None)
+            try:
+                if flush is not None:
+                    flush()
+            except Exception as error:
+                self.broken[fd] = OSError(errno.EIO, str(error))
+        self._unflushed.clear()
+        super().pump()
+
+
+class Interrupts(SignalQueue):
+    """Signals, in the main thread, which alone can have handlers; and a time limit, which comes as a signal does.
+
+    Args:
+        timeout: the limit in seconds; None for no limit.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        super().__init__()
+        self.first: int | None = None
+        self._main = threading.current_thread() is threading.main_thread()
+        self._timer = None if timeout is None else threading.Timer(timeout, self._expire)
+
+    def take(self) -> list[int]:
+        """The signals since the last call, in order. Outside the main thread they always include CHILD."""
+        received = super().take()
+        if self.first is None:
+            self.first = next((signum for signum in received if signum != CHILD), None)
+        return received if self._main else [*received, CHILD]
+
+    def __enter__(self) -> Interrupts:
+        if self._main:
+            super().__enter__()
+        else:
+            self._read.setblocking(False)
+            self._write.setblocking(False)
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        if self._main:
+            super().__exit__()
+        else:
+            self._read.close()
+            self._write.close()
+
+    def _expire(self) -> None:
+        with suppress(BlockingIOError):
+            self._write.send(bytes([TIME_LIMIT]))
 
 
 def run(
@@ -148,7 +332,7 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
         report(task, how)
 
     interrupts = Interrupts(timeout)
-    caller = local.Caller(
+    caller = Caller(
         "launcher.run", interrupts, Streams(), partial(SpawnedCrew, handover), says_start=False, gives_input=False
     )
     code = local.run(job, on_failure, environ=outside_a_job(os.environ), caller=caller)

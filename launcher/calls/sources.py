@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.calls.main_module import Defined, first_line, names_bound, statements
+from launcher.calls.work import Defined, first_line, names_bound, statements
 
 
 def is_of_main(value: object) -> bool:

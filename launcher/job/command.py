@@ -1,4 +1,4 @@
-"""Turns the user's command into the words that are executed. No I/O.
+"""The words that are executed: those of the user's command, and those that start the project's programs. No I/O.
 
 A command of several words is executed as it is. A command of one string goes to the shell only if it needs one. Without
 a shell there is one process less to signal, and the exit status is that of the program.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path, PurePath
+from typing import NamedTuple
 
+from kvstore.job.our_module import ROOT
 from launcher.errors import LaunchError
 
 SHELL = "/bin/sh"
@@ -122,3 +125,73 @@ def _split(text: str) -> list[str]:
     except ValueError as error:
         raise LaunchError(f"the quotes of the command do not match ({str(error).lower()}): {text}") from None
     return [SHELL, "-c", text] if words and words[0] in _BUILTINS else words
+
+
+PROGRAM = (
+    'import os, sys; user = [os.path.abspath(p) for p in os.getenv("PYTHONPATH", "").split(":") if p]; '
+    "sys.path[:] = {first}[p for p in sys.path if p and p not in user] + user; "
+    "from {module} import main; sys.exit(main())"
+)
+
+
+def agent_argv(python: str, source_root: str | None = None) -> list[str]:
+    """The words that start an agent."""
+    return program_argv(python, "launcher.agents.main", source_root)
+
+
+def program_argv(python: str, module: str, source_root: str | None = None) -> list[str]:
+    """The words that execute the `main` of a module of the project.
+
+    They do not use `-m`, which would import a directory called launcher in the working directory, nor `-P`, which
+    Python 3.10 does not know. The directories of PYTHONPATH come last, because modules of the user's may have the names
+    of ours. (`our_module` sees to that on this host; on another one, only the interpreter there knows where it is.)
+
+    Args:
+        python: the interpreter.
+        module: the module.
+        source_root: the directory of the packages, if they are not installed. It comes first: another version may be.
+    """
+    first = "" if source_root is None else f"[{source_root!r}] + "
+    return [python, "-c", PROGRAM.format(first=first, module=module)]
+
+
+IN_SCRIPTS = ("kvstore", "workers")  # what training scripts import
+
+
+class Shadow(NamedTuple):
+    """A module that hides a package of the project.
+
+    Args:
+        name: the name of both.
+        theirs: the user's file.
+        ours: the directory of the package.
+    """
+
+    name: str
+    theirs: Path
+    ours: Path
+
+    def __str__(self) -> str:
+        return (
+            f"`import {self.name}` takes {self.theirs}, which hides the package {self.ours}; "
+            "rename the file, unless that is meant"
+        )
+
+
+def shadows(directories: Iterable[str], names: Iterable[str] = IN_SCRIPTS) -> list[Shadow]:
+    """The modules that hide packages of the project.
+
+    Args:
+        directories: the directories in which Python looks before it comes to the project's.
+        names: the packages.
+    """
+    found = []
+    path = list(directories)
+    for name in names:
+        spec = PathFinder.find_spec(name, path)
+        if spec is None or not spec.has_location or spec.origin is None:
+            continue  # a folder without __init__.py hides nothing
+        theirs, ours = Path(spec.origin).absolute(), Path(ROOT, name)
+        if theirs.resolve().parent != ours:
+            found.append(Shadow(name, theirs, ours))
+    return found

@@ -1,17 +1,15 @@
-"""The job that the user has asked for, before it is known where each process will run. No I/O."""
+"""The job that the user has asked for, with all options, before it is known where each process will run. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 from kvstore.job import settings
 from kvstore.job.contract import COMPUTED, members
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster
 from launcher.job.injection import Injection
-from launcher.job.output_options import OutputOptions
 
 # A typing error must not start a million processes.
 MAX_PER_ROLE = settings.MAX_NODES
@@ -21,6 +19,176 @@ RESERVED = COMPUTED | {settings.AGENT.name, settings.EXIT_REPORT.name, settings.
 
 # With standbys, processes are started again so many times. The delays between them keep a loop from doing harm.
 RESTARTS = 100
+
+
+PLACEMENTS = ("fill", "round-robin")
+
+
+LOG_SIZE = 16 << 20  # bytes of one file
+LOG_FILES = 4  # of one process
+_VALID = "all, none, or ranks of workers such as 0, 0,2 or 0,4-7"
+_LARGEST = 9  # digits
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Options of launch.py for what the processes print.
+
+    Args:
+        log_dir: the directory for a file for each process; None for no files.
+        log_size: how large a file may be before a new one is begun, in bytes.
+        log_files: how many files of each process are kept.
+        show: the ranks of the workers whose lines are shown; None for all.
+        live: whether a terminal shows one line for each process.
+        scroll: whether it shows the lines of `show` above that, too.
+
+    Raises:
+        LaunchError: `live` would lose lines.
+    """
+
+    log_dir: str | None = None
+    log_size: int = LOG_SIZE
+    log_files: int = LOG_FILES
+    show: tuple[int, ...] | None = None
+    live: bool = False
+    scroll: bool = False
+
+    def __post_init__(self) -> None:
+        if self.live and self.log_dir is None and not self.scroll:
+            raise LaunchError(
+                "--live shows the last line of each process; say where the others go: into files, with --log-dir DIR, "
+                "or above it, with --show all or --show RANKS"
+            )
+
+    def open_files(self, num_processes: int) -> int:
+        """How many files are open for so many processes, and for launch.py itself."""
+        return num_processes + 2 if self.log_dir is not None else 0
+
+    def require_ranks(self, num_workers: int) -> None:
+        """Check that the job has the workers that are to be shown.
+
+        Raises:
+            LaunchError: it has not.
+        """
+        for rank in self.show or ():
+            if rank >= num_workers:
+                ranks = "rank is 0" if num_workers == 1 else f"ranks are 0 to {num_workers - 1}"
+                raise LaunchError(f"--show {rank}: there is no worker {rank}; the workers' {ranks}")
+
+    def shows(self, role: str, rank: int) -> bool:
+        """Whether the lines of a member are shown, where `live` does not hide them."""
+        return role != "worker" or self.show is None or rank in self.show
+
+
+def parse_ranks(text: str) -> tuple[int, ...] | None:
+    """The ranks that `--show` names, in order; None for all.
+
+    Raises:
+        ValueError: the text is not valid. The message says what is.
+    """
+    if text in ("all", "none"):
+        return None if text == "all" else ()
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not _is_rank(first) or (dash and not _is_rank(last)):
+            raise ValueError(f"{part!r} is not a rank; valid: {_VALID}")
+        if dash and int(last) < int(first):
+            raise ValueError(f"{part} ends before it begins; valid: {_VALID}")
+        if int(last or first) - int(first) >= 1 << 16:
+            raise ValueError(f"{part} are too many workers; valid: {_VALID}")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(ranks))
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _LARGEST
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Options of launch.py that depend on the launcher. Each launcher takes some; the others must keep their defaults.
+
+    Args:
+        hostfile: a file with the hosts of the workers.
+        server_hosts: a file with the hosts of the servers; None for the hosts that have workers.
+        placement: `fill` uses all slots of a host before the next host; `round-robin` takes the hosts in turn.
+        sync_dst_dir: the directory on each host to copy the working directory to; the job runs there. A local job
+            ignores it.
+        sync_exclude: patterns of files that are not copied, in the syntax of rsync's --exclude.
+        sync_gitignore: whether to leave out .git and the files that .gitignore files name.
+        ssh_config: a configuration file for ssh.
+        ssh_option: options for ssh, in the syntax of its -o.
+        python: the path of the interpreter on the hosts; if empty, that of launch.py's interpreter.
+        host_ip: the address by which the hosts reach this machine.
+        interface: the network interface whose address every host uses.
+        encryption: whether links between hosts are encrypted and only members can open them.
+        host_aggregation: whether hosts with several workers have aggregators.
+        replicas: how many standbys each server has, 0 or 1.
+        restarts: how many times processes that die are started again, in all; None for the default.
+        readers: the file to write for readers, who read the values of the job while it runs; None for no readers.
+        max_readers: how many readers there may be at once.
+        dashboard: the port of the page that shows the job, 0 for any; None for no page.
+        dashboard_token_file: the file with the page's token; None for a new token.
+        trace: the file of the job's trace and the rounds that it has, after a colon; None for no trace.
+        attach: the rank of the worker that has the terminal; None for none by option.
+        inject: faults to inject, as `launcher.job.injection` reads them.
+        job_name: the name of the job in the cluster's tools.
+        queue: the queue or partition.
+        time: the time limit, in the cluster's notation.
+        worker_cores, server_cores: the number of cores for each process of that role; 0 for the default.
+        worker_memory, server_memory: the memory for each process of that role, such as 500m or 4g.
+        gpus_per_worker: the number of GPUs for each worker; 0 for no request.
+        cluster_option: words that are passed to the cluster's command unchanged.
+        image: the container image.
+        namespace: the Kubernetes namespace.
+        yarn_jar: the path of YARN's distributed shell.
+    """
+
+    hostfile: str | None = None
+    server_hosts: str | None = None
+    placement: str = "fill"
+    sync_dst_dir: str | None = None
+    sync_exclude: tuple[str, ...] = ()
+    sync_gitignore: bool = False
+    ssh_config: str | None = None
+    ssh_option: tuple[str, ...] = ()
+    python: str = ""
+    host_ip: str = ""
+    interface: str = ""
+    encryption: bool = True
+    host_aggregation: bool = True
+    replicas: int = 0
+    restarts: int | None = None
+    readers: str | None = None
+    max_readers: int = 64
+    dashboard: int | None = None
+    dashboard_token_file: str | None = None
+    trace: str | None = None
+    attach: int | None = None
+    inject: tuple[str, ...] = ()
+    job_name: str = "kvstore"
+    queue: str = ""
+    time: str = ""
+    worker_cores: int = 0
+    server_cores: int = 0
+    worker_memory: str = ""
+    server_memory: str = ""
+    gpus_per_worker: int = 0
+    cluster_option: tuple[str, ...] = ()
+    image: str = ""
+    namespace: str = ""
+    yarn_jar: str = ""
+
+    def given(self) -> list[str]:
+        """The names of the fields that differ from their defaults."""
+        return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+
+
+def option(field: str) -> str:
+    """The command-line option of a field."""
+    switched_off = getattr(Cluster, field) is True
+    return f"--{'no-' if switched_off else ''}{field.replace('_', '-')}"
 
 
 def _nothing() -> Mapping[str, str]:

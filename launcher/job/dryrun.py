@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from kvstore.job import settings
 from kvstore.job.contract import Role
@@ -27,20 +27,15 @@ def variables(env: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shlex.quote(value) if name in _SHOWN else HIDDEN}" for name, value in sorted(env.items()))
 
 
-def command(argv: Iterable[str]) -> str:
-    """A command in shell syntax."""
-    return shlex.join(argv)
-
-
 def task(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> str:
     """One process as a line: its name, its variables, its command."""
-    return f"{role} {rank}: {variables(member_variables(job, at, role, rank))} {command(words(job, role, python))}"
+    return f"{role} {rank}: {variables(member_variables(job, at, role, rank))} {shlex.join(words(job, role, python))}"
 
 
 def elsewhere(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> str:
     """One process on another host as a comment. It inherits only the variables that the job passes on."""
     named = dict.fromkeys(job.env_names, "") | member_variables(job, at, role, rank)
-    return f"#   {role} {rank}: {variables(named)} {command(words(job, role, python))}"
+    return f"#   {role} {rank}: {variables(named)} {shlex.join(words(job, role, python))}"
 
 
 def tasks(job: Job, kind: str, python: str) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from kvstore.job import contract, processes, settings, threads
 from kvstore.job.contract import Contract, Member, Role, member_name, member_title
-from kvstore.job.exits import Exit, signal_name
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring
+from kvstore.job.processes import Exit, signal_name
 from kvstore.job.title import title
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of

@@ -6,6 +6,7 @@ The processes of a job do not use MPI. mpirun only starts them, because it knows
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,17 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.job.processes import source_root
-from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.links.link import ENLIST, AgentTicket
 from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import NOT_FOUND, LaunchError
 from launcher.hosts.hostfile import Host, read
 from launcher.job import dryrun
+from launcher.job.command import agent_argv
 from launcher.job.description import Job
 from launcher.kinds.kind import WITH_AGENTS, Kind
-from launcher.processes.last_will import LastWill
+from launcher.processes.guard import LastWill
 from launcher.supervision.supervisor import OnFailure
 
 MPIRUN = "mpirun"
@@ -64,7 +65,7 @@ def dry_run(job: Job) -> str:
     lines = ["# scheduler: on this machine", f"# {flavor}, with {ENLIST}={dryrun.HIDDEN} in the environment:"]
     if hosts:
         lines += ["# hosts:", *(f"#   {line}" for line in hostfile(hosts, flavor).splitlines())]
-    lines.append(dryrun.command(render(job, flavor, "(hosts)" if hosts else None)))
+    lines.append(shlex.join(render(job, flavor, "(hosts)" if hosts else None)))
     lines.append(dryrun.tasks(job, "mpi", job.cluster.python or sys.executable))
     return "\n".join(lines)
 
@@ -111,7 +112,7 @@ def render(job: Job, flavor: str, hosts: str | None) -> list[str]:
         argv += ["-n", count, "-bind-to", "none", "-genvlist", ENLIST]
         argv += ["-f", hosts] if hosts else []
     argv += job.cluster.cluster_option
-    return [*argv, *boot.argv(job.cluster.python or sys.executable, source_root())]
+    return [*argv, *agent_argv(job.cluster.python or sys.executable, source_root())]
 
 
 def hostfile(hosts: Sequence[Host], flavor: str) -> str:

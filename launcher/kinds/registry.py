@@ -1,13 +1,17 @@
-"""The launchers by name, and the options that each of them takes."""
+"""The launchers by name, and the options that each of them takes.
+
+Another package can bring launchers: each is an entry point in the group `kvstore.launchers`, and a `Kind`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from types import MappingProxyType
 
+from kvstore.job.tracebacks import described
 from launcher.errors import LaunchError
-from launcher.job.cluster import option
-from launcher.job.description import Job
+from launcher.job.description import Job, option
 from launcher.kinds import kubernetes, local, mpi, sge, slurm, ssh, yarn
 from launcher.kinds.kind import Kind
 
@@ -32,6 +36,28 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 )
 
 
+GROUP = "kvstore.launchers"
+
+
+def kind_of(name: str) -> Kind | None:
+    """The launcher of a name: one of ours, or else an installed package's; None if there is none.
+
+    Raises:
+        LaunchError: a package has the name, but what it has cannot be imported, or is no launcher.
+    """
+    if name in KINDS:  # first: looking through all installed packages takes longer than all else before a job starts
+        return KINDS[name]
+    for point in entry_points(group=GROUP, name=name):
+        try:
+            kind = point.load()
+        except Exception as error:
+            raise LaunchError(f"--launcher {name}: cannot import {point.value}: {described(error)}") from None
+        if not isinstance(kind, Kind):
+            raise LaunchError(f"--launcher {name}: {point.value} is a {type(kind).__name__}, not a launcher's Kind")
+        return kind
+    return None
+
+
 def find(name: str, job: Job) -> Kind:
     """The launcher of a name, for a job.
 
@@ -39,7 +65,7 @@ def find(name: str, job: Job) -> Kind:
         LaunchError: there is no such launcher, or the job has options that it does not take. The message has the valid
             names.
     """
-    kind = KINDS.get(name)
+    kind = kind_of(name)
     if kind is None:
         raise LaunchError(f"--launcher {name} is not valid; valid: {', '.join(KINDS)}")
     for field in job.cluster.given():

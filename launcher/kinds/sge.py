@@ -16,18 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.job.processes import source_root
-from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.links.link import ENLIST, AgentTicket
 from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import dryrun
+from launcher.job.command import agent_argv
 from launcher.job.description import Job
 from launcher.kinds.kind import WITH_AGENTS, Kind
-from launcher.kinds.managers.programs import require, tell
-from launcher.kinds.managers.units import mebibytes
-from launcher.processes.last_will import LastWill
+from launcher.kinds.managers import mebibytes, require, tell
+from launcher.processes.guard import LastWill
 from launcher.supervision.supervisor import OnFailure
 
 QSUB = "qsub"
@@ -71,7 +70,7 @@ def dry_run(job: Job) -> str:
     return "\n".join(
         [
             "# scheduler: on this machine",
-            dryrun.command(qsub(job, job.cluster.job_name, directory)),
+            shlex.join(qsub(job, job.cluster.job_name, directory)),
             f"# with this as {directory}/script:",
             script(job, str(Path.cwd() / directory / "ticket")).rstrip(),
             dryrun.tasks(job, "sge", job.cluster.python or sys.executable),
@@ -105,7 +104,7 @@ def qsub(job: Job, name: str, directory: str) -> list[str]:
 
 def script(job: Job, ticket: str) -> str:
     """The script of each task: an agent that reads its ticket from a file. No I/O."""
-    agent = dryrun.command(boot.argv(job.cluster.python or sys.executable, source_root()))
+    agent = shlex.join(agent_argv(job.cluster.python or sys.executable, source_root()))
     return f'#!/bin/sh\n{ENLIST}="$(cat {shlex.quote(ticket)})" || exit 1\nexport {ENLIST}\nexec {agent}\n'
 
 

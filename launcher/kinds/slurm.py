@@ -8,30 +8,40 @@ the job. The working directory must be on a file system that all nodes share, as
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import re
 import secrets
+import select
+import selectors
+import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kvstore.job.processes import source_root
-from launcher.agents import boot
+from kvstore.rare_log import worth_a_line
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.links.link import ENLIST, AgentTicket
 from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import LaunchError
-from launcher.job import batch, dryrun
-from launcher.job.description import Job
+from launcher.job import dryrun
+from launcher.job.command import agent_argv, program_argv
+from launcher.job.description import Cluster, Job, OutputOptions
+from launcher.job.tasks import passed
 from launcher.kinds.kind import WITH_AGENTS, Kind
-from launcher.kinds.managers.programs import require, tell
-from launcher.kinds.managers.queued import QueuedJob, QueueState, follow
-from launcher.kinds.managers.units import mebibytes
-from launcher.supervision.supervisor import OnFailure
+from launcher.kinds.managers import mebibytes, require, tell
+from launcher.processes.guard import LastWill
+from launcher.supervision.signals import CHILD, SignalQueue, called
+from launcher.supervision.supervisor import OnFailure, report
 
 ALLOCATION = "SLURM_JOB_ID"
 SRUN_S = 120.0
@@ -47,6 +57,170 @@ _DONE = frozenset([
     "TIMEOUT",
 ])
 # fmt: on
+
+
+STEP_S = 0.2
+_STATE_S = 0.5
+NOTICE_S = 30.0
+GRACE_S = 8.0  # for launch.py inside the allocation to end the job
+CANCEL_S = 10.0
+_CHUNK = 1 << 20
+_TAKEN = 4096  # bytes that a writable pipe takes without blocking
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """The state of a job.
+
+    Args:
+        text: the state in the manager's words.
+        running: whether it has left the queue.
+        over: whether it has ended.
+        status: its exit code, once it is over.
+    """
+
+    text: str
+    running: bool
+    over: bool
+    status: int
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A submitted job.
+
+    Args:
+        title: its name in messages.
+        state: asks the manager. It may raise LaunchError if the manager does not answer.
+        interrupt: sends a signal to the job's first process.
+        cancel: the command that ends the job, whatever its state.
+        stdout, stderr: the files that its output goes to.
+        others: other files to remove at the end.
+    """
+
+    title: str
+    state: Callable[[], QueueState]
+    interrupt: Callable[[int], None]
+    cancel: tuple[str, ...]
+    stdout: Path
+    stderr: Path
+    others: tuple[Path, ...] = ()
+
+
+class _Tail:
+    """A file that another process appends to, and that may not exist yet."""
+
+    def __init__(self, path: Path, target: int) -> None:
+        self._path, self._target, self._at = path, target, 0
+        self._rest = b""
+
+    def pump(self) -> bool:
+        """Write what is new, as much as can be written without blocking, so that signals are still noticed.
+
+        Returns:
+            Whether all of it was written.
+        """
+        while self._rest or self._next():
+            if not select.select([], [self._target], [], 0)[1]:
+                return False
+            self._rest = self._rest[os.write(self._target, self._rest[:_TAKEN]) :]
+        return True
+
+    def _next(self) -> bool:
+        self._rest = self._read()
+        self._at += len(self._rest)
+        return bool(self._rest)
+
+    def _read(self) -> bytes:
+        with suppress(OSError), self._path.open("rb") as file:  # a network file system may fail for a moment
+            file.seek(self._at)
+            return file.read(_CHUNK)
+        return b""
+
+
+def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _STATE_S) -> int:
+    """Submit a job, print its output, and wait for its end. Cancel it if this process gets a signal, or is killed.
+
+    Returns:
+        Its exit code, or 128 + the signal.
+
+    Raises:
+        LaunchError: it cannot be submitted.
+    """
+    with SignalQueue() as signals, selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        job = submit()
+        files = [job.stdout, job.stderr, *job.others]
+        will = LastWill(job.cancel, files)
+        try:
+            return _follow(job, [_Tail(job.stdout, 1), _Tail(job.stderr, 2)], signals, selector, ask_s)
+        except BaseException:
+            tell(job.cancel, CANCEL_S)  # nothing follows it any more
+            raise
+        finally:
+            will.revoke()
+            for path in files:
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _follow(
+    job: QueuedJob, tails: list[_Tail], signals: SignalQueue, selector: selectors.BaseSelector, ask_s: float
+) -> int:
+    print(f"launch.py: {job.title} was submitted", file=sys.stderr)
+    asked = noticed = time.monotonic()
+    state = QueueState("", running=False, over=False, status=0)
+    failures = 0
+    ended: int | None = None
+    deadline = 0.0
+    canceled = False
+    broken: list[int] = []
+    while True:
+        selector.select(STEP_S)
+        now = time.monotonic()
+        received, broken = [*signals.take(), *broken], []
+        for signum in received:
+            if signum == CHILD:
+                continue
+            if ended is None:
+                ended, deadline = 128 + signum, now + (GRACE_S if state.running else 0.0)
+                if state.running:
+                    job.interrupt(signum)
+            else:
+                deadline = now  # a second signal: cancel at once
+        if ended is not None and now >= deadline:
+            if canceled:
+                print(f"launch.py: gave up waiting for {job.title} to end; it was canceled", file=sys.stderr)
+                return ended
+            canceled, deadline = True, now + CANCEL_S
+            tell(job.cancel, CANCEL_S)
+        if now >= asked + ask_s:
+            asked = now
+            try:
+                state, failures = job.state(), 0
+            except LaunchError as error:
+                failures += 1
+                if worth_a_line(failures):  # the manager may restart while a job runs
+                    print(f"launch.py: {error}", file=sys.stderr)
+            if not state.running and not state.over and now >= noticed + NOTICE_S:
+                noticed = now
+                print(f"launch.py: {job.title} is waiting: {state.text}", file=sys.stderr)
+        try:
+            for tail in tails:
+                tail.pump()
+        except BrokenPipeError:  # no reader any more (`| head`): end as by SIGPIPE
+            tails, broken = [], [signal.SIGPIPE]
+        if state.over:
+            # The last output may arrive later than the state, over a network file system.
+            time.sleep(STEP_S)
+            with suppress(BrokenPipeError):
+                while not all([tail.pump() for tail in tails]) and not signals.take():  # noqa: C419 (each must go on)
+                    selector.select(STEP_S)
+            if canceled and ended is not None:  # else the launch.py in the job says what it has ended
+                print(f"launch.py: {called(ended - 128)}: {job.title} was canceled, and has ended", file=sys.stderr)
+            if ended is None and state.status:
+                print(f"launch.py: {job.title} ended: {state.text}, exit code {state.status}", file=sys.stderr)
+            return state.status if ended is None else ended
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
@@ -71,12 +245,12 @@ def dry_run(job: Job) -> str:
     """What `run` would do."""
     inside = [
         f"# in the allocation, with {ENLIST}={dryrun.HIDDEN} in the environment:",
-        dryrun.command(srun(job)),
+        shlex.join(srun(job)),
         dryrun.tasks(job, "slurm", job.cluster.python or sys.executable),
     ]
     if os.environ.get(ALLOCATION):
         return "\n".join(inside)
-    outside = dryrun.command(sbatch(job, str(Path.cwd()), ".kvstore-job"))
+    outside = shlex.join(sbatch(job, str(Path.cwd()), ".kvstore-job"))
     script_text = script(job, f"(the job, with its variables: {dryrun.HIDDEN})").rstrip()
     return "\n".join([outside, "# with this script on standard input:", script_text, *inside])
 
@@ -89,7 +263,7 @@ def srun(job: Job) -> list[str]:
     if cores := max(cluster.worker_cores, cluster.server_cores):
         argv.append(f"--cpus-per-task={cores}")
     argv += cluster.cluster_option
-    return [*argv, *boot.argv(cluster.python or sys.executable, source_root())]
+    return [*argv, *agent_argv(cluster.python or sys.executable, source_root())]
 
 
 def sbatch(job: Job, directory: str, name: str) -> list[str]:
@@ -130,9 +304,7 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
 
 def script(job: Job, text: str) -> str:
     """The script that Slurm runs on the first node: launch.py, with the job on its standard input. No I/O."""
-    inside = dryrun.command(
-        boot.run(job.cluster.python or sys.executable, "launcher.kinds.slurm_inside", source_root())
-    )
+    inside = shlex.join(program_argv(job.cluster.python or sys.executable, "launcher.kinds.slurm", source_root()))
     return f"#!/bin/sh\nexec {inside} <<'{_END}'\n{text}\n{_END}\n"
 
 
@@ -144,7 +316,7 @@ def _run_outside(job: Job) -> int:
 
     def submit() -> QueuedJob:
         with _private(out, err, end):
-            done = _ask(sbatch(job, str(directory), name), script(job, batch.dumps(job, os.environ, str(end))))
+            done = _ask(sbatch(job, str(directory), name), script(job, job_text(job, os.environ, str(end))))
             number = done.strip().partition(";")[0]
             if not number.isdigit():
                 raise LaunchError(f"expected a job number from sbatch, got {done.strip()!r}", exit_code=1)
@@ -249,6 +421,66 @@ def _ask(argv: list[str], text: str = "") -> str:
         said = done.stderr.decode(errors="replace").strip()
         raise LaunchError(f"{argv[0]} failed: {said or done.returncode}", exit_code=1)
     return done.stdout.decode(errors="replace")
+
+
+_TUPLES = ("command", "env_names", "server_argv", "sync_exclude", "ssh_option", "cluster_option", "inject")
+
+
+def job_text(job: Job, environ: Mapping[str, str], end: str) -> str:
+    """One line of ASCII.
+
+    Args:
+        job: the job.
+        environ: the caller's environment. The text has the variables that the job passes on, because not every site
+            does so itself.
+        end: an existing file for the exit code. A manager may report the code late, if a host does not answer it.
+    """
+    fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(Job)}
+    fields["cluster"], fields["output"] = dataclasses.asdict(job.cluster), dataclasses.asdict(job.output)
+    fields["env_server"], fields["env_worker"] = dict(job.env_server), dict(job.env_worker)
+    return json.dumps([fields, passed(job, environ), end], ensure_ascii=True)
+
+
+def job_of(text: str) -> tuple[Job, dict[str, str], str]:
+    """Read a text of `job_text`.
+
+    Returns:
+        The job, the variables of the caller's environment, and the file for the exit code.
+
+    Raises:
+        LaunchError: the text is not one of `job_text`.
+    """
+    try:
+        fields, variables, end = json.loads(text)
+        cluster = Cluster(**_tuples(fields["cluster"]))
+        output = fields["output"]
+        shown = None if output["show"] is None else tuple(output["show"])
+        options = OutputOptions(**{**output, "show": shown})
+        return Job(**{**_tuples(fields), "cluster": cluster, "output": options}), dict(variables), str(end)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise LaunchError("the job on standard input cannot be read; only launch.py writes it") from None
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if name in _TUPLES else value for name, value in fields.items()}
+
+
+def main() -> int:
+    """Run the job on standard input in this allocation, as the script of sbatch does, and return its exit code."""
+    try:
+        job, variables, end = job_of(sys.stdin.read())
+    except LaunchError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        return error.exit_code
+    os.environ.update(variables)
+    try:
+        code = run_inside(job, report)
+    except LaunchError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        code = error.exit_code
+    with suppress(OSError), Path(end).open("r+") as file:  # the file is gone if launch.py outside has exited
+        file.write(f"{code}\n")
+    return code
 
 
 KIND = Kind(

@@ -1,9 +1,10 @@
-"""The ssh launcher: one connection to each host, with an agent at its end."""
+"""The ssh launcher: one connection to each host, with an agent at its end; files are copied by rsync."""
 
 from __future__ import annotations
 
 import os
 import selectors
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -11,18 +12,16 @@ from pathlib import Path
 
 from kvstore.job.contract import Member, aggregated
 from kvstore.job.processes import source_root
-from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
+from launcher.agents.fleet import RemoteAgent
 from launcher.agents.links.protocol import Hello
-from launcher.agents.remote import RemoteAgent
 from launcher.agents.roll_call import RollCall, report
 from launcher.errors import LaunchError
-from launcher.hosts.hostfile import Host, read
-from launcher.hosts.placement import place
-from launcher.hosts.ssh import remote_command, rsync
+from launcher.hosts.hostfile import Host, place, read
 from launcher.job import dryrun
-from launcher.job.description import Job
+from launcher.job.command import agent_argv
+from launcher.job.description import Cluster, Job
 from launcher.job.tasks import Rendezvous
 from launcher.kinds.kind import WITH_AGENTS, Kind
 from launcher.processes.machine import require_files
@@ -59,6 +58,52 @@ _RSYNC = {
 }
 
 
+CONNECT_S = 8
+# ssh must not ask, because nobody answers. It notices within 9 s that a host is cut off. Settings of the user's
+# configuration that are for terminals would keep the agent's streams from us, or the connection open after the job.
+_OPTIONS = (
+    "BatchMode=yes",
+    f"ConnectTimeout={CONNECT_S}",
+    "ConnectionAttempts=1",
+    "ServerAliveInterval=3",
+    "ServerAliveCountMax=3",
+    "ControlMaster=no",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+)
+
+
+def ssh(cluster: Cluster, host: Host) -> list[str]:
+    """The words of ssh before the host name and the command. The user's options come first, and so take precedence."""
+    argv = ["ssh", "-T", "-x"]
+    if cluster.ssh_config is not None:
+        argv += ["-F", cluster.ssh_config]
+    for option in (*cluster.ssh_option, *_OPTIONS):
+        argv += ["-o", option]
+    if host.port:
+        argv += ["-p", str(host.port)]
+    if host.user:
+        argv += ["-l", host.user]
+    return argv
+
+
+def remote_command(cluster: Cluster, host: Host, argv: Sequence[str]) -> list[str]:
+    """The words that run a command on a host, in the user's login shell."""
+    return [*ssh(cluster, host), "--", host.name, f"exec {shlex.join(argv)}"]
+
+
+def rsync(cluster: Cluster, host: Host, source: str, target: str) -> list[str]:
+    """The words that copy the content of a directory into a directory on a host."""
+    argv = ["rsync", "-az", "-s"]
+    if cluster.sync_gitignore:
+        argv += ["--exclude=/.git", "--filter=:- .gitignore"]
+    argv += [f"--exclude={pattern}" for pattern in cluster.sync_exclude]
+    if host.here:
+        return [*argv, "--", f"{source.rstrip('/')}/", f"{target}/"]
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    return [*argv, "-e", shlex.join(ssh(cluster, host)), "--", f"{source.rstrip('/')}/", f"{name}:{target}/"]
+
+
 def run(job: Job, on_failure: OnFailure) -> int:
     """Run a job on the hosts of its hostfile; see `Kind`."""
     hosts = placed(job)
@@ -80,8 +125,8 @@ def dry_run(job: Job) -> str:
         members = [member for given in placed_here for member in (before.get(given), given) if member is not None]
         lines.append(f"# {host.name}: {', '.join(f'{role} {rank}' for role, rank in members)}")
         if job.cluster.sync_dst_dir is not None:
-            lines.append(dryrun.command(rsync(job.cluster, host, str(Path.cwd()), job.cluster.sync_dst_dir)))
-        lines.append(dryrun.command(argv(job, host)))
+            lines.append(shlex.join(rsync(job.cluster, host, str(Path.cwd()), job.cluster.sync_dst_dir)))
+        lines.append(shlex.join(argv(job, host)))
         lines += [dryrun.elsewhere(job, at, role, rank, python(job)) for role, rank in members]
     return "\n".join(lines)
 
@@ -107,7 +152,7 @@ def python(job: Job) -> str:
 def argv(job: Job, host: Host) -> list[str]:
     """The words that start an agent on a host."""
     # A clone here must be at the same path there, by a shared file system. The first message of the agent shows it.
-    agent = boot.argv(python(job), source_root())
+    agent = agent_argv(python(job), source_root())
     return agent if host.here else remote_command(job.cluster, host, agent)
 
 

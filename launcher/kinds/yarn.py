@@ -20,17 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstore.job.processes import source_root
-from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.links.link import ENLIST, AgentTicket
 from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import dryrun
+from launcher.job.command import agent_argv
 from launcher.job.description import Job
 from launcher.kinds.kind import WITH_AGENTS, Kind
-from launcher.kinds.managers.programs import require
-from launcher.kinds.managers.units import mebibytes, seconds
+from launcher.kinds.managers import mebibytes, require, seconds
 from launcher.supervision.supervisor import OnFailure
 
 CLIENT = "org.apache.hadoop.yarn.applications.distributedshell.Client"
@@ -88,7 +87,7 @@ def script(ticket: str, python: str, source_root: str | None = None) -> str:
         python: the interpreter on the hosts.
         source_root: where the packages are there, if they are not installed.
     """
-    return f"#!/bin/sh\nexport {ENLIST}={shlex.quote(ticket)}\nexec {shlex.join(boot.argv(python, source_root))}\n"
+    return f"#!/bin/sh\nexport {ENLIST}={shlex.quote(ticket)}\nexec {shlex.join(agent_argv(python, source_root))}\n"
 
 
 def prepare(name: str) -> list[list[str]]:
@@ -194,7 +193,7 @@ def dry_run(job: Job) -> str:
         render(job, containers, _SHOWN_SCRIPT, jar, name),
         *clean(name),
     ]
-    lines = [dryrun.command(words) for words in commands]
+    lines = [shlex.join(words) for words in commands]
     processes = dryrun.tasks(job, "yarn", job.cluster.python or sys.executable)
     return "\n".join(["# scheduler: on this machine", f"# {containers} agents, started by:", *lines, processes])
 

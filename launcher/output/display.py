@@ -8,18 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from kvstore.job.settings import COLUMNS, NO_COLOR
-from launcher.job.output_options import OutputOptions
+from launcher.job.description import OutputOptions
 from launcher.job.tasks import Task
-from launcher.output.lines import Prefixer, prefix
-from launcher.output.live import LiveView
-from launcher.output.live_table import BESIDE, LONGEST_HOST, LiveTable, require_rich
-from launcher.output.log_files import LogFiles
-from launcher.output.log_lines import STREAMS, LogLines, remark, said, stamp
-from launcher.output.outlet import Outlet
-from launcher.output.rewritten import StatusPrefixer
-from launcher.output.terminal import columns, height, is_terminal, wants_color
+from launcher.output.lines import Prefixer, StatusPrefixer, prefix
+from launcher.output.live import BESIDE, LONGEST_HOST, LiveTable, LiveView, require_rich
+from launcher.output.log_files import STREAMS, LogFiles, LogLines, remark, said, stamp
+from launcher.output.outlet import Outlet, columns, height, is_terminal, wants_color
 
 OWN_FILE = "launch"  # for the lines of launch.py itself
 _LONGEST = 300  # characters of a task's last line

@@ -1,17 +1,61 @@
-"""Writes the lines of many processes to standard output and standard error, and never waits for a reader."""
+"""Writes the lines of many processes to standard output and standard error, and never waits for a reader.
+
+Below all lines of a terminal there may be a status: text that is rewritten, such as a progress bar.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import select
 import stat
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
-from launcher.output.status_line import StatusLine
+from kvstore.job.settings import NO_COLOR
 
 # What a writable pipe takes without blocking, in bytes.
 _CHUNK = 4096
+
+
+ERASE = b"\r\x1b[K"
+# A text that is wider than the terminal must not wrap, or ERASE would leave its beginning.
+_NO_WRAP, _WRAP = b"\x1b[?7l", b"\x1b[?7h"
+_RESET = b"\x1b[0m"
+_MOVES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-ln-~]")  # escape sequences but for colors: they could reach other lines
+
+
+class StatusLine:
+    """The one status that is shown, of all that there are."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[Hashable, bytes] = {}
+        self._drawn = b""
+
+    def set(self, source: Hashable, text: bytes) -> None:
+        """Set the status of a source, of one line or several; empty for none.
+
+        The source that has one for the longest is shown.
+        """
+        if text:
+            self._statuses[source] = text
+        else:
+            self._statuses.pop(source, None)
+
+    def make_room(self) -> bytes:
+        """What to write before other lines."""
+        drawn, self._drawn = self._drawn, b""
+        if above := drawn.count(b"\n"):
+            return b"\r\x1b[%dA\x1b[J" % above
+        return ERASE if drawn else b""
+
+    def draw(self) -> bytes:
+        """What to write when all lines have been written; empty if nothing has changed."""
+        wanted = next(iter(self._statuses.values()), b"")
+        if wanted == self._drawn:
+            return b""
+        erase, self._drawn = self.make_room(), wanted
+        return erase + (_NO_WRAP + _MOVES.sub(b"", wanted) + _RESET + _WRAP if wanted else b"")
 
 
 class Outlet:
@@ -84,3 +128,37 @@ def _is_file(fd: int) -> bool:
         return stat.S_ISREG(os.fstat(fd).st_mode)
     except OSError:
         return True  # closed: the first write says so
+
+
+# The size of a terminal that does not know its own.
+_COLUMNS = 80
+_LINES = 24
+
+
+def wants_color(fd: int, environ: Mapping[str, str]) -> bool:
+    """Whether a descriptor is a terminal with colors, and the user wants them (https://no-color.org)."""
+    return not environ.get(NO_COLOR.name) and is_terminal(fd, environ)
+
+
+def is_terminal(fd: int, environ: Mapping[str, str]) -> bool:
+    """Whether a descriptor is a terminal that can erase a line."""
+    return environ.get("TERM") != "dumb" and os.isatty(fd)
+
+
+def height(fd: int) -> int:
+    """The height of a terminal, in lines."""
+    return _size(fd).lines or _LINES
+
+
+def columns(fd: int, environ: Mapping[str, str]) -> int:
+    """The width of a terminal that can erase a line; 0 for anything else."""
+    if not is_terminal(fd, environ):
+        return 0
+    return _size(fd).columns or _COLUMNS
+
+
+def _size(fd: int) -> os.terminal_size:
+    try:
+        return os.get_terminal_size(fd)
+    except OSError:  # it has been closed
+        return os.terminal_size((0, 0))

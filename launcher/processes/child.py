@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from kvstore.job.exit_report import ExitReport, ReportFile
-from kvstore.job.exits import Exit
-from kvstore.job.processes import TiedProcess
+from kvstore.job.processes import Exit, TiedProcess
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
-from launcher.processes.suggestion import suggestion
+from launcher.job.command import PYTHONS
+from launcher.job.tasks import Task
 
 
-class Program(Protocol):
-    """What a child executes. A task is one."""
+@dataclass(frozen=True)
+class Program:
+    """What a child executes, if it is no task.
 
-    @property
-    def name(self) -> str:
-        """Its name in errors."""
+    Args:
+        name: its name in errors.
+        argv: the words to execute.
+        env: the whole environment.
+    """
 
-    @property
-    def argv(self) -> Sequence[str]:
-        """The words to execute."""
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """The whole environment."""
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
 
 
 class Child:
@@ -55,7 +58,7 @@ class Child:
 
     def __init__(
         self,
-        task: Program,
+        task: Task | Program,
         keeper_fd: int = -1,
         pass_fds: tuple[int, ...] = (),
         *,
@@ -145,7 +148,25 @@ def _close(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def cannot_start(task: Program, error: OSError, directory: str = ".") -> LaunchError:
+def require_command(task: Task | Program, directory: str = ".") -> None:
+    """Check that what a task executes exists, before anything runs.
+
+    Args:
+        task: the task.
+        directory: the working directory that it will have.
+
+    Raises:
+        LaunchError: it does not exist, or is not executable.
+    """
+    program = task.argv[0]
+    if os.sep in program:
+        program = os.path.join(directory, program)  # noqa: PTH118 (a Path would be without the `./` that keeps it off PATH)
+    if shutil.which(program, path=task.env.get("PATH")) is None:
+        exists = os.sep in program and Path(program).exists()
+        raise cannot_start(task, PermissionError(0, "is not executable") if exists else FileNotFoundError(), directory)
+
+
+def cannot_start(task: Task | Program, error: OSError, directory: str = ".") -> LaunchError:
     """The error for a program that cannot be executed, with the exit code of a shell.
 
     Args:
@@ -167,3 +188,44 @@ def cannot_start(task: Program, error: OSError, directory: str = ".") -> LaunchE
             hint = "; quote the whole command, or none of it"
         return LaunchError(f"cannot start {task.name}: there is no command {program}{hint}", NOT_FOUND)
     return LaunchError(f"cannot start {task.name}: {program}: {error.strerror}{hint}", CANNOT_EXECUTE)
+
+
+_CLOSE = 0.75  # of difflib's ratio: `pyhton` is 0.83 from `python`
+_LONGEST = 100  # characters of a command that are shown
+
+
+def suggestion(argv: Sequence[str], search_path: str, directory: str = ".") -> str:
+    """The command that the user may have meant; empty if there is no guess.
+
+    Args:
+        argv: the words of the command.
+        search_path: the PATH on which its program is looked up.
+        directory: the working directory of the command.
+    """
+    program = argv[0]
+    if _is_script(Path(directory) / program):
+        return _shown([PYTHONS[0], *argv])
+    if os.sep in program or " " in program:
+        return ""
+    # Python goes first: of names that are equally close, it is the likeliest.
+    names = [*PYTHONS, *sorted(_programs(search_path))]
+    close = difflib.get_close_matches(program, names, n=1, cutoff=_CLOSE)
+    return _shown([*close, *argv[1:]]) if close else ""
+
+
+def _is_script(path: Path) -> bool:
+    """Whether it is a file for Python that was not made executable."""
+    return path.suffix == ".py" and path.is_file()
+
+
+def _programs(search_path: str) -> set[str]:
+    names: set[str] = set()
+    for directory in search_path.split(os.pathsep):
+        with suppress(OSError), os.scandir(directory or ".") as entries:
+            names.update(entry.name for entry in entries if os.access(entry.path, os.X_OK))
+    return names
+
+
+def _shown(words: Sequence[str]) -> str:
+    text = shlex.join(words)
+    return text if len(text) <= _LONGEST else text[:_LONGEST].rsplit(" ", 1)[0] + " ..."

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
-from launcher.job.description import Job
-from launcher.job.output_options import OutputOptions
+from launcher.job.description import Job, OutputOptions
 from launcher.job.tasks import Task
 from launcher.processes.child import Child
 from launcher.processes.guard import Guard
-from launcher.supervision.crew import Sink
+from launcher.supervision.crew import Crew, Sink
 
 _READ = 1 << 16
 _PIPE_HOLDS = 1 << 20  # at most, by the default limit of Linux
@@ -57,8 +56,8 @@ def shared(job: Job, foreground: bool, terminal: bool) -> tuple[int, Share] | No
     return 0, Share.ALL if terminal and job.output == OutputOptions() else Share.INPUT
 
 
-class Children:
-    """Runs tasks on this machine; see `Crew`.
+class Children(Crew):
+    """Runs tasks on this machine.
 
     Args:
         tasks: the tasks by index, in the order in which to start them.

@@ -1,59 +1,73 @@
-"""A process beside a job that is no member of it: the observer. Its end changes nothing; one line reports it."""
+"""The observer beside a job: a process that is no member of it, and serves its page or writes its trace.
+
+Its end changes nothing; one line reports it. The address of the page is known before anything starts.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 import selectors
 import signal
+import socket
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
+from kvstore.errors import ConfigError
+from kvstore.job import processes
+from kvstore.job.page_address import lines, listen, token_of
+from kvstore.job.place import FILE
+from kvstore.job.settings import (
+    DASHBOARD_FD,
+    DASHBOARD_TOKEN,
+    DASHBOARD_TOKEN_FILE,
+    LIFELINE,
+    OBSERVE,
+    ROLE,
+    TRACE,
+    TRACE_FILE,
+)
+from kvstore.job.trace_target import TraceTarget
 from launcher.errors import LaunchError
+from launcher.job.description import Job
+from launcher.job.tasks import outside_a_job
 from launcher.output.lines import Prefixer
-from launcher.processes.child import Child
-from launcher.supervision.crew import Sink
+from launcher.processes.child import Child, Program
+from launcher.supervision.crew import Crew, Sink
 
 _READ = 1 << 16
 _POLL_S = 0.02
 
 
-@dataclass(frozen=True)
-class CompanionProgram:
-    """What a companion executes; see `Program`.
+class Companion(Crew):
+    """Runs a companion as long as its job; a crew that has no tasks.
 
-    Args:
-        name: what it is called: `dashboard`.
-        argv: the words to execute.
-        env: the whole environment. It has neither the mark of the job nor that of an agent, by which members are found
-            and ended.
-        pass_fds: the file descriptors that it inherits beside its standard streams.
-        grace_s: how long it may take to end when the job is over.
-    """
-
-    name: str
-    argv: Sequence[str]
-    env: Mapping[str, str] = field(repr=False)
-    pass_fds: tuple[int, ...] = ()
-    grace_s: float = 2.0
-
-
-class Companion:
-    """Runs a companion as long as its job; a `Crew` that has no tasks.
+    The job does not wait for it, and signals are for the job alone: it sees the end of the job, and then ends itself.
 
     Its standard input ends when the job is over, and when launch.py dies: then it must end. What it writes is shown,
     line by line, as said by launch.py.
 
     Args:
-        program: what to run.
+        program: what to run. Its environment has neither the mark of the job nor that of an agent, by which members
+            are found and ended.
         announcement: lines that are shown before it starts; they may hold secrets.
+        pass_fds: the file descriptors that it inherits beside its standard streams.
+        grace_s: how long it may take to end when the job is over.
     """
 
-    def __init__(self, program: CompanionProgram, announcement: Sequence[str] = ()) -> None:
-        self.program = program
-        self.announcement = announcement
+    def __init__(
+        self,
+        program: Program,
+        announcement: Sequence[str] = (),
+        pass_fds: tuple[int, ...] = (),
+        grace_s: float = 2.0,
+    ) -> None:
+        self.program, self.announcement = program, announcement
+        self.pass_fds, self.grace_s = pass_fds, grace_s
         self._child: Child | None = None
         self._lifeline = -1
         self._lines: dict[int, Prefixer] = {}
@@ -66,7 +80,7 @@ class Companion:
             sink.say(line, secret=True)
         theirs, self._lifeline = os.pipe()
         try:
-            self._child = Child(self.program, pass_fds=self.program.pass_fds, stdin=theirs)
+            self._child = Child(self.program, pass_fds=self.pass_fds, stdin=theirs)
             self._child.execute()
         except LaunchError as error:
             sink.say(f"{error}; the job goes on without it")
@@ -78,13 +92,6 @@ class Companion:
                 self._lines[source] = Prefixer(b"")
                 selector.register(source, selectors.EVENT_READ, partial(self._read, source))
 
-    def can_restart(self, index: int) -> bool:
-        """It runs no task."""
-        return False
-
-    def restart(self, index: int, variables: Mapping[str, str]) -> None:
-        """It runs no task."""
-
     def collect(self) -> None:
         """Report its end, once."""
         if self._child is None or self._reported or (how := self._child.poll()) is None:
@@ -94,20 +101,6 @@ class Companion:
         if how.status:
             self._sink.say(f"the {self.program.name} is gone: it {how}; the job goes on without it")
 
-    def reading(self, wanted: bool) -> None:
-        """Read on: it writes little."""
-
-    def signal(self, signum: int) -> None:
-        """Signals are for the job. It sees the end of that, and then ends itself."""
-
-    def signal_task(self, index: int, signum: int) -> bool:
-        """It runs no task."""
-        return False
-
-    def leftovers(self) -> bool:
-        """The job does not wait for it."""
-        return False
-
     def close(self) -> None:
         """End it: it may show the end of the job first."""
         if self._lifeline >= 0:
@@ -115,7 +108,7 @@ class Companion:
             self._lifeline = -1
         if self._child is None:
             return
-        deadline = time.monotonic() + self.program.grace_s
+        deadline = time.monotonic() + self.grace_s
         while self._child.poll() is None and time.monotonic() < deadline:
             self._drain()
             time.sleep(_POLL_S)
@@ -153,3 +146,75 @@ class Companion:
     def _say(self, lines: bytes) -> None:
         for line in lines.splitlines():
             self._sink.say(line.decode(errors="surrogateescape"))
+
+
+SHOWN_S = 2.0  # how long the page shows the end of a job
+WRITTEN_S = 30.0  # how long the file of a trace may take to be written for the last time
+
+
+@contextmanager
+def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterator[list[Companion]]:
+    """Have what runs beside a job: the observer, if it has anything to do; else nothing.
+
+    Args:
+        job: the job.
+        directory: the job's private directory, with the file that tells observers where the job is.
+        environ: the caller's environment.
+
+    Raises:
+        LaunchError: the page's port is not free, its token cannot be read, or the trace's file cannot be written.
+    """
+    told: dict[str, str] = {}
+    pass_fds: tuple[int, ...] = ()
+    announcement: list[str] = []
+    with ExitStack() as stack:
+        if job.cluster.dashboard is not None:
+            listener = stack.enter_context(_listening(job.cluster.dashboard))
+            token = _token(job.cluster.dashboard_token_file or DASHBOARD_TOKEN_FILE.read(environ))
+            pass_fds = (listener.fileno(),)
+            told |= {DASHBOARD_FD.name: str(listener.fileno()), DASHBOARD_TOKEN.name: token}
+            announcement += lines(listener.getsockname()[1], token, environ)
+        grace_s = SHOWN_S
+        if job.cluster.trace is not None:
+            target = _writable(job.cluster.trace)
+            told |= {TRACE_FILE.name: str(target.file), TRACE.name: str(target.rounds)}
+            grace_s = WRITTEN_S
+        if not told:
+            yield []
+            return
+        told |= {ROLE.name: "observer", OBSERVE.name: str(directory / FILE), LIFELINE.name: "1"}
+        env = processes.complete({**outside_a_job(environ), **told}, processes.source_root())
+        name = "trace" if job.cluster.dashboard is None else "dashboard"
+        program = Program(name, (*processes.words(sys.executable, "servers"), name), env)
+        yield [Companion(program, announcement, pass_fds, grace_s)]
+
+
+def _writable(trace: str) -> TraceTarget:
+    """Make the file of the trace."""
+    target = TraceTarget.parse(trace)
+    try:
+        target.prepare()
+    except ConfigError as error:
+        raise LaunchError(f"--trace: {error}", exit_code=1) from None
+    return target
+
+
+@contextmanager
+def _listening(port: int) -> Iterator[socket.socket]:
+    try:
+        listener = listen(port)
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise LaunchError(f"--dashboard={port}: cannot listen at 127.0.0.1:{port}: {why}", exit_code=1) from None
+    with listener:
+        yield listener
+
+
+def _token(file: str) -> str:
+    """A new token, or the one in a file."""
+    if not file:
+        return secrets.token_urlsafe(32)
+    try:
+        return token_of(Path(file))
+    except ConfigError as error:
+        raise LaunchError(f"--dashboard-token-file: {error}", exit_code=1) from None

@@ -1,10 +1,12 @@
-"""The keeper as its parent sees it: starts it, tells it of processes, and dismisses it."""
+"""What ends a job's processes, or cancels what a cluster manager runs for it, if this process is killed."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -124,3 +126,45 @@ class Guard:
     def _close(self) -> None:
         os.close(self._pipe)
         self._process, self._pipe = None, -1
+
+
+# If the input ends without a line, the process that held it is dead.
+_WAIT = "if read -r line; then exit 0; fi"
+_GOODBYE_S = 1.0
+
+
+class LastWill:
+    """A command that a process in a session of its own runs when this process dies, unless it is revoked.
+
+    Args:
+        argv: the command; empty for none. Other users can see it, so it must not hold secrets.
+        remove: files and directories to remove afterwards.
+
+    Attributes:
+        process: the process that waits.
+    """
+
+    def __init__(self, argv: Sequence[str] = (), remove: Sequence[Path] = ()) -> None:
+        commands = [list(argv)] if argv else []
+        if remove:
+            commands.append(["rm", "-rf", "--", *map(str, remove)])
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", "\n".join([_WAIT, *map(shlex.join, commands)])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def revoke(self) -> None:
+        """The job is over. May be called again."""
+        if self.process.stdin is None or self.process.stdin.closed:
+            return
+        with suppress(OSError):
+            self.process.stdin.write(b"bye\n")
+            self.process.stdin.close()
+        try:
+            self.process.wait(_GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 
 
 def turn(selector: selectors.BaseSelector, seconds: float) -> bool:
@@ -43,8 +43,11 @@ class Sink(Protocol):
         """Show a line to the user. One that holds a secret is written into no file."""
 
 
-class Crew(Protocol):
-    """Runs tasks. It registers what it waits for with the selector; a key's data is the callable to call when ready."""
+class Crew:
+    """Runs tasks. It registers what it waits for with the selector; a key's data is the callable to call when ready.
+
+    Here it has no tasks that are started again, read, or sent a signal, and leaves nothing behind.
+    """
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
         """Start every task.
@@ -52,9 +55,11 @@ class Crew(Protocol):
         Raises:
             LaunchError: a task cannot be started. Tasks started before it run until `close`.
         """
+        raise NotImplementedError
 
     def can_restart(self, index: int) -> bool:
         """Whether this crew can start this task again, once it has exited."""
+        return False
 
     def restart(self, index: int, variables: Mapping[str, str]) -> None:
         """Start a task that has exited again, if `can_restart`. If that fails, it has exited again.
@@ -75,9 +80,12 @@ class Crew(Protocol):
 
     def signal_task(self, index: int, signum: int) -> bool:
         """Send a signal to the processes of one task. Return whether it runs, and in this crew."""
+        return False
 
     def leftovers(self) -> bool:
         """Whether any process is alive that the crew or one of its tasks has started."""
+        return False
 
     def close(self) -> None:
         """Kill what is alive, and report the last output. May be called again."""
+        raise NotImplementedError

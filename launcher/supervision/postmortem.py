@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
 
 HOLD_S = 10.0  # for how long a process that has reported its end may run before its report is shown

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvstore.errors import REPLACED_EXIT
 from kvstore.job.contract import member_title
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.description import Job
 from launcher.job.tasks import Task
 

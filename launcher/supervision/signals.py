@@ -7,7 +7,7 @@ import socket
 from types import FrameType
 from typing import Any
 
-from kvstore.job.exits import signal_name
+from kvstore.job.processes import signal_name
 
 # The signals that ask launch.py to exit, and the one that reports the exit of a child.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,4 +1,7 @@
-"""The loop of a job: it starts the tasks, relays their output, and ends them as `Ending` decides."""
+"""The loop of a job: it starts the tasks, relays their output, and ends them as `Ending` decides.
+
+It injects the faults of `--inject` that come by the time. A fault by rounds is injected by the server that has them.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,20 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.bootstrap.report import tell
+from kvstore.errors import JOB_FAILED_EXIT, ConfigError
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
-from launcher.job.output_options import OutputOptions
+from kvstore.job.processes import Exit
+from launcher.job.description import OutputOptions
+from launcher.job.injection import Injection
 from launcher.job.tasks import Task, again
 from launcher.output.display import Display
 from launcher.output.outlet import Outlet
-from launcher.supervision.actions import Action, Kill, Lose, Restart, Say, Tell
 from launcher.supervision.crew import Crew, turn
-from launcher.supervision.drill import Drill
-from launcher.supervision.ending import Ending, EndingLimits, Phase
+from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Lose, Phase, Restart, Say, Tell
 from launcher.supervision.postmortem import Line, Postmortem
-from launcher.supervision.report import prepare, report_loss
 from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import CHILD, ENDING, SignalQueue, called
 
@@ -35,6 +38,74 @@ _POLL_S = 0.02
 _CHECK_S = 0.25
 _FLUSH_S = 1.0
 _TWICE_S = 2.0  # between two Ctrl-C that are one wish
+
+
+class Drill:
+    """The faults of one job that come by the time.
+
+    Args:
+        tasks: its processes.
+        injections: its faults; those by rounds are left out.
+    """
+
+    def __init__(self, tasks: Sequence[Task], injections: Iterable[Injection]) -> None:
+        self._indices = {(task.role, task.rank): index for index, task in enumerate(tasks)}
+        timed = [(injection.after_s, injection) for injection in injections if injection.after_s is not None]
+        self._left = sorted(timed, key=lambda fault: fault[0])
+        self._began: float | None = None
+
+    def due(self, now: float) -> list[tuple[int, Injection]]:
+        """The faults whose time has come, each with the index of its task. The first call is the start of the job."""
+        if not self._left:
+            return []
+        if self._began is None:
+            self._began = now
+        due = []
+        while self._left and now >= self._began + self._left[0][0]:
+            injection = self._left.pop(0)[1]
+            due.append((self._indices[injection.member], injection))
+        return due
+
+    @property
+    def wake(self) -> float | None:
+        """When the next one is due; None for no such time."""
+        return None if self._began is None or not self._left else self._began + self._left[0][0]
+
+
+def report(task: Task, how: str) -> None:
+    """Tell the scheduler of a job that a process has ended; see `kvstore.bootstrap.report.tell`.
+
+    Args:
+        task: the failed process.
+        how: what happened to it: "exited with code 7".
+    """
+    tell(task.env, task.role, task.rank, how)
+
+
+def report_loss(task: Task, loss: Lose) -> bool:
+    """Tell the scheduler of a job that goes on that a process has died.
+
+    Args:
+        task: what it has run.
+        loss: how it has died.
+
+    Returns:
+        Whether the scheduler has heard it, or need not: of itself. If not, say it again later.
+    """
+    return task.role == "scheduler" or tell(task.env, task.role, task.rank, loss.how, loss.start, loss.final)
+
+
+def prepare(task: Task) -> None:
+    """Import what `report` and `report_loss` need. Imports take longer than all else that is done after a death.
+
+    Args:
+        task: any of the job. If its environment says no address, nothing is imported.
+    """
+    from kvstore.job.config import Config
+    from kvstore.transport.choose import links
+
+    with suppress(ConfigError):
+        links(Config.from_env(task.env))
 
 
 class Supervisor:

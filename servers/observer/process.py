@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 
 from kvstore.errors import ConfigError, NodeLost
 from kvstore.job import page_address
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, LIFELINE, OBSERVE
 from kvstore.observing.choice import jobs_here, listed, place_named, roots_here
 from kvstore.observing.session import ObserverSession

@@ -14,7 +14,7 @@ from cluster.hosts import ROOT, Hosts
 from waiting import LONG, until
 
 from kvstore.job.directory import launcher_of, private_directories, temporary_root
-from kvstore.job.observing_place import FILE
+from kvstore.job.place import FILE
 
 # The array is one segment: only then are all of its values of one round.
 TRAIN = """

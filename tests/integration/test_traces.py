@@ -20,7 +20,7 @@ from trace_reader import ReadTrace
 from waiting import LONG
 
 from kvstore import wire
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.session import ObserverSession
 from servers.observer.trace_recording import TraceRecording

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstore import wire
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.observing.view import Event, JobView, MemberView, Span
 
 PLACE = ObservingPlace(

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from kvstore.wire import Message
-from launcher.agents.fleet import Fleet
+from launcher.agents.fleet import Fleet, RemoteAgent
 from launcher.agents.links import protocol as p
-from launcher.agents.remote import RemoteAgent
 from launcher.agents.roll_call import RollCall
 
 LIMIT_S = 10.0

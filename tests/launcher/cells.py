@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from launcher.calls.main_module import take
-from launcher.calls.pickler import CallPickler, of_main
-from launcher.calls.recipe import Recipe
+from launcher.calls.handover import CallPickler, Recipe, of_main
+from launcher.calls.work import take
 
 
 class Notebook:

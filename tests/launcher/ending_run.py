@@ -5,10 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
-from launcher.supervision.actions import Action, Kill
-from launcher.supervision.ending import Ending, EndingLimits
+from launcher.supervision.ending import Action, Ending, EndingLimits, Kill
 from launcher.supervision.restarts import Restarts
 
 TASKS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.job.cluster import option
+from launcher.job.description import option
 
 # A value for each, that is not its default.
 VALUES: dict[str, Any] = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kvstore.job.keyring import Keyring
-from launcher.job.cluster import Cluster
-from launcher.job.description import Job
+from kvstore.job.curve_keys import Keyring
+from launcher.job.description import Cluster, Job
 from launcher.job.tasks import members
 from launcher.kinds.pods.manifests import manifests
 

@@ -6,8 +6,7 @@ import pytest
 
 from launcher.cli import parse
 from launcher.errors import LaunchError
-from launcher.job.description import Job
-from launcher.job.output_options import OutputOptions
+from launcher.job.description import Job, OutputOptions
 from launcher.kinds import local
 from launcher.kinds.registry import KINDS, find
 from launcher.launch import main

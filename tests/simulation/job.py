@@ -24,8 +24,8 @@ from simulation.world import Task, World
 from kvstore.client import DistStore
 from kvstore.job.config import Config
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
-from kvstore.job.uncaught import reported
+from kvstore.job.processes import Exit
+from kvstore.job.tracebacks import reported
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 from servers import farewell

@@ -13,10 +13,9 @@ from kvstore import wire
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.contract import member_name
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
-from launcher.supervision.actions import Action, Kill, Lose, Restart, Tell
-from launcher.supervision.ending import Ending
+from launcher.supervision.ending import Action, Ending, Kill, Lose, Restart, Tell
 from launcher.supervision.restarts import Restarts
 
 REPORTS_S = (0.0, 0.3, 0.6)  # when it says so, for a link may be cut

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvstore import wire
-from kvstore.errors import WireError
 from kvstore.job.curve_keys import CurveKeys, pair, with_key
 from kvstore.transport import Peer
 from kvstore.transport.zeromq.transport import ZmqTransport
-from launcher.agents.links.link import OnEnd, OnMessage
-from launcher.agents.links.protocol import Bye, Output, OutputAck
-from launcher.agents.links.ticket import AgentTicket
+from launcher.agents.links.link import AgentLink, AgentTicket, OnEnd, OnMessage
 
 _MANY = 1000  # messages at a time, so that other events get their turn
 _LINGER_S = 1.0
-_ACK = 1 << 18  # bytes
 
 
 class Hub:
@@ -47,7 +43,6 @@ class Hub:
         self._bell, self._wake = socket.socketpair()
         self._bell.setblocking(False)
         self._wake.setblocking(False)
-        self._reading = True
         self._closed = False
 
     def open(self, selector: selectors.BaseSelector, on_link: Callable[[HubLink], None]) -> None:
@@ -78,9 +73,9 @@ class Hub:
         with suppress(OSError):
             self._bell.send(b"\0")
 
-    def send(self, peer: Peer, message: wire.Message) -> None:
+    def send(self, peer: Peer, frames: Sequence[wire.Buffer]) -> None:
         """Send a message; for links."""
-        self._transport.send(peer, wire.encode(message))
+        self._transport.send(peer, frames)
         self.ring()  # sending may clear the event that something has come
 
     def close(self) -> None:
@@ -95,114 +90,49 @@ class Hub:
         self._wake.close()
 
 
-class HubLink:
-    """The link to one agent; see `AgentLink`. Its loss is noticed by silence, or by its manager."""
-
-    pending = unsent = 0
+class HubLink(AgentLink):
+    """The link to one agent, of which the hub waits for all. Its loss is noticed by silence, or by its manager."""
 
     def __init__(self, hub: Hub, peer: Peer) -> None:
+        super().__init__()
         self._hub, self._peer = hub, peer
-        self._on_message: OnMessage | None = None
-        self._on_end: OnEnd | None = None
-        self._closed = False
-        self._reading = True
-        self._owed = 0
 
-    def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """See `AgentLink`. The hub waits for all links."""
-        self._on_message, self._on_end = on_message, on_end
-
-    def send(self, message: wire.Message) -> None:
-        """See `AgentLink`."""
-        if not self._closed:
-            self._hub.send(self._peer, message)
-
-    def reading(self, wanted: bool) -> None:
-        """See `AgentLink`. An agent whose output is not acknowledged sends no more of it."""
-        self._reading = wanted
-        self._acknowledge(0)
-
-    def poll(self) -> None:
-        """See `AgentLink`. The hub does it."""
-
-    def close(self) -> None:
-        """See `AgentLink`."""
-        self._closed = True
-
-    def take(self, frames: list[bytes | bytearray | memoryview]) -> None:
-        """Take a message; for the hub."""
-        if self._closed or self._on_message is None or self._on_end is None:
-            return
-        try:
-            message = wire.decode(frames)
-        except WireError as error:
-            self.close()
-            self._on_end(str(error))
-            return
-        if isinstance(message, Output):
-            self._acknowledge(sum(map(len, message.buffers)))
-        self._on_message(message)
-
-    def _acknowledge(self, count: int) -> None:
-        self._owed += count
-        if self._reading and self._owed >= _ACK:
-            self.send(OutputAck(self._owed))
-            self._owed = 0
+    def _write(self, frames: Sequence[wire.Buffer]) -> None:
+        self._hub.send(self._peer, frames)
 
 
-class BackLink:
-    """The agent's end; see `AgentLink`.
+class BackLink(AgentLink):
+    """The agent's end.
 
     Args:
         ticket: the ticket from launch.py.
     """
 
-    unsent = 0  # the socket lingers
-
     def __init__(self, ticket: AgentTicket) -> None:
+        super().__init__()
         keys = CurveKeys(ticket.secret, ticket.server_key, frozenset({ticket.server_key, ticket.public}))
         self._transport = ZmqTransport(keys=keys)
         self._peer = self._transport.connect(with_key(ticket.endpoint, ticket.server_key))
-        self.pending = 0
-        self._closed = False
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """See `AgentLink`."""
-        self._selector, self._on_message, self._on_end = selector, on_message, on_end
+        """Begin."""
+        super().open(selector, on_message, on_end)
         selector.register(self._transport.fileno(), selectors.EVENT_READ, self.poll)
 
-    def send(self, message: wire.Message) -> None:
-        """See `AgentLink`."""
-        if self._closed:
-            return
-        if isinstance(message, Output):
-            self.pending += sum(map(len, message.buffers))
-        elif isinstance(message, Bye):
-            self.pending = 0  # the rest will not be acknowledged; `close` waits until it has been sent
-        self._transport.send(self._peer, wire.encode(message))
-
     def poll(self) -> None:
-        """See `AgentLink`."""
+        """Take what has come and the selector may have missed."""
         while not self._closed and (received := self._transport.recv(0)) is not None:
-            try:
-                if not received[1]:  # messages may be lost, and launch.py would not know the next connection
-                    raise WireError("the connection to launch.py has broken")
-                message = wire.decode(received[1])
-            except WireError as error:
-                self.close()
-                self._on_end(str(error))
-                return
-            if isinstance(message, OutputAck):
-                self.pending = max(0, self.pending - message.count)
-            else:
-                self._on_message(message)
-
-    def reading(self, wanted: bool) -> None:
-        """See `AgentLink`. launch.py sends little."""
+            if received[1]:
+                self.take(received[1])
+            else:  # messages may be lost, and launch.py would not know the next connection
+                self._end("the connection to launch.py has broken")
 
     def close(self) -> None:
-        """See `AgentLink`."""
+        """End the link. What it has sent lingers in the socket."""
         if not self._closed:
             self._closed = True
             self._selector.unregister(self._transport.fileno())
             self._transport.close(linger=_LINGER_S)
+
+    def _write(self, frames: Sequence[wire.Buffer]) -> None:
+        self._transport.send(self._peer, frames)

@@ -1,22 +1,25 @@
-"""The crew of tasks that run as pods. It has never run on a real cluster."""
+"""The crew of tasks that run as pods, and the output of each, whose log may end before the pod does.
+
+It has never run on a real cluster.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
 from launcher.kinds.pods.kubectl import Kubectl, KubectlStream
-from launcher.kinds.pods.log import PodLog
 from launcher.kinds.pods.manifests import JOB
 from launcher.kinds.pods.watch import FollowLog, PodWatch, TaskEnded
-from launcher.supervision.actions import Say
-from launcher.supervision.crew import Sink
+from launcher.supervision.crew import Crew, Sink
+from launcher.supervision.ending import Say
 
 POLL_S = 1.0
 PODS_PER_S = 200  # whose state is read at most
@@ -25,8 +28,64 @@ _LAST_WORDS_S = 30.0
 _EVERYTHING = "jobs,services,secrets"
 
 
-class PodCrew:
-    """Runs tasks as pods; see `Crew`.
+_STAMP = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.?(\d*)(?:Z|[+-]\d\d:\d\d)) ?")
+
+
+class PodLog:
+    """Removes timestamps, and lines that have been read before."""
+
+    def __init__(self) -> None:
+        self._partial = b""
+        self._last = b""  # the stamp of the last whole line
+        self._until = b""
+
+    @property
+    def since(self) -> str:
+        """The timestamp to go on from; empty for the beginning."""
+        return self._last.decode()
+
+    def resume(self) -> None:
+        """The log is read again from `since`, the timestamp of the last line."""
+        self._partial, self._until = b"", self._last
+
+    def feed(self, data: bytes) -> bytes:
+        """The new lines that `data` completes."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        new = []
+        for line in lines:
+            stamp, text = _cut(line)
+            if self._before(stamp):
+                continue
+            self._until = b""
+            self._last = stamp or self._last
+            new.append(text + b"\n")
+        return b"".join(new)
+
+    def finish(self) -> bytes:
+        """The last line, if it has no newline."""
+        stamp, text = _cut(self._partial)
+        self._partial = b""
+        return b"" if self._before(stamp) else text
+
+    def _before(self, stamp: bytes) -> bool:
+        return bool(stamp and self._until) and _order(stamp) <= _order(self._until)
+
+
+def _cut(line: bytes) -> tuple[bytes, bytes]:
+    match = _STAMP.match(line)
+    return (b"", line) if match is None else (match[1], line[match.end() :])
+
+
+def _order(stamp: bytes) -> tuple[bytes, bytes]:
+    """A key that orders the timestamps of a pod, which may lack trailing zeros."""
+    match = _STAMP.match(stamp)
+    return (b"", b"") if match is None else (match[2], match[3].ljust(9, b"0"))
+
+
+class PodCrew(Crew):
+    """Runs tasks as pods.
+
+    None is started again: what a pod that has failed had is lost. When a pod ends, so do all of its processes.
 
     Args:
         kubectl: runs kubectl.
@@ -62,13 +121,6 @@ class PodCrew:
             raise LaunchError(f"the cluster refused the job: {problem}", 1)
         self._watch = PodWatch(self._tasks, time.monotonic())
         sink.say(f"submitted as {self._name}; if launch.py is killed, remove the job with: {self._undo}")
-
-    def can_restart(self, index: int) -> bool:
-        """False: what a pod that has failed had is lost."""
-        return False
-
-    def restart(self, index: int, variables: Mapping[str, str]) -> None:
-        """Do nothing."""
 
     def collect(self) -> None:
         """Read the state of the pods, and report changes."""
@@ -109,14 +161,6 @@ class PodCrew:
         if command is not None:
             self._commands.append(command)
         self._next = 0.0
-
-    def signal_task(self, index: int, signum: int) -> bool:
-        """False: pods get no signals."""
-        return False
-
-    def leftovers(self) -> bool:
-        """False: when a pod ends, so do all of its processes."""
-        return False
 
     def close(self) -> None:
         """Delete all objects of the job."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -19,12 +20,14 @@ from kvstore.errors import ConfigError
 from kvstore.job import settings
 from kvstore.job.config import Config
 from kvstore.job.contract import Role, members
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring, pair
+from kvstore.job.directory import make_private, temporary_root
+from kvstore.job.place import FILE, ObservingPlace
+from kvstore.job.settings import OBSERVER_KEY
 from kvstore.job.system import cores
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
 from launcher.job.tasks import HostEnvironment, Task, environment, our_servers
-from launcher.kinds.pods.observed import observers_variables
 from launcher.processes.child import cannot_start
 
 MOUNT = "/etc/kvstore"
@@ -110,3 +113,31 @@ def _variables(directory: Path) -> dict[str, str]:
     # The kubelet's own entries begin with two dots.
     files = [entry for entry in directory.iterdir() if not entry.name.startswith("..")]
     return {file.name: os.fsdecode(file.read_bytes()) for file in files}
+
+
+def observers_variables(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
+    """Write the file for observers into a private directory; return what the scheduler must know of them.
+
+    The key is made here, and known to this pod alone. If the file cannot be written, as where nothing is writable, the
+    job runs without observers.
+
+    Args:
+        env: the environment of the scheduler, whose process this one becomes.
+        root: where to make the directory; by default where temporary files are.
+    """
+    try:
+        config = Config.from_env(env)
+        public, secret = ("", "") if config.keys is None else pair()
+        place = ObservingPlace(
+            *(config.root, secret, config.transport),
+            job=config.job,
+            launcher="pod",
+            pid=os.getpid(),
+            started=time.time(),
+            workers=config.num_workers,
+            servers=config.num_servers,
+        )
+        place.write(make_private(root or temporary_root()) / FILE, durable=False)
+    except (ConfigError, OSError):  # the scheduler itself says what is wrong with its settings
+        return {}
+    return {OBSERVER_KEY.name: public} if public else {}

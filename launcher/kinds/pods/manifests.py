@@ -17,14 +17,13 @@ from typing import Any, cast
 
 from kvstore.job import settings
 from kvstore.job.contract import Role
-from kvstore.job.keyring import Keyring
-from launcher.agents import boot
+from kvstore.job.curve_keys import Keyring
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster
-from launcher.job.description import RESERVED, Job
+from launcher.job.command import program_argv
+from launcher.job.description import RESERVED, Cluster, Job
 from launcher.job.dryrun import HIDDEN
 from launcher.job.tasks import Rendezvous, passed, words
-from launcher.kinds.managers.units import mebibytes, seconds
+from launcher.kinds.managers import mebibytes, seconds
 from launcher.kinds.pods.entry import INDEX, KEY, MOUNT, VARIABLES
 
 Manifest = dict[str, Any]
@@ -154,7 +153,7 @@ def _container(job: Job, name: str, role: Role, mounts: list[Manifest]) -> Manif
     container = {
         "name": role,
         "image": job.cluster.image,
-        "command": boot.run(job.cluster.python or PYTHON, "launcher.kinds.pods.entry"),
+        "command": program_argv(job.cluster.python or PYTHON, "launcher.kinds.pods.entry"),
         "args": [_literal(word) for word in command],
         "env": _env(job, name, role),
         "resources": _resources(job.cluster, role),

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
 from launcher.kinds.pods.manifests import ROLE
-from launcher.supervision.actions import Say
+from launcher.supervision.ending import Say
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 PATIENCE_S = 600.0  # for a cluster that adds nodes, and for large images

@@ -90,7 +90,7 @@ class Started:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
-    monkeypatch.setattr("kvstore.bootstrap.job_servers.MemberProcesses", Started)
+    monkeypatch.setattr("kvstore.bootstrap.job.MemberProcesses", Started)
     monkeypatch.setattr("kvstore.bootstrap.job.atexit.register", lambda _call: None)
     monkeypatch.setattr(Started, "made", [])
     return Started.made

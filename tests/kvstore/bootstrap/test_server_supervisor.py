@@ -7,15 +7,30 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import LONG
 
+from kvstore import wire
 from kvstore.bootstrap import server_supervisor
-from kvstore.bootstrap.server_supervisor import ServerSupervisor, SupervisedJob, SupervisedProcess
+from kvstore.bootstrap.report import tell
+from kvstore.bootstrap.server_supervisor import (
+    MemberEnd,
+    MemberProcesses,
+    ServerSupervisor,
+    SupervisedJob,
+    SupervisedProcess,
+    root_cause,
+)
 from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.config import Config
+from kvstore.job.exit_report import ExitReport
+from kvstore.transport import Transport
+from kvstore.transport.choose import links
 
 FOREVER = "import time; time.sleep(1000)"
 
@@ -153,3 +168,153 @@ def test_an_aggregators_supervisor_tells_of_its_own_failure_alone(
     killed = process("aggregator", 1, "import os; os.kill(os.getpid(), 9)")
     assert supervise([killed], directory=tmp_path) == (1, [("aggregator", 1, "was killed by SIGKILL")])
     assert capfd.readouterr().err == "aggregator 1 was killed by SIGKILL\n"
+
+
+HEARD = ExitReport("worker 1 failed: ValueError: no data", consequence=True)
+
+
+def end(name: str, report: ExitReport | None = None, *, how: str = "", blameless: bool = True) -> MemberEnd:
+    return MemberEnd(name, how, report, blameless)
+
+
+def test_a_job_that_has_not_failed_needs_no_words() -> None:
+    assert root_cause([]) == root_cause([end("server 0"), end("scheduler")]) == ""
+
+
+def test_what_the_scheduler_has_heard_is_the_cause() -> None:
+    late = ExitReport("the scheduler has not answered", consequence=True)
+    ends = [end("server 0", late), end("scheduler", HEARD), end("server 1", HEARD)]
+    assert root_cause(ends) == "the job has failed: worker 1 failed: ValueError: no data"
+    assert root_cause(ends[2:]) == ""  # on another host
+
+
+def test_ctrl_c_needs_no_words() -> None:
+    assert root_cause([end("scheduler", ExitReport("worker 1 failed: KeyboardInterrupt", consequence=True))]) == ""
+
+
+def test_who_fails_by_itself_is_the_cause() -> None:
+    killed = end("server 1", how="was killed by SIGKILL", blameless=False)
+    later = end("server 0", how="exited with code 1", blameless=False)
+    assert root_cause([end("scheduler", HEARD), killed, later]) == "server 1 was killed by SIGKILL"
+
+
+def test_a_traceback_is_shown_with_the_process_that_it_is_of() -> None:
+    report = ExitReport("OSError: no room", details="Traceback:\nOSError: no room\n")
+    fails = end("server 1", report, how="exited with code 1", blameless=False)
+    assert root_cause([fails]) == "server 1 exited with code 1:\nTraceback:\nOSError: no room"
+
+
+def test_who_has_printed_its_traceback_is_named_with_the_error() -> None:
+    fails = end("server 1", ExitReport("OSError: no room", printed=True), how="exited with code 1", blameless=False)
+    assert root_cause([fails]) == "server 1 exited with code 1:\nOSError: no room"
+
+
+def test_who_ends_by_an_error_about_another_is_not_the_cause() -> None:
+    fails = end("server 0", HEARD, how="exited with code 1", blameless=False)
+    assert root_cause([fails, end("scheduler", HEARD)]) == "the job has failed: worker 1 failed: ValueError: no data"
+
+
+def test_who_has_failed_and_still_runs_is_the_cause_of_what_others_have_heard() -> None:
+    fails = MemberEnd.expected("server 1", ExitReport("OSError: no room", details="OSError: no room\n"))
+    others = [MemberEnd.expected("scheduler", HEARD), end("server 0", HEARD)]
+    assert root_cause([*others, fails]) == "server 1 has failed:\nOSError: no room"
+    assert root_cause(others) == "the job has failed: worker 1 failed: ValueError: no data"
+
+
+AGGREGATOR = SupervisedProcess("aggregator", 1, ["python"], {})
+
+
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, b"%d\\n" % os.getpid())
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor's process that ends only when it is killed."""
+    monkeypatch.setattr(server_supervisor, "words", lambda python, _module: (python, "-S", "-c", DEAF))
+    monkeypatch.setattr(server_supervisor, "END_S", 0.1)
+
+
+def children() -> list[str]:
+    return [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+def made(directory: Path) -> MemberProcesses:
+    directory.mkdir()
+    return MemberProcesses(Config(), 3, [AGGREGATOR], {}, str(directory))
+
+
+def test_a_supervisor_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_words: Any, **_options: Any) -> Any:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        made(tmp_path / "job")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("deaf")
+def test_a_supervisor_is_nobodys_child_and_one_that_does_not_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, pid = children(), os.getpid()
+    processes = made(tmp_path / "job")
+    assert children() == before
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    processes.wait()  # a fork of the rank has nobody to wait for
+    monkeypatch.undo()
+    assert (tmp_path / "job").exists()
+    processes.end()
+    processes.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    tmp_path.chmod(0o700)
+    return {"DMLC_PS_ROOT_URI": f"ipc://{tmp_path}/scheduler"}
+
+
+def hear(scheduler: Transport, *lost: wire.Lost) -> threading.Thread:
+    """Let a scheduler hear this, and answer the questions that come behind."""
+
+    def answer() -> None:
+        for expected in lost:
+            heard.append(wire.decode((scheduler.recv(LONG) or (b"", []))[1]))
+            assert heard[-1] == expected
+            peer, frames = scheduler.recv(LONG) or (b"", [])
+            scheduler.send(peer, wire.encode(wire.Explanation(wire.decode(frames).seq, "")))
+
+    heard: list[Any] = []
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("transport", ["sockets", "zeromq"])
+def test_the_scheduler_hears_who_has_ended_and_how(env: dict[str, str], transport: str) -> None:
+    env["KVSTORE_TRANSPORT"] = transport
+    long = "x" * (wire.MAX_REASON + 1)
+    scheduler = links(Config.from_env(env))()
+    try:
+        scheduler.bind(env["DMLC_PS_ROOT_URI"])
+        cut = wire.Lost("server", 1, long[: wire.MAX_REASON], 2, final=True)
+        thread = hear(scheduler, wire.Lost("worker", 3, "exited with code 7"), cut)
+        assert tell(env, "worker", 3, "exited with code 7")
+        assert tell(env, "server", 1, long, 2, final=True)
+        thread.join(LONG)
+    finally:
+        scheduler.close()
+
+
+def test_a_scheduler_that_is_being_started_again_has_not_heard(env: dict[str, str]) -> None:
+    assert not tell(env, "worker", 3, "exited with code 7")
+
+
+def test_of_the_schedulers_own_end_nobody_is_told() -> None:
+    assert not tell({"DMLC_PS_ROOT_URI": "ipc:///nowhere/scheduler"}, "scheduler", 0, "exited with code 7")

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.job.config import Config
 from kvstore.job.contract import COMPUTED, Contract, Role, aggregated, member_name, member_title, members
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring
 
 CONTRACT = Contract(num_workers=3, num_servers=2, uri="10.0.0.7", port=4711, job="kvstore-0-abc")
 KEYS = {"KVSTORE_SECRET_KEY", "KVSTORE_ROOT_KEY", "KVSTORE_MEMBER_KEYS"}

@@ -18,7 +18,7 @@ from proc import state
 from waiting import LONG, until
 
 from kvstore.job import exec_helper, processes
-from kvstore.job.processes import TiedProcess
+from kvstore.job.processes import Exit, TiedProcess
 
 SHELL = "/bin/sh"
 ENV = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -239,3 +239,23 @@ print(tied.process.wait())
 def test_what_threads_hold_does_not_matter() -> None:
     done = subprocess.run([sys.executable, "-c", LOCKED], env=ENV, capture_output=True, timeout=LONG, check=True)
     assert done.stdout == b"0\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "status"),
+    [
+        (Exit(), "exited with code 0", 0),
+        (Exit(code=7), "exited with code 7", 7),
+        (Exit(code=137), "exited with code 137 (128 + SIGKILL)", 137),
+        (Exit(code=255), "exited with code 255", 255),
+        (Exit(signum=9), "was killed by SIGKILL", 137),
+        (Exit(signum=42), "was killed by signal 42", 170),
+    ],
+)
+def test_how_it_is_said(how: Exit, text: str, status: int) -> None:
+    assert (str(how), how.status) == (text, status)
+
+
+@pytest.mark.parametrize(("returncode", "how"), [(0, Exit()), (7, Exit(code=7)), (-9, Exit(signum=9))])
+def test_how_a_child_ended(returncode: int, how: Exit) -> None:
+    assert Exit.of(returncode) == how

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from kvstore.errors import ConfigError
 from kvstore.job import settings
 from kvstore.job.config import Config
 from kvstore.job.settings import SETTINGS, Setting
+from kvstore.job.valid_values import Integer
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("kvstore", "servers", "launcher", "workers", "examples")
@@ -65,3 +70,22 @@ def test_readme_names_about_ten_settings_with_the_defaults_of_the_table() -> Non
     for cells in documented.values():
         (name,) = re.findall(r"`([A-Z_]+)`", cells[0])
         assert cells[1] == NAMES[name].shown_default, name
+
+
+def setting(values: Any, default: Any = None, *aliases: str) -> Setting[Any]:
+    return Setting("KVSTORE_X", values, default, "what it is for", aliases=aliases)
+
+
+def test_the_default_stands_for_what_is_not_set_or_empty() -> None:
+    number = setting(Integer(0), 7)
+    assert number.read({}) == number.read({"KVSTORE_X": " "}) == 7
+    assert number.read({}, 8) == 8
+    assert number.read({"KVSTORE_X": "9"}, 8) == 9
+
+
+def test_the_name_goes_before_its_aliases() -> None:
+    number = setting(Integer(0), 0, "OLD_X")
+    assert number.read({"OLD_X": "3"}) == 3
+    assert number.read({"OLD_X": "3", "KVSTORE_X": "4"}) == 4
+    with pytest.raises(ConfigError, match=r"^OLD_X='x'"):
+        number.read({"OLD_X": "x"})

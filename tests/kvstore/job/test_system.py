@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import LONG
 
-from kvstore.job.system import cores, unsupported
+from kvstore.job.system import cores, cpu_us, memory_bytes, unsupported
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -70,3 +72,22 @@ def test_cores_are_those_that_this_process_may_use() -> None:
         assert cores() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_memory_is_what_is_there_now():
+    before = memory_bytes()
+    with mmap.mmap(-1, 64 << 20) as fresh:  # the heap might take pages that it has kept
+        fresh.write(bytes(1 << 20) * 64)
+        held = memory_bytes()
+    assert held - before > 60 << 20
+    assert held - memory_bytes() > 60 << 20
+
+
+def test_without_proc_memory_is_the_most_there_has_been():
+    assert memory_bytes(Path("/proc/no-such-file")) >= 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 0.9
+
+
+def test_processor_time_grows():
+    before = cpu_us()
+    sum(range(300_000))
+    assert cpu_us() > before

@@ -9,7 +9,7 @@ from viewed_job import PLACE
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import pair, with_key
 from kvstore.job.directory import make_private
-from kvstore.job.observing_place import FILE
+from kvstore.job.place import FILE
 from kvstore.observing.choice import NoSuchJob, jobs_here, place_at, place_named
 
 OTHER = dataclasses.replace(PLACE, job="k", pid=43)

@@ -18,7 +18,7 @@ from viewed_job import PLACE, server, view_of, worker
 from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.directory import make_private
-from kvstore.job.observing_place import FILE
+from kvstore.job.place import FILE
 from kvstore.observing.command import (
     FAILED,
     NO_ANSWER,

@@ -9,14 +9,13 @@ import pytest
 from agent_doubles import Clock
 
 from launcher.agents import fleet as fleet_module
-from launcher.agents import remote as remote_module
 from launcher.agents import roll_call as roll_call_module
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (fleet_module, remote_module, roll_call_module):
+    for module in (fleet_module, roll_call_module):
         monkeypatch.setattr(module, "time", made)
     return made
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from waiting import LONG, until
 
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.protocol import Note
 from launcher.errors import LaunchError

@@ -6,10 +6,12 @@ import selectors
 from dataclasses import asdict
 
 import pytest
-from agent_doubles import LIMIT_S, Cast, Clock, Passing, start
+from agent_doubles import HELLO, LIMIT_S, Bringer, Cast, Clock, Passing, remote, start
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
+from kvstore.wire import Message
+from launcher.agents.fleet import RemoteAgent
 from launcher.agents.links import protocol as p
 
 
@@ -268,3 +270,44 @@ def test_the_last_words_come_while_it_is_waited(clock: Clock) -> None:
     assert cast.sink.events[0] == ("output", 1, 1, b"bye\n")
     assert cast.sink.exits == [(1, Exit(signum=15))]
     assert clock.now < 1001.2
+
+
+def test_what_an_agent_has_said_is_kept_until_somebody_listens(clock: Clock) -> None:
+    there, wire = remote()
+    assert there.said(p.Hello) is None
+    wire.hears(HELLO)
+    wire.hears(p.Pong())
+    assert there.said(p.Hello) == HELLO
+    heard: list[Message] = []
+    there.handler = lambda _, message: heard.append(message)
+    clock.now += 5
+    wire.hears(p.Note("x"))
+    assert heard == [p.Note("x")]
+    assert there.said(p.Note) is None
+    assert there.heard == clock.now
+
+
+def test_an_agent_is_lost_once(clock: Clock) -> None:
+    there, wire = remote()
+    losses: list[RemoteAgent] = []
+    there.on_loss = losses.append
+    wire.ends("it was closed")
+    there.lose("again", 7)
+    assert (there.lost, there.code, losses, wire.closed) == ("it was closed", 1, [there], 1)
+    there.send(p.Ping())
+    assert wire.sent == []
+
+
+def test_whoever_has_brought_an_agent_knows_why_it_ended(clock: Clock) -> None:
+    carrier = Bringer(how=Exit(code=255), explanation="connection closed")
+    there, wire = remote(carrier=carrier, hint=lambda said: f"about {said}")
+    wire.ends("it was closed")
+    assert there.lost == "ssh to node exited with code 255: connection closed\n(about connection closed)"
+
+
+def test_or_what_came_instead_of_an_agent_tells(clock: Clock) -> None:
+    carrier = Bringer()
+    carrier.link.preamble = "This account is not available"
+    there, wire = remote(carrier=carrier)
+    wire.ends("it was closed")
+    assert there.lost == "it was closed: This account is not available"

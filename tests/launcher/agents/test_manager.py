@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 from launched import ROOT
 
 from kvstore.job import processes
-from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.links.link import ENLIST, AgentTicket
 from launcher.agents.manager import Manager, ManagerRecruiter, deal
 from launcher.errors import LaunchError
+from launcher.job.command import agent_argv
 from launcher.job.description import Job
 from launcher.job.tasks import Task
 
-AGENT = shlex.join(boot.argv(sys.executable, str(ROOT)))
+AGENT = shlex.join(agent_argv(sys.executable, str(ROOT)))
 # Noise at the door, and an agent with keys of its own.
 STRANGERS = """
 import socket, sys, time
 from kvstore.job.curve_keys import pair
-from launcher.agents.links.ticket import AgentTicket
+from launcher.agents.links.link import AgentTicket
 from launcher.agents.links.hub import BackLink
 from launcher.agents.links.protocol import Hello
 

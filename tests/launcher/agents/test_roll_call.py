@@ -6,12 +6,25 @@ import os
 import selectors
 import signal
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from agent_doubles import HELLO, Bringer, Clock, passing, remote
 
+import kvstore
+from kvstore import wire
+from launcher.agents.fleet import RemoteAgent
 from launcher.agents.links import protocol as p
-from launcher.agents.roll_call import Interrupted, RollCall, report
+from launcher.agents.roll_call import (
+    Interrupted,
+    RollCall,
+    has_servers,
+    report,
+    surveyed,
+    unfit,
+    unreached,
+    version_problem,
+)
 from launcher.errors import LaunchError
 from launcher.supervision.signals import SignalQueue
 
@@ -24,8 +37,8 @@ def roll_call(selector: selectors.BaseSelector) -> Iterator[RollCall]:
 
 def test_all_are_asked_at_once_and_those_that_are_fit_go_on(clock: Clock) -> None:
     (a, to_a), (b, to_b) = remote("a"), remote("b")
-    for wire in (to_a, to_b):
-        wire.reply = lambda message: p.Surveyed("10.0.0.1", "", False, 1, "") if isinstance(message, p.Survey) else None
+    for at in (to_a, to_b):
+        at.reply = lambda message: p.Surveyed("10.0.0.1", "", False, 1, "") if isinstance(message, p.Survey) else None
     question = p.Survey("", "", b"", False, [])
     roll_call = passing(clock)
     assert roll_call.ask({a: question, b: question}, p.Surveyed, 5, lambda _: "") == [a, b]
@@ -100,3 +113,54 @@ def test_what_is_ready_is_called(roll_call: RollCall, selector: selectors.BaseSe
     assert not selector.get_map()
     os.close(read)
     os.close(write)
+
+
+class Answering:
+    """An agent that has said this."""
+
+    def __init__(self, *messages: wire.Message) -> None:
+        self._said = {type(message): message for message in messages}
+        self.members: list[tuple[str, int]] = [("worker", 0)]
+
+    def said(self, kind: type[wire.Message]) -> wire.Message | None:
+        return self._said.get(kind)
+
+
+def host(*messages: wire.Message) -> RemoteAgent:
+    return cast(RemoteAgent, Answering(*messages))
+
+
+def test_versions() -> None:
+    assert version_problem(host(p.Hello(kvstore.__version__, "3.11", "node1", -1, ""))) == ""
+    assert version_problem(host(p.Hello("0.0.9", "3.11.7", "node1", -1, ""))) == (
+        f"has torch-kvstore 0.0.9 (Python 3.11.7), but this machine has {kvstore.__version__}; install the same"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (p.Surveyed("10.0.0.1", "", False, 9000, ""), ""),
+        (p.Surveyed("", "", False, 0, "there is no directory /x"), "there is no directory /x"),
+        (p.Surveyed("nowhere", "", False, 9000, ""), "reports the address 'nowhere', which is not an IP address"),
+        (p.Surveyed("10.0.0.1", "", False, 0, ""), "its agent does not listen"),
+    ],
+)
+def test_addresses(answer: p.Surveyed, problem: str) -> None:
+    assert surveyed(host(answer)) is answer
+    assert unfit(host(answer)) == problem
+
+
+def test_who_cannot_be_reached() -> None:
+    assert unreached(host(p.Probed([]))) == unreached(host()) == ""
+    assert unreached(host(p.Probed([["this machine", "refused"], ["node2", "silent"]]))) == (
+        "cannot reach this machine (refused), node2 (silent); name the network that all share with --interface, "
+        "or this machine's --host-ip"
+    )
+
+
+def test_who_must_be_reached() -> None:
+    agent = host()
+    assert not has_servers(agent)
+    agent.members = [("worker", 0), ("standby", 1)]
+    assert has_servers(agent)

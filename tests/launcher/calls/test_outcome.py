@@ -2,23 +2,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from called import Odd
 
 import kvstore
-from launcher.calls import memory, outcome
+from launcher.calls import outcome
 from launcher.calls.outcome import Failed, Returned, Unfinished
-
-
-@pytest.fixture
-def fd() -> Iterator[int]:
-    made = memory.make()
-    yield made
-    os.close(made)
 
 
 def raised(error: BaseException) -> BaseException:
@@ -103,3 +97,29 @@ def test_the_part_that_cannot_be_pickled_is_named(value: Any, where: str) -> Non
 
 def test_what_is_deeper_than_anybody_looks_is_named_as_far_as_that() -> None:
     assert outcome.culprit("args", [[[LOCK]]], pickle.dumps, depth=2) == "args[0][0]"
+
+
+def test_what_was_written_is_read_from_the_beginning_by_each_reader(fd: int) -> None:
+    os.write(fd, b"one two")
+    with outcome.view_memory(fd) as first, outcome.view_memory(fd) as second:
+        assert first.read(3) == b"one"
+        assert second.read() == b"one two"
+        assert first.read() == b" two"
+
+
+def test_it_is_for_those_alone_who_inherit_it(fd: int) -> None:
+    code = "import os, sys; os.pwrite(int(sys.argv[1]), b'theirs', 0)"
+    argv = [sys.executable, "-S", "-c", code, str(fd)]
+    assert subprocess.run(argv, stderr=subprocess.DEVNULL).returncode == 1
+    subprocess.run(argv, pass_fds=(fd,), check=True)
+    with outcome.view_memory(fd) as pages:
+        assert pages.read() == b"theirs"
+
+
+def test_where_the_system_has_no_such_memory_a_file_without_a_name_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    fd = outcome.make_memory()
+    os.write(fd, b"x")
+    with outcome.view_memory(fd) as pages:
+        assert pages.read() == b"x"
+    os.close(fd)

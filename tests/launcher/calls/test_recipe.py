@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import builtins
+import functools
+import io
+import os
+import pickle
+import runpy
 import sys
 import textwrap
+import threading
+from pathlib import Path
 from typing import Any
 
+import called
 import pytest
+import torch
 from cells import Notebook
 
+from launcher.calls import handover, outcome, sources
+from launcher.calls.handover import Handover
+from launcher.calls.outcome import Unfinished
 from launcher.errors import LaunchError
-
-
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    return Notebook(monkeypatch)
 
 
 def test_a_function_with_all_that_it_uses(notebook: Notebook) -> None:
@@ -182,3 +189,157 @@ def test_a_magic_command_is_called_that(notebook: Notebook) -> None:
     notebook.cell("get_ipython = lambda: None\ndef train(): get_ipython().system('ls')")
     with pytest.raises(LaunchError, match="it has a %magic or a !command, which only a notebook knows"):
         notebook.carry(notebook.main.train)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_each_worker_has_a_start_of_its_own_and_one_call() -> None:
+    handover = Handover(divmod, (7, 3), {}, 3)
+    assert handover.name == "divmod"
+    assert len({start.writer for start in handover.starts}) == 3
+    for rank, start in enumerate(handover.starts):
+        assert start.reader in start.pass_fds
+        assert start.writer not in start.pass_fds
+        assert handover.outcome(rank) == Unfinished(begun=False)
+        for fd in start.pass_fds:
+            os.fstat(fd)
+    shared = set.intersection(*(set(start.pass_fds) for start in handover.starts))
+    calls = [fd for fd in shared if os.fstat(fd).st_size]
+    with outcome.view_memory(calls[0]) as pages:
+        assert [pickle.load(pages), pickle.load(pages)] == ["divmod", (divmod, (7, 3), {})]
+    handover.close()
+
+
+def test_nothing_stays_open() -> None:
+    before = open_files()
+    handover = Handover(called.rank, (), {}, 2)
+    handover.started()
+    handover.close()
+    handover.close()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "message"),
+    [
+        (lambda: None, (), {}, r"cannot hand .*<lambda> itself \(a function has to have a name in a module"),
+        (divmod, (1, [threading.Lock()]), {}, r"cannot hand args\[1\]\[0\] to the workers \(TypeError: .*lock"),
+        (dict, (), {"a": {"b": threading.Lock()}}, r"cannot hand kwargs\['a'\]\['b'\] to the workers"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_and_nothing_stays_open(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], message: str
+) -> None:
+    before = open_files()
+    with pytest.raises(LaunchError, match=message):
+        Handover(function, args, kwargs, 2)
+    assert open_files() == before
+
+
+def dumped(value: object) -> Any:
+    file = io.BytesIO()
+    handover.CallPickler(file).dump(value)
+    return pickle.loads(file.getvalue())
+
+
+def test_a_tensor_is_copied_and_a_lambda_goes_by_its_name(notebook: Notebook) -> None:
+    notebook.cell("scale = lambda x: 2 * x")
+    tensor = torch.ones(3)
+    copy, scale = dumped([tensor, notebook.main.scale])
+    copy += 1
+    assert not tensor.is_shared()
+    assert torch.equal(tensor, torch.ones(3))
+    assert scale is notebook.main.scale
+
+
+def test_what_of_main_a_value_comes_to(notebook: Notebook) -> None:
+    notebook.cell("class Net: pass\ndef train(): pass\nnet = Net()")
+    main = notebook.main
+    assert handover.of_main([functools.partial(main.train, 1), {"net": main.net}, called.rank]) == [
+        main.train,
+        main.Net,
+    ]
+
+
+def test_a_script_is_imported(notebook: Notebook) -> None:
+    notebook.cell("def train(): pass")
+    notebook.main.__file__ = __file__
+    assert handover.of_main(notebook.main.train) == []
+    assert handover.preparation("worker 0")["init_main_from_path"] == __file__
+
+
+def test_a_script_with_magics_is_not_imported(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.cell("def train(): pass")
+    script = tmp_path / "train.ipy"
+    script.write_text("%time import torch\n")
+    notebook.main.__file__ = str(script)
+    assert handover.of_main(notebook.main.train) == [notebook.main.train]
+    assert "init_main_from_path" not in handover.preparation("worker 0")
+
+
+def test_the_statement_and_its_place(notebook: Notebook) -> None:
+    notebook.cell("x = 1\n\n@staticmethod\ndef train():\n    return x\n")
+    defined = sources.definition("train", notebook.main.train)
+    assert (defined.filename, defined.line) == ("<cell 1>", 3)
+    assert "return x" in defined.source
+
+
+def test_what_belongs_to_main(notebook: Notebook) -> None:
+    notebook.cell("class Net:\n    def f(self): pass\nnet = Net()\ndef train(): pass")
+    main = notebook.main
+    assert sources.is_of_main(main.Net)
+    assert sources.is_of_main(main.train)
+    assert sources.is_of_main(functools.lru_cache(main.train))
+    for other in (main.net, main.net.f, called.rank, len, 3, main):
+        assert not sources.is_of_main(other)
+
+
+def test_names(notebook: Notebook) -> None:
+    notebook.cell("class Net:\n    @staticmethod\n    def f(): pass\nscale = lambda: 0")
+    assert sources.name_of(notebook.main.Net.f) == "Net.f"
+    assert sources.name_of(notebook.main.scale) == "scale"
+
+
+def test_a_function_that_has_run_often_is_the_same(notebook: Notebook) -> None:
+    notebook.cell("def train(x, n=3):\n    def inner(y): return [y + x for _ in range(n)]\n    return inner(x)[0]")
+    for x in range(200):
+        notebook.main.train(x)
+    assert sources.definition("train", notebook.main.train).line == 1
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_function_beside_the_import_that_it_uses(notebook: Notebook, whole: bool) -> None:
+    notebook.cell(
+        """
+        import math
+        def train(x): return math.sqrt(x)
+        class Net:
+            def f(self): return math.sqrt(4)
+        if math.pi > 3:
+            def also(x): return math.sqrt(x)
+        """,
+        whole=whole,
+    )
+    for name, line in {"train": 3, "Net": 4, "also": 7}.items():
+        assert sources.definition(name, getattr(notebook.main, name)).line == line
+
+
+def test_a_method_that_was_set_later_is_not_taken(notebook: Notebook) -> None:
+    notebook.cell("import math\nclass Net:\n    def f(self): return math.sqrt(4)")
+    notebook.cell("def f(self): return math.sqrt(9)\nNet.f = f")
+    with pytest.raises(LookupError):
+        sources.definition("Net", notebook.main.Net)
+
+
+def test_a_file_that_has_changed_is_not_taken(notebook: Notebook, tmp_path: Path) -> None:
+    """As after IPython's `%run`, which leaves functions of a file in `__main__`."""
+    file = tmp_path / "script.py"
+    file.write_text("def train():\n    return 1\n")
+    train = runpy.run_path(str(file), run_name="__main__")["train"]
+    notebook.main.train = train
+    assert sources.definition("train", train).filename == str(file)
+    file.write_text("def train():\n    return 22\n")
+    with pytest.raises(LookupError, match="its source has changed since it was defined"):
+        sources.definition("train", train)

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import linecache
 import os
 import pickle
 import sys
 import threading
+import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from launcher.calls import memory, outcome
+from launcher.calls import outcome
 from launcher.calls.outcome import Failed, Outcome, Returned, Unfinished
-from launcher.calls.work import work
+from launcher.calls.work import Adjusted, Defined, Imported, Valued, named, take, work
 
 Work = Callable[..., Outcome]
 
@@ -22,7 +25,7 @@ def made() -> Iterator[Work]:
     fds: list[int] = []
 
     def make(function: Any, *args: Any, code: int | None = None, call: bytes | None = None) -> Outcome:
-        fds.extend([memory.make(), memory.make()])
+        fds.extend([outcome.make_memory(), outcome.make_memory()])
         os.write(fds[-2], pickle.dumps("train"))
         os.write(fds[-2], pickle.dumps((function, args, {})) if call is None else call)
         if code is None:
@@ -84,7 +87,7 @@ def test_what_cannot_be_sent_back_is_named(made: Work) -> None:
 
 
 def test_its_programs_do_not_inherit_the_memory(made: Work) -> None:
-    call, result = memory.make(), memory.make()
+    call, result = outcome.make_memory(), outcome.make_memory()
     for fd in (call, result):
         os.set_inheritable(fd, True)
     os.write(call, pickle.dumps("x") + pickle.dumps((int, (), {})))
@@ -93,3 +96,35 @@ def test_its_programs_do_not_inherit_the_memory(made: Work) -> None:
     assert not os.get_inheritable(result)
     os.close(call)
     os.close(result)
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
+    return module
+
+
+def test_each_step(main: Any) -> None:
+    take(Imported("p", "os.path"))
+    take(Valued("n", 3))
+    take(Defined("add", "n = 0\nadd = lambda x, y=2: x + y + n\n", "<cell>", 2))
+    take(Adjusted("add", {"__defaults__": (10,)}))
+    assert main.p.join("a", "b") == "a/b"
+    assert main.add(1) == 14  # of the cell that statement alone was executed
+    assert named("add") is main.add
+    assert named("p.join") is main.p.join
+
+
+def test_a_traceback_shows_the_line_of_the_cell(main: Any) -> None:
+    take(Defined("fail", "import os\n\ndef fail():\n    raise ValueError('no data')\n", "<cell>", 3))
+    with pytest.raises(ValueError, match="no data") as caught:
+        main.fail()
+    lines = "".join(traceback.format_exception(caught.value))
+    assert "File \"<cell>\", line 4, in fail\n    raise ValueError('no data')" in lines
+
+
+def test_a_definition_that_is_not_there(main: Any) -> None:
+    with pytest.raises(LookupError, match="<cell> does not define train in line 2"):
+        take(Defined("train", "def train(): pass\n", "<cell>", 2))

@@ -1,7 +1,7 @@
 sbatch --parsable --job-name=kvstore --ntasks=3 --chdir=/ --output=//.kvstore-job.out --error=//.kvstore-job.err --open-mode=truncate --no-requeue
 # with this script on standard input:
 #!/bin/sh
-exec /usr/bin/python3 -c 'import os, sys; user = [os.path.abspath(p) for p in os.getenv("PYTHONPATH", "").split(":") if p]; sys.path[:] = [p for p in sys.path if p and p not in user] + user; from launcher.kinds.slurm_inside import main; sys.exit(main())' <<'KVSTORE_END_OF_JOB'
+exec /usr/bin/python3 -c 'import os, sys; user = [os.path.abspath(p) for p in os.getenv("PYTHONPATH", "").split(":") if p]; sys.path[:] = [p for p in sys.path if p and p not in user] + user; from launcher.kinds.slurm import main; sys.exit(main())' <<'KVSTORE_END_OF_JOB'
 (the job, with its variables: ...)
 KVSTORE_END_OF_JOB
 # in the allocation, with KVSTORE_ENLIST=... in the environment:

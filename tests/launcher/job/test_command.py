@@ -3,13 +3,27 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launched import ROOT
+from programs_of_ours import run
 
+from kvstore.job import our_module
+from launcher.agents.links.link import ENLIST
 from launcher.errors import LaunchError
-from launcher.job.command import argv_of, module_directories, require_program, shim
+from launcher.job.command import (
+    PROGRAM,
+    agent_argv,
+    argv_of,
+    module_directories,
+    program_argv,
+    require_program,
+    shadows,
+    shim,
+)
 
 PYTHON = "/a b/bin/python"
 HOSTILE = ["a b", "it's", '"', "$(echo gone)", "`id`", "x;y", "new\nline", "", "*", "ünï", "--", "\\"]
@@ -144,3 +158,53 @@ def test_a_python_that_would_read_its_program_from_nowhere_is_refused(command: l
 )
 def test_other_commands_have_a_program(command: list[str]) -> None:
     require_program(command)
+
+
+@pytest.mark.parametrize(
+    ("path", "root"),
+    [("", ROOT), ("{}", ROOT), ("./:{}/none", ROOT), (f"{{}}:{ROOT}", ROOT), ("{}", None)],
+)
+def test_an_agent_is_ours_whatever_the_working_directory_and_the_path_hold(
+    shadowed: Path, path: str, root: Path | None
+) -> None:
+    environ = {ENLIST: "hunter2"} | ({"PYTHONPATH": path.format(shadowed)} if path else {})
+    code, out, err = run(agent_argv(sys.executable, root and str(root)), shadowed, **environ)
+    assert (code, out) == (1, b"")
+    assert err.startswith(f"the agent cannot start: {ENLIST} is not a ticket")
+    assert "hunter2" not in err
+
+
+def test_a_clone_may_be_anywhere(tmp_path: Path) -> None:
+    clone = tmp_path / 'a clone\'s "place" {x}'
+    (clone / "ours").mkdir(parents=True)
+    (clone / "ours" / "__init__.py").write_text("def main():\n    print('here')\n    return 3\n")
+    assert run(program_argv(sys.executable, "ours", str(clone)), tmp_path) == (3, b"here\n", "")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "wanted.py").write_text("def main():\n    print('there')\n")
+    theirs = {"PYTHONPATH": str(tmp_path / "theirs")}
+    assert run(program_argv(sys.executable, "wanted", str(clone)), tmp_path, **theirs) == (0, b"there\n", "")
+    assert program_argv("py", "ours") == ["py", "-c", PROGRAM.format(first="", module="ours")]
+
+
+def test_a_file_and_a_package_hide_ours(tmp_path: Path) -> None:
+    (tmp_path / "workers.py").touch()
+    (tmp_path / "kvstore").mkdir()
+    (tmp_path / "kvstore" / "__init__.py").touch()
+    assert [str(shadow) for shadow in shadows([str(tmp_path)])] == [
+        f"`import kvstore` takes {tmp_path}/kvstore/__init__.py, which hides the package {our_module.ROOT}/kvstore; "
+        "rename the file, unless that is meant",
+        f"`import workers` takes {tmp_path}/workers.py, which hides the package {our_module.ROOT}/workers; "
+        "rename the file, unless that is meant",
+    ]
+
+
+def test_what_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()  # without __init__.py: an installed package goes first
+    assert shadows([str(tmp_path), "/nowhere", our_module.ROOT]) == []
+    (tmp_path / "kvstore.py").touch()
+    assert shadows([our_module.ROOT, str(tmp_path)]) == []
+
+
+def test_a_link_to_ours_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "workers").symlink_to(Path(our_module.ROOT, "workers"))
+    assert shadows([str(tmp_path)]) == []

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.job import dryrun
-from launcher.job.cluster import Cluster
-from launcher.job.description import RESERVED, Job
+from launcher.job.description import RESERVED, Cluster, Job
 from launcher.kinds.registry import KINDS, find
 from launcher.launch import main
 
@@ -134,4 +133,3 @@ def test_ssh_shows_the_aggregators(here: Path, capsys: pytest.CaptureFixture[str
 def test_only_what_is_computed_has_a_value() -> None:
     shown = dryrun.variables({"DMLC_ROLE": "worker", "KVSTORE_SECRET_KEY": "hunter2", "B": "", "A": "hunter2"})
     assert shown == "A=... B=... DMLC_ROLE=worker KVSTORE_SECRET_KEY=..."
-    assert dryrun.command(["a b", "$(x)"]) == "'a b' '$(x)'"

@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster
-from launcher.job.description import Job
+from launcher.job.description import Cluster, Job
 from launcher.job.injection import Injection
 
 

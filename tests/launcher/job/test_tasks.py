@@ -8,10 +8,9 @@ import os
 import pytest
 
 from kvstore.job import our_module
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster
-from launcher.job.description import RESERVED, Job
+from launcher.job.description import RESERVED, Cluster, Job
 from launcher.job.tasks import (
     AGENT,
     LOCAL_RANK,

@@ -16,12 +16,14 @@ from typing import Any
 
 import goldens
 import pytest
+import yaml
 from launched import ROOT, WAITS
-from pod_jobs import FULL, HOSTILE, RAW, job
+from pod_jobs import FULL, HOSTILE, RAW, job, made
 from waiting import LONG
 
 from launcher.job.description import Job
 from launcher.kinds import kubernetes
+from launcher.kinds.kubernetes import dump
 
 HERE = ROOT / "tests" / "launcher"
 
@@ -41,11 +43,11 @@ def test_the_dry_run_is_as_it_was(name: str, one: Job) -> None:
 
 DRIVER = """
 import json, sys
-from launcher.job.cluster import Cluster
+from launcher.job.description import Cluster
 from launcher.supervision.ending import EndingLimits
 from launcher.errors import LaunchError
 from launcher.job.description import Job
-from launcher.job.output_options import OutputOptions
+from launcher.job.description import OutputOptions
 from launcher.kinds import kubernetes
 
 options = json.loads(sys.argv[1])
@@ -193,3 +195,10 @@ def test_a_job_that_is_refused_leaves_nothing(cluster: FakeCluster) -> None:
     assert code == 1
     assert err == "refused: the cluster refused the job: quota exceeded\n"
     assert cluster.commands[-1].startswith("delete")
+
+
+def test_the_yaml_is_what_it_was_made_from() -> None:
+    everything = [*made(job(cluster=FULL, env_worker={"W": HOSTILE}, command=(HOSTILE, "yes", "1", "null", "~", "")))]
+    assert list(yaml.safe_load_all("---\n".join(map(dump, everything)))) == everything
+    odd = {"empty": [], "none": {}, "text": "", "nested": [[1, 2], [{"a": [True]}]], "on": "off", "1": "1.5"}
+    assert yaml.safe_load(dump(odd)) == odd

@@ -15,8 +15,7 @@ from sites import place
 
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import read
-from launcher.job.cluster import Cluster
-from launcher.job.description import Job
+from launcher.job.description import Cluster, Job
 from launcher.kinds import mpi
 
 HOSTFILE = "# ours\nnode1 slots=4\n\nnode2\n10.0.0.3 slots=2\n"

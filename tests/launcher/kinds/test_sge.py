@@ -14,8 +14,7 @@ import pytest
 from sites import Site, place
 from waiting import until
 
-from launcher.job.cluster import Cluster
-from launcher.job.description import Job
+from launcher.job.description import Cluster, Job
 from launcher.kinds import sge as kind
 
 FULL: dict[str, Any] = {

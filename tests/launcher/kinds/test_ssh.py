@@ -10,12 +10,18 @@ import uuid
 from pathlib import Path
 
 import pytest
+from any_host import HOSTS
 from cluster.hosts import Hosts
 from cluster.missing import need
 from cluster.watch import watch_ps
+from hypothesis import given
 from launched import SPOKEN, when_spoken
 from sites import Running, Site
 from waiting import until
+
+from launcher.hosts.hostfile import Host
+from launcher.job.description import Cluster
+from launcher.kinds.ssh import remote_command, rsync
 
 WHO = (
     "import os, socket; print(socket.gethostname(), os.environ['KVSTORE_LOCAL_RANK'], os.environ['KVSTORE_LOCAL_SIZE'])"
@@ -291,3 +297,18 @@ def test_dry_run_is_what_runs(over_ssh: Site, hosts: Hosts) -> None:
     (line,) = (line for line in lines if line.startswith("ssh "))
     said = subprocess.run(shlex.split(line), env=dict(over_ssh.env), input=b"", capture_output=True, check=False)
     assert said.stdout.startswith(b"\0kvstore agent 1\n")
+
+
+@given(HOSTS)
+def test_nothing_of_a_hostfile_is_an_option_of_ssh_or_rsync(host: Host) -> None:
+    cluster = Cluster(sync_exclude=("*.pt",), sync_gitignore=True, ssh_config="cfg", ssh_option=("Port=1",))
+    words = remote_command(cluster, host, ["py thon", "-c", "it's"])
+    end = words.index("--")
+    assert words[end + 1 :] == [host.name, "exec 'py thon' -c 'it'\"'\"'s'"]
+    assert words[:9] == ["ssh", "-T", "-x", "-F", "cfg", "-o", "Port=1", "-o", "BatchMode=yes"]
+    assert ("-p" in words[:end], "-l" in words[:end]) == (bool(host.port), bool(host.user))
+    copied = rsync(cluster, host, "/from/", "/to")
+    assert copied[copied.index("--") + 1] == "/from/"
+    assert copied[-1].endswith("/to/")
+    assert len(copied) == copied.index("--") + 3
+    assert ("-e" in copied) != host.here

@@ -12,8 +12,7 @@ import goldens
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster
-from launcher.job.description import Job
+from launcher.job.description import Cluster, Job
 from launcher.kinds import yarn
 
 HOSTILE = "tcp://10.0.0.1:9 a'b\"c $(id) `x` $HOME \\ \U0001f600"

@@ -11,11 +11,11 @@ import pytest
 import screen
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
-from launcher.job.output_options import OutputOptions
+from launcher.job.description import OutputOptions
 from launcher.job.tasks import Task
-from launcher.output import live_table
+from launcher.output import live as live_module
 from launcher.output.display import Display, of_terminal, prepare
 from launcher.output.outlet import Outlet
 
@@ -179,7 +179,7 @@ def test_a_disk_that_is_full_is_said_once_and_counted_at_the_end(shown: Show, tm
 
 
 def test_without_a_terminal_live_changes_nothing(shown: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_table, "find_spec", lambda _: None)
+    monkeypatch.setattr(live_module, "find_spec", lambda _: None)
     plain = shown(live=True, log_dir=str(tmp_path / "logs"))
     plain.lines(FIRST, "hi")
     plain.tick(9.0)
@@ -263,7 +263,7 @@ def test_a_fault_in_drawing_does_not_end_a_job(tmp_path: Path, monkeypatch: pyte
     with screen.terminal() as (ours, theirs):
         live = Shown(theirs, theirs, OutputOptions(live=True, log_dir=str(tmp_path)))
         live.tick(1.0)
-        monkeypatch.setattr(live_table.LiveTable, "draw", fail)
+        monkeypatch.setattr(live_module.LiveTable, "draw", fail)
         live.lines(FIRST, "a")
         live.tick(3.0)
         live.lines(FIRST, "b")
@@ -310,7 +310,7 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match="cannot make this directory"):
         prepare(OutputOptions(log_dir=str(tmp_path / "file")), {})
-    monkeypatch.setattr(live_table, "find_spec", lambda _: None)
+    monkeypatch.setattr(live_module, "find_spec", lambda _: None)
     with screen.terminal() as (_, theirs):
         before = os.dup(2)
         os.dup2(theirs, 2)

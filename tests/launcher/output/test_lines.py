@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.output import lines
 from launcher.output import lines as output
-from launcher.output.lines import Prefixer, prefix
+from launcher.output.lines import Prefixer, StatusPrefixer, prefix
 
 P = b"[x] "
 
@@ -60,3 +61,53 @@ def test_prefixes() -> None:
     assert prefix("worker 0", 3, color=False) == b"[worker 0] "
     assert prefix("worker 0", 0, color=True) == b"\x1b[0;36m[worker 0]\x1b[0m "
     assert len({prefix("x", index, color=True) for index in range(20)}) == 10
+
+
+P = b"[x] "
+TQDM = [b"\r 0%|   |", b"\r50%|#  |", b"\r100%|###|", b"\n"]
+
+
+def after(*chunks: bytes) -> tuple[bytes, bytes, bytes]:
+    """The lines so far, the status, and the lines at the end."""
+    lines = StatusPrefixer(P)
+    whole = b"".join(map(lines.feed, chunks))
+    status, last = lines.status, lines.finish()
+    assert lines.status == b""
+    return whole, status, last
+
+
+@pytest.mark.parametrize(
+    ("chunks", "result"),
+    [
+        ([], (b"", b"", b"")),
+        ([b"a\nb"], (b"[x] a\n", b"", b"[x] b\n")),
+        ([b"a\r\nb\r", b"\n", b"\n"], (b"[x] a\n[x] b\n[x] \n", b"", b"")),
+        ([b"1%\r"], (b"", b"[x] 1%", b"[x] 1%\n")),
+        ([b"1%\r", b"2", b"%\r"], (b"", b"[x] 2%", b"[x] 2%\n")),
+        ([b"1%\rdone\n"], (b"[x] done\n", b"", b"")),
+        ([b"1%\r   \r"], (b"", b"", b"")),
+        (TQDM[:3], (b"", b"[x] 50%|#  |", b"[x] 100%|###|\n")),
+        (TQDM, (b"[x] 100%|###|\n", b"", b"")),
+    ],
+)
+def test_lines_and_statuses(chunks: list[bytes], result: tuple[bytes, bytes, bytes]) -> None:
+    assert after(*chunks) == result
+
+
+OUTPUT = st.lists(st.binary(max_size=5) | st.sampled_from([b"\n", b"\r", b"\r\n", b"a\r\n", b" \r"]), max_size=20)
+
+
+@given(OUTPUT)
+def test_it_does_not_matter_how_output_with_a_status_is_cut(chunks: list[bytes]) -> None:
+    assert after(*chunks) == after(b"".join(chunks))
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line and b"\r" not in line)))
+def test_no_line_is_lost(lines: list[bytes]) -> None:
+    whole = b"".join(P + line + b"\n" for line in lines)
+    assert after(b"".join(line + b"\n" for line in lines)) == (whole, b"", b"")
+
+
+def test_a_status_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE", 10)
+    assert after(b"a" * 6, b"a" * 6, b"b\n") == (P + b"a" * 12 + b"\n" + P + b"b\n", b"", b"")

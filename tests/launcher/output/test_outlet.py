@@ -2,13 +2,64 @@ from __future__ import annotations
 
 import errno
 import os
+import pty
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import screen
 
-from launcher.output.outlet import Outlet
+from launcher.output.outlet import ERASE, Outlet, StatusLine, columns, wants_color
+
+DRAWN = b"\x1b[?7l%b\x1b[0m\x1b[?7h"
+
+
+def test_it_is_drawn_when_it_has_changed() -> None:
+    line = StatusLine()
+    assert line.draw() == b""
+    line.set("a", b"1%")
+    assert line.draw() == DRAWN % b"1%"
+    assert line.draw() == b""
+    line.set("a", b"2%")
+    assert line.draw() == ERASE + DRAWN % b"2%"
+    line.set("a", b"")
+    assert line.draw() == ERASE
+    assert line.draw() == b""
+
+
+def test_it_is_erased_before_other_lines_and_drawn_again_after_them() -> None:
+    line = StatusLine()
+    assert line.make_room() == b""
+    line.set("a", b"1%")
+    line.draw()
+    assert [line.make_room(), line.make_room(), line.draw()] == [ERASE, b"", DRAWN % b"1%"]
+
+
+def test_of_several_the_first_is_shown_until_it_ends() -> None:
+    line = StatusLine()
+    line.set("a", b"a1")
+    line.set("b", b"b1")
+    line.draw()
+    line.set("b", b"b2")
+    assert line.draw() == b""
+    line.set("a", b"")
+    assert line.draw() == ERASE + DRAWN % b"b2"
+
+
+def test_colors_stay_and_movements_go() -> None:
+    line = StatusLine()
+    line.set("a", b"\x1b[2K\x1b[1;31mred\x1b[0m\x1b[A\x1b[?25l")
+    assert line.draw() == DRAWN % b"\x1b[1;31mred\x1b[0m"
+
+
+def test_several_lines_are_erased_together() -> None:
+    line = StatusLine()
+    line.set("a", b"1\n2\n3")
+    assert line.draw() == DRAWN % b"1\n2\n3"
+    line.set("a", b"4")
+    assert line.draw() == b"\r\x1b[2A\x1b[J" + DRAWN % b"4"
+    assert line.make_room() == ERASE
 
 
 @pytest.fixture
@@ -85,3 +136,29 @@ def test_a_descriptor_that_was_never_there() -> None:
     outlet.put(write, b"x\n")
     outlet.pump()
     assert outlet.broken[write].errno == errno.EBADF
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colors_are_for_terminals_and_those_who_want_them(environ: dict[str, str], wanted: bool) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        assert wants_color(theirs, environ) is wanted
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_the_width_of_a_terminal() -> None:
+    pipe = os.pipe()
+    with screen.terminal() as (_, theirs):
+        assert columns(theirs, {}) == screen.COLUMNS
+        assert columns(theirs, {"TERM": "dumb"}) == 0
+    ours, theirs = pty.openpty()  # has no width
+    assert columns(theirs, {}) == 80
+    os.close(ours)
+    os.close(theirs)
+    assert columns(pipe[1], {}) == columns(-1, {}) == 0
+    for fd in pipe:
+        os.close(fd)

@@ -12,11 +12,9 @@ from agent_doubles import Heard
 from waiting import until
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster
-from launcher.job.description import Job
-from launcher.job.output_options import OutputOptions
+from launcher.job.description import Cluster, Job, OutputOptions
 from launcher.job.tasks import Task
 from launcher.processes.children import Children, Share, shared
 from launcher.processes.guard import Guard

@@ -7,11 +7,13 @@ import signal
 import pytest
 from ending_run import KILL, SCHEDULER, SERVER, TASKS, TERM, WORKER_0, WORKER_1, Run
 
-from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.errors import JOB_FAILED_EXIT, REPLACED_EXIT
 from kvstore.job.contract import Role
+from kvstore.job.exit_report import ExitReport
+from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
-from launcher.supervision.actions import Say, Tell
-from launcher.supervision.ending import Phase
+from launcher.supervision.ending import Action, Lose, Phase, Restart, Say, Tell
+from launcher.supervision.restarts import Restarts
 
 
 @pytest.fixture
@@ -194,4 +196,233 @@ def test_a_job_that_failed_without_a_culprit_has_failed_all_the_same(run: Run, w
 def test_the_same_after_the_workers(run: Run) -> None:
     run.exit(WORKER_0, WORKER_1)
     assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT)[0] == Tell(SCHEDULER, "ended because the job had failed")
+    assert run.ending.exit_code == 1
+
+
+WITH_STANDBY = [*TASKS, Task("standby", 0, ("x",), {})]
+STANDBY = 4
+
+
+def with_standby(limit: int = 9, *roles: str) -> Run:
+    made = Run(WITH_STANDBY, Restarts(WITH_STANDBY, frozenset(roles or ("server", "standby")), limit))
+    assert made.tick() == []
+    made.now += 60
+    return made
+
+
+def failed(cause: str, text: str = "server 0 was lost before its standby was in step") -> ExitReport:
+    """What a process says that ends because the job has failed."""
+    return ExitReport(text, consequence=True, cause=cause)
+
+
+def given_up(text: str, how: str = "was killed by SIGKILL") -> list[Action]:
+    return [Lose(SERVER, how, 1, final=True), Say(f"server 0 {how}; {text}; server 0 has no standby from now on")]
+
+
+@pytest.mark.parametrize("index", [SERVER, STANDBY])
+@pytest.mark.parametrize("exit", [{"signum": 9}, {"code": 1}, {"code": REPLACED_EXIT}])
+def test_a_server_with_a_standby_may_die_and_is_started_again(index: int, exit: dict[str, int]) -> None:
+    run = with_standby()
+    actions = run.exit(index, **exit)
+    assert actions == [Lose(index, str(Exit(**exit)), 1, final=False)]
+    assert run.ending.phase is Phase.RUNNING
+    assert run.ending.wake == run.now + 0.5
+    run.now += 0.4
+    assert run.tick() == []
+    run.now += 0.1
+    assert run.tick() == [Restart(index, 2, Exit(**exit), run.now - 0.5)]
+    assert run.ending.wake is None
+    run.now += 60
+    assert run.exit(index, signum=9)[0] == Lose(index, "was killed by SIGKILL", 2, False)
+    run.exit(WORKER_0, WORKER_1)
+    assert run.ending.phase is Phase.LINGER
+    run.exit(SERVER, SCHEDULER, STANDBY)
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+def test_a_delay_that_one_notices_is_said() -> None:
+    run = with_standby()
+    for _ in range(2):
+        *_, last = run.exit(SERVER, signum=9)
+        run.now += 2
+        run.tick()
+    assert isinstance(last, Lose)
+    *_, last = run.exit(SERVER, signum=9)
+    assert last == Say("server 0 was killed by SIGKILL; it is started again in 2 s (3 of 9 restarts)")
+
+
+def test_without_restarts_the_job_goes_on_without_a_standby() -> None:
+    run = with_standby(0)
+    assert run.exit(SERVER, signum=9) == given_up("nothing is restarted")
+    assert run.ending.wake is None
+    run.exit(WORKER_0, WORKER_1, STANDBY, SCHEDULER)
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+def test_a_lost_host_takes_its_servers_with_it() -> None:
+    run = with_standby()
+    how = Exit(1, text="was lost: ssh to b exited with code 255\n(its agent there was killed)")
+    actions = run.ending.exited(SERVER, how, run.now, possible=False)
+    one_line = "was lost: ssh to b exited with code 255 (its agent there was killed)"
+    assert actions == given_up("it cannot be started again", one_line)
+    assert run.ending.phase is Phase.RUNNING
+
+
+def test_one_that_leaves_unasked_is_lost_too() -> None:
+    run = with_standby()
+    assert run.exit(SERVER) == []
+    how = "exited with code 0 while workers were running"
+    assert run.pass_deadline() == [Lose(SERVER, how, 1, final=False)]
+    died, run.now = run.now, run.now + 1
+    assert run.tick() == [Restart(SERVER, 2, Exit(1, text=how), died)]
+    assert run.ending.deadline is None
+
+
+@pytest.mark.parametrize("who", [SCHEDULER, WORKER_0])
+@pytest.mark.parametrize("dead", [SERVER, STANDBY])
+def test_if_the_job_fails_for_it_all_the_same_it_gets_the_blame(who: int, dead: int) -> None:
+    run = with_standby()
+    run.exit(dead, signum=9)
+    run.ending.reported(who, failed("start 1 of server 0" if dead == SERVER else "start 1 of standby 0"))
+    assert run.exit(who, code=JOB_FAILED_EXIT if who == SCHEDULER else 1) == [Tell(dead, "was killed by SIGKILL")]
+    assert run.ending.phase is Phase.WINDOW
+    assert run.ending.exit_code == 137
+    assert run.ending.wake == run.ending.deadline, "nothing is started again"
+
+
+def test_of_two_deaths_the_last_is_fatal() -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.exit(STANDBY, code=1)
+    run.ending.reported(SCHEDULER, failed("start 1 of standby 0"))
+    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == [Tell(STANDBY, "exited with code 1")]
+    assert run.ending.exit_code == 1
+
+
+@pytest.mark.parametrize("dead", [SERVER, STANDBY])
+@pytest.mark.parametrize("zombie", [SERVER, STANDBY])
+@pytest.mark.parametrize("done", [False, True])
+def test_who_was_given_up_and_comes_back_is_never_what_the_job_ends_by(dead: int, zombie: int, done: bool) -> None:
+    run = with_standby()
+    run.exit(dead, signum=9)
+    run.now += 60
+    assert [type(action) for action in run.tick()] == [Restart]
+    run.now += 60
+    run.ending.reported(zombie, failed("", "server 0 is served by another process, in view 5"))
+    if done:
+        run.exit(WORKER_0, WORKER_1)
+    start = 2 if zombie == dead else 1
+    lost = [Lose(zombie, "exited with code 4", start, final=False)]
+    assert run.exit(zombie, code=REPLACED_EXIT) == ([] if done else lost)
+    assert run.ending.failure is None
+
+
+def test_of_one_member_the_process_is_to_blame_that_the_reports_name() -> None:
+    run = with_standby()
+    for how in ({"signum": 9}, {"code": 7}):
+        run.exit(SERVER, **how)
+        run.now += 60
+        run.tick()
+    run.ending.reported(WORKER_0, failed("start 1 of server 0"))
+    assert run.exit(WORKER_0, code=1) == [Tell(SERVER, "was killed by SIGKILL")]
+
+
+@pytest.mark.parametrize("cause", ["", "start 2 of server 0", "start 1 of standby 0"])
+def test_a_death_that_has_healed_is_not_to_blame_for_another_loss_of_the_same_rank(cause: str) -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.now += 60
+    run.tick()
+    silent = failed(cause, "server 0 has been silent for 3.0 s, and had no standby at that time")
+    for who in (SCHEDULER, WORKER_0):
+        run.ending.reported(who, silent)
+    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == []
+    assert run.exit(WORKER_0, code=1) == [Tell(WORKER_0, "exited with code 1")]
+
+
+def test_who_was_refused_and_does_not_know_why_is_answered_for_by_the_scheduler() -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.ending.reported(SCHEDULER, failed("start 1 of server 0"))
+    run.ending.reported(WORKER_0, failed(""))
+    assert run.exit(WORKER_0, code=1) == [Tell(SERVER, "was killed by SIGKILL")]
+
+
+@pytest.mark.parametrize("exit", [{"signum": 9}, {"code": 1}, {"code": REPLACED_EXIT}])
+def test_who_dies_after_the_job_has_failed_for_something_else_has_not_failed_it(exit: dict[str, int]) -> None:
+    run = with_standby()
+    run.ending.reported(SCHEDULER, failed("", "worker 1 is lost: it has been silent for 30 s"))
+    run.exit(SCHEDULER, code=JOB_FAILED_EXIT)
+    assert run.exit(SERVER, **exit) == []
+    assert run.exit(WORKER_1, signum=9) == [Tell(WORKER_1, "was killed by SIGKILL")]
+
+
+def test_what_the_job_has_failed_for_may_be_seen_to_die_after_the_others_have_said_so() -> None:
+    run = with_standby()
+    run.ending.reported(SCHEDULER, failed("start 1 of server 0"))
+    run.exit(SCHEDULER, code=JOB_FAILED_EXIT)
+    assert run.exit(STANDBY, signum=9) == []
+    assert run.exit(SERVER, code=1) == [Tell(SERVER, "exited with code 1")]
+
+
+def test_a_death_long_ago_is_not_to_blame_for_another_failure() -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.ending.reported(SCHEDULER, ExitReport("worker 1 was lost: silent for 30 s", consequence=True))
+    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == []
+    run.now += 5
+    assert run.tick() == [], "a job that fails starts nothing again"
+    assert run.exit(WORKER_1, code=7) == [Tell(WORKER_1, "exited with code 7")]
+    assert run.ending.exit_code == 7
+
+
+def test_who_dies_after_the_job_has_failed_has_failed() -> None:
+    run = with_standby()
+    run.exit(SCHEDULER, code=JOB_FAILED_EXIT)
+    assert run.exit(SERVER, signum=9) == [Tell(SERVER, "was killed by SIGKILL")]
+    assert run.ending.exit_code == 137
+
+
+@pytest.mark.parametrize("exit", [{"signum": 9}, {"code": 1}, {"code": JOB_FAILED_EXIT}, {}])
+@pytest.mark.parametrize("done", [(SCHEDULER,), (WORKER_0, WORKER_1)])
+def test_when_no_worker_needs_it_its_death_is_nothing(done: tuple[int, ...], exit: dict[str, int]) -> None:
+    """The scheduler has seen all workers leave their stores, or they have ended."""
+    run = with_standby()
+    run.exit(*done)
+    assert run.exit(SERVER, **exit) == []
+    assert run.exit(STANDBY, **exit) == []
+    run.exit(*{WORKER_0, WORKER_1, SCHEDULER} - set(done))
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+def test_what_waits_to_be_started_again_is_not_when_the_workers_have_ended() -> None:
+    run = with_standby()
+    run.exit(SERVER, signum=9)
+    run.exit(WORKER_0, WORKER_1)
+    assert run.ending.phase is Phase.LINGER
+    run.now += 0.9
+    assert run.tick() == []
+    run.exit(SCHEDULER, STANDBY)
+    assert run.ending.over
+
+
+def test_a_worker_and_an_aggregator_may_not_die() -> None:
+    run = with_standby()
+    assert run.exit(WORKER_0, signum=9) == [Tell(WORKER_0, "was killed by SIGKILL")]
+
+
+def test_a_scheduler_that_may_die_is_started_again_at_once_or_the_job_fails() -> None:
+    run = with_standby(1, "scheduler")
+    assert run.exit(SCHEDULER, signum=9) == [
+        Lose(SCHEDULER, "was killed by SIGKILL", 1, False),  # of which its successor tells the user
+        Restart(SCHEDULER, 2, Exit(signum=9), run.now),
+    ]
+    assert run.exit(SERVER, code=1) == [Tell(SERVER, "exited with code 1")], "its own failure, as ever"
+    run = with_standby(1, "scheduler")
+    run.exit(SCHEDULER, signum=9)
+    run.now += 60
+    assert run.exit(SCHEDULER, code=1) == [Tell(SCHEDULER, "exited with code 1")]
     assert run.ending.exit_code == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.postmortem import HOLD_S, Line, Postmortem
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvstore.errors import REPLACED_EXIT
-from kvstore.job.exits import Exit
-from launcher.job.cluster import Cluster
-from launcher.job.description import RESTARTS, Job
+from kvstore.job.processes import Exit
+from launcher.job.description import RESTARTS, Cluster, Job
 from launcher.job.tasks import Task
 from launcher.supervision.restarts import (
     DELAY_S,

@@ -5,23 +5,23 @@ import selectors
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import screen
 from waiting import LONG
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.job.injection import Injection
 from launcher.job.tasks import Task
 from launcher.output.outlet import Outlet
-from launcher.supervision.actions import Lose
-from launcher.supervision.crew import Sink
-from launcher.supervision.drill import Drill
-from launcher.supervision.ending import EndingLimits
+from launcher.supervision import supervisor as module
+from launcher.supervision.crew import Sink, turn
+from launcher.supervision.ending import EndingLimits, Lose
 from launcher.supervision.restarts import Restarts
-from launcher.supervision.signals import SignalQueue
-from launcher.supervision.supervisor import Supervisor
+from launcher.supervision.signals import CHILD, SignalQueue
+from launcher.supervision.supervisor import Drill, Supervisor, prepare, report, report_loss
 
 TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 0, ("x",), {}), Task("worker", 0, ("x",), {})]
 HASTE = EndingLimits(window=0.01, linger=0.01, grace=0.01, short_grace=0.01, kill=0.01)
@@ -368,3 +368,130 @@ def test_a_scheduler_that_does_not_hear_of_a_loss_is_told_again(told: Told) -> N
     crew = Played(ends(1, 1), waits_for_a_restart, waits_until_heard(told), *(ends(2), ends(0), ends(1)))
     assert run(crew, told, roles=frozenset({"server"})) == 0
     assert told.losses == [("server 0", Lose(1, "exited with code 1", 1, False))] * 2
+
+
+ENV = {"DMLC_PS_ROOT_URI": "ipc:///nowhere/scheduler"}
+
+
+def test_the_scheduler_is_told_who_has_ended_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
+    report(Task("server", 1, ("x",), ENV), "exited with code 7")
+    assert told == [(ENV, "server", 1, "exited with code 7")]
+
+
+def test_or_who_has_died_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
+    for env in (ENV, {}):
+        prepare(Task("standby", 1, ("x",), env))
+    assert not report_loss(Task("standby", 1, ("x",), ENV), Lose(7, "was killed by SIGKILL", 3, False))
+    assert told == [(ENV, "standby", 1, "was killed by SIGKILL", 3, False)]
+
+
+def test_when_the_scheduler_itself_has_ended_nobody_is_told() -> None:
+    report(Task("scheduler", 0, ("x",), {}), "was killed by SIGKILL")  # an environment that nobody could be told by
+    assert report_loss(Task("scheduler", 0, ("x",), {}), Lose(0, "was killed by SIGKILL", 1, False))
+
+
+DRILL_TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 0, ("x",), {}), Task("standby", 0, ("x",), {})]
+
+
+def test_faults_come_in_the_order_of_their_times_after_the_start() -> None:
+    texts = ("stop:standby:0@3s", "kill:server:0@round:2", "cont:standby:0@4s", "kill:scheduler@3s")
+    stop, _, cont, kill = injections = [Injection.parse(text) for text in texts]
+    drill = Drill(DRILL_TASKS, injections)
+    assert drill.wake is None
+    assert drill.due(50.0) == []
+    assert drill.wake == 53.0
+    assert drill.due(52.9) == []
+    assert drill.due(53.0) == [(2, stop), (0, kill)]
+    assert drill.wake == 54.0
+    assert drill.due(99.0) == [(2, cont)]
+    assert (drill.due(100.0), drill.wake) == ([], None)
+
+
+def test_without_faults_there_is_nothing_to_wait_for() -> None:
+    drill = Drill(DRILL_TASKS, [Injection.parse("kill:server:0@round:2")])
+    assert (drill.due(50.0), drill.wake) == ([], None)
+
+
+@pytest.fixture
+def pipes() -> Iterator[list[tuple[int, int]]]:
+    made = [os.pipe() for _ in range(3)]
+    yield made
+    for read, write in made:
+        os.close(read)
+        os.close(write)
+
+
+def test_what_is_ready_is_called_and_nothing_else(pipes: list[tuple[int, int]]) -> None:
+    called: list[int] = []
+    with selectors.DefaultSelector() as selector:
+        for number, (read, _) in enumerate(pipes):
+            selector.register(read, selectors.EVENT_READ, lambda number=number: called.append(number))
+        assert not turn(selector, 0)
+        for number in (0, 2):
+            os.write(pipes[number][1], b"x")
+        assert turn(selector, 60)
+        assert sorted(called) == [0, 2]
+
+
+def test_what_has_no_callable_is_only_waited_for(pipes: list[tuple[int, int]]) -> None:
+    read, write = pipes[0]
+    with selectors.DefaultSelector() as selector:
+        selector.register(read, selectors.EVENT_READ)
+        os.write(write, b"x")
+        assert turn(selector, 60)
+    assert os.read(read, 9) == b"x"
+
+
+@pytest.fixture
+def signals() -> Iterator[SignalQueue]:
+    with SignalQueue() as entered:
+        yield entered
+
+
+def raised(*signums: int) -> None:
+    for signum in signums:
+        os.kill(os.getpid(), signum)
+
+
+def test_signals_are_taken_in_their_order_once() -> None:
+    with SignalQueue() as signals:
+        assert signals.take() == []
+        raised(signal.SIGTERM, CHILD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        assert signals.take() == [signal.SIGTERM, CHILD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM]
+        assert signals.take() == []
+
+
+def test_a_selector_wakes_up(signals: SignalQueue) -> None:
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        assert selector.select(0) == []
+        raised(signal.SIGTERM)
+        assert len(selector.select(60)) == 1
+        signals.take()
+        assert selector.select(0) == []
+
+
+def test_afterwards_all_is_as_it_was() -> None:
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, CHILD)}
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    with SignalQueue():
+        assert signal.getsignal(signal.SIGINT) is not before[signal.SIGINT]
+    assert {signum: signal.getsignal(signum) for signum in before} == before
+    assert signal.set_wakeup_fd(wakeup) == wakeup
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGHUP, signal.SIGINT])
+def test_what_was_ignored_at_the_start_stays_ignored(ignored: signal.Signals) -> None:
+    before = signal.signal(ignored, signal.SIG_IGN)  # `nohup launch.py ...`, and `launch.py ... &` in a script
+    try:
+        with SignalQueue() as signals:
+            raised(ignored, signal.SIGTERM)
+            assert signals.take() == [signal.SIGTERM]
+            assert signal.getsignal(ignored) is signal.SIG_IGN
+    finally:
+        signal.signal(ignored, before)

@@ -19,8 +19,8 @@ from zeromq_sockets import Sockets
 from kvstore.job.curve_keys import pair
 from launcher.agents.links import hub as hubs
 from launcher.agents.links.hub import BackLink, Hub
+from launcher.agents.links.link import AgentTicket
 from launcher.agents.links.protocol import Bye, Note, Output, Ping, Pong
-from launcher.agents.links.ticket import AgentTicket
 
 PIECE = 1 << 16
 
@@ -109,7 +109,7 @@ def test_what_was_said_before_the_end_arrives(wide: Wide) -> None:
 def test_what_makes_no_sense_ends_that_link_alone(wide: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
     (bad, to_bad), (good, to_good) = wide.join(), wide.join()
     with monkeypatch.context() as patched:
-        patched.setattr(hubs, "encode", lambda _: [b"nonsense"])
+        patched.setattr(hubs.wire, "encode", lambda _: [b"nonsense"])
         bad.link.send(Ping())
     bad.link.send(Note("never heard"))
     good.link.send(Note("still here"))
@@ -125,7 +125,7 @@ def test_what_makes_no_sense_ends_that_link_alone(wide: Wide, monkeypatch: pytes
 def test_what_makes_no_sense_ends_an_agents_link(wide: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, there = wide.join()
     with monkeypatch.context() as patched:
-        patched.setattr(hubs, "encode", lambda _: [b"nonsense"])
+        patched.setattr(hubs.wire, "encode", lambda _: [b"nonsense"])
         there.link.send(Ping())
     there.link.send(Ping())
     wide.until(lambda: agent.ends)

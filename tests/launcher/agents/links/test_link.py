@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +15,19 @@ from hypothesis import strategies as st
 from link_ends import End, settle, turn
 
 from kvstore import wire
-from launcher.agents.links.framing import MAGIC, frame
-from launcher.agents.links.link import PipeLink
+from kvstore.errors import ConfigError, WireError
+from kvstore.job.curve_keys import pair
+from launcher.agents.links.link import (
+    ENLIST,
+    MAGIC,
+    MAX_FRAMES,
+    MAX_MESSAGE,
+    MAX_PREAMBLE,
+    AgentTicket,
+    PipeLink,
+    Unframer,
+    frame,
+)
 from launcher.agents.links.protocol import Bye, Note, Output, Ping, Pong
 
 PIECE = 1 << 16
@@ -232,3 +245,99 @@ def test_a_pipe_that_breaks_in_another_way(half: Half, selector: selectors.BaseS
         os.dup2(full.fileno(), half.own)
     half.link.send(Ping())
     assert half.end.ends == ["No space left on device"]
+
+
+MESSAGES = st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=MAX_FRAMES), max_size=6)
+NOISE = st.binary(max_size=60).filter(lambda noise: MAGIC not in noise + MAGIC[:-1])
+
+
+def begun() -> Unframer:
+    unframer = Unframer()
+    unframer.feed(MAGIC)
+    return unframer
+
+
+@given(MESSAGES, NOISE, st.lists(st.integers(0, 400)))
+def test_any_messages_in_any_pieces_behind_any_banner(
+    messages: list[list[bytes]], noise: bytes, cuts: list[int]
+) -> None:
+    stream = noise + MAGIC + b"".join(map(frame, messages))
+    unframer = Unframer()
+    found = []
+    edges = [0, *sorted(cuts), len(stream)]
+    for start, end in itertools.pairwise(edges):
+        found += unframer.feed(stream[start:end])
+    assert found == messages
+    assert unframer.preamble == ""
+
+
+@given(st.binary(max_size=200))
+def test_whatever_comes_is_messages_or_an_error(data: bytes) -> None:
+    unframer = begun()
+    try:
+        messages = unframer.feed(data)
+    except WireError:
+        return
+    assert all(1 <= len(message) <= MAX_FRAMES for message in messages)
+
+
+def test_what_is_said_instead_of_a_message_can_be_shown() -> None:
+    unframer = Unframer()
+    assert unframer.feed(b"Welcome to n\xffde1!\n\0kvstore") == []
+    assert unframer.preamble == "Welcome to n\N{REPLACEMENT CHARACTER}de1!\n\0kvstore"
+    assert unframer.feed(b" agent 1\n") == []
+    assert unframer.preamble == ""
+
+
+def test_who_talks_without_end_is_no_agent() -> None:
+    unframer = Unframer()
+    assert unframer.feed(bytes(MAX_PREAMBLE)) == []
+    with pytest.raises(WireError, match="expected an agent, got a flood of other output"):
+        unframer.feed(b"x")
+
+
+@pytest.mark.parametrize("count", [0, MAX_FRAMES + 1, 2**32 - 1])
+def test_too_many_frames_or_none(count: int) -> None:
+    with pytest.raises(WireError, match=f"a message has {count} frames"):
+        begun().feed(struct.pack("!I", count))
+
+
+@pytest.mark.parametrize("lengths", [[MAX_MESSAGE + 1], [MAX_MESSAGE, 1], [2**32 - 1] * 4])
+def test_a_message_that_is_too_large_is_refused_before_it_comes(lengths: list[int]) -> None:
+    unframer = begun()
+    assert unframer.feed(struct.pack(f"!{len(lengths)}I", len(lengths), *lengths[:-1])) == []
+    with pytest.raises(WireError, match=f"a message has {sum(lengths)} bytes"):
+        unframer.feed(struct.pack("!I", lengths[-1]))
+
+
+def test_good_messages_before_a_bad_one_are_lost_with_the_stream() -> None:
+    with pytest.raises(WireError, match="0 frames"):
+        begun().feed(frame([b"a"]) + bytes(4))
+
+
+KEY = "k" * 40
+
+
+def test_a_ticket_arrives_and_shows_no_secret() -> None:
+    (server, _), (public, secret) = pair(), pair()
+    ticket = AgentTicket("tcp://[fd00::1]:5555", server, public, secret)
+    assert AgentTicket.parse(ticket.text) == ticket
+    assert AgentTicket.parse(f"  {ticket.text}\n") == ticket
+    assert secret not in repr(ticket)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hunter2",
+        f"tcp://h:1 {KEY} {KEY}",
+        f"tcp://h:1 {KEY} {KEY} hunter2",
+        f"tcp://h:1 {KEY} {KEY} {KEY} hunter2",
+        f"ipc://h {KEY} {KEY} {KEY}",
+    ],
+)
+def test_what_is_no_ticket_is_not_shown(text: str) -> None:
+    with pytest.raises(ConfigError, match=ENLIST) as caught:
+        AgentTicket.parse(text)
+    assert "hunter2" not in str(caught.value)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from agent_doubles import Heard
+from pod_jobs import job
 
-from kvstore.job.exits import Exit
+from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
+from launcher.kinds import kubernetes
 from launcher.kinds.pods import crew as module
-from launcher.kinds.pods.crew import PodCrew
+from launcher.kinds.pods.crew import PodCrew, PodLog
 
 TASKS = [Task("scheduler", 0, ("x",), {}), Task("worker", 0, ("x",), {})]
 STAMP = b"2024-01-01T00:00:0%d.5Z "
@@ -184,3 +186,24 @@ def test_nothing_is_left_in_the_cluster(cluster: Cluster) -> None:
     assert all(stream.over for stream in cluster.kubectl.streams)
     deleted = [words for words in cluster.kubectl.ran if words[0] == "delete"]
     assert [words[1] for words in deleted] == ["jobs,services,secrets"]
+
+
+@pytest.mark.parametrize("fraction", [".5", ".500000000", ""])
+def test_a_log_that_was_cut_goes_on_where_it_was(fraction: str) -> None:
+    zone = "+08:00" if fraction else "Z"
+    log = PodLog()
+    one, two = f"2024-01-01T00:00:01{fraction}{zone}".encode(), f"2024-01-01T00:00:02.25{zone}".encode()
+    assert log.since == ""
+    assert log.feed(one + b" a\n" + two + b" half") == b"a\n"
+    assert log.since == one.decode()
+    log.resume()
+    assert log.feed(one + b" a\n" + two + b" half a line\n") == b"half a line\n"
+    assert log.feed(two + b" \nno stamp\n" + two + b" end") == b"\nno stamp\n"
+    assert log.finish() == b"end"
+
+
+def test_there_must_be_a_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LaunchError, match="needs kubectl on PATH") as caught:
+        kubernetes.run(job(), lambda task, how: None)
+    assert caught.value.exit_code == 127

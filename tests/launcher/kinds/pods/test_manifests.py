@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pod_jobs import FULL, HOSTILE, RAW, job, made
 
-from kvstore.job.keyring import Keyring
+from kvstore.job.curve_keys import Keyring
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster
+from launcher.job.description import Cluster
 from launcher.job.tasks import members
 from launcher.kinds.pods.manifests import hidden, manifests
 

@@ -9,7 +9,7 @@ from pod_jobs import job
 
 from launcher.job.tasks import Task, members
 from launcher.kinds.pods.watch import BROKEN_S, PATIENCE_S, REMIND_S, FollowLog, PodWatch, TaskEnded
-from launcher.supervision.actions import Say
+from launcher.supervision.ending import Say
 
 
 def pod(role: str, rank: int, status: dict[str, Any], **metadata: Any) -> dict[str, Any]:

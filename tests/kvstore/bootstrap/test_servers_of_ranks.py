@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.bootstrap.job_servers import JobServers, start_aggregator
+from kvstore.bootstrap.job import JobServers, start_aggregator
 from kvstore.bootstrap.server_supervisor import SupervisedJob
 from kvstore.errors import ConfigError
 from kvstore.job.config import Config
-from kvstore.job.observing_place import FILE, ObservingPlace
+from kvstore.job.place import FILE, ObservingPlace
 from kvstore.job.ranks import FAMILIES, Ranks
 from kvstore.job.system import cores
 from kvstore.job.threads import WAITING

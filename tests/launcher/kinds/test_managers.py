@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.kinds.managers.programs import require, tell
+from launcher.kinds.managers import mebibytes, require, seconds, tell
 
 
 def test_a_program_on_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +36,22 @@ def test_nothing_comes_of_a_command_that_fails_or_is_missing_or_hangs() -> None:
     tell(["/nowhere/scancel"])
     tell(["sleep", "60"], 0.05)
     assert time.monotonic() < began + 30
+
+
+@pytest.mark.parametrize(("size", "expected"), [("", 0), ("500m", 500), ("1m", 1), ("4g", 4096)])
+def test_sizes(size: str, expected: int) -> None:
+    assert mebibytes(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"), [("2:00:00", 7200), ("30:00", 1800), ("0:01", 1), ("100:00:01", 360_001), ("1:2:03", 3723)]
+)
+def test_times(time: str, expected: int) -> None:
+    assert seconds(time) == expected
+
+
+@pytest.mark.parametrize("time", ["", "90", "0:00", "0:00:00", "1:2", "2h", "1-02:00:00", "-1:00", "²:00"])
+def test_what_is_no_time_is_an_error_that_shows_one(time: str) -> None:
+    with pytest.raises(LaunchError, match="2:00:00") as caught:
+        seconds(time)
+    assert f"--time {time}" in str(caught.value)
