@@ -12,31 +12,246 @@ before its next push, and that comes after the servers have noted the request.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
-from kvstore.checkpoint.folders import begin, folder_of, found, listed, prepare, remove
+from kvstore.checkpoint.folders import begin, folder_of, found, listed, part_of, prepare, promise_of, remove
 from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.checkpoint.schedule import NEVER, CheckpointSchedule
+from kvstore.checkpoint.stateful import joined, packed
+from kvstore.checkpoint.tensors import TensorHeader, write_tensors
 from kvstore.checkpoint.verify import verify
-from kvstore.client.captures import Answers, ask
-from kvstore.client.meetings import Meetings, MeetingStore, told
-from kvstore.client.plans.entries import Entries
-from kvstore.client.resuming import Resumed
-from kvstore.client.saving import CheckpointInProgress
-from kvstore.client.trained import TrainedStore
-from kvstore.client.worker_part import Stateful, WorkerPart
+from kvstore.client.checkpoint_files import Answers, CheckpointInProgress, ask
+from kvstore.client.entries import Entries
+from kvstore.client.resuming import Resumed, TrainedStore
 from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError
 from kvstore.job.valid_values import Interval
 from kvstore.member.session import Session
 from kvstore.spec import Key, Spec
+from kvstore.values import to_buffer
 from kvstore.values.addresses import Column
 
 log = logging.getLogger(__name__)
+
+
+KEY = "checkpoint"
+MOST_TEXT = 600  # characters that say why a worker's part failed
+
+
+class Stateful(Protocol):
+    """An object with state, as torch's modules, optimizers and schedulers are."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Take the state."""
+        ...
+
+
+class WorkerPart:
+    """See the module.
+
+    Args:
+        rank: of the worker.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._attached: dict[str, tuple[Stateful, bool]] = {}
+        self._writer: threading.Thread | None = None
+        self._failed = False  # what the last writer had to write
+        self._copied: tuple[dict[str, torch.Tensor], str] | None = None
+
+    def attach(self, name: str, thing: Stateful, shared: bool) -> None:
+        """Add ``thing`` to later checkpoints; if ``shared``, at worker 0 alone."""
+        self._attached[name] = thing, shared
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether something is attached that all workers share."""
+        return any(shared for _, shared in self._attached.values())
+
+    def has_own(self, stores: Sequence[TrainedStore]) -> bool:
+        """Return whether there is anything to write."""
+        return bool(self._attached_here()) or any(store.compresses for store in stores)
+
+    def copy(self, folder: Path, stores: Sequence[TrainedStore], shared_only: bool = False) -> None:
+        """Copy what this worker adds to a checkpoint; ``write`` follows.
+
+        Raises:
+            CheckpointError: something cannot be saved; the message names it.
+        """
+        self._copied = None
+        copied = self._own(stores, shared_only)
+        try:
+            promise_of(folder, self._rank).touch()
+        except OSError as exc:
+            raise CheckpointError(f"{part_of(folder, self._rank)}: {exc.strerror}") from None
+        self._copied = copied
+
+    def write(self, folder: Path, number: int) -> None:
+        """Write what was copied, in a thread."""
+        if self._copied is None:
+            return
+        self.join()
+        args = folder, *self._copied
+        self._copied, self._failed = None, False
+        self._writer = threading.Thread(target=self._write, args=args, name=f"kvstore-checkpoint-{number}", daemon=True)
+        self._writer.start()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until what was last begun is written, or has failed; return whether it has not failed."""
+        if self._writer is not None:
+            self._writer.join(timeout)
+        return not self._failed
+
+    def _attached_here(self) -> Mapping[str, Stateful]:
+        """Return what this worker saves: what is shared, worker 0 alone."""
+        return {name: thing for name, (thing, shared) in self._attached.items() if self._rank == 0 or not shared}
+
+    def _own(self, stores: Sequence[TrainedStore], shared_only: bool) -> tuple[dict[str, torch.Tensor], str]:
+        """Return what this worker adds, as tensors and JSON."""
+        states = {
+            name: (thing.state_dict, f"what is attached as {name!r} cannot be saved")
+            for name, thing in self._attached_here().items()
+            if not shared_only or self._attached[name][1]
+        }
+        if not shared_only:
+            residuals = "the residuals of the compression cannot be saved"
+            states |= {store.residuals_name: (store.residuals, residuals) for store in stores if store.compresses}
+        tensors: dict[str, torch.Tensor] = {}
+        texts: dict[str, str] = {}
+        for name, (state_dict, failed) in states.items():
+            try:
+                more, texts[name] = packed(state_dict(), f"{len(texts)}.")
+            except NodeLost:
+                raise
+            except Exception as exc:  # of the program's own classes: whatever it is, training goes on
+                why = str(exc) if isinstance(exc, UsageError) else f"{type(exc).__name__}: {exc}"
+                log.debug("%s", failed, exc_info=True)
+                raise CheckpointError(f"{failed}: {why}") from exc
+            tensors |= more
+        return tensors, joined(texts)
+
+    def _write(self, folder: Path, tensors: Mapping[str, torch.Tensor], text: str) -> None:
+        path = part_of(folder, self._rank)
+        try:
+            headers = [TensorHeader.of(name, value) for name, value in tensors.items()]
+            write_tensors(path, headers, (to_buffer(value) for value in tensors.values()), {"state": text})
+        except Exception as exc:
+            self._failed = True
+            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else f"{type(exc).__name__}: {exc}"
+            log.error("%s: this worker's part of the checkpoint failed: %s", path, why)
+            with suppress(OSError):
+                promise_of(folder, self._rank).unlink(missing_ok=True)
+
+
+class MeetingStore(Protocol):
+    """A synchronous store of the job's, for sums of a few numbers."""
+
+    def init(self, key: Any, value: Any) -> None:
+        """See ``KVStore``."""
+        ...
+
+    def pull(self, key: Any, out: Any) -> Any:
+        """See ``KVStore``."""
+        ...
+
+    def pushpull(self, key: Any, value: Any) -> Any:
+        """See ``KVStore``."""
+        ...
+
+    def join(self, timeout: float | None = None) -> int:
+        """See ``KVStore``."""
+        ...
+
+    def begin_join(self) -> None:
+        """Begin ``join``, which another call ends."""
+        ...
+
+    def close(self) -> None:
+        """See ``KVStore``."""
+        ...
+
+
+def told(store: MeetingStore, number: int, resumed: int) -> tuple[int, int]:
+    """Return what worker 0 gives: the number of the newest checkpoint, and that of the one to continue from."""
+    numbers = torch.tensor([number, resumed], dtype=torch.int64, device="cpu")
+    store.init(KEY, numbers)
+    store.pull(KEY, numbers)
+    return int(numbers[0]), int(numbers[1])
+
+
+class Meetings:
+    """See the module. Each is a sum over all workers.
+
+    Args:
+        store: for the sums.
+        rank, num_workers: this worker's rank, and how many there are.
+    """
+
+    def __init__(self, store: MeetingStore, rank: int, num_workers: int) -> None:
+        self._store, self._rank = store, rank
+        self._slots = torch.zeros(2 + num_workers, dtype=torch.int64, device="cpu")
+        self._failed = torch.zeros(num_workers, dtype=torch.int64, device="cpu")
+        self._text = torch.zeros(MOST_TEXT, dtype=torch.int64, device="cpu")
+        store.init([f"{KEY}s", f"{KEY}.failed", f"{KEY}.why"], [self._slots, self._failed, self._text])
+
+    def meet(self, own: bool, number: int, following: int) -> tuple[int, int, list[int]]:
+        """Meet the other workers.
+
+        Args:
+            own: whether this worker would add something of its own to a checkpoint.
+            number: at worker 0, of the checkpoint to make; 0 for none, and at other workers.
+            following: at worker 0, the rounds at which the next meeting is; 0 at other workers.
+
+        Returns:
+            The number and the rounds of worker 0, 0 where it was not there, and the ranks that add something.
+        """
+        self._slots.zero_()
+        self._slots[0], self._slots[1] = number, following
+        self._slots[2 + self._rank] = int(own)
+        self._store.pushpull(f"{KEY}s", self._slots)
+        sums: list[int] = self._slots.tolist()
+        return sums[0], sums[1], [rank for rank, has in enumerate(sums[2:]) if has]
+
+    def failure(self, why: str) -> str:
+        """Hear whether all workers have what they add to a checkpoint, after a meeting that has decided on one.
+
+        Args:
+            why: what keeps this worker from it; empty for nothing.
+
+        Returns:
+            Which worker fails, the first of them, and why; empty if none does.
+        """
+        self._failed.zero_()
+        self._failed[self._rank] = int(bool(why))
+        self._store.pushpull(f"{KEY}.failed", self._failed)
+        failed = self._failed.nonzero().flatten().tolist()
+        if not failed:
+            return ""
+        self._text.zero_()
+        if failed[0] == self._rank:
+            self._text[: len(why)] = torch.tensor([*map(ord, why[:MOST_TEXT])], dtype=torch.int64, device="cpu")
+        self._store.pushpull(f"{KEY}.why", self._text)
+        return f"worker {failed[0]}: {''.join(chr(code) for code in self._text.tolist() if code)}"
+
+    def begin_join(self) -> None:
+        """Let the others meet without this worker."""
+        self._store.begin_join()
+
+    def join(self) -> None:
+        """Wait until all workers have joined."""
+        self._store.join()
 
 
 class Checkpointing:

@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from kvstore import wire
-from kvstore.client.outgoing import Contents, is_sum
-from kvstore.client.plans.parcels import Parcel
-from kvstore.client.plans.plan import Plan, views_of
+from kvstore.client.pack import Contents, is_sum
+from kvstore.client.plans import Parcel, Plan, views_of
 from kvstore.client.requests import Requests
 from kvstore.devices import MOST_LOANS, CannotLend, DeviceMemory, Filling, device_memory
 from kvstore.member.client import Client

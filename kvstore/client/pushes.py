@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 from kvstore import wire
 from kvstore.client.calls import StoreCall
-from kvstore.client.clocks import Carried, PushClocks
-from kvstore.client.compression import Compressing
-from kvstore.client.counts import Counts
-from kvstore.client.delegation import Delegated
-from kvstore.client.incoming import Writer
-from kvstore.client.join import Joining
+from kvstore.client.compression import Compressing, Delegated
+from kvstore.client.entries import Carried, PushClocks
 from kvstore.client.lending import Lending, LentLoad
-from kvstore.client.optimizer import Optimizing
-from kvstore.client.outgoing import Load, Plain
+from kvstore.client.optimizing import Optimizing
+from kvstore.client.pack import Load, Plain
 from kvstore.client.pending import (
     ArrayAsker,
     IncomingParcel,
@@ -28,11 +24,15 @@ from kvstore.client.pending import (
     PushedValues,
     PushOfArrays,
     PushOfLentArrays,
+    PushOfRows,
+    RowAsker,
+    RowNumbers,
+    pulls_of_rows,
+    pushes_of_rows,
 )
-from kvstore.client.plans.parcels import Parcel
-from kvstore.client.plans.plan import Plan
-from kvstore.client.requests import Requests
-from kvstore.client.rows.pending import PushOfRows, RowAsker, RowNumbers, pulls_of_rows, pushes_of_rows
+from kvstore.client.plans import Parcel, Plan
+from kvstore.client.requests import Joining, Requests
+from kvstore.client.unpack import Writer
 from kvstore.errors import UsageError
 from kvstore.member.activity import StoreActivity
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
@@ -42,6 +42,52 @@ from kvstore.spec import require_floats
 from kvstore.ticket import Operation
 from kvstore.values import Leaving
 from kvstore.values.addresses import Column
+
+
+class Counts(NamedTuple):
+    """How much has been pushed and pulled so far.
+
+    A change makes new counts, which replace the old ones in one step. An exception cannot leave a mixture of both.
+
+    Attributes:
+        pushes, pulls: keys, counted once for each call that had them.
+        bytes_pushed, bytes_pulled: bytes of values that answered messages have carried.
+        late: segments of pushes that came after their rounds were over.
+        staleness: how often a read was so many pushes ahead of the slowest worker.
+        ahead: how many the last read was.
+    """
+
+    pushes: int = 0
+    pulls: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    late: int = 0
+    staleness: tuple[tuple[int, int], ...] = ()
+    ahead: int = 0
+
+    def called(self, pushes: int, pulls: int) -> Counts:
+        """Return the counts after a call that pushes and pulls so many keys."""
+        return Counts(self.pushes + pushes, self.pulls + pulls, *self[2:])
+
+    def sent(self, nbytes: int, reply: wire.Ack | wire.Rows | wire.Values, quorum: bool) -> Counts:
+        """Return the counts after the answer to a message that carried ``nbytes`` of gradients.
+
+        Args:
+            quorum: whether rounds may be over before this worker's push is there.
+        """
+        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness, ahead = self
+        late += reply.missed if quorum else 0
+        return Counts(pushes, pulls, bytes_pushed + nbytes, bytes_pulled, late, staleness, ahead)
+
+    def received(self, nbytes: int, ahead: int | None) -> Counts:
+        """Return the counts after values of ``nbytes`` came, read ``ahead`` of the slowest; None without a bound."""
+        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness, before = self
+        if ahead is not None:
+            times = dict(staleness)
+            times[ahead] = times.get(ahead, 0) + 1
+            staleness = tuple(times.items())
+        now = before if ahead is None else ahead
+        return Counts(pushes, pulls, bytes_pushed, bytes_pulled + nbytes, late, staleness, now)
 
 
 class Pushes:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.client.outgoing import Packer
-from kvstore.client.plans.entries import Entries, Segment, SegmentColumns
-from kvstore.client.plans.parcels import Parcel
-from kvstore.client.plans.plan import Plan
+from kvstore.client.entries import Entries, Entry, PushClocks, Segment, SegmentColumns
+from kvstore.client.pack import Packer
+from kvstore.client.plans import Parcel, Plan
+from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.lineage import new_lineage
 from kvstore.member.outstanding import Effect, PendingRequest, Question, ready
 from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
+from kvstore.optim.states import StateTensors
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.table import TableSpec
@@ -328,3 +329,153 @@ class _Last(Question):
     def take(self, reply: wire.Reply) -> Effect | None:
         """See ``PendingRequest``."""
         return self.effect if self.operation.open == {self.seq} and self.operation.error is None else None
+
+
+AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
+
+
+def assemble(segments: Mapping[tuple[Segment, str], torch.Tensor], entries: Mapping[Key, Entry]) -> StateTensors:
+    """Join the states of segments into those of whole arrays, as if one server held everything."""
+    by_state: dict[tuple[Key, str], list[tuple[Segment, torch.Tensor]]] = {}
+    for (segment, name), value in segments.items():
+        by_state.setdefault((segment.key, name), []).append((segment, value))
+    whole: StateTensors = {}
+    for (key, name), parts in by_state.items():
+        parts.sort(key=lambda part: part[0].start)
+        values = [value for _, value in parts]
+        if len(values) > 1 and values[0].dim():
+            whole[key, name] = torch.cat([value.reshape(-1) for value in values]).view(entries[key].spec.shape)
+        else:  # one segment, or a number that all segments have alike (a step count)
+            whole[key, name] = values[0]
+    return whole
+
+
+def cut(states: StateTensors, entries: Mapping[Key, Entry]) -> dict[tuple[Segment, str], torch.Tensor]:
+    """Cut the states of whole arrays into those of their segments; the inverse of ``assemble`` for any placement.
+
+    Raises:
+        UsageError: a state has another number of elements than its array, which is cut.
+    """
+    segments: dict[tuple[Segment, str], torch.Tensor] = {}
+    for (key, name), value in states.items():
+        entry = entries[key]
+        for segment in entry.segments:
+            if not entry.cut or not value.dim():
+                segments[segment, name] = value
+            elif value.numel() == entry.spec.size:
+                segments[segment, name] = value.reshape(-1)[segment.start : segment.stop]
+            else:
+                raise UsageError(f"{name} of key {key!r} cannot be cut over {entry.servers} servers")
+    return segments
+
+
+class _Barrier(NamedTuple):
+    """How many barriers a worker has passed, and the operation of the one that it waits at."""
+
+    passed: int = 0
+    operation: Operation | None = None
+
+
+class WorkerBarriers:
+    """The barriers that one worker comes to, one after the other.
+
+    An exception may end any call here; the next one waits on at the same barrier.
+
+    Args:
+        requests: to the scheduler.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._at = _Barrier()
+
+    @property
+    def passed(self) -> int:
+        """How many this worker has passed."""
+        return self._at.passed
+
+    def wait(self) -> None:
+        """Come to the next barrier, and return when all workers have come.
+
+        Raises:
+            DeadlineExceeded: others are late. This worker has come all the same.
+            UsageError: somebody has joined, and nobody was let through.
+        """
+        passed, operation = self._at
+        if operation is None:
+            self._requests.barrier(passed + 1, self._arrived)
+            operation = self._at.operation
+        try:
+            if operation is not None:
+                operation.wait()
+        except UsageError:
+            self._at = _Barrier(passed)
+            raise
+        self._at = _Barrier(passed + 1)
+
+    def _arrived(self, operation: Operation) -> None:
+        self._at = self._at._replace(operation=operation)
+
+
+class Joining:
+    """The pauses of one worker in one store, one after the other.
+
+    An exception may end any call here; the next ``join`` continues from that point.
+
+    Args:
+        requests: to the scheduler and the servers.
+        clocks: of this worker's keys.
+    """
+
+    def __init__(self, requests: Requests, clocks: PushClocks) -> None:
+        self._requests = requests
+        self._clocks = clocks
+        self._number = 0  # of the last pause
+        self._operation: Operation | None = None  # of the one that is under way
+        self._last = 0
+        self._rounds: dict[int, int] = {}  # by segment: where its rounds are when the worker goes on
+
+    @property
+    def under_way(self) -> bool:
+        """Whether this worker pauses."""
+        return self._operation is not None
+
+    def begin(self, entries: Entries) -> None:
+        """Announce a pause to the scheduler, then to the servers. Nothing may be pushed from here to ``end``."""
+        number = self._number + 1
+        self._requests.announce_pause(number)
+        self._requests.pause(
+            number, partial(self._pushed, entries), entries.tables, self._take, partial(self._begun, number)
+        )
+
+    def _pushed(self, entries: Mapping[Key, Entry]) -> Mapping[Segment, int]:
+        """Return how often each segment has been pushed."""
+        pushed = self._clocks.pushed
+        return {segment: int(pushed[entry.place]) for entry in entries.values() for segment in entry.segments}
+
+    def _begun(self, number: int, operation: Operation) -> None:
+        self._rounds = {}
+        self._number = number
+        self._operation = operation
+
+    def wait(self, timeout: float | None) -> None:
+        """Return when all servers let this worker go on. After ``DeadlineExceeded`` the pause goes on."""
+        if self._operation is None:
+            return
+        try:
+            self._operation.wait(timeout)
+        except DeadlineExceeded:
+            raise
+        except KVStoreError:
+            self._operation = None
+            raise
+
+    def end(self, entries: Mapping[Key, Entry]) -> int:
+        """Move the clocks up to the rounds that others have made meanwhile; return the rank that joined last."""
+        self._clocks.resume(list(entries.values()), self._rounds)
+        self._operation = None
+        return self._last
+
+    def _take(self, ids: Sequence[int], reply: wire.Resume) -> None:
+        self._last = reply.last
+        self._rounds.update(zip(ids, reply.clocks, strict=True))

@@ -6,8 +6,7 @@ import pytest
 from played_session import SCHEDULER, PlayedSession
 
 from kvstore import wire
-from kvstore.client.barriers import WorkerBarriers
-from kvstore.client.requests import Requests
+from kvstore.client.requests import Requests, WorkerBarriers
 from kvstore.errors import DeadlineExceeded, UsageError
 from kvstore.rule import Rule
 from kvstore.ticket import Operation, WaitLimits

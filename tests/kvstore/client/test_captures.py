@@ -11,8 +11,7 @@ from played_session import PlayedSession
 
 from kvstore import wire
 from kvstore.checkpoint.folders import begin
-from kvstore.client.captures import ask
-from kvstore.client.saving import CheckpointInProgress, SavedStore
+from kvstore.client.checkpoint_files import CheckpointInProgress, SavedStore, ask
 from kvstore.errors import ServerError
 from kvstore.spec import Spec
 

@@ -254,7 +254,7 @@ def test_a_part_that_one_worker_cannot_write_is_not_waited_for(
         store.pushpull(KEYS, gradients(store.rank, 0))
         return [store.save_checkpoint(wait=True) for _ in range(2)]
 
-    monkeypatch.setattr("kvstore.client.worker_part.write_tensors", write)
+    monkeypatch.setattr("kvstore.client.checkpointing.write_tensors", write)
     assert run(tmp_path, train, timeout_s=LONG) == [[None, 2]] * 2
     assert "worker-1.safetensors: this worker's part of the checkpoint failed: No space left" in caplog.text
     assert f"there is no checkpoint 1, and training goes on: worker 1 could not write {tmp_path}" in caplog.text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from placed import entries_for
 
-from kvstore.client.clocks import PushClocks
-from kvstore.client.plans.parcels import parcels
+from kvstore.client.entries import PushClocks
+from kvstore.client.plans import parcels
 from kvstore.spec import Spec
 
 SPLIT = entries_for({"w": Spec((4,), "float32")}, 2, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore import wire
-from kvstore.client.counts import Counts
+from kvstore.client.pushes import Counts
 
 
 def test_calls_count_their_keys() -> None:

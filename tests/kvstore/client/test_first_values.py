@@ -8,7 +8,7 @@ import pytest
 import torch
 from placed import entries_for
 
-from kvstore.client.first_values import distinct, new_arrays
+from kvstore.client.calls import distinct, new_arrays
 from kvstore.errors import AlreadyInitialized, UsageError
 from kvstore.spec import Spec
 from kvstore.values import tensors_of

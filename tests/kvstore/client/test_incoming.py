@@ -10,9 +10,8 @@ import torch
 from placed import entries_for
 
 from kvstore import wire
-from kvstore.client.incoming import Writer
-from kvstore.client.plans.parcels import Parcel
-from kvstore.client.plans.plan import Plan, views_of
+from kvstore.client.plans import Parcel, Plan, views_of
+from kvstore.client.unpack import Writer
 from kvstore.errors import UsageError
 from kvstore.spec import Key, Spec
 from kvstore.values import to_buffer

@@ -8,10 +8,8 @@ from placed import entries_for
 from played_session import SCHEDULER, PlayedSession
 
 from kvstore import wire
-from kvstore.client.clocks import PushClocks
-from kvstore.client.join import Joining
-from kvstore.client.plans.entries import Entries
-from kvstore.client.requests import Requests
+from kvstore.client.entries import Entries, PushClocks
+from kvstore.client.requests import Joining, Requests
 from kvstore.errors import DeadlineExceeded, UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Spec

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from waiting import LONG
 
-from kvstore.client.meetings import Meetings, told
+from kvstore.client.checkpointing import Meetings, told
 
 
 class Sums:

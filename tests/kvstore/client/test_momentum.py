@@ -10,7 +10,7 @@ import torch
 from threaded import ThreadedJob
 
 from kvstore.client import DistStore
-from kvstore.client.momentum import advice
+from kvstore.client.optimizing import advice
 from kvstore.optim.optimizer import describe
 from kvstore.rule import Rule
 from workers import Trainer

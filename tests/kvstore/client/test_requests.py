@@ -10,8 +10,7 @@ from placed import entries_for
 from played_session import AGGREGATOR, SCHEDULER, PlayedSession
 
 from kvstore import wire
-from kvstore.client.plans.parcels import parcels
-from kvstore.client.plans.plan import Plan
+from kvstore.client.plans import Plan, parcels
 from kvstore.client.requests import Requests
 from kvstore.optim.optimizer import describe
 from kvstore.rule import Rule

@@ -14,8 +14,8 @@ from kvstore import wire
 from kvstore.checkpoint.folders import begin, listed, part_of, promise_of
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.tensors import FileRecord, TensorHeader, write_tensors
-from kvstore.client.plans.entries import Entries, SegmentColumns
-from kvstore.client.saving import CheckpointInProgress, SavedStore
+from kvstore.client.checkpoint_files import CheckpointInProgress, SavedStore
+from kvstore.client.entries import Entries, SegmentColumns
 from kvstore.errors import ServerError
 from kvstore.spec import Spec
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placed import entries_for
 
-from kvstore.client.states import assemble, cut
+from kvstore.client.requests import assemble, cut
 from kvstore.errors import UsageError
 from kvstore.spec import Key, Spec
 

@@ -12,17 +12,14 @@ from placed import entries_for
 from played_session import PlayedSession
 from written import write
 
-from kvstore.client.clocks import PushClocks
 from kvstore.client.compression import Compressing, describe
-from kvstore.client.join import Joining
-from kvstore.client.optimizer import Optimizing, described
+from kvstore.client.entries import PushClocks
+from kvstore.client.optimizing import Optimizing, StoredStates, described
+from kvstore.client.plans import RowPlans
 from kvstore.client.pushes import Pushes
-from kvstore.client.requests import Requests
-from kvstore.client.resuming import Resumed
-from kvstore.client.rows.plan import RowPlans
-from kvstore.client.rows.stored import StoredTables
-from kvstore.client.rows.stored_states import StoredStates
-from kvstore.client.trained import TrainedStore
+from kvstore.client.requests import Joining, Requests
+from kvstore.client.resuming import Resumed, TrainedStore
+from kvstore.client.stored_tables import StoredTables
 from kvstore.rule import Rule
 from kvstore.spec import Spec
 from kvstore.ticket import WaitLimits

@@ -13,8 +13,8 @@ from safetensors import safe_open
 
 from kvstore.checkpoint.folders import promise_of
 from kvstore.checkpoint.stateful import unpacked
-from kvstore.client.trained import TrainedStore
-from kvstore.client.worker_part import WorkerPart
+from kvstore.client.checkpointing import WorkerPart
+from kvstore.client.resuming import TrainedStore
 from kvstore.errors import CheckpointError
 
 

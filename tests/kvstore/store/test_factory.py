@@ -29,7 +29,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only worker of a job with two servers."""
     with ThreadedJob(workers=1, servers=2) as cluster:
         session = cluster.run_sessions(lambda session: session)[0]
-        monkeypatch.setattr("kvstore.client.store.shared", lambda config: session)
+        monkeypatch.setattr("kvstore.client.dist.shared", lambda config: session)
         yield
 
 

@@ -11,7 +11,7 @@ import torch
 import kvstore as kv
 from kvstore.optim.optimizer import describe
 from kvstore.rows.row_states import RowStates
-from kvstore.store.local_tables import LocalTables
+from kvstore.store.local import LocalTables
 
 
 def test_tables_are_made_together_or_not_at_all() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from placed import entries_for
 
-from kvstore.client.plans.entries import Entries, Segment
+from kvstore.client.entries import Entries, Segment
 from kvstore.spec import Key, Spec
 from kvstore.table import Table, TableSpec
 

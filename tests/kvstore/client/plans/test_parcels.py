@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placed import entries_for
 
-from kvstore.client.plans.parcels import ArrayRange, parcels
+from kvstore.client.plans import ArrayRange, parcels
 from kvstore.spec import Key, Spec
 
 specs = st.dictionaries(

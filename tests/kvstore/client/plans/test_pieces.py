@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.client.plans.pieces import PARTS, Pieces
+from kvstore.client.plans import PARTS, Pieces
 
 
 @pytest.mark.parametrize(

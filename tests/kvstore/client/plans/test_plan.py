@@ -8,8 +8,7 @@ import pytest
 import torch
 from placed import entries_for
 
-from kvstore.client.plans.pieces import PARTS, Pieces
-from kvstore.client.plans.plan import Plans, views_of
+from kvstore.client.plans import PARTS, Pieces, Plans, views_of
 from kvstore.errors import KeyNotInitialized
 from kvstore.spec import Key, Spec
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from kvstore.client.rows.blocks import block_of
+from kvstore.client.pack_rows import block_of
 
 
 def test_the_array_has_all_memory_of_the_parts() -> None:

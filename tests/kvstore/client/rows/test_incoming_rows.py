@@ -10,8 +10,8 @@ import torch
 from placed import entries_for
 
 from kvstore import wire
-from kvstore.client.rows.incoming_rows import IncomingRows, UnionRows
-from kvstore.client.rows.plan import RowPlan
+from kvstore.client.plans import RowPlan
+from kvstore.client.unpack_rows import IncomingRows, UnionRows
 from kvstore.errors import WireError
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.wanted import Wanted

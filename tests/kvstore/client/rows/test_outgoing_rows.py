@@ -8,11 +8,9 @@ import torch
 from placed import entries_for
 
 from kvstore import wire
-from kvstore.client.rows.blocks import block_of
-from kvstore.client.rows.incoming_rows import IncomingRows
-from kvstore.client.rows.outgoing_rows import OutgoingRows
-from kvstore.client.rows.plan import RowPlan
-from kvstore.client.rows.striped import Striped
+from kvstore.client.pack_rows import OutgoingRows, Striped, block_of
+from kvstore.client.plans import RowPlan
+from kvstore.client.unpack_rows import IncomingRows
 from kvstore.rows.layout import read_rows
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec

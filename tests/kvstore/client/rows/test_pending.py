@@ -6,7 +6,8 @@ import torch
 from played_tables import PlayedTables
 
 from kvstore import wire
-from kvstore.client.rows.pending import PullOfRows, PushOfRows, room, sendable
+from kvstore.client.pack_rows import room, sendable
+from kvstore.client.pending import PullOfRows, PushOfRows
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.table import Table
 from kvstore.transport.memory import SMALL, Heap

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from placed import entries_for
 
-from kvstore.client.rows.plan import RowPlan, RowPlans
+from kvstore.client.plans import RowPlan, RowPlans
 from kvstore.errors import KeyNotInitialized, Mismatch
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec

@@ -35,7 +35,7 @@ def test_whole_tables_are_read_replaced_and_counted(cluster: ThreadedJob) -> Non
 
 
 def test_pages_are_small_and_a_reading_that_is_left_ends(cluster: ThreadedJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.client.rows.reading.PAGE", 1000)
+    monkeypatch.setattr("kvstore.client.stored_tables.READ_PAGE", 1000)
 
     def work(store: DistStore) -> None:
         store.init("t", Table(dim=2))

@@ -12,9 +12,9 @@ from played_session import PlayedSession
 from played_tables import PlayedTables
 
 from kvstore import wire
+from kvstore.client.plans import RowPlan
 from kvstore.client.requests import Requests
-from kvstore.client.rows.plan import RowPlan
-from kvstore.client.rows.stored import StoredRows, StoredTables
+from kvstore.client.stored_tables import StoredRows, StoredTables
 from kvstore.errors import UsageError
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rule import Rule
@@ -23,7 +23,7 @@ from kvstore.ticket import WaitLimits
 
 
 def test_rows_are_put_in_pages(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvstore.client.rows.stored.PAGE", 100)
+    monkeypatch.setattr("kvstore.client.stored_tables.PAGE", 100)
     played = PlayedTables(2)
     played.store.init("t", Table(shape=(40, 3)))
     played.store.put_rows("t", RowSparse(range(30), torch.arange(90.0).view(30, 3)))

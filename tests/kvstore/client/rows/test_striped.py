@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placed import entries_for
 
-from kvstore.client.rows.plan import RowPlan
-from kvstore.client.rows.striped import Striped
+from kvstore.client.pack_rows import Striped
+from kvstore.client.plans import RowPlan
 from kvstore.rows.ids import stripes_of
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec

@@ -10,8 +10,8 @@ import torch
 from placed import entries_for
 
 from kvstore import RowSparse, Table
-from kvstore.client.rows.plan import RowPlan
-from kvstore.client.rows.usual import UsualRows, overlap, usual_requests, usual_values
+from kvstore.client.plans import RowPlan
+from kvstore.client.row_calls import UsualRows, overlap, usual_requests, usual_values
 from kvstore.store.arguments import RowRequest
 from kvstore.table import TableSpec
 

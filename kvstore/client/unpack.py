@@ -9,8 +9,7 @@ from typing import TypeAlias
 import torch
 
 from kvstore import wire
-from kvstore.client.plans.parcels import ArrayRange, Parcel
-from kvstore.client.plans.plan import Plan, views_of
+from kvstore.client.plans import ArrayRange, Parcel, Plan, views_of
 from kvstore.errors import UsageError
 from kvstore.values import (
     Arrays,

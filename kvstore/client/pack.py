@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 
 from kvstore import wire
-from kvstore.client.plans.parcels import Parcel
-from kvstore.client.plans.plan import views_of
+from kvstore.client.plans import Parcel, views_of
 from kvstore.spec import HALVES, sum_dtype
 from kvstore.transport.memory import SMALL, Memory, ScatteredFrame
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad

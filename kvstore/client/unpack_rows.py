@@ -8,9 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from kvstore import wire
-from kvstore.client.rows.blocks import RowBlock
-from kvstore.client.rows.plan import RowParcel, RowPlan
-from kvstore.client.rows.striped import Striped
+from kvstore.client.pack_rows import RowBlock, Striped
+from kvstore.client.plans import RowParcel, RowPlan
 from kvstore.errors import WireError
 from kvstore.rows.ids import Ids
 from kvstore.rows.layout import read_rows

@@ -3,27 +3,86 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
-from kvstore.client.plans.entries import Entries, Entry, Segment
-from kvstore.client.plans.parcels import Parcel, parcels
-from kvstore.client.requests import Requests
-from kvstore.client.rows.stored_states import StoredStates
-from kvstore.client.states import AT_ONCE, assemble, cut
+from kvstore.client.entries import Entries, Entry, PushClocks, Segment
+from kvstore.client.plans import Parcel, RowPlans, parcels
+from kvstore.client.requests import AT_ONCE, Requests, assemble, cut
+from kvstore.client.stored_tables import StoredRows, StoredTables
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, require_shapes
 from kvstore.optim.param_groups import ParamGroups
 from kvstore.optim.states import StateStore, StateTensors
-from kvstore.rows.row_states import split
+from kvstore.rows.ids import Ids
+from kvstore.rows.row_states import RowStates, split
+from kvstore.rows.sums import Rows
+from kvstore.rule import Rule
 from kvstore.spec import Key
 from kvstore.table import TableSpec
+
+PullRows: TypeAlias = Callable[[Key, Ids], Rows]  # the rows of these ids
+
+
+class StoredStates:
+    """The states of a store's tables on its servers.
+
+    Args:
+        stored: the tables.
+        entries: the store's keys.
+        plans: of its tables.
+        clocks: of this worker's keys.
+        pull: returns rows of a table.
+    """
+
+    def __init__(
+        self, stored: StoredTables, entries: Entries, plans: RowPlans, clocks: PushClocks, pull: PullRows
+    ) -> None:
+        self._stored, self._entries, self._plans = stored, entries, plans
+        self._clocks, self._pull = clocks, pull
+
+    def read(self) -> StateTensors:
+        """Return the states of all rows of all tables, after this worker's pushes so far."""
+        states: StateTensors = {}
+        for key in self._entries.tables:
+            entry = self._entries[key]
+            with self._stored.freeze(entry.segments, int(self._clocks.pushed[entry.place])) as reading:
+                of_key = RowStates.of(reading.pages(), reading.steps).tensors()
+            states |= {(key, name): value for name, value in of_key.items()}
+        return states
+
+    def require(self, states: Mapping[Key, RowStates], where: object) -> None:
+        """Raise ``UsageError`` unless all keys with ``states``, which come from ``where``, have tables."""
+        for key in states:
+            if key not in self._entries.tables:
+                raise UsageError(f"{where} holds states of table {key!r}, which has not been initialized")
+
+    def replace(self, states: Mapping[Key, RowStates]) -> None:
+        """Give rows these states. In tables that grow, only rows that are there take them."""
+        for key, of_key in states.items():
+            self._replace(key, of_key)
+
+    def _replace(self, key: Key, states: RowStates) -> None:
+        what, plan, entry = "load_optimizer_states", self._plans.of([key]), self._entries[key]
+        missing = np.ones(len(states.ids), bool)
+        with self._stored.freeze(entry.segments, int(self._clocks.pushed[entry.place])) as reading:
+            for page in reading.pages():
+                (ids, rows, parts), places = states.replacing(page)
+                missing[places] = False
+                self._stored.put(what, plan, key, StoredRows(ids, rows, parts, steps=states.steps))
+        grows = self._entries.tables[key].grows
+        ids = states.ids[missing] if not grows else states.ids[:0]
+        parts = {name: part[missing] if not grows else part[:0] for name, part in states.parts.items()}
+        self._stored.put(what, plan, key, StoredRows(ids, self._pull(key, ids), parts, steps=states.steps))
 
 
 class PushHyperparameters(NamedTuple):
@@ -230,3 +289,39 @@ def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mappi
             )
     require_shapes(new, ((key, entry.spec) for key, entry in entries.items()))
     return new
+
+
+MUCH = 0.5
+_AVERAGED = frozenset({"signum"})  # (1 - momentum) of each gradient goes in: more momentum makes no longer steps
+_OURS = ("kvstore", "workers")
+
+
+def advice(optimizer: Optimizer, rule: Rule, store: str, workers: int) -> str:
+    """Return what to tell who updates with ``optimizer`` in a store of several workers; empty if there is nothing.
+
+    Args:
+        optimizer: what is set.
+        rule: the store's.
+        store: the name of its type.
+        workers: how many there are.
+    """
+    momentum = 0.0 if optimizer.name in _AVERAGED else _largest_momentum(optimizer)
+    if rule.mode != "async" or workers < 2 or momentum < MUCH:
+        return ""
+    return (
+        f"{optimizer.name} has momentum {momentum:g} in a {store!r} store of {workers} workers: gradients come late "
+        "there, which acts as more momentum, so training may become unstable or stop learning. Set momentum=0 and a "
+        "higher learning rate, or use a 'dist_sync' store; docs/training.md has figures"
+    )
+
+
+def warn(message: str) -> None:
+    """Warn with ``message``, at the line outside of this package and of ``workers`` that has called them."""
+    level, frame = 1, sys._getframe(0)
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _OURS:
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(message, stacklevel=level)
+
+
+def _largest_momentum(optimizer: Optimizer) -> float:
+    return max(float(optimizer.defaults(number).get("momentum", 0.0)) for number in range(len(optimizer.groups) + 1))
