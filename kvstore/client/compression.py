@@ -8,7 +8,7 @@ import torch
 
 from kvstore import wire
 from kvstore.client.entries import Entries, Segment
-from kvstore.client.pack import Contents, Load, Packer, Plain
+from kvstore.client.pack import Contents, Load, Packer
 from kvstore.client.plans import Parcel, PayloadSource, Plan, parcels
 from kvstore.client.requests import AT_ONCE, Requests, assemble, cut
 from kvstore.codecs import Compression, Compressor, ResumableEncodings, parse
@@ -80,7 +80,7 @@ class Compressing:
             UsageError: some of them have elements that are infinite or NaN; nothing has been encoded.
         """
         floats = finite_floats(plan, values, self._compressor)
-        return _Compressed(self._compressor, self._pushed, floats, Plain(packer, Leaving(values)))
+        return _Compressed(self._compressor, self._pushed, floats, packer.plain(Leaving(values)))
 
     def asked(self, parcel: Parcel) -> wire.CodecDescription:
         """How a parcel's values are to come back."""
@@ -114,7 +114,7 @@ class Compressing:
 
 
 class _Compressed:
-    """See ``Load``. An array is encoded when the first of it goes, so that the wire need not wait for all of them."""
+    """A ``Load`` of encoded arrays. Each is encoded when its first message goes, so nothing waits for all of them."""
 
     def __init__(
         self, compressor: Compressor, codec: wire.CodecDescription, values: Mapping[Key, torch.Tensor], others: Load
@@ -123,10 +123,9 @@ class _Compressed:
         self._values = values
         self._works: ResumableEncodings = {}
 
-    def pack(self, parcel: Parcel, gather: bool) -> Contents:
-        """See ``Load``."""
+    def __call__(self, parcel: Parcel, gather: bool) -> Contents:
         if parcel.dtype not in FLOATS:
-            return self._others.pack(parcel, gather)
+            return self._others(parcel, gather)
         parts = [to_buffer(self._payload(source)) for source in parcel.sources]
         lengths, spans = [part.nbytes for part in parts], [source.segments for source in parcel.sources]
         return Contents(wire.pack_arrays(parts), self._codec, lengths, spans)
@@ -200,7 +199,13 @@ class Delegated:
             UsageError: some of them have elements that are infinite or NaN.
         """
         finite_floats(plan, values, self._checker)
-        return _Delegated(self._pushed, Plain(packer, Leaving(values)))
+        plain = packer.plain(Leaving(values))
+
+        def pack(parcel: Parcel, gather: bool) -> Contents:
+            contents = plain(parcel, gather)
+            return contents._replace(encode=self._pushed) if parcel.dtype in FLOATS else contents
+
+        return pack
 
     def asked(self, parcel: Parcel) -> wire.CodecDescription:
         """How the servers are to send a parcel's values to the aggregator."""
@@ -259,15 +264,3 @@ class Delegated:
     def _parcels(self) -> list[Parcel]:
         keys = [key for key, entry in self._entries.items() if entry.spec.dtype in FLOATS]
         return parcels(self._entries, keys, AT_ONCE) if keys else []
-
-
-class _Delegated:
-    """See ``Load``: plain values, and how their sum is to be encoded."""
-
-    def __init__(self, codec: wire.CodecDescription, values: Load) -> None:
-        self._codec, self._values = codec, values
-
-    def pack(self, parcel: Parcel, gather: bool) -> Contents:
-        """See ``Load``."""
-        contents = self._values.pack(parcel, gather)
-        return contents._replace(encode=self._codec) if parcel.dtype in FLOATS else contents

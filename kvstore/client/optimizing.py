@@ -85,12 +85,19 @@ class StoredStates:
         self._stored.put(what, plan, key, StoredRows(ids, self._pull(key, ids), parts, steps=states.steps))
 
 
-class PushHyperparameters(NamedTuple):
-    """The numbers of a push: ``changes``, as messages carry them, are those that differ from the optimizer's."""
+class PushNumbers(NamedTuple):
+    """The numbers that all messages of a push have.
+
+    Attributes:
+        lr, rescale: what this worker has set; None if it has not.
+        changes: other hyper-parameters that differ from the optimizer's, as messages carry them.
+        order: the priority among other messages that leave; None for the order of calls.
+    """
 
     lr: float | None = None
     rescale: float | None = None
     changes: list[list[Any]] = []  # noqa: RUF012 - nobody changes it
+    order: int | None = None
 
 
 class _Set(NamedTuple):
@@ -195,11 +202,10 @@ class Optimizing:
         finally:
             self._set = self._set._replace(rescale=before)
 
-    def hyper(self) -> PushHyperparameters:
-        """Return the numbers of the next push."""
-        return PushHyperparameters(
-            self._set.lr, self._set.rescale, [[*which, value] for which, value in self._set.changes.items()]
-        )
+    def numbers(self, order: int | None) -> PushNumbers:
+        """Return the numbers of the next push; ``order``: see ``PushNumbers``."""
+        _, _, lr, rescale, changes = self._set
+        return PushNumbers(lr, rescale, [[*which, value] for which, value in changes.items()], order)
 
     def require(self, what: str) -> str:
         """Return the optimizer's rule; a worker that has not set it asks the servers, once.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 
@@ -20,7 +20,7 @@ PART = 4 << 10  # bytes; what has smaller parts on average is cheaper to copy th
 
 
 class Contents(NamedTuple):
-    """What a message carries, and how it is encoded, or is to be, if it is; see ``Push``."""
+    """What a message carries, and how it is encoded, or is to be; see ``Push``. ``loan``: see ``PushLent``."""
 
     buffers: list[wire.Buffer]
     codec: wire.CodecDescription = None
@@ -28,18 +28,12 @@ class Contents(NamedTuple):
     segment_counts: Sequence[int] = ()
     encode: wire.CodecDescription = None
     in_float32: bool = False
+    loan: int | None = None
 
 
-class Load(Protocol):
-    """What one push carries."""
-
-    def pack(self, parcel: Parcel, gather: bool) -> Contents:
-        """Return the values of a message.
-
-        Args:
-            gather: the buffers may be ``ScatteredFrame``, of arrays that stay as they are until the message has left.
-        """
-        ...
+# Returns what one message of a push carries: the values of a parcel. If the second argument is True, the buffers may be
+# ``ScatteredFrame``, of arrays that stay as they are until the message has left.
+Load: TypeAlias = Callable[[Parcel, bool], Contents]
 
 
 class Packer:
@@ -62,6 +56,14 @@ class Packer:
         tensor = torch.frombuffer(buffer, dtype=dtype)
         self._made[tensor.data_ptr()] = buffer.obj
         return tensor.view(shape)
+
+    def plain(self, values: Leaving) -> Load:
+        """Return what a push carries of values that go as they are. They are read when a message is made."""
+
+        def pack(parcel: Parcel, gather: bool) -> Contents:
+            return Contents(self.pack(parcel, values, gather), in_float32=is_sum(parcel, values.tensors))
+
+        return pack
 
     def pack(self, parcel: Parcel, values: Leaving, gather: bool = False) -> list[wire.Buffer]:
         """Return what ``parcel`` carries of ``values``, as a copy: later changes of the arrays are not seen.
@@ -123,15 +125,3 @@ def is_sum(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> bool:
     return parcel.dtype in HALVES and any(
         tensors[position].dtype == torch.float32 for position in parcel.positions.tolist()
     )
-
-
-class Plain:
-    """Values that go as they are; see ``Load``. They are read when a message goes."""
-
-    def __init__(self, packer: Packer, values: Leaving) -> None:
-        self._packer, self._values = packer, values
-
-    def pack(self, parcel: Parcel, gather: bool) -> Contents:
-        """See ``Load``."""
-        wide = is_sum(parcel, self._values.tensors)
-        return Contents(self._packer.pack(parcel, self._values, gather), in_float32=wide)

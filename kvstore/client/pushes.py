@@ -14,21 +14,17 @@ from kvstore import wire
 from kvstore.client.calls import StoreCall
 from kvstore.client.compression import Compressing, Delegated
 from kvstore.client.entries import Carried, PushClocks
-from kvstore.client.lending import Lending, LentLoad
+from kvstore.client.lending import Lending
 from kvstore.client.optimizing import Optimizing
-from kvstore.client.pack import Load, Plain
+from kvstore.client.pack import Load
 from kvstore.client.pending import (
-    ArrayAsker,
+    Asker,
     IncomingParcel,
     PullOfArrays,
-    PushedValues,
+    PullOfRows,
     PushOfArrays,
-    PushOfLentArrays,
     PushOfRows,
-    RowAsker,
-    RowNumbers,
-    pulls_of_rows,
-    pushes_of_rows,
+    StoreRequest,
 )
 from kvstore.client.plans import Parcel, Plan
 from kvstore.client.requests import Joining, Requests
@@ -132,8 +128,7 @@ class Pushes:
         self._number = 0  # of the last push
         self._pushed: dict[int, Operation] = {}  # by number, those that may not have taken effect yet
         self._failed: dict[Operation, None] = {}
-        self._arrays = ArrayAsker(self.store, session, clocks, self.noted)
-        self._rows = RowAsker(self.store, session.servers, clocks, session.client, self.noted)
+        self._asker = Asker(self.store, session, clocks, self._answered)
 
     @property
     def outstanding(self) -> int:
@@ -143,9 +138,8 @@ class Pushes:
     @property
     def bytes_pushed(self) -> int:
         """Bytes of gradients that have been sent."""
-        arrays = sum(request.sent for request in self._client.of(PushOfArrays) if request.asker is self._arrays)
-        rows = sum(request.sent for request in self._client.of(PushOfRows) if request.asker is self._rows)
-        return self.counts.bytes_pushed + arrays + rows
+        sent = sum(request.sent for request in self._client.of(StoreRequest) if request.asker is self._asker)
+        return self.counts.bytes_pushed + sent
 
     def activity(self) -> StoreActivity:
         """Return what this worker has done in the store, for its reports. Any thread may call it."""
@@ -187,7 +181,7 @@ class Pushes:
             require_floats(zip(plan.keys, plan.specs, strict=True))
         if self.compressing is None:
             lent = None if self.lending is None else self.lending.load(plan, values)
-            return Plain(self._requests.packer, Leaving(values)) if lent is None else lent
+            return self._requests.packer.plain(Leaving(values)) if lent is None else lent
         return self.compressing.load(plan, values, self._requests.packer)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -218,21 +212,24 @@ class Pushes:
         places = call.places
         # The pushes of a key stay in order, and so do their answers, which may go into the same array.
         order = None if self._on_way(places) else priority
-        hyper = self._optimizing.hyper()
+        numbers = self._optimizing.numbers(order)
         turn = priority if wait else None
         pushes: list[PendingRequest] = []
         if call.plan is not None and load is not None:
-            outgoing = PushedValues(load, hyper, order)
-            kind = PushOfLentArrays if isinstance(load, LentLoad) else PushOfArrays
             pushes += [
-                kind(self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), outgoing)
+                PushOfArrays(
+                    self._asker, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), load, numbers
+                )
                 for parcel in call.plan.parcels
             ]
-        read = 0
-        if call.rows:
-            numbers = RowNumbers(hyper.lr, hyper.rescale, hyper.changes, order)
-            pushes += pushes_of_rows(self._rows, operation, call.rows, numbers, turn)
-            read = sum(len(rows.plan.keys) for rows in call.rows if rows.reader is not None)
+        # Each server gets a push of rows, even of none: it counts as this worker's contribution to the round.
+        pushes += [
+            PushOfRows(self._asker, operation, rows, server, rows.contribution, numbers, turn)
+            for rows in call.rows
+            if rows.contribution is not None
+            for server in range(rows.plan.servers)
+        ]
+        read = sum(len(rows.plan.keys) for rows in call.rows if rows.reader is not None)
         if call.plan is not None and call.writer is not None:
             read += len(call.plan.keys)
         counts = self.counts.called(len(places), read)
@@ -243,10 +240,15 @@ class Pushes:
         turn = priority if self.session.aggregator is None else None  # an aggregator decides what goes next
         if call.plan is not None:
             pulls += [
-                PullOfArrays(self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn))
+                PullOfArrays(self._asker, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn))
                 for parcel in call.plan.parcels
             ]
-        pulls += pulls_of_rows(self._rows, operation, call.rows, priority)
+        pulls += [
+            PullOfRows(self._asker, operation, rows, server, rows.reader, priority)
+            for rows in call.rows
+            if rows.reader is not None
+            for server in rows.reader.servers
+        ]
         return pulls
 
     def _made(self, number: int, operation: Operation, places: Column, clocks: Column, counts: Counts) -> None:
@@ -288,7 +290,9 @@ class Pushes:
         turn = None if priority is None else Turn(int(plan.weight * nbytes), priority)
         return IncomingParcel(writer, decode, codec, turn)
 
-    def noted(self, parcel: Carried, reply: wire.Ack | wire.Rows | wire.Values, pushed: int, pulled: bool) -> Effect:
+    def _answered(
+        self, parcel: Carried, reply: wire.Ack | wire.Rows | wire.Values, pushed: int, pulled: bool
+    ) -> Effect:
         """Return the effect of an answer on the counters and clocks.
 
         Args:
@@ -305,9 +309,9 @@ class Pushes:
                 nbytes = sum(reply.lengths) or cast("Parcel", parcel).nbytes
             counts = counts.received(nbytes, reply.ahead if self.rule.mode == "async" else None)
             versions = reply.clocks
-        return partial(self._noted, counts, parcel, versions)
+        return partial(self._note, counts, parcel, versions)
 
-    def _noted(self, counts: Counts, parcel: Carried, versions: Sequence[int]) -> None:
+    def _note(self, counts: Counts, parcel: Carried, versions: Sequence[int]) -> None:
         if versions:
             self.clocks.advance(parcel, versions)
         self.counts = counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,35 +18,8 @@ from kvstore.rows.sums import Rows
 from kvstore.rows.wanted import Wanted
 
 
-class RowReader(Protocol):
-    """Takes the rows that answer a call."""
-
-    union: bool  # whether the answers bring all rows that the round has changed, and their ids
-
-    @property
-    def servers(self) -> list[int]:
-        """The servers that are asked, by a call that pushes nothing."""
-        ...
-
-    def counts(self, server: int) -> list[int]:
-        """Return how many rows of each table ``server`` is asked for."""
-        ...
-
-    def ids(self, server: int) -> Ids:
-        """Return the ids of these."""
-        ...
-
-    def nbytes(self, server: int) -> int:
-        """Return how many bytes of rows ``server`` is expected to answer."""
-        ...
-
-    def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
-        """Take what a server has answered. May be called again with the same answer."""
-        ...
-
-
 class IncomingRows:
-    """Rows by their ids; see ``RowReader``.
+    """Takes rows by their ids.
 
     Args:
         plan: of the tables.
@@ -86,19 +59,19 @@ class IncomingRows:
         return [server for server in range(self._plan.servers) if self._striped.total(server)] or [0]
 
     def counts(self, server: int) -> list[int]:
-        """See ``RowReader``."""
+        """Return how many rows of each table ``server`` is asked for."""
         return self._striped.counts[server]
 
     def ids(self, server: int) -> Ids:
-        """See ``RowReader``."""
+        """Return the ids of these."""
         return self._striped.ids(server)
 
     def nbytes(self, server: int) -> int:
-        """See ``RowReader``."""
+        """Return how many bytes of rows ``server`` is expected to answer."""
         return self._plan.nbytes(self.counts(server))
 
     def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
-        """See ``RowReader``."""
+        """Take what a server has answered. May be called again with the same answer."""
         if reply.counts != self.counts(parcel.server):
             raise WireError(f"expected {self.counts(parcel.server)} rows of the tables, got {reply.counts}")
         self._collect(parcel.server, reply)
@@ -137,7 +110,7 @@ class IncomingRows:
 
 
 class UnionRows:
-    """All rows that the updates of a round have changed; see ``RowReader``.
+    """Takes all rows that the updates of a round have changed, and their ids.
 
     Args:
         plan: of the tables.
@@ -169,7 +142,7 @@ class UnionRows:
         return 0
 
     def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
-        """See ``RowReader``."""
+        """Take what a server has answered. May be called again with the same answer."""
         if len(reply.counts) != len(self._plan.tables) or len(reply.buffers) != 2:
             raise WireError(f"expected rows and ids of {len(self._plan.tables)} tables, got others")
         dtype = np.dtype(np.int64 if reply.wide else np.int32)
@@ -191,6 +164,9 @@ class UnionRows:
         ids = np.concatenate([ids for ids, _ in parts])
         order = np.argsort(ids)
         return ids[order], np.concatenate([rows for _, rows in parts])[order]
+
+
+RowReader: TypeAlias = IncomingRows | UnionRows
 
 
 def row_parts(plan: RowPlan, reply: wire.Rows) -> list[Rows]:
