@@ -219,7 +219,7 @@ class Answers(Operation):
         self.saving = saving
 
     def fail(self, error: KVStoreError) -> None:
-        """See ``Operation``."""
+        """Fail, and give the checkpoint up."""
         self.saving.fail(error)
         super().fail(error)
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,12 +29,11 @@ from kvstore.checkpoint.stateful import joined, packed
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors
 from kvstore.checkpoint.verify import verify
 from kvstore.client.checkpoint_files import Answers, CheckpointInProgress, ask
-from kvstore.client.entries import Entries
 from kvstore.client.resuming import Resumed, TrainedStore
 from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError
 from kvstore.job.valid_values import Interval
 from kvstore.member.session import Session
-from kvstore.spec import Key, Spec
+from kvstore.store.base import KVStore
 from kvstore.values import to_buffer
 from kvstore.values.addresses import Column
 
@@ -43,18 +42,6 @@ log = logging.getLogger(__name__)
 
 KEY = "checkpoint"
 MOST_TEXT = 600  # characters that say why a worker's part failed
-
-
-class Stateful(Protocol):
-    """An object with state, as torch's modules, optimizers and schedulers are."""
-
-    def state_dict(self) -> Any:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Take the state."""
-        ...
 
 
 class WorkerPart:
@@ -66,12 +53,12 @@ class WorkerPart:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._attached: dict[str, tuple[Stateful, bool]] = {}
+        self._attached: dict[str, tuple[Any, bool]] = {}
         self._writer: threading.Thread | None = None
         self._failed = False  # what the last writer had to write
         self._copied: tuple[dict[str, torch.Tensor], str] | None = None
 
-    def attach(self, name: str, thing: Stateful, shared: bool) -> None:
+    def attach(self, name: str, thing: Any, shared: bool) -> None:
         """Add ``thing`` to later checkpoints; if ``shared``, at worker 0 alone."""
         self._attached[name] = thing, shared
 
@@ -114,7 +101,7 @@ class WorkerPart:
             self._writer.join(timeout)
         return not self._failed
 
-    def _attached_here(self) -> Mapping[str, Stateful]:
+    def _attached_here(self) -> Mapping[str, Any]:
         """Return what this worker saves: what is shared, worker 0 alone."""
         return {name: thing for name, (thing, shared) in self._attached.items() if self._rank == 0 or not shared}
 
@@ -155,35 +142,7 @@ class WorkerPart:
                 promise_of(folder, self._rank).unlink(missing_ok=True)
 
 
-class MeetingStore(Protocol):
-    """A synchronous store of the job's, for sums of a few numbers."""
-
-    def init(self, key: Any, value: Any) -> None:
-        """See ``KVStore``."""
-        ...
-
-    def pull(self, key: Any, out: Any) -> Any:
-        """See ``KVStore``."""
-        ...
-
-    def pushpull(self, key: Any, value: Any) -> Any:
-        """See ``KVStore``."""
-        ...
-
-    def join(self, timeout: float | None = None) -> int:
-        """See ``KVStore``."""
-        ...
-
-    def begin_join(self) -> None:
-        """Begin ``join``, which another call ends."""
-        ...
-
-    def close(self) -> None:
-        """See ``KVStore``."""
-        ...
-
-
-def told(store: MeetingStore, number: int, resumed: int) -> tuple[int, int]:
+def told(store: KVStore, number: int, resumed: int) -> tuple[int, int]:
     """Return what worker 0 gives: the number of the newest checkpoint, and that of the one to continue from."""
     numbers = torch.tensor([number, resumed], dtype=torch.int64, device="cpu")
     store.init(KEY, numbers)
@@ -199,7 +158,7 @@ class Meetings:
         rank, num_workers: this worker's rank, and how many there are.
     """
 
-    def __init__(self, store: MeetingStore, rank: int, num_workers: int) -> None:
+    def __init__(self, store: KVStore, rank: int, num_workers: int) -> None:
         self._store, self._rank = store, rank
         self._slots = torch.zeros(2 + num_workers, dtype=torch.int64, device="cpu")
         self._failed = torch.zeros(num_workers, dtype=torch.int64, device="cpu")
@@ -263,6 +222,7 @@ class Checkpointing:
         clock: seconds, monotonic.
 
     Attributes:
+        directory: where checkpoints are written; None if this job writes none.
         made, failed: how many checkpoints worker 0 has completed, and how many failed.
 
     Raises:
@@ -272,7 +232,7 @@ class Checkpointing:
     def __init__(
         self,
         session: Session,
-        make_store: Callable[[], MeetingStore],
+        make_store: Callable[[], KVStore],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.made = self.failed = 0
@@ -282,7 +242,7 @@ class Checkpointing:
         self._part = WorkerPart(session.rank)
         self._answers: Answers | None = None
         config = session.config
-        self._directory = Path(config.checkpoint_dir) if config.checkpoint_dir else None
+        self.directory = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         self.resumed: Resumed | None = None
         number, resumed = self._begun()
         store = make_store()
@@ -294,7 +254,7 @@ class Checkpointing:
         self._base = 0 if self.resumed is None else self.resumed.rounds
         self._meetings = Meetings(store, self.rank, session.num_workers)
         self._schedule = CheckpointSchedule(config.checkpoint_every, self._base, clock())
-        self._meets = self._directory is not None and config.checkpoint_every != Interval()
+        self._meets = self.directory is not None and config.checkpoint_every != Interval()
         self._next = self._schedule.first() if self._meets else NEVER
 
     @property
@@ -311,9 +271,9 @@ class Checkpointing:
         if self.rank != 0:
             return 0, 0
         newest = 0
-        if self._directory is not None:
-            prepare(self._directory)
-            newest = max((folder.number for folder in listed(self._directory)), default=0)
+        if self.directory is not None:
+            prepare(self.directory)
+            newest = max((folder.number for folder in listed(self.directory)), default=0)
         path = self._session.config.checkpoint_resume
         folder = found(Path(path)) if path else None
         if folder is None:
@@ -336,26 +296,13 @@ class Checkpointing:
         self.finish()
         self._stores = [each for each in self._stores if each is not store]
 
-    def attach(self, name: str, thing: Stateful, shared: bool) -> bool:
-        """See ``KVStore.attach``."""
+    def attach(self, name: str, thing: Any, shared: bool) -> bool:
+        """Save ``thing`` with later checkpoints; load its state from the resumed one, and return whether it has one."""
         self._part.attach(name, thing, shared)
         state = None if self.resumed is None else self.resumed.part(name, shared)
         if state is not None:
             thing.load_state_dict(state)
         return state is not None
-
-    def values(
-        self, store: TrainedStore, keys: Sequence[Key], specs: Sequence[Spec], values: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Return the first values of ``keys``: the checkpoint's, where it has them, else those given."""
-        if self.resumed is None:
-            return list(values)
-        return store.first_values(self.resumed, keys, specs, values)
-
-    def give_states(self, store: TrainedStore, entries: Entries) -> None:
-        """Give the servers the checkpoint's states of ``entries``, if there is an optimizer already; once."""
-        if self.resumed is not None:
-            store.give_states(self.resumed, entries)
 
     # ---- moments
 
@@ -366,24 +313,19 @@ class Checkpointing:
         clock = int(store.clocks.pushed[places].max(initial=0)) + 1
         if clock <= store.begun:
             return
-        if clock > 1 and self._directory is not None and store.trains:
+        if clock > 1 and self.directory is not None and store.trains:
             self._passed(store, self._base + clock - 1)
         store.begun = clock
 
     def step_over(self, store: TrainedStore) -> int | None:
         """Save if a checkpoint is due; the program says that a step is over. Return the number of the checkpoint."""
-        if self._directory is None or not store.rounds or not store.trains:
+        if self.directory is None or not store.rounds or not store.trains:
             return None
         store.begun = max(store.begun, store.rounds)
         return self._passed(store, self._base + store.rounds)
 
     def save(self, store: TrainedStore) -> int | None:
         """Save now; all workers call this. Return the number, or None if that failed at once."""
-        if self._directory is None:
-            raise UsageError(
-                "this job has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all its processes, or start "
-                "it with launch.py --checkpoint-dir DIR"
-            )
         self.finish()
         return self._meet(self._base + store.rounds, now=True)
 
@@ -546,7 +488,7 @@ class Checkpointing:
 _OF: WeakKeyDictionary[Session, Checkpointing] = WeakKeyDictionary()
 
 
-def checkpointing(session: Session, make_store: Callable[[], MeetingStore]) -> Checkpointing | None:
+def checkpointing(session: Session, make_store: Callable[[], KVStore]) -> Checkpointing | None:
     """Return the checkpoints of this worker process; None if the job has none, and continues from none."""
     config = session.config
     if not config.checkpoint_dir and not config.checkpoint_resume:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kvstore.client.calls import ABSENT, Arguments, StoreCall, distinct, new_arrays, tables_among
-from kvstore.client.checkpointing import Stateful, checkpointing
+from kvstore.client.checkpointing import checkpointing
 from kvstore.client.compression import Compressing, Delegated, compressing
 from kvstore.client.compression import describe as describe_compression
 from kvstore.client.entries import Entries, Entry, PushClocks
@@ -111,26 +111,17 @@ class DistStore(KVStore):
         self._requests = Requests(session, ordinal, self.rule, limits, made, at)
         self._saves = OpenSaves()
         self._table_changes: dict[Key, TableChanges] = {}
-        self._stored = StoredTables(session, self._requests, self._entries.tables)
+        self._stored = StoredTables(self._requests, self._entries.tables)
         self._barriers = WorkerBarriers(self._requests)
         states = StoredStates(self._stored, self._entries, self._row_plans, self._clocks, self._row_array)
         self._optimizing = Optimizing(self._requests, states, name)
         self._joining = Joining(self._requests, self._clocks)
-        self._pushes = Pushes(session, self._requests, self.rule, self._clocks, self._optimizing, self._joining)
+        self._pushes = Pushes(self._requests, self.rule, self._clocks, self._optimizing, self._joining)
         if on_device and session.aggregator is not None and session.config.device_sum != "off":
             self._pushes.lending = Lending(
                 session.config.device_sum, self._requests, session.client, session.aggregator, self._stored_bytes
             )
-        self._trained = TrainedStore(
-            ordinal,
-            self.rule,
-            self._requests,
-            self._entries,
-            self._clocks,
-            self._optimizing,
-            self._pushes,
-            self._stored,
-        )
+        self._trained = TrainedStore(ordinal, self._entries, self._optimizing, self._pushes, self._stored)
         if self._checkpoints is not None:
             self._checkpoints.add(self._trained)
             self._pushes.before = partial(self._checkpoints.before, self._trained)
@@ -166,16 +157,16 @@ class DistStore(KVStore):
         entries = self._requests.declare(keys, all_kinds, all_specs, *bounds)
         if self.rank == 0:
             resumed = None if self._checkpoints is None else self._checkpoints.resumed
-            if self._checkpoints is not None and resumed is not None:
+            if resumed is not None:
                 of_arrays = list(map(specs.__getitem__, kinds))
-                values = self._checkpoints.values(self._trained, array_keys, of_arrays, tensors_of(values))
+                values = self._trained.first_values(resumed, array_keys, of_arrays, tensors_of(values))
             if array_keys:
                 self._requests.put_values(Plan(entries, array_keys, piece_bytes), Leaving(values))
             if first.specs:
                 self._stored.make(RowPlan(entries, entries.tables), first.rows)
-            if self._checkpoints is not None and resumed is not None:
+            if resumed is not None:
                 self._trained.tables.put(resumed, entries)
-                self._checkpoints.give_states(self._trained, entries)
+                self._trained.give_states(resumed, entries)
             self._requests.ready(keys, partial(self._add, entries))
         else:
             self._session.client.alone(self._add, entries)
@@ -370,8 +361,8 @@ class DistStore(KVStore):
         self._optimizing.set(new)
         if self._checkpoints is not None:
             self._trained.optimizer_set()
-            if self.rank == 0:
-                self._checkpoints.give_states(self._trained, self._entries)
+            if self.rank == 0 and self._checkpoints.resumed is not None:
+                self._trained.give_states(self._checkpoints.resumed, self._entries)
         if self.rank == 0 and (text := advice(new, self.rule, self._name, self.num_workers)):
             warn(text)
 
@@ -427,7 +418,7 @@ class DistStore(KVStore):
 
     def save_checkpoint(self, *, if_due: bool = False, wait: bool = False) -> int | None:
         self._check()
-        if self._checkpoints is None:
+        if self._checkpoints is None or self._checkpoints.directory is None:
             if if_due:
                 return None
             raise UsageError(
@@ -439,7 +430,7 @@ class DistStore(KVStore):
             return None
         return number
 
-    def attach(self, name: str, thing: Stateful, *, shared: bool = False) -> bool:
+    def attach(self, name: str, thing: Any, *, shared: bool = False) -> bool:
         self._check()
         super().attach(name, thing, shared=shared)
         return self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)

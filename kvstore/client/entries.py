@@ -185,7 +185,7 @@ class Carried(Protocol):
 
     @property
     def segments(self) -> list[Segment]:
-        """See ``Segment``."""
+        """Return the segments, in the order of the message."""
         ...
 
     @property

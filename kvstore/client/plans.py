@@ -164,7 +164,7 @@ class Parcel:
 
     @cached
     def segments(self) -> list[Segment]:
-        """See ``Segment``."""
+        """The segments, in the order of the message."""
         table = self._table
         columns = (table.positions, table.servers, table.starts, table.stops)
         lists = (column[self._numbers].tolist() for column in columns)
@@ -200,7 +200,7 @@ class Parcel:
 
     @cached
     def ranges(self) -> list[ArrayRange]:
-        """See ``ArrayRange``."""
+        """The ranges of arrays, in the order of the message."""
         whole = self.ends - self.begins == self._table.sizes[self.positions]
         lists = (column.tolist() for column in (self.positions, self.begins, self.ends, whole))
         return [ArrayRange(*numbers) for numbers in zip(*lists, strict=True)]

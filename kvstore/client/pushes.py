@@ -32,7 +32,6 @@ from kvstore.client.unpack import Writer
 from kvstore.errors import UsageError
 from kvstore.member.activity import StoreActivity
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
-from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.spec import require_floats
 from kvstore.ticket import Operation
@@ -90,11 +89,7 @@ class Pushes:
     """The pushes and pulls of one store.
 
     Args:
-        session: this process's membership in the job.
-        requests: the store's.
-        rule: how updates and reads go together.
-        clocks: of this worker's keys.
-        optimizing: what updates are to be made with.
+        requests, rule, clocks, optimizing: of the store.
         joining: whether this worker may push.
 
     Attributes:
@@ -106,7 +101,6 @@ class Pushes:
 
     def __init__(
         self,
-        session: Session,
         requests: Requests,
         rule: Rule,
         clocks: PushClocks,
@@ -117,18 +111,17 @@ class Pushes:
         self.lending: Lending | None = None
         self.counts = Counts()
         self.before: Callable[[Column], None] | None = None
-        self.session = session
-        self.store = requests.store
+        self.session = session = requests.session
+        self.requests = requests
         self.rule = rule
         self.clocks = clocks
-        self._requests = requests
         self._client = session.client
         self._optimizing = optimizing
         self._joining = joining
         self._number = 0  # of the last push
         self._pushed: dict[int, Operation] = {}  # by number, those that may not have taken effect yet
         self._failed: dict[Operation, None] = {}
-        self._asker = Asker(self.store, session, clocks, self._answered)
+        self._asker = Asker(requests.store, session, clocks, self._answered)
 
     @property
     def outstanding(self) -> int:
@@ -159,7 +152,7 @@ class Pushes:
         if self.before is not None and call.pushes:
             self.before(call.places)
         load = self._load(call) if call.pushes else None
-        operation = Operation(what, call.keys, self._client, self._fail, self._requests.limits)
+        operation = Operation(what, call.keys, self._client, self._fail, self.requests.limits)
         send = self._client.exchange if wait else self._client.submit
         send(operation, self._prepare, call, load, priority, wait)
         if tracer is not None and tracer.open:
@@ -181,8 +174,8 @@ class Pushes:
             require_floats(zip(plan.keys, plan.specs, strict=True))
         if self.compressing is None:
             lent = None if self.lending is None else self.lending.load(plan, values)
-            return self._requests.packer.plain(Leaving(values)) if lent is None else lent
-        return self.compressing.load(plan, values, self._requests.packer)
+            return self.requests.packer.plain(Leaving(values)) if lent is None else lent
+        return self.compressing.load(plan, values, self.requests.packer)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push has taken effect; raise what has gone wrong."""
@@ -191,7 +184,7 @@ class Pushes:
 
     def check(self) -> None:
         """Raise what has gone wrong since the last call."""
-        self.session.check(self.store)
+        self.session.check(self.requests.store)
         for operation in list(self._failed):
             if not operation.raised:
                 operation.wait()

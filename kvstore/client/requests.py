@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,13 +40,14 @@ class Requests:
         place: where in the program; empty if workers may make it at different places.
 
     Attributes:
+        session: see above.
         store: its number on the wire.
     """
 
     def __init__(
         self, session: Session, ordinal: int, rule: Rule, limits: WaitLimits, made: str = "", place: str = ""
     ) -> None:
-        self._session = session
+        self.session = session
         self._client = session.client
         self.limits = limits
         self.packer = Packer(session.client)
@@ -58,7 +59,7 @@ class Requests:
     def close(self) -> None:
         """Tell the servers and the aggregator, then the scheduler, that this worker does not use the store any more."""
         self._all("closing the store", wire.Close, store=self.store)
-        self.one(self._session.scheduler, "closing the store", (), wire.CloseStore, store=self.store)
+        self.one(self.session.scheduler, "closing the store", (), wire.CloseStore, store=self.store)
 
     def declare(
         self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
@@ -70,7 +71,7 @@ class Requests:
             bound, longest: see ``Declare``.
         """
         placed: wire.Placed = self.one(
-            self._session.scheduler,
+            self.session.scheduler,
             "init",
             keys,
             wire.Declare,
@@ -85,8 +86,8 @@ class Requests:
         )
         columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
         segments = SegmentColumns(*(np.array(column, np.int64) for column in columns))
-        if self._session.aggregator is not None:
-            self._describe(self._session.aggregator, keys, kinds, specs, segments)
+        if self.session.aggregator is not None:
+            self._describe(self.session.aggregator, keys, kinds, specs, segments)
         return Entries.of(keys, kinds, specs, segments)
 
     def _describe(
@@ -121,7 +122,7 @@ class Requests:
         """Send the first values of a plan's keys to the servers, and wait until they are there."""
         operation = self.operation("init", plan.keys)
         for parcel in plan.parcels:
-            peer = self._session.servers[parcel.server]
+            peer = self.session.servers[parcel.server]
             self._client.submit(
                 operation, ready, [_FirstValues(peer, operation, self.store, parcel, values, self.packer)]
             )
@@ -131,7 +132,7 @@ class Requests:
         """Report keys ready, which other workers may use from then on; this has ``effect``."""
         operation = self.operation("init", keys)
         fields = {"store": self.store, "keys": list(keys)}
-        question = Question(self._session.scheduler, operation, wire.Ready, fields)
+        question = Question(self.session.scheduler, operation, wire.Ready, fields)
         self._client.exchange(operation, ready, [question], effect)
 
     def set_optimizer(self, version: int, optimizer: Optimizer, effect: Effect) -> None:
@@ -149,13 +150,13 @@ class Requests:
             "groups": [[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
         }
         operation = self.operation("set_optimizer")
-        questions = [_Last(peer, operation, wire.SetOptimizer, fields, effect) for peer in self._session.servers]
+        questions = [_Last(peer, operation, wire.SetOptimizer, fields, effect) for peer in self.session.servers]
         self._client.exchange(operation, ready, questions)
 
     def optimizer(self) -> str | None:
         """Return the name of the optimizer that the servers have, or None."""
         reply: wire.OptimizerStates = self.one(
-            self._session.servers[0], "asking for the optimizer", (), wire.GetStates, store=self.store, ids=[]
+            self.session.servers[0], "asking for the optimizer", (), wire.GetStates, store=self.store, ids=[]
         )
         return reply.optimizer
 
@@ -167,7 +168,7 @@ class Requests:
             aggregator: asked for the residuals of its compression instead.
         """
         reply: wire.OptimizerStates = self.one(
-            aggregator or self._session.servers[parcel.server],
+            aggregator or self.session.servers[parcel.server],
             "save_optimizer_states",
             (),
             wire.GetStates,
@@ -183,85 +184,13 @@ class Requests:
         """Send a server the optimizer's states of segments that it holds; see ``get_states``."""
         by_id = (SegmentState(segment.id, name, value) for (segment, name), value in states.items())
         self.one(
-            aggregator or self._session.servers[server],
+            aggregator or self.session.servers[server],
             "load_optimizer_states",
             (),
             wire.PutStates,
             store=self.store,
             **pack_states(by_id),
         )
-
-    def barrier(self, number: int, begun: Callable[[Operation], None]) -> None:
-        """Come to the store's barrier ``number``.
-
-        Args:
-            begun: gets the operation that is done when all workers have come.
-        """
-        operation = self.operation("barrier")
-        fields = {"store": self.store, "number": number}
-        question = Question(self._session.scheduler, operation, wire.Barrier, fields)
-        self._client.submit(operation, ready, [question], partial(begun, operation))
-
-    def announce_pause(self, number: int) -> None:
-        """Announce this worker's pause ``number`` to the scheduler, before any server lets others go on."""
-        self.one(
-            self._session.scheduler,
-            "join",
-            (),
-            wire.Pause,
-            store=self.store,
-            number=number,
-            pushes=0,
-            ids=[],
-            clocks=[],
-        )
-
-    def pause(
-        self,
-        number: int,
-        clocks: Callable[[], Mapping[Segment, int]],
-        tables: Collection[Key],
-        take: Callable[[Sequence[int], wire.Resume], None],
-        begun: Callable[[Operation], None],
-    ) -> None:
-        """Tell all servers, and the aggregator, that this worker has nothing more to contribute.
-
-        Args:
-            clocks: returns how often each segment has been pushed.
-            tables: the keys that have tables, of which the aggregator knows nothing.
-            take: is given each server's answer, with the segments that it is about.
-            begun: gets the operation that is done when the servers let this worker go on.
-        """
-        self._client.submit(self.operation("join"), self._pauses, number, clocks, tables, take, begun)
-
-    def _pauses(
-        self,
-        operation: Operation,
-        number: int,
-        clocks: Callable[[], Mapping[Segment, int]],
-        tables: Collection[Key],
-        take: Callable[[Sequence[int], wire.Resume], None],
-        begun: Callable[[Operation], None],
-    ) -> tuple[Sequence[PendingRequest], Effect]:
-        by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
-        pushes: dict[Key, int] = {}
-        every: dict[int, int] = {}
-        for segment, clock in clocks().items():
-            by_server[segment.server][segment.id] = clock
-            pushes[segment.key] = clock
-            if segment.key not in tables:
-                every[segment.id] = clock
-        questions = []
-        for peer, pushed in zip(self._session.servers, by_server, strict=True):
-            ids = list(pushed)
-            fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": ids}
-            fields["clocks"] = list(pushed.values())
-            questions.append(Question(peer, operation, wire.Pause, fields, partial(take, ids)))
-        if self._session.aggregator is not None:
-            fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": list(every)}
-            fields["clocks"] = list(every.values())
-            questions.append(Question(self._session.aggregator, operation, wire.Pause, fields))
-        return questions, partial(begun, operation)
 
     def one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[wire.Request], /, **fields: Any) -> Any:
         """Ask ``peer``, and return the reply.
@@ -277,7 +206,7 @@ class Requests:
     def _all(self, what: str, kind: type[wire.Request], /, **fields: Any) -> None:
         """Ask all servers, and the aggregator, and wait for their answers."""
         operation = self.operation(what)
-        peers = [*self._session.servers, *([self._session.aggregator] if self._session.aggregator is not None else [])]
+        peers = [*self.session.servers, *([self.session.aggregator] if self.session.aggregator is not None else [])]
         questions = [Question(peer, operation, kind, fields) for peer in peers]
         self._client.exchange(operation, ready, questions)
 
@@ -301,7 +230,6 @@ class _FirstValues(PendingRequest):
         self.packer = packer
 
     def message(self, sender: wire.Sender) -> wire.Init:
-        """See ``PendingRequest``."""
         kinds, shapes = self.parcel.shapes()
         return wire.Init(
             sender,
@@ -327,7 +255,6 @@ class _Last(Question):
         self.effect = effect
 
     def take(self, reply: wire.Reply) -> Effect | None:
-        """See ``PendingRequest``."""
         return self.effect if self.operation.open == {self.seq} and self.operation.error is None else None
 
 
@@ -403,11 +330,15 @@ class WorkerBarriers:
         """
         passed, operation = self._at
         if operation is None:
-            self._requests.barrier(passed + 1, self._arrived)
-            operation = self._at.operation
+            requests = self._requests
+            operation = requests.operation("barrier")
+            fields = {"store": requests.store, "number": passed + 1}
+            question = Question(requests.session.scheduler, operation, wire.Barrier, fields)
+            # Noted with the request: if an exception ends this call, the next one waits for the same answer.
+            arrived = partial(self._arrived, operation)
+            requests.session.client.submit(operation, ready, [question], arrived)
         try:
-            if operation is not None:
-                operation.wait()
+            operation.wait()
         except UsageError:
             self._at = _Barrier(passed)
             raise
@@ -442,16 +373,40 @@ class Joining:
 
     def begin(self, entries: Entries) -> None:
         """Announce a pause to the scheduler, then to the servers. Nothing may be pushed from here to ``end``."""
-        number = self._number + 1
-        self._requests.announce_pause(number)
-        self._requests.pause(
-            number, partial(self._pushed, entries), entries.tables, self._take, partial(self._begun, number)
-        )
+        requests, number = self._requests, self._number + 1
+        # The scheduler is asked first and alone: it must know of the pause before any server lets others go on.
+        fields = {"store": requests.store, "number": number, "pushes": 0, "ids": [], "clocks": []}
+        requests.one(requests.session.scheduler, "join", (), wire.Pause, **fields)
+        requests.session.client.submit(requests.operation("join"), self._pauses, number, entries)
 
-    def _pushed(self, entries: Mapping[Key, Entry]) -> Mapping[Segment, int]:
-        """Return how often each segment has been pushed."""
-        pushed = self._clocks.pushed
-        return {segment: int(pushed[entry.place]) for entry in entries.values() for segment in entry.segments}
+    def _pauses(self, operation: Operation, number: int, entries: Entries) -> tuple[Sequence[PendingRequest], Effect]:
+        """Return what tells all servers, and the aggregator, that this worker has nothing more to contribute."""
+        session = self._requests.session
+        clocks: list[dict[int, int]] = [{} for _ in session.servers]  # by server, of its segments
+        of_arrays: dict[int, int] = {}  # the aggregator takes no part in tables
+        pushes = 0
+        for key, entry in entries.items():
+            clock = int(self._clocks.pushed[entry.place])
+            pushes += clock
+            for segment in entry.segments:
+                clocks[segment.server][segment.id] = clock
+                if key not in entries.tables:
+                    of_arrays[segment.id] = clock
+        fields: dict[str, Any] = {"store": self._requests.store, "number": number, "pushes": pushes}
+        questions = [
+            Question(
+                peer,
+                operation,
+                wire.Pause,
+                {**fields, "ids": list(pushed), "clocks": list(pushed.values())},
+                partial(self._take, list(pushed)),
+            )
+            for peer, pushed in zip(session.servers, clocks, strict=True)
+        ]
+        if session.aggregator is not None:
+            fields |= {"ids": list(of_arrays), "clocks": list(of_arrays.values())}
+            questions.append(Question(session.aggregator, operation, wire.Pause, fields))
+        return questions, partial(self._begun, number, operation)
 
     def _begun(self, number: int, operation: Operation) -> None:
         self._rounds = {}

@@ -14,11 +14,10 @@ from kvstore.checkpoint.reader import CheckpointReader
 from kvstore.checkpoint.stateful import unpacked
 from kvstore.checkpoint.tables import NUMBERS, Rest, shared_out
 from kvstore.client.checkpoint_files import SavedStore
-from kvstore.client.entries import Entries, PushClocks
+from kvstore.client.entries import Entries
 from kvstore.client.optimizing import Optimizing
 from kvstore.client.plans import RowPlan
 from kvstore.client.pushes import Pushes
-from kvstore.client.requests import Requests
 from kvstore.client.stored_tables import StoredRows, StoredTables
 from kvstore.errors import CheckpointError, Mismatch
 from kvstore.optim.states import StateTensors
@@ -26,7 +25,6 @@ from kvstore.optim.states_file import require_optimizer
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import stripes_of
 from kvstore.rows.stripe import STATE
-from kvstore.rule import Rule
 from kvstore.spec import Key, Spec, shorten
 from kvstore.table import CODECS, Table, TableSpec
 
@@ -212,7 +210,7 @@ class TrainedStore:
 
     Args:
         ordinal: it is the n-th store that each worker has made.
-        rule, requests, entries, clocks, optimizing, pushes, stored: of the store.
+        entries, optimizing, pushes, stored: of the store.
 
     Attributes:
         tables: gives the servers a checkpoint's.
@@ -221,17 +219,13 @@ class TrainedStore:
     def __init__(
         self,
         ordinal: int,
-        rule: Rule,
-        requests: Requests,
         entries: Entries,
-        clocks: PushClocks,
         optimizing: Optimizing,
         pushes: Pushes,
         stored: StoredTables,
     ) -> None:
-        self.ordinal, self.rule, self.requests = ordinal, rule, requests
-        self.entries, self.clocks, self.optimizing = entries, clocks, optimizing
-        self.pushes = pushes
+        self.ordinal, self.entries, self.optimizing, self.pushes = ordinal, entries, optimizing, pushes
+        self.rule, self.requests, self.clocks = pushes.rule, pushes.requests, pushes.clocks
         self.tables = RestoredTables(ordinal, stored, optimizing)
         self.begun = 0  # the highest round that this worker has begun
         self.restored: dict[Key, None] = {}  # keys with a checkpoint's values, whose states are not on servers yet

@@ -17,7 +17,6 @@ from kvstore.client.requests import Requests
 from kvstore.errors import WireError
 from kvstore.lineage import Version
 from kvstore.member.outstanding import PendingRequest, Question, ready
-from kvstore.member.session import Session
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.row_states import Part
@@ -39,7 +38,6 @@ class TableReading:
     """See the module. In a ``with`` block, whose end lets the servers go on without keeping anything.
 
     Args:
-        session: this process's membership in the job.
         requests: of the store.
         table: what the table is.
         stripes: what each server has kept, in the order of servers.
@@ -49,10 +47,9 @@ class TableReading:
         whole: why all rows are read, though only changes were asked for; empty if it is what was asked for.
     """
 
-    def __init__(self, session: Session, requests: Requests, table: Table, stripes: Sequence[wire.Frozen]) -> None:
+    def __init__(self, requests: Requests, table: Table, stripes: Sequence[wire.Frozen]) -> None:
         self.stripes = stripes
         self.whole = next((frozen.whole for frozen in stripes if frozen.whole), "")
-        self._session = session
         self._requests = requests
         self._table = table
 
@@ -65,9 +62,9 @@ class TableReading:
         operation = self._requests.operation("reading a table")
         questions = [
             Question(peer, operation, wire.Thaw, {"store": self._requests.store, "number": frozen.number})
-            for peer, frozen in zip(self._session.servers, self.stripes, strict=True)
+            for peer, frozen in zip(self._requests.session.servers, self.stripes, strict=True)
         ]
-        self._session.client.submit(operation, ready, questions)
+        self._requests.session.client.submit(operation, ready, questions)
 
     @property
     def version(self) -> int:
@@ -134,12 +131,12 @@ class TableReading:
                     "gone": gone,
                     "state": state,
                 }
-                peer = self._session.servers[server]
+                peer = self._requests.session.servers[server]
                 questions.append(
                     Question(peer, operation, wire.ReadFrozen, fields, partial(replies.__setitem__, server))
                 )
                 starts[server] += count
-            self._session.client.exchange(operation, ready, questions)
+            self._requests.session.client.exchange(operation, ready, questions)
             yield from replies.items()
 
     def _page(self, frozen: wire.Frozen, reply: wire.FrozenPage, state: bool) -> Page:
@@ -186,13 +183,11 @@ class StoredTables:
     """The tables of one store, as a whole.
 
     Args:
-        session: this process's membership in the job.
         requests: the store's.
         tables: by key, to which others are added later.
     """
 
-    def __init__(self, session: Session, requests: Requests, tables: Mapping[Key, Table]) -> None:
-        self._session = session
+    def __init__(self, requests: Requests, tables: Mapping[Key, Table]) -> None:
         self._requests = requests
         self._tables = tables
 
@@ -202,7 +197,7 @@ class StoredTables:
         operation = self._requests.operation("init", plan.keys)
         questions = [
             Question(
-                self._session.servers[parcel.server],
+                self._requests.session.servers[parcel.server],
                 operation,
                 wire.InitTables,
                 {
@@ -216,7 +211,7 @@ class StoredTables:
             )
             for parcel in plan.parcels
         ]
-        self._session.client.exchange(operation, ready, questions)
+        self._requests.session.client.exchange(operation, ready, questions)
         for key, first in rows.items():
             self.put("init", plan, key, StoredRows(*first))
 
@@ -238,17 +233,17 @@ class StoredTables:
             operation = self._requests.operation(what, [key])
             pages: list[PendingRequest] = [
                 _PutOfRows(
-                    self._session.servers[server],
+                    self._requests.session.servers[server],
                     operation,
                     self._requests.store,
                     plan.parcels[server].ids[number],
                     given,
                     positions,
-                    self._session.client,
+                    self._requests.session.client,
                 )
                 for server, positions in page
             ]
-            self._session.client.exchange(operation, ready, pages)
+            self._requests.session.client.exchange(operation, ready, pages)
 
     def put_rest(self, what: str, plan: RowPlan, key: Key, rests: Sequence[Mapping[str, Part]]) -> None:
         """Have each server's stripe of a table go on as the one whose ``RowTable.rest`` is given, after its rows."""
@@ -256,7 +251,7 @@ class StoredTables:
         operation = self._requests.operation(what, [key])
         questions = [
             Question(
-                self._session.servers[parcel.server],
+                self._requests.session.servers[parcel.server],
                 operation,
                 wire.PutTableRest,
                 {
@@ -264,13 +259,14 @@ class StoredTables:
                     "id": parcel.ids[number],
                     "names": list(rest),
                     "buffers": [
-                        sendable(np.ascontiguousarray(part, np.int64), self._session.client) for part in rest.values()
+                        sendable(np.ascontiguousarray(part, np.int64), self._requests.session.client)
+                        for part in rest.values()
                     ],
                 },
             )
             for parcel, rest in zip(plan.parcels, rests, strict=True)
         ]
-        self._session.client.exchange(operation, ready, questions)
+        self._requests.session.client.exchange(operation, ready, questions)
 
     @staticmethod
     def _pages(
@@ -296,7 +292,7 @@ class StoredTables:
         totals: dict[str, int] = {}
         for segment in segments:
             reply: wire.TableCounts = self._requests.one(
-                self._session.servers[segment.server],
+                self._requests.session.servers[segment.server],
                 "table_statistics",
                 [segment.key],
                 wire.DescribeTable,
@@ -330,7 +326,7 @@ class StoredTables:
         frozen: dict[int, wire.Frozen] = {}
         questions = [
             Question(
-                self._session.servers[segment.server],
+                self._requests.session.servers[segment.server],
                 operation,
                 wire.FreezeTable,
                 {
@@ -343,23 +339,23 @@ class StoredTables:
             )
             for segment in segments
         ]
-        self._session.client.exchange(operation, ready, questions)
+        self._requests.session.client.exchange(operation, ready, questions)
         table = self._tables[segments[0].key]
-        return TableReading(self._session, self._requests, table, [frozen[server] for server in sorted(frozen)])
+        return TableReading(self._requests, table, [frozen[server] for server in sorted(frozen)])
 
     def evict(self, segments: Sequence[Segment], clock: int) -> None:
         """Have the servers let rows of a table go, once the round ``clock`` is over."""
         operation = self._requests.operation("evict", [segments[0].key])
         questions = [
             Question(
-                self._session.servers[segment.server],
+                self._requests.session.servers[segment.server],
                 operation,
                 wire.EvictRows,
                 {"store": self._requests.store, "id": segment.id, "clock": clock},
             )
             for segment in segments
         ]
-        self._session.client.exchange(operation, ready, questions)
+        self._requests.session.client.exchange(operation, ready, questions)
 
 
 class _PutOfRows(PendingRequest):
@@ -382,7 +378,6 @@ class _PutOfRows(PendingRequest):
         self.store, self.id, self.given, self.positions, self.memory = store, number, given, positions, memory
 
     def message(self, sender: wire.Sender) -> wire.PutRows:
-        """See ``PendingRequest``."""
         ids, rows, parts, version, steps = self.given
         return wire.PutRows(
             sender,

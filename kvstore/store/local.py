@@ -169,13 +169,11 @@ class LocalTables:
         return lambda: self.pull(key, wanted)
 
     def put(self, key: Key, value: Any) -> None:
-        """See ``KVStore.put_rows``."""
         table = self.specs[key]
         self._changed(key)
         self._tables[key].put(*given_rows(described("put_rows", table.name(key), 0), table, value), {}, None)
 
     def pages(self, key: Key) -> Iterator[RowSparse]:
-        """See ``KVStore.table_rows``."""
         frozen = self._tables[key].freeze()
         pages = self._pages(key, frozen)
         weakref.finalize(pages, frozen.thaw)  # nobody may ever ask for the first page
@@ -220,7 +218,6 @@ class LocalTables:
         rows.put(np.empty(0, np.int64), self.rows(key, np.empty(0, np.int64)), {}, None, states.steps)
 
     def save(self, key: Key, path: str | os.PathLike[str], state: bool, since: int | None, wait: bool) -> Ticket:
-        """See ``KVStore.save_table``."""
         rows, updater = self._tables[key], self._updaters.get(key)
 
         def freeze(versions: Sequence[Version] | None) -> tuple[FrozenReading, FrozenState]:
@@ -232,7 +229,6 @@ class LocalTables:
         return save_table(path, self.specs[key].name(key), self.specs[key], 1, since, state, freeze, wait, self._saves)
 
     def load(self, key: Key, path: str | os.PathLike[str]) -> None:
-        """See ``KVStore.load_table``."""
         rows, updater = self._tables[key], self._updaters.get(key)
 
         def put(page: Page, version: int, steps: int) -> None:
@@ -246,7 +242,6 @@ class LocalTables:
         self._tables[key].evict()
 
     def statistics(self, key: Key) -> dict[str, int]:
-        """See ``KVStore.table_statistics``."""
         return self._tables[key].statistics()
 
     def _changed(self, key: Key, loads: int = 0) -> None:

@@ -10,8 +10,9 @@ from placed import entries_for
 from played_session import AGGREGATOR, SCHEDULER, PlayedSession
 
 from kvstore import wire
+from kvstore.client.entries import PushClocks
 from kvstore.client.plans import Plan, parcels
-from kvstore.client.requests import Requests
+from kvstore.client.requests import Joining, Requests, WorkerBarriers
 from kvstore.optim.optimizer import describe
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
@@ -157,11 +158,12 @@ def test_a_barrier_goes_on_after_its_call() -> None:
     session = PlayedSession(
         answer=lambda _, request: None if isinstance(request, wire.Barrier) else wire.Ack(request.seq)
     )
-    begun: list[Operation] = []
-    made(session).barrier(4, begun.append)
-    assert [(peer, message.number) for peer, message in session.asked] == [(SCHEDULER, 4)]
-    assert begun[0].open
-    assert str(begun[0]) == "barrier"
+    barriers, waited = WorkerBarriers(made(session)), list[Operation]()
+    session.client.wait = lambda operation, timeout: waited.append(operation)  # type: ignore[attr-defined]
+    barriers.wait()
+    assert [(peer, message.number) for peer, message in session.asked] == [(SCHEDULER, 1)]
+    assert waited[0].open
+    assert str(waited[0]) == "barrier"
 
 
 def test_an_aggregator_is_told_where_keys_are() -> None:
@@ -181,22 +183,26 @@ def test_an_aggregator_is_told_where_keys_are() -> None:
 
 
 def test_an_aggregator_hears_of_a_pause_of_all_segments() -> None:
-    paused: list[Operation] = []
     session = PlayedSession(
         answer=lambda peer, request: (
-            wire.Resume(request.seq, 0, []) if peer in session.servers else wire.Ack(request.seq)
+            wire.Resume(request.seq, 1, [5] * len(request.ids))
+            if isinstance(request, wire.Pause) and peer != AGGREGATOR and peer != SCHEDULER
+            else wire.Ack(request.seq)
         ),
         aggregator=True,
     )
     requests = Requests(session, 1, Rule(), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
     session.asked.clear()
     entries = entries_for(SPECS, servers=2, bound=5)
-    clocks = {segment: 3 for entry in entries.values() for segment in entry.segments}
-    answers: list[Any] = []
-    requests.pause(2, lambda: clocks, (), lambda ids, reply: answers.append((ids, reply)), paused.append)
-    assert kinds(session) == [(b"server 0", wire.Pause), (b"server 1", wire.Pause), (AGGREGATOR, wire.Pause)]
-    messages = [message for _, message in session.asked]
+    clocks = PushClocks()
+    clocks.grow(len(SPECS))
+    clocks.pushed[:] = 3
+    joining = Joining(requests, clocks)
+    joining.begin(entries)
+    peers = [SCHEDULER, b"server 0", b"server 1", AGGREGATOR]
+    assert kinds(session) == [(peer, wire.Pause) for peer in peers]
+    messages = [message for _, message in session.asked[1:]]
     assert sorted(messages[2].ids) == sorted([*messages[0].ids, *messages[1].ids])
-    assert (set(messages[2].clocks), messages[2].number, messages[2].pushes) == ({3}, 2, 3 * len(SPECS))
-    assert len(answers) == 2, "the rounds are the servers' to tell"
-    assert not paused[0].open
+    assert (set(messages[2].clocks), messages[2].number, messages[2].pushes) == ({3}, 1, 3 * len(SPECS))
+    assert joining.end(entries) == 1
+    assert clocks.pushed.tolist() == [5] * len(SPECS), "the rounds are the servers' to tell"

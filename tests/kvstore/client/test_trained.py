@@ -36,11 +36,11 @@ def trained(rule: Rule | None = None) -> TrainedStore:
     clocks.note(np.array([1]), np.array([2]), push=1)
     requests = Requests(session, 1, rule, WaitLimits(1.0, 1.0))
     entries = entries_for({"w": SPEC, "v": SPEC}, 2, 100)
-    tables = StoredTables(session, requests, entries.tables)
+    tables = StoredTables(requests, entries.tables)
     states = StoredStates(tables, entries, RowPlans(entries), clocks, lambda _, ids: np.empty((len(ids), 0)))
     optimizing = Optimizing(requests, states, "dist_sync")
-    pushes = Pushes(session, requests, rule, clocks, optimizing, Joining(requests, clocks))
-    return TrainedStore(1, rule, requests, entries, clocks, optimizing, pushes, tables)
+    pushes = Pushes(requests, rule, clocks, optimizing, Joining(requests, clocks))
+    return TrainedStore(1, entries, optimizing, pushes, tables)
 
 
 def compressing(threshold: float) -> Compressing:

@@ -37,7 +37,7 @@ def test_rows_are_put_in_pages(monkeypatch: pytest.MonkeyPatch):
 def test_what_belongs_to_a_row_goes_with_it():
     session: Any = PlayedSession(2)
     entries = entries_for({"t": TableSpec.of(Table(shape=(40, 2)))}, 2, 10)
-    stored = StoredTables(session, Requests(session, 1, Rule(), WaitLimits(1.0, 1.0)), entries.tables)
+    stored = StoredTables(Requests(session, 1, Rule(), WaitLimits(1.0, 1.0)), entries.tables)
     session.asked.clear()
     parts = {"seen": np.array([7, 8]), "state.m": np.ones((2, 2), np.float32)}
     given = StoredRows(np.array([2, 4]), np.ones((2, 2), np.float32), parts, version=9, steps=3)
