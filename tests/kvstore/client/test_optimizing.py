@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from waiting import LONG
 
 import kvstore as kv
 from kvstore.client import DistStore
+from kvstore.client.optimizing import advice
+from kvstore.errors import UsageError
+from kvstore.optim.optimizer import describe
 from kvstore.optim.registry import find
+from kvstore.rows.row_sparse import RowSparse
+from kvstore.rule import Rule
+from kvstore.table import Table
+from workers import Trainer
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -259,3 +267,192 @@ def test_an_optimizer_that_needs_whole_arrays_gets_them(cluster: ThreadedJob) ->
 
     cluster.run(early)
     cluster.run(late)
+
+
+ASYNC, SSP, SYNC = Rule("async"), Rule("async", staleness=3), Rule()
+MUCH = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+@pytest.mark.parametrize("rule", [ASYNC, SSP], ids=["async", "ssp"])
+@pytest.mark.parametrize(
+    ("optimizer", "hyperparameters", "momentum"),
+    [
+        ("sgd", MUCH, "0.9"),
+        ("sgd", {"momentum": 0.5}, "0.5"),
+        ("sgd", {"momentum": 0.9, "momentum_style": "mxnet"}, "0.9"),
+        ("nag", {"learning_rate": 0.1}, "0.9"),
+        ("sgd", {"groups": [{"keys": ["a"], "momentum": 0.8}], "momentum": 0.1}, "0.8"),
+    ],
+    ids=["sgd", "just enough", "MXNet's", "by default", "of a group"],
+)
+def test_a_high_momentum(rule: Rule, optimizer: str, hyperparameters: dict[str, Any], momentum: str) -> None:
+    text = advice(describe(optimizer, hyperparameters), rule, "dist_x", 4)
+    assert f"{optimizer} has momentum {momentum} in a 'dist_x' store of 4 workers" in text
+    assert "momentum=0" in text
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "hyperparameters", "rule", "workers"),
+    [
+        ("sgd", MUCH, SYNC, 4),
+        ("sgd", MUCH, Rule(quorum=2), 4),
+        ("sgd", MUCH, ASYNC, 1),
+        ("sgd", {"momentum": 0.3}, ASYNC, 4),
+        ("sgd", {}, ASYNC, 4),
+        ("adam", {}, ASYNC, 4),
+        ("signum", {}, ASYNC, 4),
+    ],
+    ids=["sync", "quorum", "alone", "low", "none", "adam", "signum"],
+)
+def test_nothing_to_say(optimizer: str, hyperparameters: dict[str, Any], rule: Rule, workers: int) -> None:
+    assert not advice(describe(optimizer, hyperparameters), rule, "dist_x", workers)
+
+
+def test_one_worker_warns_at_the_callers_line() -> None:
+    def work(session: Any) -> None:
+        with DistStore(session, "dist_async", ASYNC) as store:
+            store.set_optimizer("sgd", **MUCH)
+        with DistStore(session, "dist_ssp", SSP) as store:
+            Trainer([("w", torch.nn.Parameter(torch.zeros(2)))], "sgd", MUCH, kvstore=store)
+        with DistStore(session) as store:
+            store.set_optimizer("sgd", **MUCH)
+
+    with ThreadedJob(2, 1) as job, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        job.run_sessions(work)
+    assert [(str(each.message).split(":")[0], each.filename, each.category) for each in caught] == [
+        (f"sgd has momentum 0.9 in a {name!r} store of 2 workers", __file__, UserWarning)
+        for name in ("dist_async", "dist_ssp")
+    ]
+
+
+def test_servers_take_no_function(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        with pytest.raises(kv.Unsupported, match="use set_optimizer"):
+            store.set_updater(lambda key, pushed, stored: None)
+
+    cluster.run(work)
+
+
+def test_states_move_to_a_job_with_other_servers_and_to_a_local_store(
+    cluster: ThreadedJob, three: ThreadedJob, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    shapes = {"w": (3,), "big": (7, 8), "n": ()}
+    grads = [torch.full(shape, 0.25) for shape in shapes.values()]
+
+    def start(store: kv.KVStore, weights: list[torch.Tensor]) -> None:
+        store.init(list(shapes), [weight.clone() for weight in weights])
+        store.set_optimizer("adam", learning_rate=0.1, rescale_grad=1.0 / store.num_workers)
+
+    def step(store: kv.KVStore, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        store.pushpull(list(shapes), grads, outs := [torch.empty_like(weight) for weight in weights])
+        return outs
+
+    def first_half(store: DistStore) -> tuple[Any, Any]:
+        weights = [torch.ones(shape) for shape in shapes.values()]
+        start(store, weights)
+        for _ in range(2):
+            middle = step(store, weights)
+        if store.rank == 1:  # any worker can
+            store.save_optimizer_states(path)
+        store.barrier()
+        return middle, step(store, weights)
+
+    middle, end = cluster.run(first_half)[0]
+
+    def second_half(store: kv.KVStore) -> Any:
+        start(store, middle)
+        store.load_optimizer_states(path)
+        return step(store, middle)
+
+    for results in (three.run(second_half), [second_half(kv.create("local"))]):
+        for outs in results:
+            for out, expected in zip(outs, end, strict=True):
+                torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
+
+
+def test_a_worker_that_set_no_optimizer_can_save(cluster: ThreadedJob, tmp_path: Path) -> None:
+    def work(store: DistStore) -> None:
+        store.init("w", torch.zeros(20))
+        for name in ("adam", "sgd"):
+            if store.rank == 0:
+                store.set_optimizer(name, **({"momentum": 0.9} if name == "sgd" else {}))
+            store.barrier()
+            store.push("w", torch.ones(20)).wait()
+            if store.rank == 1:
+                store.save_optimizer_states(tmp_path / name)
+            store.barrier()
+        if store.rank == 0:
+            store.load_optimizer_states(tmp_path / "sgd")
+            with pytest.raises(kv.UsageError, match="the states of adam, but the optimizer is sgd"):
+                store.load_optimizer_states(tmp_path / "adam")
+
+    cluster.run(work)
+
+
+ROWS, WIDTH = 30, 4
+FAR = torch.tensor([2**61, -7, 12, 2**40, 99])
+
+
+def pushed(store: DistStore, step: int) -> None:
+    """Push some rows of both tables, the same whatever the number of workers and servers."""
+    draws = torch.Generator().manual_seed(step)
+    ids = torch.randint(ROWS, (9,), generator=draws)
+    rows = torch.randn(9, WIDTH, generator=draws)
+    mine = store.rank == 0
+    fixed = RowSparse(ids, rows) if mine else RowSparse.zeros((ROWS, WIDTH))
+    grown = RowSparse(FAR[ids % len(FAR)], rows) if mine else RowSparse.zeros((0, WIDTH))
+    store.push(["fixed", "grown"], [fixed, grown])
+
+
+def begun(store: DistStore) -> None:
+    store.set_optimizer("adam", learning_rate=0.1)
+    tables = [Table(shape=(ROWS, WIDTH), init="normal", seed=1), Table(dim=WIDTH)]
+    store.init(["fixed", "grown"], tables)
+    for step in range(3):
+        pushed(store, step)
+
+
+def further(store: DistStore) -> list[torch.Tensor]:
+    pushed(store, 9)
+    return store.row_sparse_pull(["fixed", "grown"], row_ids=[range(ROWS), FAR])
+
+
+def test_states_are_saved_by_id_and_loaded_into_another_number_of_servers(
+    cluster: ThreadedJob, three: ThreadedJob, tmp_path: Path
+) -> None:
+    def first(store: DistStore) -> list[torch.Tensor]:
+        begun(store)
+        if store.rank == 0:
+            store.save_optimizer_states(tmp_path / "states")
+        store.barrier()
+        return further(store)
+
+    def second(store: DistStore) -> list[torch.Tensor]:
+        begun(store)
+        store.set_optimizer("sgd", learning_rate=0.1)  # which forgets the states
+        store.set_optimizer("adam", learning_rate=0.1)
+        store.load_optimizer_states(tmp_path / "states")
+        store.barrier()
+        return further(store)
+
+    wanted, found = cluster.run(first)[0], three.run(second)[0]
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_states_of_tables_that_there_are_not(tmp_path: Path) -> None:
+    with ThreadedJob(1, 1) as job:
+
+        def save(store: DistStore) -> None:
+            begun(store)
+            store.save_optimizer_states(tmp_path / "states")
+
+        def load(store: DistStore) -> None:
+            store.set_optimizer("adam", learning_rate=0.1)
+            store.init("fixed", Table(shape=(ROWS, WIDTH)))
+            with pytest.raises(UsageError, match="states of table 'grown', which has not been initialized"):
+                store.load_optimizer_states(tmp_path / "states")
+
+        job.run(save)
+        job.run(load)

@@ -1,4 +1,4 @@
-"""Whole tables: rows that replace others go to their servers in pages, and counts are of all servers."""
+"""Whole tables on servers: put in pages, and read in pages while training goes on."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import torch
 from placed import entries_for
 from played_session import PlayedSession
 from played_tables import PlayedTables
+from threaded import ThreadedJob
 
 from kvstore import wire
+from kvstore.client import DistStore
 from kvstore.client.plans import RowPlan
 from kvstore.client.requests import Requests
 from kvstore.client.stored_tables import StoredRows, StoredTables
 from kvstore.errors import UsageError
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rule import Rule
-from kvstore.table import Table, TableSpec
+from kvstore.table import MinCount, Table, TableSpec
 from kvstore.ticket import WaitLimits
 
 
@@ -56,3 +58,41 @@ def test_statistics_are_of_all_servers_and_evictions_follow_the_last_push():
     assert played.store.table_statistics("g") == {"rows": 21, "version": 6}
     played.store.evict("g")
     assert [(message.id, message.clock) for message in played.asked(wire.EvictRows)] == [(0, 1), (1, 1)]
+
+
+def test_whole_tables_are_read_replaced_and_counted(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        store.init("t", Table(dim=2, admit=MinCount(2)))
+        far = range(0, 3000, 3)
+        store.put_rows("t", RowSparse(far, torch.arange(1000.0)[:, None].expand(1000, 2)))
+        store.barrier()
+        reading = store.table_rows("t")
+        store.push("t", RowSparse([3, 2**50], torch.full((2, 2), 7.0)))
+        store.barrier()
+        pages = list(reading)
+        ids, rows = torch.cat([page.ids for page in pages]), torch.cat([page.rows for page in pages])
+        order = ids.argsort()
+        assert ids[order].tolist() == list(far)
+        assert torch.equal(rows[order][:, 1], torch.arange(1000.0))
+        assert store.row_sparse_pull("t", row_ids=[3, 2**50, 6])[:, 0].tolist() == [14, 0, 2]
+        counts = store.table_statistics("t")
+        assert (counts["rows"], counts["version"], counts["refused"]) == (1000, 1, 1)
+        store.evict("t")
+        store.barrier()
+
+    cluster.run(work)
+
+
+def test_pages_are_small_and_a_reading_that_is_left_ends(cluster: ThreadedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.client.stored_tables.READ_PAGE", 1000)
+
+    def work(store: DistStore) -> None:
+        store.init("t", Table(dim=2))
+        store.push("t", RowSparse(range(500), torch.ones(500, 2)))
+        for _ in range(6):  # a server keeps no more than four for a worker: the others have gone
+            reading = store.table_rows("t")
+            assert 0 < len(next(iter(reading))) <= 1000 // 16
+            reading.close()
+        assert sum(len(page) for page in store.table_rows("t")) == 500
+
+    cluster.run(work)
