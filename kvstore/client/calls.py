@@ -252,6 +252,9 @@ class Arguments:
         return tensors
 
 
+# ---- the arguments of init
+
+
 def new_arrays(key: Any, value: Any, known: Entries, kind: type | None) -> tuple[list[Key], list[Any], type]:
     """Return new keys, all different, the first value of each, and the type of the store's keys.
 

@@ -56,7 +56,7 @@ class SavedStore:
 
 
 class CheckpointInProgress:
-    """See the module. What goes wrong is logged and counted; training goes on.
+    """One checkpoint, until its manifest is written. What goes wrong is logged and counted; training goes on.
 
     Args:
         folder: of the checkpoint, made already.

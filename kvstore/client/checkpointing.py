@@ -45,7 +45,7 @@ MOST_TEXT = 600  # characters that say why a worker's part failed
 
 
 class WorkerPart:
-    """See the module.
+    """What one worker adds to checkpoints: the state of what is attached, and the residuals of its compression.
 
     Args:
         rank: of the worker.
@@ -151,7 +151,7 @@ def told(store: KVStore, number: int, resumed: int) -> tuple[int, int]:
 
 
 class Meetings:
-    """See the module. Each is a sum over all workers.
+    """Meetings of the workers, where all hear what worker 0 has decided. Each is a sum over all workers.
 
     Args:
         store: for the sums.
@@ -214,7 +214,7 @@ class Meetings:
 
 
 class Checkpointing:
-    """See the module. One for each worker process.
+    """What one worker process does for the checkpoints of its job; the module says how they are made.
 
     Args:
         session: of the worker.

@@ -155,6 +155,8 @@ def _dealt(targets: Sequence[torch.Tensor], sizes: Sequence[int]) -> Iterator[li
         yield taken
 
 
+# ---- compression by the aggregator, of the sum of what the host's workers push
+
 # What an aggregator cannot do for its workers: 1bit sends 1 or -1 for each worker, and powersgd needs whole matrices.
 OWN = frozenset({"1bit", "powersgd"})
 
@@ -178,7 +180,12 @@ def compressing(
 
 
 class Delegated:
-    """Has the aggregator encode what this host's workers push. See ``Compressing``, in whose place it is, and above."""
+    """Has the aggregator encode the sum of what this host's workers push; in the place of ``Compressing``.
+
+    Gradients go to the aggregator as they are, with the name of the codec, and values come back as they are. The
+    aggregator keeps the residuals. One worker of each host saves them with the optimizer's states; what workers load is
+    added up there, so files from jobs with and without aggregators are good for either.
+    """
 
     small = 0  # arrays share no payloads here
 

@@ -1,4 +1,7 @@
-"""What a worker knows of its store's keys, in numpy columns: thousands of keys take a few steps. Pure."""
+"""What a worker knows of its store's keys: where they are, and how often each has been pushed. Pure.
+
+All of it is in numpy columns, by a key's place in the store: a push of thousands of keys takes a few steps.
+"""
 
 from __future__ import annotations
 

@@ -297,6 +297,8 @@ def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mappi
     return new
 
 
+# ---- late gradients act as additional momentum: a high one is warned of in asynchronous stores
+
 MUCH = 0.5
 _AVERAGED = frozenset({"signum"})  # (1 - momentum) of each gradient goes in: more momentum makes no longer steps
 _OURS = ("kvstore", "workers")

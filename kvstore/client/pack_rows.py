@@ -1,4 +1,4 @@
-"""The rows that a push carries, split over servers. They are read when a message is made."""
+"""Rows into messages: ids split over servers, and the rows of a push, which are read when a message is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What one worker knows of its store's keys, and the plans of the lists of them that it uses."""
+"""What a list of keys means: where its arrays or tables are, and which messages it takes. Pure.
+
+A ``Plan`` is of arrays, a ``RowPlan`` of tables. Both are kept, so a list that comes again costs no look at each key.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,23 @@ from kvstore.table import Table
 from kvstore.values import Arrays, Layout, many_small, outputs_of, values_of
 from kvstore.values.addresses import Column
 
-MOST = 1 << 20  # keys in all plans that are kept
-PLAN = 64  # keys that take as much memory as a plan without any
-_KEYS = {int, str}
-
+# ---- messages for arrays
 
 MOST_SEGMENTS = 1 << 17  # in one message: their numbers, and descriptions of their states, must fit its header
 
 Flags: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 
-_ITEMSIZES = np.array(list(ITEMSIZE.values()), np.int64)
-
-
 PARTS = 16  # pieces of a store on each server
+_ITEMSIZES = np.array(list(ITEMSIZE.values()), np.int64)
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """What all workers of a job know of it.
+    """How many bytes a message should have, which is the largest piece that an array goes in.
+
+    A server answers when it has a piece from each worker. Until then its line is idle, and the round ends later by as
+    much. A worker's line carries one piece for each server first, so that delay is the time of servers × piece bytes.
+    In small stores pieces are therefore small. In large ones they are as large as is good for the processors.
 
     Attributes:
         most: bytes of a piece.
@@ -278,6 +280,13 @@ def _filled(numbers: Column, nbytes: Column, most: int) -> Iterator[Column]:
         start = stop
 
 
+# ---- plans of arrays
+
+MOST = 1 << 20  # keys in all plans that are kept
+PLAN = 64  # keys that take as much memory as a plan without any
+_KEYS = {int, str}
+
+
 class Plan:
     """What to do for ``keys``, each of which is listed once.
 
@@ -400,6 +409,8 @@ class Plans:
         self._made.clear()
         self._kept = 0
 
+
+# ---- plans of tables
 
 KEPT = 1 << 10  # plans
 NARROW = 2**31  # ids below this travel in 32 bits

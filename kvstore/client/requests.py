@@ -1,4 +1,7 @@
-"""The requests of one store to the scheduler and the servers, apart from pushes and pulls."""
+"""The requests of one store to the scheduler and the servers, apart from pushes and pulls.
+
+Those of one call are here as methods; a worker's barriers and pauses, which span several calls, are classes.
+"""
 
 from __future__ import annotations
 
@@ -203,6 +206,32 @@ class Requests:
         operation = self.operation(what, keys)
         return self._client.exchange(operation, ready, [Question(peer, operation, kind, fields, operation.take)])
 
+    def each(
+        self, what: str, keys: Iterable[Key], kind: type[wire.Request], fields: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Any]:
+        """Ask several servers at once, each with fields of its own besides the store; return the replies, by server.
+
+        Args:
+            what: the call, for messages.
+            keys: it is about.
+            kind: of the requests.
+            fields: by server.
+        """
+        operation = self.operation(what, keys)
+        replies: dict[int, Any] = {}
+        questions = [
+            Question(
+                self.session.servers[server],
+                operation,
+                kind,
+                {"store": self.store, **own},
+                partial(replies.__setitem__, server),
+            )
+            for server, own in fields.items()
+        ]
+        self._client.exchange(operation, ready, questions)
+        return replies
+
     def _all(self, what: str, kind: type[wire.Request], /, **fields: Any) -> None:
         """Ask all servers, and the aggregator, and wait for their answers."""
         operation = self.operation(what)
@@ -258,6 +287,8 @@ class _Last(Question):
         return self.effect if self.operation.open == {self.seq} and self.operation.error is None else None
 
 
+# ---- optimizer states of whole arrays, and of the segments that servers hold
+
 AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
 
 
@@ -294,6 +325,9 @@ def cut(states: StateTensors, entries: Mapping[Key, Entry]) -> dict[tuple[Segmen
             else:
                 raise UsageError(f"{name} of key {key!r} cannot be cut over {entry.servers} servers")
     return segments
+
+
+# ---- barriers and pauses
 
 
 class _Barrier(NamedTuple):
@@ -349,7 +383,7 @@ class WorkerBarriers:
 
 
 class Joining:
-    """The pauses of one worker in one store, one after the other.
+    """The pauses of one worker in one store: each lasts from ``join`` until all servers let the worker go on.
 
     An exception may end any call here; the next ``join`` continues from that point.
 

@@ -1,4 +1,4 @@
-"""A store as the checkpoints see it: what they save of it, and what it gets from the one that is resumed."""
+"""A job that continues from a checkpoint: what each store takes from it, and what later checkpoints save of a store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RESIDUALS = "residuals"  # the name, with a store's ordinal, under which a worke
 
 
 class Resumed:
-    """See the module.
+    """The checkpoint that a job continues from, as one worker reads it.
 
     Args:
         folder: of the checkpoint.
@@ -156,7 +156,7 @@ def _differences(saved: Spec, spec: Spec) -> str:
 
 
 class RestoredTables:
-    """See the module.
+    """The tables of a checkpoint, given to the servers of a job that continues from it, however many these are now.
 
     Args:
         ordinal: of the store: it is the n-th that each worker has made.

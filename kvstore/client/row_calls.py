@@ -1,4 +1,9 @@
-"""The arguments of calls that are about tables, checked: which rows go out, and which come back into what."""
+"""The arguments of calls that are about tables, checked: which rows go out, and which come back into what.
+
+A call may have many tables, and checking them one by one is what its worker would spend most of its time with. So what
+calls usually have is checked for all tables together: of each one value and one out, and ids that rise. Whatever is
+unusual, or wrong, is left to the checks of each table, which know what to say.
+"""
 
 from __future__ import annotations
 
@@ -176,6 +181,9 @@ def _keep(given: dict[Key, _Given], wanted: Iterable[Wanted]) -> None:
         before = bisect.bisect_left(starts, low + rows.nbytes)  # outputs that begin before the rows end
         if before and reach[before - 1] > low:
             given[key] = _Given(ids, rows.copy())
+
+
+# ---- what is usual
 
 
 class UsualRows(NamedTuple):

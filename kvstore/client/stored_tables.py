@@ -1,9 +1,8 @@
-"""Whole tables on the servers: made, replaced row by row, counted, evicted from."""
+"""Whole tables on the servers: made, replaced row by row, read page by page, counted, evicted from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -35,7 +34,9 @@ READ_PAGE = 4 << 20  # bytes of rows, and of what belongs to them, that a server
 
 
 class TableReading:
-    """See the module. In a ``with`` block, whose end lets the servers go on without keeping anything.
+    """A table as it was at one moment, read page by page from all servers while training goes on.
+
+    In a ``with`` block, whose end lets the servers go on without keeping anything.
 
     Args:
         requests: of the store.
@@ -117,27 +118,14 @@ class TableReading:
         """Yield the pages of all servers; each server is asked for so many of its so many rows at a time."""
         starts = [0] * len(lengths)
         while any(start < length for start, length in zip(starts, lengths, strict=True)):
-            operation = self._requests.operation("reading a table")
-            replies: dict[int, wire.FrozenPage] = {}
-            questions = []
+            by_server = {}
             for server, (start, length, count) in enumerate(zip(starts, lengths, counts, strict=True)):
-                if start >= length:
-                    continue
-                fields: dict[str, Any] = {
-                    "store": self._requests.store,
-                    "number": self.stripes[server].number,
-                    "start": start,
-                    "count": min(count, length - start),
-                    "gone": gone,
-                    "state": state,
-                }
-                peer = self._requests.session.servers[server]
-                questions.append(
-                    Question(peer, operation, wire.ReadFrozen, fields, partial(replies.__setitem__, server))
-                )
-                starts[server] += count
-            self._requests.session.client.exchange(operation, ready, questions)
-            yield from replies.items()
+                if start < length:
+                    asked = min(count, length - start)
+                    fields = {"start": start, "count": asked, "gone": gone, "state": state}
+                    by_server[server] = {"number": self.stripes[server].number, **fields}
+                    starts[server] += count
+            yield from self._requests.each("reading a table", (), wire.ReadFrozen, by_server).items()
 
     def _page(self, frozen: wire.Frozen, reply: wire.FrozenPage, state: bool) -> Page:
         """Return what a reply brings, as a copy: its memory is the server's."""
@@ -194,24 +182,9 @@ class StoredTables:
     def make(self, plan: RowPlan, rows: Mapping[Key, tuple[Ids, Rows]]) -> None:
         """Have the servers make new tables, and give them the rows that some begin with."""
         described = [table.described for table in plan.tables]
-        operation = self._requests.operation("init", plan.keys)
-        questions = [
-            Question(
-                self._requests.session.servers[parcel.server],
-                operation,
-                wire.InitTables,
-                {
-                    "store": self._requests.store,
-                    "ids": parcel.ids,
-                    "keys": list(plan.keys),
-                    "tables": described,
-                    "stripe": parcel.server,
-                    "stripes": plan.servers,
-                },
-            )
-            for parcel in plan.parcels
-        ]
-        self._requests.session.client.exchange(operation, ready, questions)
+        fields = {"keys": list(plan.keys), "tables": described, "stripes": plan.servers}
+        by_server = {parcel.server: {"ids": parcel.ids, "stripe": parcel.server, **fields} for parcel in plan.parcels}
+        self._requests.each("init", plan.keys, wire.InitTables, by_server)
         for key, first in rows.items():
             self.put("init", plan, key, StoredRows(*first))
 
@@ -248,25 +221,16 @@ class StoredTables:
     def put_rest(self, what: str, plan: RowPlan, key: Key, rests: Sequence[Mapping[str, Part]]) -> None:
         """Have each server's stripe of a table go on as the one whose ``RowTable.rest`` is given, after its rows."""
         number = plan.keys.index(key)
-        operation = self._requests.operation(what, [key])
-        questions = [
-            Question(
-                self._requests.session.servers[parcel.server],
-                operation,
-                wire.PutTableRest,
-                {
-                    "store": self._requests.store,
-                    "id": parcel.ids[number],
-                    "names": list(rest),
-                    "buffers": [
-                        sendable(np.ascontiguousarray(part, np.int64), self._requests.session.client)
-                        for part in rest.values()
-                    ],
-                },
-            )
+        memory = self._requests.session.client
+        by_server = {
+            parcel.server: {
+                "id": parcel.ids[number],
+                "names": list(rest),
+                "buffers": [sendable(np.ascontiguousarray(part, np.int64), memory) for part in rest.values()],
+            }
             for parcel, rest in zip(plan.parcels, rests, strict=True)
-        ]
-        self._requests.session.client.exchange(operation, ready, questions)
+        }
+        self._requests.each(what, [key], wire.PutTableRest, by_server)
 
     @staticmethod
     def _pages(
@@ -290,15 +254,9 @@ class StoredTables:
     def statistics(self, segments: Sequence[Segment]) -> dict[str, int]:
         """Return the sums of the servers' statistics of a table; ``version`` is the highest."""
         totals: dict[str, int] = {}
-        for segment in segments:
-            reply: wire.TableCounts = self._requests.one(
-                self._requests.session.servers[segment.server],
-                "table_statistics",
-                [segment.key],
-                wire.DescribeTable,
-                store=self._requests.store,
-                id=segment.id,
-            )
+        by_server = {segment.server: {"id": segment.id} for segment in segments}
+        replies = self._requests.each("table_statistics", [segments[0].key], wire.DescribeTable, by_server)
+        for reply in replies.values():
             for name, count in zip(reply.names, reply.counts, strict=True):
                 before = totals.get(name, 0)
                 totals[name] = max(before, count) if name == "version" else before + count
@@ -322,40 +280,22 @@ class StoredTables:
         return whole
 
     def _freeze(self, segments: Sequence[Segment], clock: int, since: Sequence[Version] | None) -> TableReading:
-        operation = self._requests.operation("reading a table", [segments[0].key])
-        frozen: dict[int, wire.Frozen] = {}
-        questions = [
-            Question(
-                self._requests.session.servers[segment.server],
-                operation,
-                wire.FreezeTable,
-                {
-                    "store": self._requests.store,
-                    "id": segment.id,
-                    "clock": clock,
-                    "since": None if since is None else since[segment.server],
-                },
-                partial(frozen.__setitem__, segment.server),
-            )
+        by_server = {
+            segment.server: {
+                "id": segment.id,
+                "clock": clock,
+                "since": None if since is None else since[segment.server],
+            }
             for segment in segments
-        ]
-        self._requests.session.client.exchange(operation, ready, questions)
+        }
+        frozen = self._requests.each("reading a table", [segments[0].key], wire.FreezeTable, by_server)
         table = self._tables[segments[0].key]
         return TableReading(self._requests, table, [frozen[server] for server in sorted(frozen)])
 
     def evict(self, segments: Sequence[Segment], clock: int) -> None:
         """Have the servers let rows of a table go, once the round ``clock`` is over."""
-        operation = self._requests.operation("evict", [segments[0].key])
-        questions = [
-            Question(
-                self._requests.session.servers[segment.server],
-                operation,
-                wire.EvictRows,
-                {"store": self._requests.store, "id": segment.id, "clock": clock},
-            )
-            for segment in segments
-        ]
-        self._requests.session.client.exchange(operation, ready, questions)
+        by_server = {segment.server: {"id": segment.id, "clock": clock} for segment in segments}
+        self._requests.each("evict", [segments[0].key], wire.EvictRows, by_server)
 
 
 class _PutOfRows(PendingRequest):
