@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvstore.client.calls import ABSENT, Arguments, StoreCall, distinct, new_arrays, tables_among
+from kvstore.client.calls import Arguments, distinct, new_arrays, tables_among
 from kvstore.client.checkpointing import checkpointing
 from kvstore.client.compression import Compressing, Delegated, compressing
 from kvstore.client.compression import describe as describe_compression
@@ -42,11 +42,7 @@ from kvstore.rows.table_files import FrozenState
 from kvstore.rule import Rule
 from kvstore.spec import Key, as_shape, check_key
 from kvstore.store.arguments import requests_of
-from kvstore.store.base import (
-    KVStore,
-    ReservedJoin,
-    TableChanges,
-)
+from kvstore.store.base import KVStore, ReservedJoin, TableChanges
 from kvstore.store.maker import UNNAMED, made_by, maker, place
 from kvstore.store.maker import name as named
 from kvstore.store.registry import canonical
@@ -167,6 +163,8 @@ class DistStore(KVStore):
             if resumed is not None:
                 self._trained.tables.put(resumed, entries)
                 self._trained.give_states(resumed, entries)
+            # Last, for other workers use the keys from then on. They are added with the request: added before it, they
+            # would stay if the call failed, and init could not be called again.
             self._requests.ready(keys, partial(self._add, entries))
         else:
             self._session.client.alone(self._add, entries)
@@ -177,7 +175,8 @@ class DistStore(KVStore):
         self._entries.add(entries)
 
     def push(self, key: Any, value: Any, priority: int = 0, *, wait: bool = False) -> Ticket:
-        return Ticket(self._pushes.make("push", self._prepare(key, value), priority, wait))
+        self._check()
+        return Ticket(self._pushes.make("push", self._arguments.check(key, value), priority, wait))
 
     def pull(
         self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True, *, wait: bool = True, copy: bool = True
@@ -191,7 +190,7 @@ class DistStore(KVStore):
             key, out = list(arrays), list(arrays.values())
         if self._on_pull is not None:
             self._on_pull(out)
-        return Ticket(self._pushes.make("pull", self._prepare(key, out=out, copy=copy), priority, wait))
+        return Ticket(self._pushes.make("pull", self._arguments.check(key, out=out, copy=copy), priority, wait))
 
     def pushpull(
         self,
@@ -204,19 +203,14 @@ class DistStore(KVStore):
         copy: bool = True,
         row_ids: Any = None,
     ) -> Ticket:
-        if row_ids is not None:
-            self._check()
-            requests = requests_of(key, out, row_ids)
-            call = self._arguments.check_rows(key, requests, value, copy)
-            operation = self._pushes.make("pushpull", call, priority, wait)
-            operation.result = requests.result()
-            return Ticket(operation)
-        return Ticket(self._pushes.make("pushpull", self._prepare(key, value, out, copy), priority, wait))
-
-    def _prepare(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
-        """Return the call that pushes ``value`` and pulls into ``out``; nothing has changed yet."""
         self._check()
-        return self._arguments.check(key, value, out, copy)
+        if row_ids is None:
+            return Ticket(self._pushes.make("pushpull", self._arguments.check(key, value, out, copy), priority, wait))
+        requests = requests_of(key, out, row_ids)
+        call = self._arguments.check_rows(key, requests, value, copy)
+        operation = self._pushes.make("pushpull", call, priority, wait)
+        operation.result = requests.result()
+        return Ticket(operation)
 
     def _check(self) -> None:
         """Raise what has gone wrong since the last call."""

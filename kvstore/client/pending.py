@@ -139,7 +139,7 @@ class PushOfArrays(_ArrayRequest):
     """This worker's contribution to a parcel's segments. Its values are packed, or encoded, when it is sent."""
 
     __slots__ = ("load", "numbers", "want")
-    early = False
+    early = False  # made before, it would need a copy of arrays that a waiting caller leaves as they are
 
     def __init__(
         self,

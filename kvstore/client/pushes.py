@@ -153,6 +153,9 @@ class Pushes:
             self.before(call.places)
         load = self._load(call) if call.pushes else None
         operation = Operation(what, call.keys, self._client, self._fail, self.requests.limits)
+        # The requests are not made here but by ``_prepare``, which the client calls alone at the links; it notes the
+        # effect together with them. A signal's handler may raise between any two lines: clocks that advanced without
+        # their requests, or requests without their clocks, would leave this worker out of step with all others.
         send = self._client.exchange if wait else self._client.submit
         send(operation, self._prepare, call, load, priority, wait)
         if tracer is not None and tracer.open:
