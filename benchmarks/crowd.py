@@ -20,9 +20,8 @@ import numpy as np
 from benchmarks.cores import Core, Said, Step
 from benchmarks.networks import Shape
 from kvstore import wire
-from kvstore.client.plans.entries import Entries, SegmentColumns
-from kvstore.client.plans.parcels import Parcel
-from kvstore.client.plans.plan import Plan
+from kvstore.client.entries import Entries, SegmentColumns
+from kvstore.client.plans import Parcel, Plan
 from kvstore.job.config import NETWORK_PIECE, bound_of
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap

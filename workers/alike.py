@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kvstore import KVStore, Mismatch
-from kvstore.store.job_interface import ReservedJoin
+from kvstore.store.base import ReservedJoin
 from workers.broadcast import Relay, broadcast_parameters, share_optimizer
 from workers.common import bundle
 from workers.common.gather import Gather

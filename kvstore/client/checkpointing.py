@@ -12,35 +12,209 @@ before its next push, and that comes after the servers have noted the request.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from kvstore.checkpoint.folders import begin, folder_of, found, listed, prepare, remove
+from kvstore.checkpoint.folders import begin, folder_of, found, listed, part_of, prepare, promise_of, remove
 from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.checkpoint.schedule import NEVER, CheckpointSchedule
+from kvstore.checkpoint.stateful import joined, packed
+from kvstore.checkpoint.tensors import TensorHeader, write_tensors
 from kvstore.checkpoint.verify import verify
-from kvstore.client.captures import Answers, ask
-from kvstore.client.meetings import Meetings, MeetingStore, told
-from kvstore.client.plans.entries import Entries
-from kvstore.client.resuming import Resumed
-from kvstore.client.saving import CheckpointInProgress
-from kvstore.client.trained import TrainedStore
-from kvstore.client.worker_part import Stateful, WorkerPart
+from kvstore.client.checkpoint_files import Answers, CheckpointInProgress, ask
+from kvstore.client.resuming import Resumed, TrainedStore
 from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError
 from kvstore.job.valid_values import Interval
 from kvstore.member.session import Session
-from kvstore.spec import Key, Spec
+from kvstore.store.base import KVStore
+from kvstore.values import to_buffer
 from kvstore.values.addresses import Column
 
 log = logging.getLogger(__name__)
 
 
+KEY = "checkpoint"
+MOST_TEXT = 600  # characters that say why a worker's part failed
+
+
+class WorkerPart:
+    """What one worker adds to checkpoints: the state of what is attached, and the residuals of its compression.
+
+    Args:
+        rank: of the worker.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._attached: dict[str, tuple[Any, bool]] = {}
+        self._writer: threading.Thread | None = None
+        self._failed = False  # what the last writer had to write
+        self._copied: tuple[dict[str, torch.Tensor], str] | None = None
+
+    def attach(self, name: str, thing: Any, shared: bool) -> None:
+        """Add ``thing`` to later checkpoints; if ``shared``, at worker 0 alone."""
+        self._attached[name] = thing, shared
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether something is attached that all workers share."""
+        return any(shared for _, shared in self._attached.values())
+
+    def has_own(self, stores: Sequence[TrainedStore]) -> bool:
+        """Return whether there is anything to write."""
+        return bool(self._attached_here()) or any(store.compresses for store in stores)
+
+    def copy(self, folder: Path, stores: Sequence[TrainedStore], shared_only: bool = False) -> None:
+        """Copy what this worker adds to a checkpoint; ``write`` follows.
+
+        Raises:
+            CheckpointError: something cannot be saved; the message names it.
+        """
+        self._copied = None
+        copied = self._own(stores, shared_only)
+        try:
+            promise_of(folder, self._rank).touch()
+        except OSError as exc:
+            raise CheckpointError(f"{part_of(folder, self._rank)}: {exc.strerror}") from None
+        self._copied = copied
+
+    def write(self, folder: Path, number: int) -> None:
+        """Write what was copied, in a thread."""
+        if self._copied is None:
+            return
+        self.join()
+        args = folder, *self._copied
+        self._copied, self._failed = None, False
+        self._writer = threading.Thread(target=self._write, args=args, name=f"kvstore-checkpoint-{number}", daemon=True)
+        self._writer.start()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until what was last begun is written, or has failed; return whether it has not failed."""
+        if self._writer is not None:
+            self._writer.join(timeout)
+        return not self._failed
+
+    def _attached_here(self) -> Mapping[str, Any]:
+        """Return what this worker saves: what is shared, worker 0 alone."""
+        return {name: thing for name, (thing, shared) in self._attached.items() if self._rank == 0 or not shared}
+
+    def _own(self, stores: Sequence[TrainedStore], shared_only: bool) -> tuple[dict[str, torch.Tensor], str]:
+        """Return what this worker adds, as tensors and JSON."""
+        states = {
+            name: (thing.state_dict, f"what is attached as {name!r} cannot be saved")
+            for name, thing in self._attached_here().items()
+            if not shared_only or self._attached[name][1]
+        }
+        if not shared_only:
+            residuals = "the residuals of the compression cannot be saved"
+            states |= {store.residuals_name: (store.residuals, residuals) for store in stores if store.compresses}
+        tensors: dict[str, torch.Tensor] = {}
+        texts: dict[str, str] = {}
+        for name, (state_dict, failed) in states.items():
+            try:
+                more, texts[name] = packed(state_dict(), f"{len(texts)}.")
+            except NodeLost:
+                raise
+            except Exception as exc:  # of the program's own classes: whatever it is, training goes on
+                why = str(exc) if isinstance(exc, UsageError) else f"{type(exc).__name__}: {exc}"
+                log.debug("%s", failed, exc_info=True)
+                raise CheckpointError(f"{failed}: {why}") from exc
+            tensors |= more
+        return tensors, joined(texts)
+
+    def _write(self, folder: Path, tensors: Mapping[str, torch.Tensor], text: str) -> None:
+        path = part_of(folder, self._rank)
+        try:
+            headers = [TensorHeader.of(name, value) for name, value in tensors.items()]
+            write_tensors(path, headers, (to_buffer(value) for value in tensors.values()), {"state": text})
+        except Exception as exc:
+            self._failed = True
+            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else f"{type(exc).__name__}: {exc}"
+            log.error("%s: this worker's part of the checkpoint failed: %s", path, why)
+            with suppress(OSError):
+                promise_of(folder, self._rank).unlink(missing_ok=True)
+
+
+def told(store: KVStore, number: int, resumed: int) -> tuple[int, int]:
+    """Return what worker 0 gives: the number of the newest checkpoint, and that of the one to continue from."""
+    numbers = torch.tensor([number, resumed], dtype=torch.int64, device="cpu")
+    store.init(KEY, numbers)
+    store.pull(KEY, numbers)
+    return int(numbers[0]), int(numbers[1])
+
+
+class Meetings:
+    """Meetings of the workers, where all hear what worker 0 has decided. Each is a sum over all workers.
+
+    Args:
+        store: for the sums.
+        rank, num_workers: this worker's rank, and how many there are.
+    """
+
+    def __init__(self, store: KVStore, rank: int, num_workers: int) -> None:
+        self._store, self._rank = store, rank
+        self._slots = torch.zeros(2 + num_workers, dtype=torch.int64, device="cpu")
+        self._failed = torch.zeros(num_workers, dtype=torch.int64, device="cpu")
+        self._text = torch.zeros(MOST_TEXT, dtype=torch.int64, device="cpu")
+        store.init([f"{KEY}s", f"{KEY}.failed", f"{KEY}.why"], [self._slots, self._failed, self._text])
+
+    def meet(self, own: bool, number: int, following: int) -> tuple[int, int, list[int]]:
+        """Meet the other workers.
+
+        Args:
+            own: whether this worker would add something of its own to a checkpoint.
+            number: at worker 0, of the checkpoint to make; 0 for none, and at other workers.
+            following: at worker 0, the rounds at which the next meeting is; 0 at other workers.
+
+        Returns:
+            The number and the rounds of worker 0, 0 where it was not there, and the ranks that add something.
+        """
+        self._slots.zero_()
+        self._slots[0], self._slots[1] = number, following
+        self._slots[2 + self._rank] = int(own)
+        self._store.pushpull(f"{KEY}s", self._slots)
+        sums: list[int] = self._slots.tolist()
+        return sums[0], sums[1], [rank for rank, has in enumerate(sums[2:]) if has]
+
+    def failure(self, why: str) -> str:
+        """Hear whether all workers have what they add to a checkpoint, after a meeting that has decided on one.
+
+        Args:
+            why: what keeps this worker from it; empty for nothing.
+
+        Returns:
+            Which worker fails, the first of them, and why; empty if none does.
+        """
+        self._failed.zero_()
+        self._failed[self._rank] = int(bool(why))
+        self._store.pushpull(f"{KEY}.failed", self._failed)
+        failed = self._failed.nonzero().flatten().tolist()
+        if not failed:
+            return ""
+        self._text.zero_()
+        if failed[0] == self._rank:
+            self._text[: len(why)] = torch.tensor([*map(ord, why[:MOST_TEXT])], dtype=torch.int64, device="cpu")
+        self._store.pushpull(f"{KEY}.why", self._text)
+        return f"worker {failed[0]}: {''.join(chr(code) for code in self._text.tolist() if code)}"
+
+    def begin_join(self) -> None:
+        """Let the others meet without this worker."""
+        self._store.begin_join()
+
+    def join(self) -> None:
+        """Wait until all workers have joined."""
+        self._store.join()
+
+
 class Checkpointing:
-    """See the module. One for each worker process.
+    """What one worker process does for the checkpoints of its job; the module says how they are made.
 
     Args:
         session: of the worker.
@@ -48,6 +222,7 @@ class Checkpointing:
         clock: seconds, monotonic.
 
     Attributes:
+        directory: where checkpoints are written; None if this job writes none.
         made, failed: how many checkpoints worker 0 has completed, and how many failed.
 
     Raises:
@@ -57,7 +232,7 @@ class Checkpointing:
     def __init__(
         self,
         session: Session,
-        make_store: Callable[[], MeetingStore],
+        make_store: Callable[[], KVStore],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.made = self.failed = 0
@@ -67,7 +242,7 @@ class Checkpointing:
         self._part = WorkerPart(session.rank)
         self._answers: Answers | None = None
         config = session.config
-        self._directory = Path(config.checkpoint_dir) if config.checkpoint_dir else None
+        self.directory = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         self.resumed: Resumed | None = None
         number, resumed = self._begun()
         store = make_store()
@@ -79,7 +254,7 @@ class Checkpointing:
         self._base = 0 if self.resumed is None else self.resumed.rounds
         self._meetings = Meetings(store, self.rank, session.num_workers)
         self._schedule = CheckpointSchedule(config.checkpoint_every, self._base, clock())
-        self._meets = self._directory is not None and config.checkpoint_every != Interval()
+        self._meets = self.directory is not None and config.checkpoint_every != Interval()
         self._next = self._schedule.first() if self._meets else NEVER
 
     @property
@@ -96,9 +271,9 @@ class Checkpointing:
         if self.rank != 0:
             return 0, 0
         newest = 0
-        if self._directory is not None:
-            prepare(self._directory)
-            newest = max((folder.number for folder in listed(self._directory)), default=0)
+        if self.directory is not None:
+            prepare(self.directory)
+            newest = max((folder.number for folder in listed(self.directory)), default=0)
         path = self._session.config.checkpoint_resume
         folder = found(Path(path)) if path else None
         if folder is None:
@@ -121,26 +296,13 @@ class Checkpointing:
         self.finish()
         self._stores = [each for each in self._stores if each is not store]
 
-    def attach(self, name: str, thing: Stateful, shared: bool) -> bool:
-        """See ``KVStore.attach``."""
+    def attach(self, name: str, thing: Any, shared: bool) -> bool:
+        """Save ``thing`` with later checkpoints; load its state from the resumed one, and return whether it has one."""
         self._part.attach(name, thing, shared)
         state = None if self.resumed is None else self.resumed.part(name, shared)
         if state is not None:
             thing.load_state_dict(state)
         return state is not None
-
-    def values(
-        self, store: TrainedStore, keys: Sequence[Key], specs: Sequence[Spec], values: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Return the first values of ``keys``: the checkpoint's, where it has them, else those given."""
-        if self.resumed is None:
-            return list(values)
-        return store.first_values(self.resumed, keys, specs, values)
-
-    def give_states(self, store: TrainedStore, entries: Entries) -> None:
-        """Give the servers the checkpoint's states of ``entries``, if there is an optimizer already; once."""
-        if self.resumed is not None:
-            store.give_states(self.resumed, entries)
 
     # ---- moments
 
@@ -151,24 +313,19 @@ class Checkpointing:
         clock = int(store.clocks.pushed[places].max(initial=0)) + 1
         if clock <= store.begun:
             return
-        if clock > 1 and self._directory is not None and store.trains:
+        if clock > 1 and self.directory is not None and store.trains:
             self._passed(store, self._base + clock - 1)
         store.begun = clock
 
     def step_over(self, store: TrainedStore) -> int | None:
         """Save if a checkpoint is due; the program says that a step is over. Return the number of the checkpoint."""
-        if self._directory is None or not store.rounds or not store.trains:
+        if self.directory is None or not store.rounds or not store.trains:
             return None
         store.begun = max(store.begun, store.rounds)
         return self._passed(store, self._base + store.rounds)
 
     def save(self, store: TrainedStore) -> int | None:
         """Save now; all workers call this. Return the number, or None if that failed at once."""
-        if self._directory is None:
-            raise UsageError(
-                "this job has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all its processes, or start "
-                "it with launch.py --checkpoint-dir DIR"
-            )
         self.finish()
         return self._meet(self._base + store.rounds, now=True)
 
@@ -331,7 +488,7 @@ class Checkpointing:
 _OF: WeakKeyDictionary[Session, Checkpointing] = WeakKeyDictionary()
 
 
-def checkpointing(session: Session, make_store: Callable[[], MeetingStore]) -> Checkpointing | None:
+def checkpointing(session: Session, make_store: Callable[[], KVStore]) -> Checkpointing | None:
     """Return the checkpoints of this worker process; None if the job has none, and continues from none."""
     config = session.config
     if not config.checkpoint_dir and not config.checkpoint_resume:

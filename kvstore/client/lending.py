@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from kvstore import wire
-from kvstore.client.outgoing import Contents, is_sum
-from kvstore.client.plans.parcels import Parcel
-from kvstore.client.plans.plan import Plan, views_of
+from kvstore.client.pack import Contents, is_sum
+from kvstore.client.plans import Parcel, Plan, views_of
 from kvstore.client.requests import Requests
 from kvstore.devices import MOST_LOANS, CannotLend, DeviceMemory, Filling, device_memory
 from kvstore.member.client import Client
@@ -32,7 +31,7 @@ MOST_COPIES = 2  # how often the gradients of all arrays may be in lent memory: 
 
 
 class LentLoad:
-    """What one push carries in lent memory; see ``Load``. The memory is in use for as long as this is."""
+    """A ``Load`` of values in lent memory, which is in use for as long as a request of the push has this."""
 
     def __init__(self) -> None:
         self._parcels: dict[Parcel, tuple[_Block, Filling, bool]] = {}
@@ -41,15 +40,11 @@ class LentLoad:
         """Note where the values of a message are copied to; ``in_float32``: see ``Push``."""
         self._parcels[parcel] = block, filling, in_float32
 
-    def loan(self, parcel: Parcel) -> int:
-        """Return the number of the memory that has the values of a message."""
-        return self._parcels[parcel][0].loan
-
-    def pack(self, parcel: Parcel, _gather: bool) -> Contents:
+    def __call__(self, parcel: Parcel, _gather: bool) -> Contents:
         """Wait until the values of a message are in their memory; the message itself carries nothing of them."""
-        _, filling, in_float32 = self._parcels[parcel]
+        block, filling, in_float32 = self._parcels[parcel]
         filling.wait()
-        return Contents([], in_float32=in_float32)
+        return Contents([], in_float32=in_float32, loan=block.loan)
 
 
 class _Block:

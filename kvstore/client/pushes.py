@@ -8,35 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 from kvstore import wire
 from kvstore.client.calls import StoreCall
-from kvstore.client.clocks import Carried, PushClocks
-from kvstore.client.compression import Compressing
-from kvstore.client.counts import Counts
-from kvstore.client.delegation import Delegated
-from kvstore.client.incoming import Writer
-from kvstore.client.join import Joining
-from kvstore.client.lending import Lending, LentLoad
-from kvstore.client.optimizer import Optimizing
-from kvstore.client.outgoing import Load, Plain
+from kvstore.client.compression import Compressing, Delegated
+from kvstore.client.entries import Carried, PushClocks
+from kvstore.client.lending import Lending
+from kvstore.client.optimizing import Optimizing
+from kvstore.client.pack import Load
 from kvstore.client.pending import (
-    ArrayAsker,
+    Asker,
     IncomingParcel,
     PullOfArrays,
-    PushedValues,
+    PullOfRows,
     PushOfArrays,
-    PushOfLentArrays,
+    PushOfRows,
+    StoreRequest,
 )
-from kvstore.client.plans.parcels import Parcel
-from kvstore.client.plans.plan import Plan
-from kvstore.client.requests import Requests
-from kvstore.client.rows.pending import PushOfRows, RowAsker, RowNumbers, pulls_of_rows, pushes_of_rows
+from kvstore.client.plans import Parcel, Plan
+from kvstore.client.requests import Joining, Requests
+from kvstore.client.unpack import Writer
 from kvstore.errors import UsageError
 from kvstore.member.activity import StoreActivity
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
-from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.spec import require_floats
 from kvstore.ticket import Operation
@@ -44,15 +39,57 @@ from kvstore.values import Leaving
 from kvstore.values.addresses import Column
 
 
+class Counts(NamedTuple):
+    """How much has been pushed and pulled so far.
+
+    A change makes new counts, which replace the old ones in one step. An exception cannot leave a mixture of both.
+
+    Attributes:
+        pushes, pulls: keys, counted once for each call that had them.
+        bytes_pushed, bytes_pulled: bytes of values that answered messages have carried.
+        late: segments of pushes that came after their rounds were over.
+        staleness: how often a read was so many pushes ahead of the slowest worker.
+        ahead: how many the last read was.
+    """
+
+    pushes: int = 0
+    pulls: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    late: int = 0
+    staleness: tuple[tuple[int, int], ...] = ()
+    ahead: int = 0
+
+    def called(self, pushes: int, pulls: int) -> Counts:
+        """Return the counts after a call that pushes and pulls so many keys."""
+        return Counts(self.pushes + pushes, self.pulls + pulls, *self[2:])
+
+    def sent(self, nbytes: int, reply: wire.Ack | wire.Rows | wire.Values, quorum: bool) -> Counts:
+        """Return the counts after the answer to a message that carried ``nbytes`` of gradients.
+
+        Args:
+            quorum: whether rounds may be over before this worker's push is there.
+        """
+        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness, ahead = self
+        late += reply.missed if quorum else 0
+        return Counts(pushes, pulls, bytes_pushed + nbytes, bytes_pulled, late, staleness, ahead)
+
+    def received(self, nbytes: int, ahead: int | None) -> Counts:
+        """Return the counts after values of ``nbytes`` came, read ``ahead`` of the slowest; None without a bound."""
+        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness, before = self
+        if ahead is not None:
+            times = dict(staleness)
+            times[ahead] = times.get(ahead, 0) + 1
+            staleness = tuple(times.items())
+        now = before if ahead is None else ahead
+        return Counts(pushes, pulls, bytes_pushed, bytes_pulled + nbytes, late, staleness, now)
+
+
 class Pushes:
     """The pushes and pulls of one store.
 
     Args:
-        session: this process's membership in the job.
-        requests: the store's.
-        rule: how updates and reads go together.
-        clocks: of this worker's keys.
-        optimizing: what updates are to be made with.
+        requests, rule, clocks, optimizing: of the store.
         joining: whether this worker may push.
 
     Attributes:
@@ -64,7 +101,6 @@ class Pushes:
 
     def __init__(
         self,
-        session: Session,
         requests: Requests,
         rule: Rule,
         clocks: PushClocks,
@@ -75,19 +111,17 @@ class Pushes:
         self.lending: Lending | None = None
         self.counts = Counts()
         self.before: Callable[[Column], None] | None = None
-        self.session = session
-        self.store = requests.store
+        self.session = session = requests.session
+        self.requests = requests
         self.rule = rule
         self.clocks = clocks
-        self._requests = requests
         self._client = session.client
         self._optimizing = optimizing
         self._joining = joining
         self._number = 0  # of the last push
         self._pushed: dict[int, Operation] = {}  # by number, those that may not have taken effect yet
         self._failed: dict[Operation, None] = {}
-        self._arrays = ArrayAsker(self.store, session, clocks, self.noted)
-        self._rows = RowAsker(self.store, session.servers, clocks, session.client, self.noted)
+        self._asker = Asker(requests.store, session, clocks, self._answered)
 
     @property
     def outstanding(self) -> int:
@@ -97,9 +131,8 @@ class Pushes:
     @property
     def bytes_pushed(self) -> int:
         """Bytes of gradients that have been sent."""
-        arrays = sum(request.sent for request in self._client.of(PushOfArrays) if request.asker is self._arrays)
-        rows = sum(request.sent for request in self._client.of(PushOfRows) if request.asker is self._rows)
-        return self.counts.bytes_pushed + arrays + rows
+        sent = sum(request.sent for request in self._client.of(StoreRequest) if request.asker is self._asker)
+        return self.counts.bytes_pushed + sent
 
     def activity(self) -> StoreActivity:
         """Return what this worker has done in the store, for its reports. Any thread may call it."""
@@ -119,7 +152,10 @@ class Pushes:
         if self.before is not None and call.pushes:
             self.before(call.places)
         load = self._load(call) if call.pushes else None
-        operation = Operation(what, call.keys, self._client, self._fail, self._requests.limits)
+        operation = Operation(what, call.keys, self._client, self._fail, self.requests.limits)
+        # The requests are not made here but by ``_prepare``, which the client calls alone at the links; it notes the
+        # effect together with them. A signal's handler may raise between any two lines: clocks that advanced without
+        # their requests, or requests without their clocks, would leave this worker out of step with all others.
         send = self._client.exchange if wait else self._client.submit
         send(operation, self._prepare, call, load, priority, wait)
         if tracer is not None and tracer.open:
@@ -141,8 +177,8 @@ class Pushes:
             require_floats(zip(plan.keys, plan.specs, strict=True))
         if self.compressing is None:
             lent = None if self.lending is None else self.lending.load(plan, values)
-            return Plain(self._requests.packer, Leaving(values)) if lent is None else lent
-        return self.compressing.load(plan, values, self._requests.packer)
+            return self.requests.packer.plain(Leaving(values)) if lent is None else lent
+        return self.compressing.load(plan, values, self.requests.packer)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push has taken effect; raise what has gone wrong."""
@@ -151,7 +187,7 @@ class Pushes:
 
     def check(self) -> None:
         """Raise what has gone wrong since the last call."""
-        self.session.check(self.store)
+        self.session.check(self.requests.store)
         for operation in list(self._failed):
             if not operation.raised:
                 operation.wait()
@@ -172,21 +208,24 @@ class Pushes:
         places = call.places
         # The pushes of a key stay in order, and so do their answers, which may go into the same array.
         order = None if self._on_way(places) else priority
-        hyper = self._optimizing.hyper()
+        numbers = self._optimizing.numbers(order)
         turn = priority if wait else None
         pushes: list[PendingRequest] = []
         if call.plan is not None and load is not None:
-            outgoing = PushedValues(load, hyper, order)
-            kind = PushOfLentArrays if isinstance(load, LentLoad) else PushOfArrays
             pushes += [
-                kind(self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), outgoing)
+                PushOfArrays(
+                    self._asker, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), load, numbers
+                )
                 for parcel in call.plan.parcels
             ]
-        read = 0
-        if call.rows:
-            numbers = RowNumbers(hyper.lr, hyper.rescale, hyper.changes, order)
-            pushes += pushes_of_rows(self._rows, operation, call.rows, numbers, turn)
-            read = sum(len(rows.plan.keys) for rows in call.rows if rows.reader is not None)
+        # Each server gets a push of rows, even of none: it counts as this worker's contribution to the round.
+        pushes += [
+            PushOfRows(self._asker, operation, rows, server, rows.contribution, numbers, turn)
+            for rows in call.rows
+            if rows.contribution is not None
+            for server in range(rows.plan.servers)
+        ]
+        read = sum(len(rows.plan.keys) for rows in call.rows if rows.reader is not None)
         if call.plan is not None and call.writer is not None:
             read += len(call.plan.keys)
         counts = self.counts.called(len(places), read)
@@ -197,10 +236,15 @@ class Pushes:
         turn = priority if self.session.aggregator is None else None  # an aggregator decides what goes next
         if call.plan is not None:
             pulls += [
-                PullOfArrays(self._arrays, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn))
+                PullOfArrays(self._asker, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn))
                 for parcel in call.plan.parcels
             ]
-        pulls += pulls_of_rows(self._rows, operation, call.rows, priority)
+        pulls += [
+            PullOfRows(self._asker, operation, rows, server, rows.reader, priority)
+            for rows in call.rows
+            if rows.reader is not None
+            for server in rows.reader.servers
+        ]
         return pulls
 
     def _made(self, number: int, operation: Operation, places: Column, clocks: Column, counts: Counts) -> None:
@@ -242,7 +286,9 @@ class Pushes:
         turn = None if priority is None else Turn(int(plan.weight * nbytes), priority)
         return IncomingParcel(writer, decode, codec, turn)
 
-    def noted(self, parcel: Carried, reply: wire.Ack | wire.Rows | wire.Values, pushed: int, pulled: bool) -> Effect:
+    def _answered(
+        self, parcel: Carried, reply: wire.Ack | wire.Rows | wire.Values, pushed: int, pulled: bool
+    ) -> Effect:
         """Return the effect of an answer on the counters and clocks.
 
         Args:
@@ -259,9 +305,9 @@ class Pushes:
                 nbytes = sum(reply.lengths) or cast("Parcel", parcel).nbytes
             counts = counts.received(nbytes, reply.ahead if self.rule.mode == "async" else None)
             versions = reply.clocks
-        return partial(self._noted, counts, parcel, versions)
+        return partial(self._note, counts, parcel, versions)
 
-    def _noted(self, counts: Counts, parcel: Carried, versions: Sequence[int]) -> None:
+    def _note(self, counts: Counts, parcel: Carried, versions: Sequence[int]) -> None:
         if versions:
             self.clocks.advance(parcel, versions)
         self.counts = counts

@@ -1,24 +1,28 @@
-"""The requests of one store to the scheduler and the servers, apart from pushes and pulls."""
+"""The requests of one store to the scheduler and the servers, apart from pushes and pulls.
+
+Those of one call are here as methods; a worker's barriers and pauses, which span several calls, are classes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.client.outgoing import Packer
-from kvstore.client.plans.entries import Entries, Segment, SegmentColumns
-from kvstore.client.plans.parcels import Parcel
-from kvstore.client.plans.plan import Plan
+from kvstore.client.entries import Entries, Entry, PushClocks, Segment, SegmentColumns
+from kvstore.client.pack import Packer
+from kvstore.client.plans import Parcel, Plan
+from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.lineage import new_lineage
 from kvstore.member.outstanding import Effect, PendingRequest, Question, ready
 from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
+from kvstore.optim.states import StateTensors
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.table import TableSpec
@@ -39,13 +43,14 @@ class Requests:
         place: where in the program; empty if workers may make it at different places.
 
     Attributes:
+        session: see above.
         store: its number on the wire.
     """
 
     def __init__(
         self, session: Session, ordinal: int, rule: Rule, limits: WaitLimits, made: str = "", place: str = ""
     ) -> None:
-        self._session = session
+        self.session = session
         self._client = session.client
         self.limits = limits
         self.packer = Packer(session.client)
@@ -57,7 +62,7 @@ class Requests:
     def close(self) -> None:
         """Tell the servers and the aggregator, then the scheduler, that this worker does not use the store any more."""
         self._all("closing the store", wire.Close, store=self.store)
-        self.one(self._session.scheduler, "closing the store", (), wire.CloseStore, store=self.store)
+        self.one(self.session.scheduler, "closing the store", (), wire.CloseStore, store=self.store)
 
     def declare(
         self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
@@ -69,7 +74,7 @@ class Requests:
             bound, longest: see ``Declare``.
         """
         placed: wire.Placed = self.one(
-            self._session.scheduler,
+            self.session.scheduler,
             "init",
             keys,
             wire.Declare,
@@ -84,8 +89,8 @@ class Requests:
         )
         columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
         segments = SegmentColumns(*(np.array(column, np.int64) for column in columns))
-        if self._session.aggregator is not None:
-            self._describe(self._session.aggregator, keys, kinds, specs, segments)
+        if self.session.aggregator is not None:
+            self._describe(self.session.aggregator, keys, kinds, specs, segments)
         return Entries.of(keys, kinds, specs, segments)
 
     def _describe(
@@ -120,7 +125,7 @@ class Requests:
         """Send the first values of a plan's keys to the servers, and wait until they are there."""
         operation = self.operation("init", plan.keys)
         for parcel in plan.parcels:
-            peer = self._session.servers[parcel.server]
+            peer = self.session.servers[parcel.server]
             self._client.submit(
                 operation, ready, [_FirstValues(peer, operation, self.store, parcel, values, self.packer)]
             )
@@ -130,7 +135,7 @@ class Requests:
         """Report keys ready, which other workers may use from then on; this has ``effect``."""
         operation = self.operation("init", keys)
         fields = {"store": self.store, "keys": list(keys)}
-        question = Question(self._session.scheduler, operation, wire.Ready, fields)
+        question = Question(self.session.scheduler, operation, wire.Ready, fields)
         self._client.exchange(operation, ready, [question], effect)
 
     def set_optimizer(self, version: int, optimizer: Optimizer, effect: Effect) -> None:
@@ -148,13 +153,13 @@ class Requests:
             "groups": [[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
         }
         operation = self.operation("set_optimizer")
-        questions = [_Last(peer, operation, wire.SetOptimizer, fields, effect) for peer in self._session.servers]
+        questions = [_Last(peer, operation, wire.SetOptimizer, fields, effect) for peer in self.session.servers]
         self._client.exchange(operation, ready, questions)
 
     def optimizer(self) -> str | None:
         """Return the name of the optimizer that the servers have, or None."""
         reply: wire.OptimizerStates = self.one(
-            self._session.servers[0], "asking for the optimizer", (), wire.GetStates, store=self.store, ids=[]
+            self.session.servers[0], "asking for the optimizer", (), wire.GetStates, store=self.store, ids=[]
         )
         return reply.optimizer
 
@@ -166,7 +171,7 @@ class Requests:
             aggregator: asked for the residuals of its compression instead.
         """
         reply: wire.OptimizerStates = self.one(
-            aggregator or self._session.servers[parcel.server],
+            aggregator or self.session.servers[parcel.server],
             "save_optimizer_states",
             (),
             wire.GetStates,
@@ -182,85 +187,13 @@ class Requests:
         """Send a server the optimizer's states of segments that it holds; see ``get_states``."""
         by_id = (SegmentState(segment.id, name, value) for (segment, name), value in states.items())
         self.one(
-            aggregator or self._session.servers[server],
+            aggregator or self.session.servers[server],
             "load_optimizer_states",
             (),
             wire.PutStates,
             store=self.store,
             **pack_states(by_id),
         )
-
-    def barrier(self, number: int, begun: Callable[[Operation], None]) -> None:
-        """Come to the store's barrier ``number``.
-
-        Args:
-            begun: gets the operation that is done when all workers have come.
-        """
-        operation = self.operation("barrier")
-        fields = {"store": self.store, "number": number}
-        question = Question(self._session.scheduler, operation, wire.Barrier, fields)
-        self._client.submit(operation, ready, [question], partial(begun, operation))
-
-    def announce_pause(self, number: int) -> None:
-        """Announce this worker's pause ``number`` to the scheduler, before any server lets others go on."""
-        self.one(
-            self._session.scheduler,
-            "join",
-            (),
-            wire.Pause,
-            store=self.store,
-            number=number,
-            pushes=0,
-            ids=[],
-            clocks=[],
-        )
-
-    def pause(
-        self,
-        number: int,
-        clocks: Callable[[], Mapping[Segment, int]],
-        tables: Collection[Key],
-        take: Callable[[Sequence[int], wire.Resume], None],
-        begun: Callable[[Operation], None],
-    ) -> None:
-        """Tell all servers, and the aggregator, that this worker has nothing more to contribute.
-
-        Args:
-            clocks: returns how often each segment has been pushed.
-            tables: the keys that have tables, of which the aggregator knows nothing.
-            take: is given each server's answer, with the segments that it is about.
-            begun: gets the operation that is done when the servers let this worker go on.
-        """
-        self._client.submit(self.operation("join"), self._pauses, number, clocks, tables, take, begun)
-
-    def _pauses(
-        self,
-        operation: Operation,
-        number: int,
-        clocks: Callable[[], Mapping[Segment, int]],
-        tables: Collection[Key],
-        take: Callable[[Sequence[int], wire.Resume], None],
-        begun: Callable[[Operation], None],
-    ) -> tuple[Sequence[PendingRequest], Effect]:
-        by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
-        pushes: dict[Key, int] = {}
-        every: dict[int, int] = {}
-        for segment, clock in clocks().items():
-            by_server[segment.server][segment.id] = clock
-            pushes[segment.key] = clock
-            if segment.key not in tables:
-                every[segment.id] = clock
-        questions = []
-        for peer, pushed in zip(self._session.servers, by_server, strict=True):
-            ids = list(pushed)
-            fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": ids}
-            fields["clocks"] = list(pushed.values())
-            questions.append(Question(peer, operation, wire.Pause, fields, partial(take, ids)))
-        if self._session.aggregator is not None:
-            fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": list(every)}
-            fields["clocks"] = list(every.values())
-            questions.append(Question(self._session.aggregator, operation, wire.Pause, fields))
-        return questions, partial(begun, operation)
 
     def one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[wire.Request], /, **fields: Any) -> Any:
         """Ask ``peer``, and return the reply.
@@ -273,10 +206,36 @@ class Requests:
         operation = self.operation(what, keys)
         return self._client.exchange(operation, ready, [Question(peer, operation, kind, fields, operation.take)])
 
+    def each(
+        self, what: str, keys: Iterable[Key], kind: type[wire.Request], fields: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Any]:
+        """Ask several servers at once, each with fields of its own besides the store; return the replies, by server.
+
+        Args:
+            what: the call, for messages.
+            keys: it is about.
+            kind: of the requests.
+            fields: by server.
+        """
+        operation = self.operation(what, keys)
+        replies: dict[int, Any] = {}
+        questions = [
+            Question(
+                self.session.servers[server],
+                operation,
+                kind,
+                {"store": self.store, **own},
+                partial(replies.__setitem__, server),
+            )
+            for server, own in fields.items()
+        ]
+        self._client.exchange(operation, ready, questions)
+        return replies
+
     def _all(self, what: str, kind: type[wire.Request], /, **fields: Any) -> None:
         """Ask all servers, and the aggregator, and wait for their answers."""
         operation = self.operation(what)
-        peers = [*self._session.servers, *([self._session.aggregator] if self._session.aggregator is not None else [])]
+        peers = [*self.session.servers, *([self.session.aggregator] if self.session.aggregator is not None else [])]
         questions = [Question(peer, operation, kind, fields) for peer in peers]
         self._client.exchange(operation, ready, questions)
 
@@ -300,7 +259,6 @@ class _FirstValues(PendingRequest):
         self.packer = packer
 
     def message(self, sender: wire.Sender) -> wire.Init:
-        """See ``PendingRequest``."""
         kinds, shapes = self.parcel.shapes()
         return wire.Init(
             sender,
@@ -326,5 +284,187 @@ class _Last(Question):
         self.effect = effect
 
     def take(self, reply: wire.Reply) -> Effect | None:
-        """See ``PendingRequest``."""
         return self.effect if self.operation.open == {self.seq} and self.operation.error is None else None
+
+
+# ---- optimizer states of whole arrays, and of the segments that servers hold
+
+AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
+
+
+def assemble(segments: Mapping[tuple[Segment, str], torch.Tensor], entries: Mapping[Key, Entry]) -> StateTensors:
+    """Join the states of segments into those of whole arrays, as if one server held everything."""
+    by_state: dict[tuple[Key, str], list[tuple[Segment, torch.Tensor]]] = {}
+    for (segment, name), value in segments.items():
+        by_state.setdefault((segment.key, name), []).append((segment, value))
+    whole: StateTensors = {}
+    for (key, name), parts in by_state.items():
+        parts.sort(key=lambda part: part[0].start)
+        values = [value for _, value in parts]
+        if len(values) > 1 and values[0].dim():
+            whole[key, name] = torch.cat([value.reshape(-1) for value in values]).view(entries[key].spec.shape)
+        else:  # one segment, or a number that all segments have alike (a step count)
+            whole[key, name] = values[0]
+    return whole
+
+
+def cut(states: StateTensors, entries: Mapping[Key, Entry]) -> dict[tuple[Segment, str], torch.Tensor]:
+    """Cut the states of whole arrays into those of their segments; the inverse of ``assemble`` for any placement.
+
+    Raises:
+        UsageError: a state has another number of elements than its array, which is cut.
+    """
+    segments: dict[tuple[Segment, str], torch.Tensor] = {}
+    for (key, name), value in states.items():
+        entry = entries[key]
+        for segment in entry.segments:
+            if not entry.cut or not value.dim():
+                segments[segment, name] = value
+            elif value.numel() == entry.spec.size:
+                segments[segment, name] = value.reshape(-1)[segment.start : segment.stop]
+            else:
+                raise UsageError(f"{name} of key {key!r} cannot be cut over {entry.servers} servers")
+    return segments
+
+
+# ---- barriers and pauses
+
+
+class _Barrier(NamedTuple):
+    """How many barriers a worker has passed, and the operation of the one that it waits at."""
+
+    passed: int = 0
+    operation: Operation | None = None
+
+
+class WorkerBarriers:
+    """The barriers that one worker comes to, one after the other.
+
+    An exception may end any call here; the next one waits on at the same barrier.
+
+    Args:
+        requests: to the scheduler.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._at = _Barrier()
+
+    @property
+    def passed(self) -> int:
+        """How many this worker has passed."""
+        return self._at.passed
+
+    def wait(self) -> None:
+        """Come to the next barrier, and return when all workers have come.
+
+        Raises:
+            DeadlineExceeded: others are late. This worker has come all the same.
+            UsageError: somebody has joined, and nobody was let through.
+        """
+        passed, operation = self._at
+        if operation is None:
+            requests = self._requests
+            operation = requests.operation("barrier")
+            fields = {"store": requests.store, "number": passed + 1}
+            question = Question(requests.session.scheduler, operation, wire.Barrier, fields)
+            # Noted with the request: if an exception ends this call, the next one waits for the same answer.
+            arrived = partial(self._arrived, operation)
+            requests.session.client.submit(operation, ready, [question], arrived)
+        try:
+            operation.wait()
+        except UsageError:
+            self._at = _Barrier(passed)
+            raise
+        self._at = _Barrier(passed + 1)
+
+    def _arrived(self, operation: Operation) -> None:
+        self._at = self._at._replace(operation=operation)
+
+
+class Joining:
+    """The pauses of one worker in one store: each lasts from ``join`` until all servers let the worker go on.
+
+    An exception may end any call here; the next ``join`` continues from that point.
+
+    Args:
+        requests: to the scheduler and the servers.
+        clocks: of this worker's keys.
+    """
+
+    def __init__(self, requests: Requests, clocks: PushClocks) -> None:
+        self._requests = requests
+        self._clocks = clocks
+        self._number = 0  # of the last pause
+        self._operation: Operation | None = None  # of the one that is under way
+        self._last = 0
+        self._rounds: dict[int, int] = {}  # by segment: where its rounds are when the worker goes on
+
+    @property
+    def under_way(self) -> bool:
+        """Whether this worker pauses."""
+        return self._operation is not None
+
+    def begin(self, entries: Entries) -> None:
+        """Announce a pause to the scheduler, then to the servers. Nothing may be pushed from here to ``end``."""
+        requests, number = self._requests, self._number + 1
+        # The scheduler is asked first and alone: it must know of the pause before any server lets others go on.
+        fields = {"store": requests.store, "number": number, "pushes": 0, "ids": [], "clocks": []}
+        requests.one(requests.session.scheduler, "join", (), wire.Pause, **fields)
+        requests.session.client.submit(requests.operation("join"), self._pauses, number, entries)
+
+    def _pauses(self, operation: Operation, number: int, entries: Entries) -> tuple[Sequence[PendingRequest], Effect]:
+        """Return what tells all servers, and the aggregator, that this worker has nothing more to contribute."""
+        session = self._requests.session
+        clocks: list[dict[int, int]] = [{} for _ in session.servers]  # by server, of its segments
+        of_arrays: dict[int, int] = {}  # the aggregator takes no part in tables
+        pushes = 0
+        for key, entry in entries.items():
+            clock = int(self._clocks.pushed[entry.place])
+            pushes += clock
+            for segment in entry.segments:
+                clocks[segment.server][segment.id] = clock
+                if key not in entries.tables:
+                    of_arrays[segment.id] = clock
+        fields: dict[str, Any] = {"store": self._requests.store, "number": number, "pushes": pushes}
+        questions = [
+            Question(
+                peer,
+                operation,
+                wire.Pause,
+                {**fields, "ids": list(pushed), "clocks": list(pushed.values())},
+                partial(self._take, list(pushed)),
+            )
+            for peer, pushed in zip(session.servers, clocks, strict=True)
+        ]
+        if session.aggregator is not None:
+            fields |= {"ids": list(of_arrays), "clocks": list(of_arrays.values())}
+            questions.append(Question(session.aggregator, operation, wire.Pause, fields))
+        return questions, partial(self._begun, number, operation)
+
+    def _begun(self, number: int, operation: Operation) -> None:
+        self._rounds = {}
+        self._number = number
+        self._operation = operation
+
+    def wait(self, timeout: float | None) -> None:
+        """Return when all servers let this worker go on. After ``DeadlineExceeded`` the pause goes on."""
+        if self._operation is None:
+            return
+        try:
+            self._operation.wait(timeout)
+        except DeadlineExceeded:
+            raise
+        except KVStoreError:
+            self._operation = None
+            raise
+
+    def end(self, entries: Mapping[Key, Entry]) -> int:
+        """Move the clocks up to the rounds that others have made meanwhile; return the rank that joined last."""
+        self._clocks.resume(list(entries.values()), self._rounds)
+        self._operation = None
+        return self._last
+
+    def _take(self, ids: Sequence[int], reply: wire.Resume) -> None:
+        self._last = reply.last
+        self._rounds.update(zip(ids, reply.clocks, strict=True))

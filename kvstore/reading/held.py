@@ -20,7 +20,7 @@ MESSAGE_SEGMENTS = 256  # a server looks at all of them at once
 
 
 class ReadSegment(NamedTuple):
-    """A segment of a value; see ``kvstore.client.plans.entries.Segment``."""
+    """A segment of a value; see ``kvstore.client.entries.Segment``."""
 
     id: int
     server: int

@@ -155,7 +155,7 @@ def save_table(
     wait: bool,
     others: OpenSaves,
 ) -> Ticket:
-    """Save a table; see ``TableInterface.save_table``.
+    """Save a table; see ``KVStore.save_table``.
 
     Args:
         path: of the directory.
@@ -234,7 +234,7 @@ def load_table(
     rule: str | None,
     put: Callable[[Page, int, int], None],
 ) -> None:
-    """Load a table; see ``TableInterface.load_table``.
+    """Load a table; see ``KVStore.load_table``.
 
     Args:
         path: of the directory.

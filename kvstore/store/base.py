@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kvstore.dynamo import outside_graphs
-from kvstore.errors import Unsupported, UsageError
-from kvstore.spec import Key, as_shape
-from kvstore.store.arguments import group, one_kind, requests_of
-from kvstore.store.checkpoint_interface import CheckpointInterface
-from kvstore.store.job_interface import JobInterface
-from kvstore.store.optimizer_interface import OptimizerInterface
+from kvstore.errors import UnknownName, Unsupported, UsageError
+from kvstore.spec import Key, as_shape, shorten
+from kvstore.store.arguments import RowRequests, group, one_kind, requests_of
 from kvstore.store.registry import register
 from kvstore.store.statistics import Statistics
-from kvstore.store.table_interface import TableInterface
 from kvstore.ticket import Ticket, claim, finish
+
+if TYPE_CHECKING:
+    from kvstore.rows.row_sparse import RowSparse
 
 T = TypeVar("T", bound="type[KVStore]")
 
 
+class TableChanges(NamedTuple):
+    """What one worker knows of the changes of a table. Rows that were pulled before it differs may be old.
+
+    Attributes:
+        changes: how often this worker has pushed to the table or changed it otherwise, and how many barriers it has
+            passed, for another worker may have changed the table before one.
+        loads: how often ``load_table`` has been called: what was computed from rows before it belongs to rows that are
+            no longer there.
+    """
+
+    changes: int
+    loads: int
+
+
+class ReservedJoin(NamedTuple):
+    """The calls of a store whose ``join`` is reserved.
+
+    Attributes:
+        begin: see ``KVStore.begin_join``.
+        join: see ``KVStore.join``.
+    """
+
+    begin: Callable[[], None]
+    join: Callable[[float | None], int]
+
+
 @outside_graphs
-class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterface):
+class KVStore:
     """Arrays by key: pushed values are summed, and assigned or handed to an optimizer; pulled ones are the result.
 
     A key is an ``int`` from ``-2**63`` to ``2**64 - 1`` or a ``str``; one store has keys of one kind. A value is a
@@ -45,21 +74,21 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Give methods that say no more than "See ``KVStore``." what is said there: a user asks a store for help."""
+        """Give methods without a docstring ``KVStore``'s, so that ``help`` and editors show it for every store."""
         super().__init_subclass__(**options)
         outside_graphs(cls)
-        for owner in cls.__mro__[: cls.__mro__.index(KVStore)]:
-            for name, member in vars(owner).items():
-                if getattr(member, "__doc__", None) == "See ``KVStore``.":
-                    member.__doc__ = getattr(KVStore, name).__doc__
+        for name, member in vars(cls).items():
+            if isinstance(member, FunctionType | property) and not member.__doc__:
+                member.__doc__ = getattr(getattr(KVStore, name, None), "__doc__", None)
 
     _on_pull: Callable[[Any], None] | None = None
+    _warned_left_out = False
 
     def __init__(self, name: str = "") -> None:
         self._name = name or type(self).__name__.lower()
         self._kind: type | None = None
 
-    # ---- values
+    # ---- arrays
 
     def init(self, key: Any, value: Any) -> None:
         """Give new keys their first values; on all workers, once for each key.
@@ -232,14 +261,448 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
         """
         raise self._unsupported("set_gradient_compression")
 
-    # ---- the store itself
-
     def watch_pulls(self, on_pull: Callable[[Any], None]) -> None:
         """Have ``on_pull`` called with each ``out`` that the program passes to ``pull``, before it is written.
 
         For what must tell the store's own values from others that the program writes to the same arrays.
         """
         self._on_pull = on_pull
+
+    # ---- tables: rows by their ids
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, *, wait: bool = True
+    ) -> Any:
+        """Pull rows of tables by their ids; with ``dist_sync``, rows that include every push of this worker so far.
+
+        No row is made by this: what no push has made yet has the value that it would begin with, and in a table with an
+        admission rule zeros.
+
+        Args:
+            key: one key of a table, or a list of them.
+            out: for each key what to write into, or a list of these: an array of shape ``(*row_ids.shape, *row)``, or
+                a ``RowSparse``, which becomes the ids, each once and rising, and their rows. None: see below.
+            priority: higher ones are served first where there is a choice.
+            row_ids: for each key the ids of rows: an array of integers or a list of them, of any shape and order, with
+                duplicates. If ``out`` is a list, one such array is for all of it, or a list has one for each.
+            wait: return when the rows are there. If False, return a ticket at once.
+
+        Returns:
+            Without ``out``, a tensor of shape ``(*row_ids.shape, *row)``, for a list of keys a list of them. With
+            ``out`` or without ``wait`` a ticket, whose ``wait`` returns that.
+
+        Raises:
+            KeyNotInitialized: this worker has not passed a key to ``init``.
+            Mismatch: an ``out`` has another shape or dtype than the rows; or the key is of an array, not of a table.
+            UsageError: there is no ``row_ids``, or an id that cannot be in the table; the message says which.
+            DeadlineExceeded: the rows did not come in time; the message names who is missing.
+        """
+        requests = requests_of(key, out, row_ids)
+        ticket = self._pull_rows(requests, priority)
+        claim(ticket).result = requests.result()
+        result = ticket.wait() if wait else None
+        return result if wait and out is None else ticket
+
+    def put_rows(self, key: Any, value: Any) -> None:
+        """Replace rows of a table by these, between pushes; rank 0's are the ones that count.
+
+        The optimizer's states of these rows begin anew. Whoever pulls afterwards gets the new rows; a worker that must
+        not pull earlier waits at a ``barrier``.
+
+        Args:
+            key: of one table.
+            value: a ``RowSparse`` or a ``torch.sparse_coo`` tensor, with each id once.
+
+        Raises:
+            Mismatch: the rows are not those of the table; or the key is of an array.
+            UsageError: an id cannot be in the table, or comes twice.
+        """
+        raise self._unsupported("put_rows")
+
+    def table_rows(self, key: Any) -> Iterator[RowSparse]:
+        """Yield all rows of a table as it is at this call, after all pushes so far, some thousands at a time.
+
+        Of a table with a shape these are rows that a push or ``put_rows`` has changed, and perhaps others: what is not
+        there is as the table's ``init`` says.
+
+        Args:
+            key: of one table.
+        """
+        raise self._unsupported("table_rows")
+
+    def evict(self, key: Any) -> None:
+        """Let rows of growing tables go now that their rules say may go, after all pushes so far; on all workers.
+
+        Args:
+            key: one key of a table, or a list of them.
+
+        Raises:
+            KeyNotInitialized: this worker has not passed a key to ``init``.
+            Mismatch: the key is of an array, not of a table.
+        """
+        raise self._unsupported("evict")
+
+    def table_statistics(self, key: Any) -> dict[str, int]:
+        """Return what a table has in it and has done, on all servers together.
+
+        Args:
+            key: of one table.
+
+        Returns:
+            Numbers by name: ``rows`` that are there, that were ``made`` and ``evicted`` so far; how often a gradient
+            was ``refused``, since its id was not admitted; ``bytes`` of memory; and the ``version``, how many updates
+            the table has had.
+        """
+        raise self._unsupported("table_statistics")
+
+    def table_changes(self, key: Any) -> TableChanges:
+        """Return a mark of what this worker has done to a table so far; asks nobody.
+
+        Args:
+            key: of one table.
+        """
+        raise self._unsupported("table_changes")
+
+    def save_table(
+        self,
+        key: Any,
+        dir: str | os.PathLike[str],
+        state: bool = True,
+        since: int | None = None,
+        *,
+        wait: bool = True,
+    ) -> Ticket:
+        """Write a table as it is now into a directory, while training goes on; one worker's call suffices.
+
+        ``load_table`` reads it, with any number of servers, and ``open_table`` without any. A directory takes any
+        number of saves of one table, and of no other, each in a folder of its own, which counts from the moment when
+        its manifest is there.
+
+        Args:
+            key: of one table.
+            dir: the directory, made if it is missing.
+            state: save the optimizer's state of each row, too.
+            since: the version of a save in ``dir``: save only what has changed since. None saves all. So does a version
+                that the table does not continue, or of which it is not known what has changed since; a warning is
+                logged then. Versions are set back by ``load_table`` and by jobs that resume, and do not count rows that
+                were put or states that were dropped: such a save is never mixed with what has changed since.
+            wait: return when it is written. If False, return when the servers have noted what is to be saved. It is
+                then written in a twentieth of the time, so that training hardly slows down, until the ticket is waited
+                for.
+
+        Returns:
+            A ticket, whose ``wait`` returns the version that was saved: what a later ``since`` may be.
+
+        Raises:
+            UsageError: the directory cannot be written to, has no save of that version, or has one that was written by
+                another number of servers. The message says which; a save of the whole table helps.
+        """
+        raise self._unsupported("save_table")
+
+    def load_table(self, key: Any, dir: str | os.PathLike[str]) -> None:
+        """Take the rows of a table from a directory, and their states, if it has states of the store's optimizer.
+
+        Every worker may call it; rank 0's directory is the one that counts. Rows that were not saved stay as they are.
+        What an admission rule has counted of ids without rows is not saved. Gradients of ``workers.Embedding`` that
+        came of rows before this call, on a worker that makes it, are dropped with a warning.
+        The files are compared with their sha256.
+
+        Args:
+            key: of one table, which ``init`` has been given; its rows are as wide as those that were saved.
+            dir: where ``save_table`` has written, with any number of workers and servers.
+
+        Raises:
+            UsageError: the directory has no whole table, is damaged, or has another table.
+        """
+        raise self._unsupported("load_table")
+
+    # ---- updates
+
+    def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
+        """Update with this optimizer from now on, instead of assigning.
+
+        Every worker may call it, with the same arguments, or rank 0 alone; it acts once. Called again with other
+        numbers it keeps the optimizer's state; another optimizer drops it, with a warning.
+
+        Args:
+            optimizer: the name of one of torch's or MXNet's (``sgd``, ``nag``, ``adam``, ``adamw``, ``lamb``, ...;
+                ``docs/from-mxnet.md`` lists them), its class, or an instance that has not been used, whose defaults are
+                taken.
+            hyperparameters: the optimizer's, by torch's names (``lr``, ``weight_decay``, ...) or MXNet's
+                (``learning_rate``, ``wd``, ...), and those below.
+
+        Every optimizer has these, too:
+
+        - ``rescale_grad`` (1): gradients are multiplied by it first.
+        - ``clip_gradient`` (None): then each of their elements is clipped to plus and minus this.
+        - ``lr_mult`` and ``wd_mult`` (``{}``): by key, a factor of the learning rate, and of the weight decay.
+        - ``groups`` (none): a list of dicts, each with ``keys`` and what differs for these:
+          ``groups=[{"keys": ["bias"], "wd": 0.0}]``.
+
+        Raises:
+            UnknownName: no such optimizer or hyper-parameter.
+            ServerError: a server could not make it; carries the server's message.
+            Mismatch: this worker's arguments are not rank 0's.
+        """
+        raise self._unsupported("set_optimizer")
+
+    def set_updater(self, updater: Callable[[int | str, Any, Any], None]) -> None:
+        """Update with a function of one's own, instead of an optimizer; local stores only.
+
+        Args:
+            updater: is called as ``updater(key, pushed, stored)``, and changes ``stored`` in place. For a table, each
+                is a ``RowSparse`` of the rows that are pushed.
+
+        Raises:
+            Unsupported: the store is distributed: no code goes to servers.
+        """
+        raise self._unsupported("set_updater")
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate that this worker has set."""
+        raise self._unsupported("learning_rate")
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Use ``lr`` from this worker's next push on; momentum and other state stay.
+
+        With ``dist_sync`` all workers that set one must set the same for the same round.
+
+        Args:
+            lr: the new learning rate, of all keys whose group has none of its own.
+        """
+        self.set_hyperparameters(learning_rate=lr)
+
+    def set_hyperparameters(
+        self,
+        *,
+        learning_rate: float | None = None,
+        rescale_grad: float | None = None,
+        groups: Sequence[Mapping[str, Any]] = (),
+        **others: Any,
+    ) -> None:
+        """Use these from this worker's next push on; what is not given stays. See ``set_learning_rate``.
+
+        Args:
+            learning_rate: the new rate; None leaves it as it is.
+            rescale_grad: the new factor of gradients; None leaves it as it is. Without an optimizer it is that of the
+                sums of floating point that become the values of arrays: 1 / ``num_workers`` gives means. Half precision
+                is rounded after it.
+            groups: what changes for each of ``set_optimizer``'s groups, in their order; ``lr`` too.
+            others: other hyper-parameters, of all keys whose group has none of its own.
+
+        Raises:
+            UnknownName: no such hyper-parameter.
+            UsageError: one that only ``set_optimizer`` can change: a bool, a text, a momentum from or to 0.
+        """
+        raise self._unsupported("set_hyperparameters")
+
+    @property
+    def rescale_grad(self) -> float:
+        """The factor of gradients that this worker's pushes ask for: what was set last, or the optimizer's own."""
+        raise self._unsupported("rescale_grad")
+
+    def rescaled(self, factor: float) -> AbstractContextManager[None]:
+        """Let pushes in this block ask for another ``rescale_grad``; afterwards it is what it was before.
+
+        Args:
+            factor: the factor of the gradients that are pushed in the block.
+        """
+        raise self._unsupported("rescaled")
+
+    def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
+        """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices.
+
+        With compression, what this worker's encodings lack so far is in it too; then each worker writes a file of its
+        own, if the run is to go on exactly as it would have.
+
+        Args:
+            path: the file to write. It is replaced in one step, so that it is never half written.
+            note: a text that is kept with it, for the caller's own use.
+        """
+        raise self._unsupported("save_optimizer_states")
+
+    def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
+        """Take the optimizer's state from ``path``; all workers may call it, rank 0's file is the one that counts.
+
+        With compression, a worker also takes what its own encodings lacked, if the file is one that it wrote itself.
+
+        Args:
+            path: a file that ``save_optimizer_states`` has written, with any number of workers and servers.
+
+        Raises:
+            UsageError: the file is damaged, or belongs to another optimizer.
+        """
+        raise self._unsupported("load_optimizer_states")
+
+    def is_capable(self, capability: str) -> bool:
+        """Whether the store has an ability.
+
+        Args:
+            capability: ``optimizer``, the only one there is to ask for; upper or lower case.
+
+        Raises:
+            UnknownName: another one.
+        """
+        if capability.lower() != "optimizer":
+            raise UnknownName(f"there is no capability {capability!r}; choose from optimizer")
+        return type(self).set_optimizer is not KVStore.set_optimizer
+
+    # ---- checkpoints
+
+    def save_checkpoint(self, *, if_due: bool = False, wait: bool = False) -> int | None:
+        """Save a checkpoint of the job; on all workers, at the same point of the program.
+
+        It has the values and optimizer states of all stores of the job whose servers update, after exactly the pushes
+        that worker 0 has made, and what was attached. Servers write while training goes on. The job needs a directory:
+        ``launch.py --checkpoint-dir``. ``docs/checkpoints.md`` says more.
+
+        Args:
+            if_due: save only if ``--checkpoint-every`` says so. For the end of a step: without such calls, a checkpoint
+                that is due is made before the first push of the next step.
+            wait: return when the checkpoint is complete or has failed; else when servers have noted what to save.
+
+        Returns:
+            The number of the checkpoint that was begun; None if there is none, because none was due, the last one is
+            still being written, or a state could not be saved. With ``wait``, None also if it has failed since, as far
+            as this worker knows. What goes wrong is logged on worker 0, and counted in ``statistics``.
+
+        Raises:
+            UsageError: the job has no directory for checkpoints.
+            Unsupported: this is no dist store, and ``if_due`` is False.
+        """
+        if if_due:
+            return None
+        raise self._unsupported("save_checkpoint")
+
+    def attach(self, name: str, thing: Any, *, shared: bool = False) -> bool:
+        """Let checkpoints of the job save the state of ``thing``, too, and load it now if the job was resumed.
+
+        Every worker attaches the same names, before its first push. Where checkpoints are not supported, this does
+        nothing.
+
+        Args:
+            name: of the thing, within the job.
+            thing: an object with ``state_dict`` and ``load_state_dict``, whose state is built of dicts, lists, tensors,
+                numbers and texts: a sampler, a scheduler, an optimizer of torch's, a model with buffers.
+            shared: the state is the same on all workers, so that worker 0's is saved and all load it. Else each worker
+                has its own, which is left out when another number of workers resumes.
+
+        Returns:
+            Whether a state was loaded.
+
+        Raises:
+            UsageError: ``thing`` lacks one of the methods.
+        """
+        if not all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
+            raise UsageError(
+                f"attach({name!r}, ...) takes an object with the methods state_dict and load_state_dict, not "
+                f"{type(thing).__name__}"
+            )
+        return False
+
+    # ---- the job: its workers, and how they wait for each other
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return 1
+
+    def barrier(self) -> None:
+        """Return when all workers have come to this call.
+
+        Raises:
+            DeadlineExceeded: they have not, in time; the message names the missing.
+        """
+
+    def join(self, timeout: float | None = None) -> int:
+        """Say that this worker has run out of batches, and return when all workers have: Horovod's ``join``.
+
+            for batch in my_batches:  # as many as this worker has
+                ...
+            store.join()
+
+        Rounds go on without it: from its last push of each key on, sums are over the workers that still push, as if it
+        pushed zeros. So gradients that are divided by ``num_workers``, or by the size of the whole batch, go on
+        counting each sample the same, and the last rounds of an epoch are small steps. Which rounds a worker is in
+        depends on what it has pushed, never on when it calls this. With a quorum, a round is over when so many of
+        those who still push are there, and stands for these. In ``dist_async`` and ``dist_ssp`` nobody waits for a
+        worker that has joined, which it has once its pushes are answered: a ``pushpull`` with ``wait=False`` too.
+
+        When it returns everybody contributes to the next round again, and a ``pull`` gives what the last round left:
+        those who had joined need one. ``barrier`` and ``init`` that need a worker which has joined raise
+        ``UsageError``. If nobody has run out early it is a barrier after the last push.
+
+        Args:
+            timeout: in seconds; by default the store's deadline, which others' remaining batches may need longer than.
+
+        Returns:
+            The rank that joined last: the worker that has pushed most, of several the highest.
+
+        Raises:
+            DeadlineExceeded: others have more to do; the message names them. Another call waits on.
+            NodeLost: a worker has died, or left without joining.
+            UsageError: the join is reserved; the message says what to call instead.
+        """
+        if self.num_workers > 1:
+            raise self._unsupported("join")
+        return self.rank
+
+    def begin_join(self, timeout: float | None = None) -> None:
+        """Say that this worker has run out of batches, and return at once; ``join`` waits for the others.
+
+        A store that cannot do so does nothing, and says it in ``join``.
+
+        Args:
+            timeout: how long to wait for pushes to take effect, in a store whose every push is an update.
+        """
+
+    def reserve_join(self, advice: str) -> ReservedJoin:
+        """Let calls of ``join`` raise ``UsageError`` with ``advice`` from now on; return what joins all the same.
+
+        For what keeps values in the workers, which ``join`` alone would let part: rounds that a worker is not in change
+        the others' values, and no ``pull`` brings them.
+        """
+        return ReservedJoin(self.begin_join, self.join)
+
+    def report(self, values: Mapping[str, float] | None = None, *, input_s: float = 0.0) -> None:
+        """Say how this worker's training goes, for whoever looks at the job; a store without a job ignores it.
+
+            store.report({"loss": loss.item(), "epoch": epoch})
+
+        Nothing is sent at once: it goes with what the worker reports every second or so. ``fit`` calls it.
+
+        Args:
+            values: numbers by name, each in place of the last one of its name. Those that are not finite are left out,
+                and so are those after 32 names.
+            input_s: how long this worker has just waited for the next batch, in seconds. If workers say so, a slow one
+                is known to wait for data, or not.
+        """
+
+    def traced(self, name: str) -> AbstractContextManager[None]:
+        """Show how long a block takes, under this name, in the trace of ``launch.py --trace``.
+
+            with store.traced("forward"):
+                loss = model(batch)
+
+        Without a trace, or outside of its rounds, nothing happens. ``fit`` shows forward and backward passes, and
+        ``Trainer`` steps.
+
+        Args:
+            name: what the block does.
+        """
+        return nullcontext()
+
+    def num_dead_nodes(self) -> int:
+        """How many members of the job are lost; once that has ended the job, this too raises ``NodeLost``."""
+        return 0
+
+    # ---- the store itself
 
     def companion(self) -> KVStore:
         """Return a new store of the same workers and devices that sums what is pushed, whatever this one does with it.
@@ -282,7 +745,8 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
             "kvstore.create(), or pass what it holds: pull() its values"
         )
 
-    # MXNet's names for these, which its scripts use.
+    # ---- MXNet's names for these, which its scripts use
+
     def _barrier(self) -> None:
         self.barrier()
 
@@ -306,10 +770,32 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterf
     def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
         raise self._unsupported("pushpull")
 
+    def _pull_rows(self, requests: RowRequests, priority: int) -> Ticket:
+        raise self._unsupported("row_sparse_pull")
+
+    def _pushpull_rows(self, values: dict[Key, list[Any]], requests: RowRequests, priority: int, copy: bool) -> Ticket:
+        raise self._unsupported("pushpull with row_ids")
+
     def _pairs(self, key: Any, value: Any) -> dict[Key, list[Any]]:
         pairs = group(key, value)
         one_kind(pairs, self._kind)
         return pairs
+
+    def _arrays_of(self, outs: dict[Key, list[Any]]) -> dict[Key, list[Any]]:
+        """Return those of ``outs`` whose keys have arrays, no tables."""
+        return outs
+
+    def _warn_left_out(self, tables: Sequence[Key]) -> None:
+        """Warn, once for each store, that ``pull`` leaves these keys out."""
+        if not self._warned_left_out:
+            self._warned_left_out = True
+            warnings.warn(
+                f"pull leaves out tables ({shorten(tables)}): use row_sparse_pull, or ignore_sparse=False for all rows",
+                stacklevel=4,
+            )
+
+    def _unsupported(self, what: str) -> Unsupported:
+        return Unsupported(f"a {self._name!r} store has no {what}")
 
     @staticmethod
     def register(cls: T) -> T:

@@ -28,8 +28,8 @@ from kvstore.checkpoint.folders import begin, listed
 from kvstore.checkpoint.reader import CheckpointReader
 from kvstore.checkpoint.tensors import FileRecord
 from kvstore.checkpoint.verify import verify
-from kvstore.client.plans.entries import Entries, SegmentColumns
-from kvstore.client.saving import CheckpointInProgress, SavedStore
+from kvstore.client.checkpoint_files import CheckpointInProgress, SavedStore
+from kvstore.client.entries import Entries, SegmentColumns
 from kvstore.errors import CheckpointError, ServerError
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec

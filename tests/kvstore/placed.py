@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from kvstore.client.plans.entries import Entries, SegmentColumns
+from kvstore.client.entries import Entries, SegmentColumns
 from kvstore.placement import WHOLE, ServerRange, place
 from kvstore.spec import Key, Spec
 from kvstore.table import TableSpec

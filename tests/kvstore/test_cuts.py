@@ -11,8 +11,8 @@ import pytest
 import torch
 from placed import entries_of
 
-from kvstore.client.plans.entries import Segment
-from kvstore.client.states import assemble, cut
+from kvstore.client.entries import Segment
+from kvstore.client.requests import assemble, cut
 from kvstore.optim.optimizer import describe
 from kvstore.optim.registry import find, names
 from kvstore.optim.states import StateTensors

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.checkpoint.folders import listed
+from kvstore.checkpoint.folders import listed, promise_of
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.reader import CheckpointReader
+from kvstore.checkpoint.stateful import unpacked
 from kvstore.checkpoint.tensors import write_tensors
 from kvstore.checkpoint.verify import verify
 from kvstore.client import DistStore
+from kvstore.client.checkpointing import Meetings, WorkerPart, told
+from kvstore.client.resuming import TrainedStore
 from kvstore.errors import CheckpointError, Mismatch, UsageError
 from kvstore.job.valid_values import Interval
 from kvstore.rule import Rule
@@ -254,7 +261,7 @@ def test_a_part_that_one_worker_cannot_write_is_not_waited_for(
         store.pushpull(KEYS, gradients(store.rank, 0))
         return [store.save_checkpoint(wait=True) for _ in range(2)]
 
-    monkeypatch.setattr("kvstore.client.worker_part.write_tensors", write)
+    monkeypatch.setattr("kvstore.client.checkpointing.write_tensors", write)
     assert run(tmp_path, train, timeout_s=LONG) == [[None, 2]] * 2
     assert "worker-1.safetensors: this worker's part of the checkpoint failed: No space left" in caplog.text
     assert f"there is no checkpoint 1, and training goes on: worker 1 could not write {tmp_path}" in caplog.text
@@ -272,3 +279,227 @@ def test_a_quorum_is_captured_wherever_its_rounds_are(tmp_path: Path) -> None:
     with ThreadedJob(2, 2, checkpoint_dir=str(tmp_path), checkpoint_every=Interval(2)) as job:
         job.run(train, rule=Rule("sync", quorum=1))
     assert all(segment.clock >= 2 for segment in verify(listed(tmp_path)[-1].path).stores[0].segments)
+
+
+class Sums:
+    """Sums of worker 0 and 1, as a store makes them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, torch.Tensor] = {}
+        self.both = Barrier(2, timeout=LONG)
+
+    def end(self, rank: int) -> End:
+        return End(self, rank)
+
+
+class End:
+    """One worker's end of ``Sums``."""
+
+    def __init__(self, sums: Sums, rank: int) -> None:
+        self.sums, self.rank = sums, rank
+        self.calls: list[str] = []
+
+    def init(self, key: str | list[str], value: torch.Tensor | list[torch.Tensor]) -> None:
+        if self.rank == 0 and isinstance(key, list):
+            self.sums.values |= {name: each.clone() for name, each in zip(key, value, strict=True)}
+        elif self.rank == 0:
+            self.sums.values[key] = value.clone()
+        self.sums.both.wait()
+
+    def pull(self, key: str, out: torch.Tensor) -> None:
+        out.copy_(self.sums.values[key])
+
+    def pushpull(self, key: str, value: torch.Tensor) -> None:
+        if self.rank == 0:
+            self.sums.values[key] = torch.zeros_like(value)
+        for rank in range(2):
+            self.sums.both.wait()
+            if self.rank == rank:
+                self.sums.values[key] += value
+        self.sums.both.wait()
+        value.copy_(self.sums.values[key])
+        self.sums.both.wait()
+
+    def join(self, timeout: float | None = None) -> int:
+        self.calls.append("join")
+        return 0
+
+    def begin_join(self) -> None:
+        self.calls.append("begin_join")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def together(work: Any) -> list[Any]:
+    """Return what ``work`` returns for the end of each of two workers."""
+    sums = Sums()
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(work, [sums.end(rank) for rank in range(2)]))
+
+
+def test_all_hear_what_worker_0_has_found_in_the_directory() -> None:
+    assert together(lambda end: told(end, *((7, 5) if end.rank == 0 else (0, 0)))) == [(7, 5)] * 2
+
+
+def test_each_meeting_has_the_decisions_of_that_meeting() -> None:
+    def work(end: End) -> list[Any]:
+        meetings = Meetings(end, end.rank, 2)
+        first = meetings.meet(end.rank == 1, *((4, 20) if end.rank == 0 else (0, 0)))
+        return [first, meetings.meet(True, *((0, 30) if end.rank == 0 else (0, 0)))]
+
+    assert together(work) == [[(4, 20, [1]), (0, 30, [0, 1])]] * 2
+
+
+def test_all_hear_which_worker_fails_first_and_why() -> None:
+    def work(end: End) -> list[str]:
+        meetings = Meetings(end, end.rank, 2)
+        said = ["", "", ""], ["", "what is attached as 'möbius'", "x" * 1000]
+        return [meetings.failure(why) for why in said[end.rank]] + [meetings.failure("both")]
+
+    told = ["", "worker 1: what is attached as 'möbius'", f"worker 1: {'x' * 600}", "worker 0: both"]
+    assert together(work) == [told] * 2
+
+
+def test_a_join_is_the_stores() -> None:
+    def work(end: End) -> list[str]:
+        meetings = Meetings(end, end.rank, 2)
+        meetings.begin_join()
+        meetings.join()
+        return end.calls
+
+    assert together(work) == [["begin_join", "join"]] * 2
+
+
+class Holder:
+    """A thing whose state is a value."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+class Compressed(TrainedStore):
+    """A store of which only the residuals are looked at."""
+
+    def __init__(self) -> None:
+        self.ordinal = 2
+
+    @property
+    def compresses(self) -> bool:
+        return True
+
+    def residuals(self) -> Any:
+        return {}, {"compression": "small"}
+
+
+def part(rank: int) -> WorkerPart:
+    """The part of a worker with a model, which is shared, and a sampler."""
+    own = WorkerPart(rank)
+    own.attach("model", Holder({"weight": torch.ones(3)}), shared=True)
+    own.attach("sampler", Holder({"seed": rank}), shared=False)
+    return own
+
+
+def written(own: WorkerPart, folder: Path, rank: int, stores: Sequence[TrainedStore] = (), **more: Any) -> Any:
+    """What is in a worker's file."""
+    own.copy(folder, stores, **more)
+    own.write(folder, 1)
+    assert own.join()
+    with safe_open(folder / f"worker-{rank}.safetensors", "pt") as file:
+        return unpacked({name: file.get_tensor(name) for name in file.keys()}, file.metadata()["state"])  # noqa: SIM118
+
+
+def test_what_is_shared_is_saved_by_worker_0_alone(tmp_path: Path) -> None:
+    state = written(part(0), tmp_path, 0)
+    assert list(state) == ["model", "sampler"]
+    assert state["model"]["weight"].tolist() == [1] * 3
+    assert written(part(1), tmp_path, 1) == {"sampler": {"seed": 1}}
+    assert list(written(part(0), tmp_path, 0, shared_only=True)) == ["model"]
+
+
+def test_residuals_are_named_by_their_store(tmp_path: Path) -> None:
+    own, stores = WorkerPart(1), [Compressed()]
+    assert not own.has_own([])
+    assert own.has_own(stores)
+    assert not own.has_shared
+    assert written(own, tmp_path, 1, stores) == {"residuals.2": ({}, {"compression": "small"})}
+    assert written(own, tmp_path, 1, stores, shared_only=True) == {}
+
+
+def test_whose_things_count() -> None:
+    own = WorkerPart(1)
+    own.attach("model", Holder({}), shared=True)
+    assert own.has_shared
+    assert not own.has_own([])
+    own.attach("sampler", Holder({}), shared=False)
+    assert own.has_own([])
+
+
+def test_the_state_is_that_of_the_call(tmp_path: Path) -> None:
+    weight = torch.ones(3)
+    own = WorkerPart(0)
+    own.attach("model", Holder({"weight": weight}), shared=True)
+    own.copy(tmp_path, [])
+    weight.zero_()
+    own.write(tmp_path, 1)
+    own.join()
+    with safe_open(tmp_path / "worker-0.safetensors", "pt") as file:
+        assert file.get_tensor("0.0").tolist() == [1] * 3
+
+
+class Failing(Holder):
+    """A thing that cannot say its state."""
+
+    def state_dict(self) -> Any:
+        raise RuntimeError("not in this phase")
+
+
+def test_what_cannot_be_saved_or_written_is_said_by_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = part(0)
+    own.attach("mine", Holder({"weight": object()}), shared=True)
+    with pytest.raises(CheckpointError, match=r"attached as 'mine' cannot be saved: .* this state has a object"):
+        own.copy(tmp_path, [])
+    own.attach("mine", Failing({}), shared=True)
+    with pytest.raises(CheckpointError, match="attached as 'mine' cannot be saved: RuntimeError: not in this phase"):
+        own.copy(tmp_path, [])
+    own.attach("mine", Holder({}), shared=True)
+    with pytest.raises(CheckpointError, match=r"gone/worker-0.safetensors: No such file"):
+        own.copy(tmp_path / "gone", [])
+    assert list(tmp_path.iterdir()) == []
+    own.write(tmp_path, 1)  # nothing was copied
+    own.copy(tmp_path, [])
+    (tmp_path / "worker-0.safetensors").mkdir()
+    with caplog.at_level(logging.ERROR):
+        own.write(tmp_path, 2)
+        assert not own.join()
+    assert "this worker's part of the checkpoint failed: Is a directory" in caplog.text
+    assert not promise_of(tmp_path, 0).exists(), "whoever waits for the part sees at once that it does not come"
+
+
+class Stateless:
+    """A thing whose state nobody may ask for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise AssertionError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+def test_a_job_without_a_directory_says_how_to_get_one_unless_the_call_is_for_what_is_due() -> None:
+    def work(store: DistStore) -> None:
+        assert store.attach("stateless", Stateless()) is False
+        with pytest.raises(UsageError, match=r"attach\('step', ...\) takes an object with .* load_state_dict, not int"):
+            store.attach("step", 3)  # type: ignore[arg-type]
+        assert store.save_checkpoint(if_due=True) is None
+        with pytest.raises(UsageError, match="set KVSTORE_CHECKPOINT_DIR for all its processes"):
+            store.save_checkpoint()
+
+    with ThreadedJob(1, 1) as job:
+        job.run(work)

@@ -13,8 +13,7 @@ from simulation.job import SimulatedJob
 
 from kvstore import wire
 from kvstore.client import DistStore
-from kvstore.client.compression import Compressing
-from kvstore.client.delegation import Delegated
+from kvstore.client.compression import Compressing, Delegated
 from kvstore.codecs import Compressor, decode, parse
 from kvstore.codecs.description import described, travelling
 from kvstore.errors import Mismatch, UsageError

@@ -1,18 +1,22 @@
-"""What a worker says about a store: which messages, to whom, in which order, and what follows the answers."""
+"""What a worker says about a store: messages, barriers, pauses, states; and what follows the answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from placed import entries_for
 from played_session import AGGREGATOR, SCHEDULER, PlayedSession
 
 from kvstore import wire
-from kvstore.client.plans.parcels import parcels
-from kvstore.client.plans.plan import Plan
-from kvstore.client.requests import Requests
+from kvstore.client.entries import Entries, PushClocks
+from kvstore.client.plans import Plan, parcels
+from kvstore.client.requests import Joining, Requests, WorkerBarriers, assemble, cut
+from kvstore.errors import DeadlineExceeded, UsageError
 from kvstore.optim.optimizer import describe
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
@@ -158,11 +162,12 @@ def test_a_barrier_goes_on_after_its_call() -> None:
     session = PlayedSession(
         answer=lambda _, request: None if isinstance(request, wire.Barrier) else wire.Ack(request.seq)
     )
-    begun: list[Operation] = []
-    made(session).barrier(4, begun.append)
-    assert [(peer, message.number) for peer, message in session.asked] == [(SCHEDULER, 4)]
-    assert begun[0].open
-    assert str(begun[0]) == "barrier"
+    barriers, waited = WorkerBarriers(made(session)), list[Operation]()
+    session.client.wait = lambda operation, timeout: waited.append(operation)  # type: ignore[attr-defined]
+    barriers.wait()
+    assert [(peer, message.number) for peer, message in session.asked] == [(SCHEDULER, 1)]
+    assert waited[0].open
+    assert str(waited[0]) == "barrier"
 
 
 def test_an_aggregator_is_told_where_keys_are() -> None:
@@ -182,22 +187,196 @@ def test_an_aggregator_is_told_where_keys_are() -> None:
 
 
 def test_an_aggregator_hears_of_a_pause_of_all_segments() -> None:
-    paused: list[Operation] = []
     session = PlayedSession(
         answer=lambda peer, request: (
-            wire.Resume(request.seq, 0, []) if peer in session.servers else wire.Ack(request.seq)
+            wire.Resume(request.seq, 1, [5] * len(request.ids))
+            if isinstance(request, wire.Pause) and peer != AGGREGATOR and peer != SCHEDULER
+            else wire.Ack(request.seq)
         ),
         aggregator=True,
     )
     requests = Requests(session, 1, Rule(), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
     session.asked.clear()
     entries = entries_for(SPECS, servers=2, bound=5)
-    clocks = {segment: 3 for entry in entries.values() for segment in entry.segments}
-    answers: list[Any] = []
-    requests.pause(2, lambda: clocks, (), lambda ids, reply: answers.append((ids, reply)), paused.append)
-    assert kinds(session) == [(b"server 0", wire.Pause), (b"server 1", wire.Pause), (AGGREGATOR, wire.Pause)]
-    messages = [message for _, message in session.asked]
+    clocks = PushClocks()
+    clocks.grow(len(SPECS))
+    clocks.pushed[:] = 3
+    joining = Joining(requests, clocks)
+    joining.begin(entries)
+    peers = [SCHEDULER, b"server 0", b"server 1", AGGREGATOR]
+    assert kinds(session) == [(peer, wire.Pause) for peer in peers]
+    messages = [message for _, message in session.asked[1:]]
     assert sorted(messages[2].ids) == sorted([*messages[0].ids, *messages[1].ids])
-    assert (set(messages[2].clocks), messages[2].number, messages[2].pushes) == ({3}, 2, 3 * len(SPECS))
-    assert len(answers) == 2, "the rounds are the servers' to tell"
-    assert not paused[0].open
+    assert (set(messages[2].clocks), messages[2].number, messages[2].pushes) == ({3}, 1, 3 * len(SPECS))
+    assert joining.end(entries) == 1
+    assert clocks.pushed.tolist() == [5] * len(SPECS), "the rounds are the servers' to tell"
+
+
+class Coming:
+    """A worker at barriers. What a wait raises is in ``waits``, first to last; None is that all have come."""
+
+    def __init__(self, *waits: Exception | None) -> None:
+        self.waits = list(waits)
+        self.session = PlayedSession(answer=self._answer)
+        self.session.client.wait = self._wait  # type: ignore[method-assign]
+        self.barriers = WorkerBarriers(Requests(self.session, 1, Rule(), WaitLimits(1.0, 1.0)))  # type: ignore[arg-type]
+
+    @property
+    def asked(self) -> list[int]:
+        """The numbers of the barriers that the scheduler has heard of."""
+        return [
+            message.number for peer, message in self.session.asked if (peer, type(message)) == (SCHEDULER, wire.Barrier)
+        ]
+
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
+        return None if isinstance(request, wire.Barrier) else wire.Ack(request.seq)
+
+    def _wait(self, operation: Operation, timeout: float | None) -> None:
+        outcome = self.waits.pop(0)
+        if outcome is not None:
+            raise outcome
+        operation.open.clear()
+
+
+def test_each_barrier_has_the_next_number() -> None:
+    coming = Coming(None, None)
+    coming.barriers.wait()
+    coming.barriers.wait()
+    assert coming.asked == [1, 2]
+    assert coming.barriers.passed == 2
+
+
+def test_at_one_that_was_late_the_next_call_waits_on() -> None:
+    coming = Coming(DeadlineExceeded("late"), None)
+    with pytest.raises(DeadlineExceeded):
+        coming.barriers.wait()
+    assert coming.barriers.passed == 0
+    coming.barriers.wait()
+    assert coming.asked == [1]
+    assert coming.barriers.passed == 1
+
+
+def test_one_that_let_nobody_through_is_come_to_again() -> None:
+    coming = Coming(None, UsageError("worker 1 has joined"), None)
+    coming.barriers.wait()
+    with pytest.raises(UsageError):
+        coming.barriers.wait()
+    coming.barriers.wait()
+    assert coming.asked == [1, 2, 2]
+    assert coming.barriers.passed == 2
+
+
+def known() -> Entries:
+    return entries_for({"cut": Spec((6,), "float32"), "w": Spec((2,), "float32")}, servers=2, bound=5)
+
+
+class Rig:
+    """A worker that has pushed "cut" three times and "w" five times; servers are at round 7 of everything."""
+
+    def __init__(self, answers: bool = True) -> None:
+        self.answers = answers
+        self.entries = known()
+        self.clocks = PushClocks()
+        self.clocks.grow(2)
+        self.clocks.note(np.array([0, 1]), np.array([3, 5]), push=1)
+        self.session = PlayedSession(answer=self._answer)
+        requests = Requests(self.session, 1, Rule(), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
+        self.session.asked.clear()
+        self.joining = Joining(requests, self.clocks)
+
+    def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
+        if isinstance(request, wire.Pause) and peer != SCHEDULER:
+            return wire.Resume(request.seq, 1, [7] * len(request.ids)) if self.answers else None
+        return wire.Ack(request.seq)
+
+
+def test_the_scheduler_hears_of_it_before_any_server() -> None:
+    rig = Rig()
+    rig.joining.begin(rig.entries)
+    assert [peer for peer, _ in rig.session.asked] == [SCHEDULER, b"server 0", b"server 1"]
+    assert {message.number for _, message in rig.session.asked} == {1}
+
+
+def test_servers_get_the_clocks_of_their_segments() -> None:
+    rig = Rig()
+    rig.joining.begin(rig.entries)
+    clocks = {number: clock for _, m in rig.session.asked[1:] for number, clock in zip(m.ids, m.clocks, strict=True)}
+    assert clocks == {
+        **{segment.id: 3 for segment in rig.entries["cut"].segments},
+        **{segment.id: 5 for segment in rig.entries["w"].segments},
+    }
+    assert {message.pushes for _, message in rig.session.asked[1:]} == {8}
+
+
+def test_the_next_push_follows_the_rounds_of_the_others() -> None:
+    rig = Rig()
+    assert not rig.joining.under_way
+    rig.joining.begin(rig.entries)
+    assert rig.joining.under_way
+    rig.joining.wait(None)
+    assert rig.joining.end(rig.entries) == 1
+    assert not rig.joining.under_way
+    assert rig.clocks.pushed[:2].tolist() == [7, 7]
+
+
+def test_each_pause_has_a_number_of_its_own() -> None:
+    rig = Rig()
+    for number in (1, 2):
+        rig.session.asked.clear()
+        rig.joining.begin(rig.entries)
+        rig.joining.end(rig.entries)
+        assert {message.number for _, message in rig.session.asked} == {number}
+
+
+def test_a_worker_whose_call_was_late_still_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(operation: Operation, timeout: float | None) -> None:
+        raise DeadlineExceeded(f"{operation} is not done after {timeout} s")
+
+    rig = Rig(answers=False)
+    rig.joining.begin(rig.entries)
+    monkeypatch.setattr(rig.session.client, "wait", late)
+    with pytest.raises(DeadlineExceeded):
+        rig.joining.wait(0.5)
+    assert rig.joining.under_way
+
+
+def test_a_pause_that_is_refused_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(operation: Operation, timeout: float | None) -> None:
+        raise UsageError("no")
+
+    rig = Rig(answers=False)
+    rig.joining.begin(rig.entries)
+    monkeypatch.setattr(rig.session.client, "wait", refused)
+    with pytest.raises(UsageError):
+        rig.joining.wait(None)
+    assert not rig.joining.under_way
+
+
+def same(one: Any, two: Any) -> bool:
+    return one.keys() == two.keys() and all(
+        torch.equal(one[where], two[where]) and one[where].dtype == two[where].dtype for where in one
+    )
+
+
+shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.integers(0, 9), shapes, max_size=5), st.integers(1, 5), st.integers(1, 40))
+def test_cut_and_assemble_are_inverses_for_any_placement(shapes: dict[Key, Any], servers: int, bound: int) -> None:
+    specs = {key: Spec(shape, "float32") for key, shape in shapes.items()}
+    entries = entries_for(specs, servers, bound)
+    whole = {(key, "sum"): torch.randn(spec.shape) for key, spec in specs.items()}
+    whole |= {(key, "step"): torch.tensor(float(len(spec.shape))) for key, spec in specs.items()}
+    segments = cut(whole, entries)
+    for (segment, name), value in segments.items():
+        if name == "sum" and entries[segment.key].cut:
+            assert value.shape == (segment.stop - segment.start,)
+    assert same(assemble(segments, entries), whole)
+    assert same(cut(assemble(segments, entries), entries_for(specs, 2, 3)), cut(whole, entries_for(specs, 2, 3)))
+
+
+def test_state_that_is_not_element_by_element_cannot_be_cut() -> None:
+    entries = entries_for({"w": Spec((4, 4), "float32")}, 2, 1)
+    with pytest.raises(UsageError, match="row_var of key 'w' cannot be cut over 2 servers"):
+        cut({("w", "row_var"): torch.ones(4, 1)}, entries)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from threaded import ThreadedJob
 
-from kvstore.client import DistStore
-from kvstore.client import optimizer as optimizing
+from kvstore.client import DistStore, optimizing
 from kvstore.client.requests import Requests
 from kvstore.member.client import STALL_S
 from kvstore.optim import states_file

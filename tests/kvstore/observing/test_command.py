@@ -105,7 +105,7 @@ def test_a_straggler_is_asked_several_times_where_it_is() -> None:
     _, text, session = run(view)
     assert session.located == [("worker", [1])] * 5
     assert "5 of 5 looks found it at a.py:1 in f" in " ".join(text.split())
-    _, text, _ = run(view, frame="kvstore/client/store.py:184 in pull")
+    _, text, _ = run(view, frame="kvstore/client/dist.py:184 in pull")
     assert "looks found it" not in text, "where it waits as all do is no news"
 
 

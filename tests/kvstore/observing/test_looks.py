@@ -9,7 +9,7 @@ from kvstore.observing.looks import ENOUGH, PairedLooks, doing_of
 
 FETCH = ["train.py:9 in <module>", "torch/utils/data/dataloader.py:700 in __next__", "data.py:4 in __getitem__"]
 BACKWARD = ["train.py:12 in <module>", "torch/autograd/graph.py:800 in _engine_run_backward"]
-PUSH = ["train.py:14 in <module>", "kvstore/client/store.py:200 in pushpull", "selectors.py:400 in select"]
+PUSH = ["train.py:14 in <module>", "kvstore/client/dist.py:200 in pushpull", "selectors.py:400 in select"]
 LOAD = ["train.py:10 in <module>", "train.py:41 in load_batch"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -170,3 +171,104 @@ def test_help_of_a_store_is_that_of_the_interface(store: type[kv.KVStore]) -> No
     members = {name: inspect.getdoc(member) or "" for name, member in inspect.getmembers(store) if name[0] != "_"}
     assert [name for name, text in members.items() if text.startswith("See ")] == []
     assert members["learning_rate"] == inspect.getdoc(kv.KVStore.learning_rate)
+
+
+def test_a_store_without_a_job_saves_no_checkpoints() -> None:
+    store = kv.create()
+    assert store.save_checkpoint(if_due=True) is None
+    assert not store.attach("name", torch.nn.Linear(1, 1))
+    with pytest.raises(kv.UsageError, match=r"attach\('name', ...\) takes .* load_state_dict, not object"):
+        store.attach("name", object())
+    with pytest.raises(kv.Unsupported, match="a 'local' store has no save_checkpoint"):
+        store.save_checkpoint()
+
+
+class Alone(kv.KVStore):
+    """Of one worker."""
+
+
+class Several(kv.KVStore):
+    """Of three workers."""
+
+    @property
+    def num_workers(self) -> int:
+        return 3
+
+
+def test_a_barrier_of_one_worker_is_passed_and_join_returns_its_rank() -> None:
+    store = Alone()
+    store.barrier()
+    assert (store.join(), store.rank, store.num_workers, store.num_dead_nodes()) == (0, 0, 1, 0)
+    assert not store.check_finite
+    store.report({"loss": 0.5}, input_s=0.1)  # to nobody
+
+
+def test_workers_that_have_others_cannot_join_by_themselves() -> None:
+    with pytest.raises(kv.Unsupported, match="a 'several' store has no join"):
+        Several().join()
+
+
+class Bare(kv.KVStore):
+    pass
+
+
+class Updating(kv.KVStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.set: list[dict[str, Any]] = []
+
+    def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
+        self.set.append({"optimizer": optimizer, **hyperparameters})
+
+    def set_hyperparameters(self, **hyperparameters: Any) -> None:
+        self.set.append(hyperparameters)
+
+
+def test_what_a_store_does_not_do_is_unsupported() -> None:
+    store = Bare()
+    for call in (
+        lambda: store.set_optimizer("sgd"),
+        lambda: store.set_updater(lambda key, pushed, stored: None),
+        lambda: store.learning_rate,
+        lambda: store.set_learning_rate(0.1),
+        lambda: store.set_hyperparameters(rescale_grad=1.0),
+        lambda: store.save_optimizer_states("s"),
+        lambda: store.load_optimizer_states("s"),
+    ):
+        with pytest.raises(NotImplementedError, match="a 'bare' store has no"):
+            call()
+
+
+def test_a_rate_is_a_hyper_parameter() -> None:
+    store = Updating()
+    store.set_learning_rate(0.25)
+    assert store.set == [{"learning_rate": 0.25}]
+
+
+def test_a_store_is_capable_of_an_optimizer_if_it_takes_one() -> None:
+    assert Updating().is_capable("Optimizer")
+    assert not Bare().is_capable("optimizer")
+    with pytest.raises(kv.UnknownName, match="there is no capability 'updater'; choose from optimizer"):
+        Bare().is_capable("updater")
+
+
+class NoTables(kv.KVStore):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda store: store.row_sparse_pull("t", row_ids=[1]), "row_sparse_pull"),
+        (lambda store: store.pushpull("t", 1.0, row_ids=[1]), "pushpull with row_ids"),
+        (lambda store: store.put_rows("t", 1.0), "put_rows"),
+        (lambda store: store.table_rows("t"), "table_rows"),
+        (lambda store: store.evict("t"), "evict"),
+        (lambda store: store.table_statistics("t"), "table_statistics"),
+        (lambda store: store.save_table("t", "dir"), "save_table"),
+        (lambda store: store.load_table("t", "dir"), "load_table"),
+    ],
+)
+def test_a_store_without_tables_says_so(call: Callable[[kv.KVStore], Any], what: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"a 'notables' store has no {what}"):
+        call(NoTables())

@@ -10,7 +10,7 @@ from servers.scheduler.straggling import MOST_LINES, SETTLED_S, TOGETHER_S
 
 FETCH = ["train.py:9 in <module>", "torch/utils/data/dataloader.py:700 in __next__"]
 BACKWARD = ["train.py:12 in <module>", "torch/autograd/graph.py:800 in _engine_run_backward"]
-WAITS = ["train.py:14 in <module>", "kvstore/client/store.py:200 in pushpull"]
+WAITS = ["train.py:14 in <module>", "kvstore/client/dist.py:200 in pushpull"]
 
 
 class Run:

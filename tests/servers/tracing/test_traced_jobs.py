@@ -13,7 +13,7 @@ from observed_job import ObservedJob
 from trace_reader import ReadTrace
 from waiting import until
 
-from kvstore.client.store import DistStore
+from kvstore.client.dist import DistStore
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.figures import job_rounds_per_s
 from servers.observer.trace_recording import TraceRecording

@@ -14,7 +14,7 @@ from every_store import BOUND, Run, every, pulled
 import kvstore as kv
 from kvstore.optim import states_file
 
-# What it is about is told in tests/kvstore/client/test_momentum.py.
+# What it is about is told in tests/kvstore/client/test_optimizer.py.
 pytestmark = pytest.mark.filterwarnings("ignore:.* has momentum .* gradients come late:UserWarning")
 
 

@@ -12,7 +12,7 @@ from every_store import BOUND, Run, all_of, every, mine, pulled, settled
 
 import kvstore as kv
 
-# What it is about is told in tests/kvstore/client/test_momentum.py.
+# What it is about is told in tests/kvstore/client/test_optimizer.py.
 pytestmark = pytest.mark.filterwarnings("ignore:.* has momentum .* gradients come late:UserWarning")
 
 

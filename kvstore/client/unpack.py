@@ -1,0 +1,156 @@
+"""From the wire into the caller's arrays, of any device and strides: writes the values of segments as they come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from kvstore import wire
+from kvstore.client.plans import ArrayRange, Parcel, Plan, views_of
+from kvstore.errors import UsageError
+from kvstore.values import (
+    Arrays,
+    TensorRange,
+    crossed,
+    cut,
+    from_host,
+    ranges_of,
+    scatter,
+    spread,
+    to_buffer,
+    without_grad,
+)
+from kvstore.values.addresses import Column
+
+Decode: TypeAlias = Callable[[wire.Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
+
+
+class Writer:
+    """Writes arrays from the replies of the servers that hold their values.
+
+    Args:
+        plan: of the keys.
+        outs: what to write into, for each key an array; or a list of them, of any device and strides.
+        copy: if False, let the caller's own tensors become the values themselves where these came in one range of
+            memory.
+    """
+
+    def __init__(self, plan: Plan, outs: Arrays | Sequence[Sequence[torch.Tensor]], copy: bool) -> None:
+        self._layout = plan.layout
+        self._replies = len(plan.parcels)
+        self._plain = outs if isinstance(outs, Arrays) else None
+        self._outs = () if isinstance(outs, Arrays) else outs
+        self._copy = copy or self._plain is None or not self._plain.given
+        self._staged: dict[int, torch.Tensor] = {}  # by position: arrays that are written once they are complete
+        self._arrived: dict[int, dict[int, int]] = {}  # by position: how many elements have come, by where they begin
+        self._moving: set[torch.cuda.Stream] = set()
+        self._taken: set[int] = set()  # replies
+
+    def disturbs(self, values: Sequence[torch.Tensor]) -> bool:
+        """Whether writing one key's reply can change another key's ``values`` before these are sent."""
+        if self._plain is None:
+            owners = [position for position, outs in enumerate(self._outs) for _ in outs]
+            return crossed(values, [out for outs in self._outs for out in outs], owners)
+        outs, lengths = self._plain.tensors, self._layout.lengths
+        if len(values) == 1:
+            return bool(0 < abs(values[0].data_ptr() - outs[0].data_ptr()) < lengths[0])
+        return crossed(values, outs, lengths=lengths)
+
+    def take(self, parcel: Parcel, reply: wire.Values, decode: Decode | None = None) -> None:
+        """Write the values of ``parcel`` that a reply brings. May be called again with the same reply.
+
+        Args:
+            decode: writes compressed values; None for values as they are.
+        """
+        without_grad(self._take, parcel, reply, decode)
+        self._taken.add(reply.seq)
+        if len(self._taken) == self._replies:  # copies to devices go on while other replies come
+            for stream in self._moving:
+                stream.synchronize()
+
+    def _take(self, parcel: Parcel, reply: wire.Values, decode: Decode | None) -> None:
+        if self._plain is None:
+            self._write(parcel, _payload_of(parcel, reply, decode))
+        elif decode is not None and self._copy and parcel.dtype == "float32":
+            decode(reply, views_of(parcel, self._plain.tensors))
+        else:
+            self._write_plain(parcel, self._plain, _payload_of(parcel, reply, decode))
+
+    def _write_plain(self, parcel: Parcel, outs: Arrays, payload: Sequence[TensorRange]) -> None:
+        if payload and parcel.many and self._copy:
+            flat = payload[0].values if len(payload) == 1 else torch.cat([part.values for part in payload])
+            addresses = self._where(parcel, outs)
+            outs.written(parcel.positions)
+            scatter(to_buffer(flat), addresses + parcel.offsets, parcel.lengths)
+            return
+        sizes = [each.stop - each.start for each in parcel.ranges]
+        parts = views_of(parcel, outs.tensors)
+        if len(payload) != 1:
+            at = 0
+            for out, size in zip(parts, sizes, strict=True):
+                for part in cut(payload, at, at + size):
+                    out[part.start : part.stop] = part.values
+                at += size
+        elif self._copy:
+            spread(payload[0].values, sizes, parts)
+        else:
+            self._share(parcel.ranges, outs, torch.split_with_sizes(payload[0].values, sizes))
+
+    def _where(self, parcel: Parcel, outs: Arrays) -> Column:
+        """Return the addresses of the arrays of ``parcel``, which may have been given other memory since the call."""
+        addresses = outs.at(parcel.positions)
+        if addresses is not None:
+            return addresses
+        now = outs.again(self._layout)
+        addresses = None if now is None else now.at(parcel.positions)
+        if addresses is None:
+            raise UsageError(
+                "an array in out has another shape or dtype since the call that writes it, or has become read-only; "
+                "change arrays in out only after the ticket is done"
+            )
+        return addresses
+
+    def _share(self, ranges: Sequence[ArrayRange], outs: Arrays, parts: Sequence[torch.Tensor]) -> None:
+        for (position, start, stop, whole), part in zip(ranges, parts, strict=True):
+            out = outs.tensors[position]
+            if whole:
+                out.data = part.view(out.shape)
+            else:
+                out.view(-1)[start:stop] = part
+
+    def _write(self, parcel: Parcel, payload: Sequence[TensorRange]) -> None:
+        at = 0
+        for position, start, stop, _ in parcel.ranges:
+            for part in cut(payload, at, at + stop - start):
+                self._write_part(position, start + part.start, part.values)
+            at += stop - start
+
+    def _write_part(self, position: int, start: int, part: torch.Tensor) -> None:
+        size, outs = math.prod(self._layout.shapes[position]), self._outs[position]
+        stop = start + part.numel()
+        if stop - start == size:
+            self._moving |= from_host(part, list(outs))
+            return
+        plain = [out.view(-1)[start:stop] for out in outs if out.is_contiguous()]
+        self._moving |= from_host(part, plain)
+        if len(plain) < len(outs):  # strides have no flat view: collect the parts first
+            staged = self._staged.get(position)
+            if staged is None:
+                staged = self._staged[position] = torch.empty(size, dtype=part.dtype, device="cpu")
+            staged[start:stop] = part
+            arrived = self._arrived.setdefault(position, {})
+            arrived[start] = part.numel()
+            if sum(arrived.values()) == size:
+                strided = [out for out in outs if not out.is_contiguous()]
+                self._moving |= from_host(staged, strided)
+
+
+def _payload_of(parcel: Parcel, reply: wire.Values, decode: Decode | None) -> Sequence[TensorRange]:
+    if decode is None:
+        return ranges_of(reply.buffers, parcel.dtype, parcel.size)
+    flat = torch.empty(parcel.size, dtype=torch.float32, device="cpu")
+    decode(reply, [flat])
+    return [TensorRange(0, flat.to(getattr(torch, parcel.dtype)))]
