@@ -55,7 +55,7 @@ def main() -> int:
         if config.start > 1:  # one that has been given up, and is alive all the same, may have the other's place
             name += f".{config.start}"
         with importing():
-            from kvstore.transport.shm.transport import sharing  # brings numpy, which the scheduler does without
+            from kvstore.transport.shm.shared_memory import sharing  # brings numpy, which the scheduler does without
 
         make_transport, endpoint = sharing(links(config), config), server_endpoint(config, name)
         if role == "aggregator":

@@ -33,7 +33,7 @@ from kvstore.rule import Rule
 from kvstore.ticket import WaitLimits
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.choose import links
-from kvstore.transport.shm.transport import sharing
+from kvstore.transport.shm.shared_memory import sharing
 from servers.aggregator.process import run_aggregator
 from servers.scheduler_process import run_scheduler
 from servers.server import run_server

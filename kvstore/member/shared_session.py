@@ -139,7 +139,7 @@ def _rank(config: Config) -> str:
 
 def _new(config: Config) -> Session:
     from kvstore.transport.choose import links
-    from kvstore.transport.shm.transport import sharing
+    from kvstore.transport.shm.shared_memory import sharing
 
     config.require_job("worker")
     return Session(config, sharing(links(config), config), pulse=config.pulse and available())

@@ -23,7 +23,7 @@ from kvstore.observing.view import Event, JobView
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
-from kvstore.transport.listening import listening
+from kvstore.transport.system_sockets import listening
 from kvstore.wire.guests import MOST_EVENTS, MOST_LOCATED
 
 TIMEOUT_S = 5.0

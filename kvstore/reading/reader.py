@@ -27,7 +27,7 @@ from kvstore.spec import Key, Spec, check_key, require_same
 from kvstore.table import Table, TableSpec
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
-from kvstore.transport.shm.transport import sharing
+from kvstore.transport.shm.shared_memory import sharing
 from kvstore.values import as_output, from_host, spec_of
 
 AT_ONCE = 4  # messages to one server

@@ -22,7 +22,7 @@ from kvstore.member.outstanding import Question
 from kvstore.spec import Key
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
-from kvstore.transport.listening import listening
+from kvstore.transport.system_sockets import listening
 
 LATE_S = 1.0  # an answer that takes longer may not come from there
 GONE_S = 5.0  # nobody has listened for so long: it is not started again

@@ -20,16 +20,16 @@ def links(config: Config) -> Callable[[], Transport]:
     if config.transport == "zeromq" or (config.keys is not None and not inside):
         return _zeromq(config, inside)
     if inside:
-        from kvstore.transport.sockets.unix import UnixTransport
+        from kvstore.transport.sockets.socket_transport import UnixTransport
 
         return UnixTransport
-    from kvstore.transport.sockets.tcp import TcpTransport
+    from kvstore.transport.sockets.socket_transport import TcpTransport
 
     return lambda: TcpTransport(config.root_fd, config.congestion, config.pacing)
 
 
 def _zeromq(config: Config, inside: bool) -> Callable[[], Transport]:
-    from kvstore.transport.zeromq.transport import ZmqTransport
+    from kvstore.transport.zeromq import ZmqTransport
 
     keys = None if inside else config.keys  # the directory keeps strangers out
     congestion = "" if inside else config.congestion

@@ -11,10 +11,9 @@ from waiting import LONG
 
 from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport import Transport
-from kvstore.transport.shm.transport import SharedMemoryTransport
-from kvstore.transport.sockets.tcp import TcpTransport
-from kvstore.transport.sockets.unix import UnixTransport
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.shm.shared_memory import SharedMemoryTransport
+from kvstore.transport.sockets.socket_transport import TcpTransport, UnixTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 MEMBERS = variables(3)  # of one job; their ends take turns
 SIZES = (0, 1, 100, 64 << 10, 4 << 20)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore.transport.shm.arena import Arena
 from kvstore.transport.shm.presence import PeerPresence
-from kvstore.transport.shm.transport import Mapped
+from kvstore.transport.shm.shared_memory import Mapped
 
 Make = Callable[[], Arena]
 Begin = Callable[[str], "subprocess.Popen[str]"]
@@ -34,7 +34,7 @@ from pathlib import Path
 from kvstore.transport.shm import presence
 presence.DIRECTORY = Path(sys.argv[1])
 from kvstore.transport.shm.arena import Arena
-from kvstore.transport.shm.transport import Mapped
+from kvstore.transport.shm.shared_memory import Mapped
 from kvstore.transport.shm.presence import Presence, PeerPresence
 """
 

@@ -6,7 +6,7 @@ import msgpack
 from waiting import LONG
 
 from kvstore.transport import InprocNetwork, InprocTransport
-from kvstore.transport.shm.transport import LARGE, SharedMemoryTransport
+from kvstore.transport.shm.shared_memory import LARGE, SharedMemoryTransport
 
 BIG = bytes(range(256)) * (LARGE // 256)
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from waiting import LONG
 
+from kvstore.transport.sockets.places import TcpPlaces, UnixPlaces
+from kvstore.transport.sockets.socket_transport import Places, SocketTransport
 from kvstore.transport.sockets.strangers import StrangerLimits
 from kvstore.transport.sockets.stream import GREETING, packed
-from kvstore.transport.sockets.tcp import TcpPlaces
-from kvstore.transport.sockets.transport import Places, SocketTransport
-from kvstore.transport.sockets.unix import UnixPlaces
 
 
 class Kind:

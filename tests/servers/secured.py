@@ -16,8 +16,8 @@ from kvstore.client import DistStore
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.transport import Transport
-from kvstore.transport.shm.transport import sharing
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.shm.shared_memory import sharing
+from kvstore.transport.zeromq import ZmqTransport
 
 MEMBERS = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
 

@@ -22,8 +22,8 @@ from waiting import LONG
 from kvstore.client import DistStore
 from kvstore.job.config import Config
 from kvstore.member.session import Session
+from kvstore.transport.sockets.socket_transport import UnixTransport
 from kvstore.transport.sockets.stream import GREETING, packed
-from kvstore.transport.sockets.unix import UnixTransport
 
 FRAMES = 300  # more would take long: strangers get little of the time
 GROWTH = 4 << 20  # bytes

@@ -17,8 +17,8 @@ from waiting import LONG, until
 from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.transport import Transport
-from kvstore.transport.sockets.tcp import TcpTransport
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.sockets.socket_transport import TcpTransport
+from kvstore.transport.zeromq import ZmqTransport
 from servers.scheduler import Scheduler
 from servers.shard import Shard
 

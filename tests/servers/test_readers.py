@@ -18,7 +18,7 @@ from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.job.curve_keys import pair
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 SIZE = 3000  # elements, so that each server has a part
 

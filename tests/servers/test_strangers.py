@@ -23,8 +23,8 @@ from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, pair, split_key
 from kvstore.member.session import Session
 from kvstore.transport.choose import links
-from kvstore.transport.shm.transport import sharing
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.shm.shared_memory import sharing
+from kvstore.transport.zeromq import ZmqTransport
 
 
 @pytest.fixture

@@ -1,15 +1,30 @@
-"""One link over a socket: how it is made and mended, what has not left yet, and what has not come in full."""
+"""One link over a socket: how it connects and reconnects, what has not left yet, and what has not come in full.
+
+    state                      socket   connected   queue        what leaves the state
+    to be dialed               None     False       may wait     ``dial``, once ``due`` has come
+    connecting                 set      False       may wait     ``arrive``: connected, or to be dialed after a pause
+    connected                  set      True        may wait     ``cut`` or the peer's end, which ``lose`` follows
+    ended                      None     False       empty        nothing: the link was dropped
+
+Only an outgoing link (with an ``endpoint``) is dialed; an incoming one begins connected, and ends when it is lost.
+``lost`` is True from ``lose`` until the caller has been told, in whatever state the link is by then: until then nothing
+is queued, for the caller sends all requests again, in order. ``_sending`` is True only inside ``flush``: if it is True
+when ``flush`` begins, an exception (of a signal's handler) came between the system call and the note of how many bytes
+have left. No simpler way knows that number, and to send from a wrong byte on would tear the stream: so the link is cut.
+"""
 
 from __future__ import annotations
 
 import errno
+import heapq
+import itertools
 import socket
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from kvstore import wire
 from kvstore.transport.base import Peer
-from kvstore.transport.sockets.queue import Outgoing
 from kvstore.transport.sockets.stream import GREETING, Incoming
 from kvstore.transport.system_errors import ignored, require_systems
 
@@ -23,6 +38,82 @@ _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS may lack it; there Pyth
 _PARTS = 256  # buffers in one system call
 _THERE = (0, errno.EISCONN)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
+
+
+class _Waiting(NamedTuple):
+    """A message that waits. They sort in the order in which they leave."""
+
+    section: int  # a message without a priority, or those between two such messages
+    rank: int
+    number: int
+    parts: Sequence[wire.Buffer]
+
+
+class Outgoing:
+    """The messages that have not left over one link, in the order in which they leave. Pure."""
+
+    def __init__(self) -> None:
+        self._begun: deque[wire.Buffer] = deque()
+        self._left = 0  # bytes of these
+        self._waiting: list[_Waiting] = []
+        self._section = 0
+        self._numbers = itertools.count()
+
+    def __bool__(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._begun) or bool(self._waiting)
+
+    def put(self, parts: Sequence[wire.Buffer], priority: int | None = None) -> None:
+        """Add a message: its bytes in parts, none of them empty."""
+        rank = 0
+        if priority is None:
+            self._section += 1
+        else:
+            rank = -priority
+        heapq.heappush(self._waiting, _Waiting(self._section, rank, next(self._numbers), parts))
+        if priority is None:
+            self._section += 1
+
+    def first(self, part: wire.Buffer) -> None:
+        """Let ``part`` leave before all else. Nothing may have begun to leave."""
+        self._begun.appendleft(part)
+        self._left += len(part)
+
+    def head(self, most: int) -> list[wire.Buffer]:
+        """Return what leaves next: at most ``most`` parts, all of one message, which counts as begun."""
+        if not self._begun:
+            self._begun.extend(heapq.heappop(self._waiting).parts)
+            self._left = sum(map(len, self._begun))
+        return list(itertools.islice(self._begun, most))
+
+    def gone(self, nbytes: int) -> None:
+        """Note that the next ``nbytes`` bytes have left."""
+        self._left -= nbytes
+        if not self._left:  # the usual case
+            self._begun.clear()
+            return
+        while nbytes:
+            part = self._begun[0]
+            if nbytes < len(part):
+                self._begun[0] = memoryview(part)[nbytes:]
+                return
+            nbytes -= len(part)
+            self._begun.popleft()
+
+    def clear(self) -> None:
+        """Drop all messages."""
+        self._begun.clear()
+        self._left = 0
+        self._waiting.clear()
+
+    def detach(self) -> None:
+        """Replace all parts by copies."""
+        self._begun = deque(_copies(self._begun))
+        self._waiting = [entry._replace(parts=_copies(entry.parts)) for entry in self._waiting]
+
+
+def _copies(parts: Iterable[wire.Buffer]) -> list[wire.Buffer]:
+    return [bytes(part) for part in parts]
 
 
 class Link:

@@ -12,8 +12,7 @@ import torch
 from threaded import ThreadedJob
 
 from kvstore.client import DistStore
-from kvstore.devices import CannotLend, Lent
-from kvstore.devices.host import HostMemory
+from kvstore.devices import CannotLend, HostMemory, Lent
 from kvstore.rule import Rule
 
 SIZES = {"a": 3000, "b": 7, "c": 500}

@@ -39,7 +39,7 @@ def main(kind: str) -> None:
             nbytes, number = of
             device = torch.device("cpu" if kind == "host" else "cuda:0")
             lent = memory.lend(nbytes, device)
-            memory.fill(lent.memory, [torch.full((nbytes,), number, dtype=torch.uint8, device=device)]).wait()
+            memory.fill(lent.memory, [torch.full((nbytes,), number, dtype=torch.uint8, device=device)])()
             opened[f"lent {len(opened)}"] = lent.memory
             return json.dumps([lent.handle.device.hex(), lent.handle.opaque.hex(), *lent.handle[2:]])
         else:

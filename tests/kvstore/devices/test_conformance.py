@@ -70,7 +70,7 @@ class Place:
         """Lend memory that has ``values``; return a view of it, too."""
         lent = self.memory.lend(values.numel() * values.itemsize, self.device)
         view = lent.memory.view(values.dtype)
-        self.memory.fill(view, [values.to(self.device)]).wait()
+        self.memory.fill(view, [values.to(self.device)])()
         return lent, view
 
 
@@ -88,7 +88,7 @@ def test_another_process_reads_what_is_written(place: Place):
     lent, view = place.lend(values)
     name = place.reader.open(lent.handle)
     assert torch.equal(place.reader.read(name).view(torch.int64), values)
-    place.memory.fill(view, [values[:400].to(place.device) * 3, values[400:].to(place.device) * 5]).wait()
+    place.memory.fill(view, [values[:400].to(place.device) * 3, values[400:].to(place.device) * 5])()
     assert torch.equal(place.reader.read(name).view(torch.int64), torch.cat([values[:400] * 3, values[400:] * 5]))
 
 
@@ -104,7 +104,7 @@ def test_memory_is_opened_again_after_it_was_closed(place: Place):
     lent, view = place.lend(torch.arange(100, dtype=torch.uint8))
     for number in range(3):
         view.fill_(number)
-        place.memory.fill(view, [torch.full((100,), number, dtype=torch.uint8, device=place.device)]).wait()
+        place.memory.fill(view, [torch.full((100,), number, dtype=torch.uint8, device=place.device)])()
         name = place.reader.open(lent.handle)
         assert place.reader.read(name).unique().tolist() == [number]
         place.reader.ask("close", name)

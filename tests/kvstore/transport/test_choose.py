@@ -14,9 +14,8 @@ from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
-from kvstore.transport.sockets.tcp import TcpTransport
-from kvstore.transport.sockets.unix import UnixTransport
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.sockets.socket_transport import TcpTransport, UnixTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 KEYS = CurveKeys.from_env(jobkeys.variables(1)[0])
 IPC, TCP = "ipc:///run/job/scheduler", "tcp://10.0.0.1:9"

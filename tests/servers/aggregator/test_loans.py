@@ -10,8 +10,7 @@ from asking import Worker, floats, text_of
 from hosting import Host, floats_in, total, values
 
 from kvstore import wire
-from kvstore.devices import CannotLend, Handle, Lent
-from kvstore.devices.host import HostMemory
+from kvstore.devices import CannotLend, Handle, HostMemory, Lent
 from kvstore.errors import ServerError
 from servers.aggregator.loans import Loans, reading
 

@@ -12,9 +12,8 @@ from every_transport import Ends, both, far, near, secured, shared
 
 from kvstore.transport import InprocNetwork
 from kvstore.transport.shm.presence import available
-from kvstore.transport.sockets.tcp import TcpTransport
-from kvstore.transport.sockets.unix import UnixTransport
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.sockets.socket_transport import TcpTransport, UnixTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 
 @pytest.fixture(

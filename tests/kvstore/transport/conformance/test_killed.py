@@ -16,10 +16,10 @@ CHILD = """
 import os, sys
 from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport.memory import ScatteredFrame
-from kvstore.transport.shm.transport import SharedMemoryTransport
-from kvstore.transport.sockets.tcp import TcpTransport
-from kvstore.transport.sockets.unix import UnixTransport
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.shm.shared_memory import SharedMemoryTransport
+from kvstore.transport.sockets.socket_transport import TcpTransport
+from kvstore.transport.sockets.socket_transport import UnixTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 kind, endpoint = sys.argv[1:]
 keys = CurveKeys.from_env(os.environ) if "key=" in endpoint else None

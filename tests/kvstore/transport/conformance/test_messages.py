@@ -10,7 +10,7 @@ from every_transport import SIZES, Ends, pattern, receive
 from waiting import LONG
 
 from kvstore.transport.memory import ScatteredFrame
-from kvstore.transport.sockets.transport import SocketTransport
+from kvstore.transport.sockets.socket_transport import SocketTransport
 
 
 def test_frames_arrive_whole_and_in_order(ends: Ends):

@@ -16,7 +16,7 @@ from shm_ends import Ends
 
 from kvstore.transport.shm import arena as arenas
 from kvstore.transport.shm import presence
-from kvstore.transport.shm import transport as shm
+from kvstore.transport.shm import shared_memory as shm
 from kvstore.transport.shm.arena import FIRST_CHUNK, Arena
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.transport.shm.blocks import Blocks, rounded
+from kvstore.transport.shm.arena import Blocks, rounded
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40_000), st.randoms(use_true_random=False)), max_size=60))

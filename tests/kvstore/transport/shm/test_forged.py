@@ -10,7 +10,7 @@ from waiting import LONG
 
 from kvstore.transport.shm import presence
 from kvstore.transport.shm.arena import Arena
-from kvstore.transport.shm.transport import MAX_OWN
+from kvstore.transport.shm.shared_memory import MAX_OWN
 
 pytestmark = [
     pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here"),

@@ -11,7 +11,7 @@ from shared_memory import Make, Pair, files
 from kvstore.errors import WireError
 from kvstore.transport.shm import presence
 from kvstore.transport.shm.presence import CELLS, FREE, HELD, SENT, PeerPresence, Presence
-from kvstore.transport.shm.transport import Mapped
+from kvstore.transport.shm.shared_memory import Mapped
 
 pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
 

@@ -13,8 +13,8 @@ from shm_ends import BIG, Ends, hello
 
 from kvstore.transport.shm import arena as arenas
 from kvstore.transport.shm import presence
-from kvstore.transport.shm import transport as shm
-from kvstore.transport.shm.transport import LARGE
+from kvstore.transport.shm import shared_memory as shm
+from kvstore.transport.shm.shared_memory import LARGE
 
 pytestmark = [
     pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here"),
@@ -81,8 +81,8 @@ def test_references_that_have_run_out(ends: Ends, monkeypatch: pytest.MonkeyPatc
 
 SMALL = """
 import logging, sys
-from kvstore.transport.shm.transport import SharedMemoryTransport
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.shm.shared_memory import SharedMemoryTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
 listener, other = (SharedMemoryTransport(ZmqTransport(), "small") for _ in range(2))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import WireError
-from kvstore.transport.shm.transport import (
+from kvstore.transport.shm.shared_memory import (
     HELLO,
     MARK,
     NO_REFERENCES,

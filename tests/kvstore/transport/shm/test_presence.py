@@ -13,7 +13,7 @@ from shared_memory import Begin, Make, files
 from kvstore.errors import WireError
 from kvstore.transport.shm import presence
 from kvstore.transport.shm.presence import PeerPresence, Presence, sweep
-from kvstore.transport.shm.transport import Mapped
+from kvstore.transport.shm.shared_memory import Mapped
 
 pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
 

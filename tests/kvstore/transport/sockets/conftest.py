@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from socket_kinds import Kind, hear
 
-from kvstore.transport.sockets.transport import SocketTransport
+from kvstore.transport.sockets.socket_transport import SocketTransport
 
 
 @pytest.fixture(params=["unix", "tcp"])

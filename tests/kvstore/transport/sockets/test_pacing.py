@@ -15,10 +15,20 @@ from waiting import LONG, until
 
 from kvstore.job.config import Config
 from kvstore.transport.choose import links
-from kvstore.transport.sockets import pacing, tcp
-from kvstore.transport.sockets import transport as sockets
-from kvstore.transport.sockets.pacing import BUSY, FAST, LEAST, LOOK_S, TIMES, UNLIMITED, LinkProgress, Pacing
-from kvstore.transport.sockets.tcp import TcpPlaces, TcpTransport
+from kvstore.transport.sockets import places
+from kvstore.transport.sockets import socket_transport as sockets
+from kvstore.transport.sockets.places import (
+    BUSY,
+    FAST,
+    LEAST,
+    LOOK_S,
+    TIMES,
+    UNLIMITED,
+    LinkProgress,
+    Pacing,
+    TcpPlaces,
+)
+from kvstore.transport.sockets.socket_transport import TcpTransport
 
 MB = 1_000_000
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked to keep to a rate")
@@ -155,7 +165,7 @@ def test_every_limit_lets_so_much_through_that_the_next_look_counts(
 
 
 def limit_of(made: socket.socket) -> int:
-    return int.from_bytes(made.getsockopt(socket.SOL_SOCKET, tcp.SO_MAX_PACING_RATE, 8), sys.byteorder)
+    return int.from_bytes(made.getsockopt(socket.SOL_SOCKET, places.SO_MAX_PACING_RATE, 8), sys.byteorder)
 
 
 def connection(end: TcpTransport) -> socket.socket:
@@ -230,13 +240,15 @@ def test_what_linux_says_of_a_connection(monkeypatch: pytest.MonkeyPatch):
         made = connection(ends.one)
         for number in range(2, 5):
             ends.exchange()
-            until(lambda least=number * LEAST: tcp.progress_of(made).acked >= least, "the last of it to be confirmed")
-            assert tcp.progress_of(made).acked < number * LEAST + 1000 * number
-            assert not tcp.progress_of(made).more
+            until(
+                lambda least=number * LEAST: places.progress_of(made).acked >= least, "the last of it to be confirmed"
+            )
+            assert places.progress_of(made).acked < number * LEAST + 1000 * number
+            assert not places.progress_of(made).more
 
         def some_time() -> bool:
             ends.exchange()
-            return tcp.progress_of(made).busy > 0  # Linux counts in ticks of its clock
+            return places.progress_of(made).busy > 0  # Linux counts in ticks of its clock
 
         until(some_time, "some time")
     finally:
@@ -255,10 +267,10 @@ def test_time_in_which_the_other_side_has_no_room_does_not_count():
             with suppress(BlockingIOError):
                 while True:
                     made.send(bytes(LEAST))  # nobody reads it
-            before = [tcp.progress_of(made)]
+            before = [places.progress_of(made)]
 
             def stands_still() -> bool:
-                before.append(tcp.progress_of(made))
+                before.append(places.progress_of(made))
                 return before[-1].more and before[-1] == before[-2]
 
             until(stands_still, "an end of what goes on", step=0.1)
@@ -268,7 +280,7 @@ def test_time_in_which_the_other_side_has_no_room_does_not_count():
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("fast", [FAST, 2**62])
 def test_messages_arrive_whatever_is_measured(monkeypatch: pytest.MonkeyPatch, fast: int):
-    monkeypatch.setattr(pacing, "FAST", fast)
+    monkeypatch.setattr(places, "FAST", fast)
     ends = Ends(TcpTransport(), TcpTransport())
     try:
         for _ in range(20):

@@ -14,7 +14,7 @@ from waiting import LONG
 
 from kvstore.job.curve_keys import CurveKeys, split_key
 from kvstore.transport.system_errors import ignored
-from kvstore.transport.zeromq.transport import ZmqTransport, give, may_be
+from kvstore.transport.zeromq import ZmqTransport, give, may_be
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from zeromq_sockets import Sockets
 
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import CurveKeys, pair, split_key, with_key
+from kvstore.transport import zeromq
 from kvstore.transport.shm import presence
-from kvstore.transport.shm.transport import LARGE, SharedMemoryTransport
-from kvstore.transport.zeromq import transport as zeromq
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.shm.shared_memory import LARGE, SharedMemoryTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 JOB = [CurveKeys.from_env(env) for env in variables(3)]
 OTHER_JOB = [CurveKeys.from_env(env) for env in variables(2)]

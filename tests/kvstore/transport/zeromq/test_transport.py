@@ -20,7 +20,7 @@ from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport import memory
 from kvstore.transport.sockets.stream import GREETING
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 
 @pytest.fixture

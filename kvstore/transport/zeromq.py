@@ -22,12 +22,14 @@ directory or the network keeps strangers out.
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 import struct
 import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -35,15 +37,22 @@ from kvstore import wire
 from kvstore.errors import ConfigError
 from kvstore.job.address import host_and_port
 from kvstore.job.curve_keys import CurveKeys, no_keys, split_key, with_key
+from kvstore.rare_log import worth_a_line
 from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
-from kvstore.transport.bell import Bell
-from kvstore.transport.directory import require_socket_path
 from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed, whole
 from kvstore.transport.sockets.link import RETRY_MAX_HERE_S, RETRY_MAX_S, RETRY_S, STALLED_S
 from kvstore.transport.sockets.stream import GREETING
 from kvstore.transport.system_errors import ignored
-from kvstore.transport.tcp_sockets import congestion_control, listen, set_congestion_control
-from kvstore.transport.zeromq.curve import Curve
+from kvstore.transport.system_sockets import (
+    Bell,
+    congestion_control,
+    listen,
+    require_socket_path,
+    set_congestion_control,
+)
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
 
 HANDSHAKE_MS = 5000  # peers that have not finished the handshake by then are disconnected
 _CHOSEN = b"\0"  # the first byte of names that ZeroMQ has chosen for accepted links
@@ -53,6 +62,87 @@ _MONITOR = "inproc://connections"  # of the socket's own context
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _EVENT = struct.Struct("=HI")  # of the first frame: which it is, and a number: of these, that of the system's socket
 _V4 = "::ffff:"  # what ZeroMQ puts before IPv4 addresses where IPv6 is on
+
+
+log = logging.getLogger(__name__)
+
+DOMAIN = "kvstore"
+
+
+class Curve:
+    """The keys of one socket.
+
+    Args:
+        context: the socket's, and of no other socket: an authenticator checks the keys of a whole context.
+        sock: whose options to set.
+        keys: the job's, and this process's own.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], keys: CurveKeys) -> None:
+        self._context = context
+        self._socket = sock
+        self._keys = keys
+        self._admitted = {key.encode() for key in keys.members | keys.guests}
+        self._refused = 0
+        self._checker: ThreadAuthenticator | None = None
+
+    def plain(self) -> None:
+        """Let the next ``bind`` or ``connect`` use no keys."""
+        self._socket.set(zmq.CURVE_SERVER, 0)
+
+    def serve(self) -> None:
+        """Let the next ``bind`` accept members only."""
+        if self._checker is None:
+            from zmq.auth.thread import ThreadAuthenticator  # brings asyncio, which workers do without
+
+            self._socket.set(zmq.ZAP_DOMAIN, DOMAIN.encode())
+            self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a checker nobody gets in, instead of everybody
+            self._checker = ThreadAuthenticator(self._context)
+            self._checker.configure_curve_callback(DOMAIN, self)
+            self._checker.start()
+        self._socket.set(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
+        self._socket.set(zmq.CURVE_SERVER, 1)
+
+    def link(self, endpoint: str, key: str) -> None:
+        """Let the next ``connect``, to ``endpoint``, demand that the listener has the public key ``key``.
+
+        Raises:
+            ConfigError: ``key`` is empty, or not one of the job's.
+        """
+        if not endpoint.startswith("tcp://"):
+            self.plain()
+            return
+        if not key:
+            raise ConfigError(
+                f"{endpoint} has no key, and this process's links are encrypted: whoever listens there must have "
+                "the job's keys too, and KVSTORE_ENCRYPTION=0 must be set in all processes or none"
+            )
+        if key not in self._keys.members and not self._keys.follows:
+            raise ConfigError(
+                f"the key of {endpoint} is not among KVSTORE_MEMBER_KEYS: the listener, or the keys, are another job's"
+            )
+        self._socket.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
+        self._socket.set(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
+        self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
+
+    def knows(self, key: str) -> bool:
+        """Whether ``key`` is the public key of a member, or of readers or observers."""
+        return key.encode() in self._admitted
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """Whether a peer with the public key ``key`` may connect. The authenticator's thread calls it."""
+        known = key in self._admitted
+        if not known:
+            self._refused += 1
+            if worth_a_line(self._refused):
+                log.warning("refused a connection with a key that is not of this job (%d so far)", self._refused)
+        return known
+
+    def close(self) -> None:
+        """Stop the authenticator: nobody can connect any more. The socket must be closed already."""
+        if self._checker is not None:
+            self._checker.stop()
+            self._checker = None
 
 
 class Connections:

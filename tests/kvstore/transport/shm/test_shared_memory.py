@@ -21,8 +21,8 @@ from kvstore.job.config import Config
 from kvstore.transport import InprocNetwork
 from kvstore.transport.shm import arena as arenas
 from kvstore.transport.shm import presence
-from kvstore.transport.shm.transport import LARGE, SharedMemoryTransport, sharing
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.shm.shared_memory import LARGE, SharedMemoryTransport, sharing
+from kvstore.transport.zeromq import ZmqTransport
 
 pytestmark = [
     pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here"),
@@ -178,8 +178,8 @@ import random, sys, zlib
 from collections import deque
 from pathlib import Path
 from kvstore.transport.shm import presence
-from kvstore.transport.shm.transport import SharedMemoryTransport
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.shm.shared_memory import SharedMemoryTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 presence.DIRECTORY = Path(sys.argv[2])
 transport = SharedMemoryTransport(ZmqTransport(), "job")

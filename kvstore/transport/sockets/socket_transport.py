@@ -3,73 +3,158 @@
 ZeroMQ hands each message to a thread of its own at both ends. That is four more thread switches for a round trip, of
 0.1 to 1 ms each where processors are few. Here a message that fits into the socket takes one system call; messages
 whose values are in shared memory fit. One thread, the courier, sends what does not fit, and connects. The connecting
-side starts it when it connects, the listening side when it is needed. A lost link is mended in ``courier.py`` and
-``link.py``.
+side starts it when it connects, the listening side when it is needed. The courier reconnects a
+lost link (``link.py``).
 """
 
 from __future__ import annotations
 
 import itertools
+import select
 import selectors
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.transport.base import Frames, Peer
-from kvstore.transport.bell import Bell
 from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed
-from kvstore.transport.sockets.courier import Courier
 from kvstore.transport.sockets.link import Address, Link
-from kvstore.transport.sockets.pacing import LOOK_S
+from kvstore.transport.sockets.places import LOOK_S, Places, TcpPlaces, UnixPlaces
 from kvstore.transport.sockets.strangers import StrangerLimits, Strangers
 from kvstore.transport.sockets.stream import packed
 from kvstore.transport.system_errors import require_systems
+from kvstore.transport.system_sockets import Bell
 
 _ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
 _READS = 128  # from one link, before it is another's turn
+JOIN_S = 1.0  # how long ``stop`` waits for the courier, which may be resolving a name
 
 
-class Places(Protocol):
-    """One kind of sockets: how to listen and connect, and who may connect."""
+class Courier:
+    """The thread that connects links, reconnects lost ones, and sends what did not leave at once.
 
-    def listen(self, endpoint: str) -> tuple[socket.socket, str]:
-        """Return a listening socket and its endpoint; raise ``ConfigError`` if that is not possible."""
-        ...
+    It begins when it is started or called.
 
-    def check(self, endpoint: str) -> None:
-        """Raise ``ConfigError`` if ``endpoint`` cannot be connected to."""
-        ...
+    Args:
+        links: all links, by peer.
+        changed: guards the links; notified when something has left.
+        addresses: returns the addresses of an endpoint; may take as long as resolving a name.
+        begin: called with a link that has just been connected, and its socket.
+    """
 
-    def addresses(self, endpoint: str, wait: bool) -> list[Address]:
-        """Return the addresses of ``endpoint``; empty if it has none, or if they are slow to find and not ``wait``."""
-        ...
+    def __init__(
+        self,
+        links: Mapping[Peer, Link],
+        changed: threading.Condition,
+        addresses: Callable[[str], Sequence[Address]],
+        begin: Callable[[Link, socket.socket], None],
+    ) -> None:
+        self._links = links
+        self._changed = changed
+        self._addresses = addresses
+        self._begin = begin
+        self._bell = Bell()  # wakes the thread while it waits for sockets
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
 
-    def admit(self, made: socket.socket) -> bool:
-        """Prepare a new connection for use; return whether its peer may connect."""
-        ...
+    @property
+    def needed(self) -> bool:
+        """Whether the thread has begun."""
+        return self._thread is not None
 
-    def wake_at(self, made: socket.socket, count: int) -> None:
-        """Have a connection count as readable only when so many bytes have come, if the kind can do that."""
-        ...
+    def start(self) -> None:
+        """Begin the thread before it is called: since Python 3.12 no thread can start while a program ends."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="kvstore courier", daemon=True)
+            thread.start()
+            self._thread = thread
 
-    def share(self, made: Sequence[socket.socket], now: float) -> None:
-        """Balance the connections that share a network line. Called every ``LOOK_S`` while a thread receives."""
-        ...
+    def call(self) -> None:
+        """Have the courier look at all links. The caller holds the lock."""
+        self.start()
+        self._changed.notify_all()
+        self._bell.ring()
 
-    def on_way(self, made: socket.socket) -> bool:
-        """Whether closing the connection now may lose some of what was sent."""
-        ...
+    def stop(self) -> None:
+        """End the thread. If it is resolving a name, it ends when that returns."""
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
+            self._bell.ring()
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+        self._bell.close()
 
-    def leave(self) -> None:
-        """Remove what listening has left behind."""
-        ...
+    def abandon(self) -> None:
+        """Let the thread end by itself, soon. The caller holds the lock."""
+        self._stopping.set()
+        self._changed.notify_all()
+        self._bell.ring()
+        if self._thread is None:
+            self._bell.close()
+
+    def _run(self) -> None:
+        try:
+            self._see_to_all()
+        finally:
+            self._bell.close()
+
+    def _see_to_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopping.is_set() and not any(link.waits for link in self._links.values()):
+                    self._changed.wait()
+                if self._stopping.is_set():
+                    return
+                now = time.monotonic()
+                lonely = [link for link in self._links.values() if link.lonely and link.due <= now]
+            to_dial = [(link, self._addresses(link.endpoint)) for link in lonely]
+            with self._changed:
+                if self._stopping.is_set():
+                    return
+                self._bell.silence()
+                now = time.monotonic()
+                for link, addresses in to_dial:
+                    if self._links.get(link.peer) is not link:  # it was dropped meanwhile
+                        continue
+                    made = link.dial(addresses, now)
+                    if made is not None:
+                        self._begin(link, made)
+                for link in self._links.values():
+                    self._see_to(link, now)
+                self._changed.notify_all()  # somebody may wait for the last of it
+                poll, wait = self._poll(now)
+            poll.poll(wait)
+
+    def _see_to(self, link: Link, now: float) -> None:
+        if link.connected:
+            link.flush()
+            stalls_at = link.stalls_at(now)
+            if stalls_at is not None and now >= stalls_at:
+                link.cut()
+            return
+        made = link.arrive(now)
+        if made is not None:
+            self._begin(link, made)
+
+    def _poll(self, now: float) -> tuple[select.poll, float | None]:
+        """Return what to wait for, and for how many milliseconds at most."""
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        due: list[float] = []
+        for link in self._links.values():
+            if link.waits:
+                if link.socket is not None:
+                    poll.register(link.socket, select.POLLOUT)
+                stalls_at = link.stalls_at(now)
+                due.append(link.due if stalls_at is None else stalls_at)
+        return poll, 1000 * max(0.0, min(due) - now) + 1 if due else None
 
 
 class SocketTransport(Heap):
@@ -80,8 +165,8 @@ class SocketTransport(Heap):
         limits: what peers may cost that have made a link and have not been admitted.
 
     Attributes:
-        links: those that this side has made, and those of others that have been admitted.
-        strangers: the others.
+        links: outgoing links, and incoming ones whose peer has been admitted.
+        strangers: incoming links whose peer has not been admitted yet.
         courier: connects, and sends what did not leave at once.
     """
 
@@ -372,3 +457,28 @@ class SocketTransport(Heap):
         if link.lost:
             self._received.append((link.peer, []))
             self._bell.ring()
+
+
+class TcpTransport(SocketTransport):
+    """One member's end of its plain links over TCP; see ``Transport``.
+
+    Args:
+        root_fd, congestion, pacing: see ``TcpPlaces``.
+        limits: see ``SocketTransport``.
+    """
+
+    def __init__(
+        self, root_fd: int = -1, congestion: str = "", pacing: bool = True, limits: StrangerLimits | None = None
+    ) -> None:
+        super().__init__(TcpPlaces(root_fd, congestion, pacing), limits)
+
+
+class UnixTransport(SocketTransport):
+    """One member's end of its links over unix sockets; see ``Transport``.
+
+    Args:
+        limits: see ``SocketTransport``.
+    """
+
+    def __init__(self, limits: StrangerLimits | None = None) -> None:
+        super().__init__(UnixPlaces(), limits)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.transport.tcp_sockets import congestion_control, listen, resolved, set_congestion_control
+from kvstore.transport.system_sockets import (
+    MAX_PATH,
+    Bell,
+    congestion_control,
+    listen,
+    listening,
+    require_socket_path,
+    resolved,
+    set_congestion_control,
+)
 
 
 class Kernel:
@@ -89,3 +101,90 @@ def test_a_host_without_an_address_is_said_in_words(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert resolved("no.such.host", 1) == "[Errno -2] Name or service not known"
+
+
+@pytest.fixture
+def bell() -> Iterator[Bell]:
+    made = Bell()
+    yield made
+    made.close()
+
+
+def rings(bell: Bell) -> bool:
+    return bool(select.select([bell], [], [], 0)[0])
+
+
+def test_it_is_readable_from_ring_until_silence(bell: Bell) -> None:
+    assert not rings(bell)
+    bell.ring()
+    assert rings(bell)
+    assert rings(bell), "to look does not silence it"
+    bell.silence()
+    assert not rings(bell)
+
+
+def test_silence_where_nobody_has_rung_does_not_block(bell: Bell) -> None:
+    bell.silence()
+    assert not rings(bell)
+
+
+def test_however_often_it_is_rung_nobody_waits_and_one_silence_is_enough(bell: Bell) -> None:
+    for _ in range(4000):  # more than fits: a wake-up is there, so what does not fit need not be
+        bell.ring()
+    assert rings(bell)
+    bell.silence()
+    assert not rings(bell)
+
+
+def test_after_close_ringing_does_nothing(bell: Bell) -> None:
+    bell.close()
+    bell.ring()
+
+
+def test_a_directory_of_this_user_alone_will_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    require_socket_path(tmp_path / "here")
+
+
+@pytest.mark.parametrize("mode", [0o710, 0o701, 0o750, 0o755, 0o777])
+def test_one_that_others_can_enter_or_read_will_not(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError, match="must belong to this user alone"):
+        require_socket_path(tmp_path / "here")
+
+
+def test_another_users_will_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    with pytest.raises(ConfigError, match="must belong to this user alone"):
+        require_socket_path(tmp_path / "here")
+
+
+def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere/here: .*No such file"):
+        require_socket_path(tmp_path / "nowhere" / "here")
+
+
+def test_the_path_has_the_length_that_the_system_allows(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    room = MAX_PATH - len(os.fsencode(tmp_path)) - 1
+    require_socket_path(tmp_path / ("x" * room))
+    with pytest.raises(ConfigError, match=f"longer than the {MAX_PATH} bytes"):
+        require_socket_path(tmp_path / ("x" * (room + 1)))
+
+
+def test_who_listens_on_tcp() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        endpoint = f"tcp://127.0.0.1:{there.getsockname()[1]}"
+        assert listening(endpoint) is True
+    assert listening(endpoint) is False
+
+
+def test_who_listens_on_a_unix_socket(tmp_path: Path) -> None:
+    assert listening(f"ipc://{tmp_path}/none") is False
+    with socket.socket(socket.AF_UNIX) as there:
+        there.bind(f"{tmp_path}/there")
+        there.listen(1)
+        assert listening(f"ipc://{tmp_path}/there") is True
+    assert listening(f"ipc://{tmp_path}/there") is False  # the file stays

@@ -6,8 +6,11 @@ import errno
 import os
 import select
 import socket
+import struct
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -17,11 +20,12 @@ from waiting import LONG, until
 from kvstore.errors import ConfigError
 from kvstore.transport import Transport
 from kvstore.transport.base import ASK_S, ASKS, IDLE_S
-from kvstore.transport.sockets import courier
+from kvstore.transport.sockets import socket_transport
 from kvstore.transport.sockets.link import Link
+from kvstore.transport.sockets.places import TcpPlaces
+from kvstore.transport.sockets.socket_transport import TcpTransport, UnixTransport
 from kvstore.transport.sockets.stream import GREETING, packed
-from kvstore.transport.sockets.tcp import TcpPlaces, TcpTransport
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.zeromq import ZmqTransport
 
 T = TypeVar("T", bound=Transport)
 
@@ -150,7 +154,7 @@ def test_closing_does_not_wait_for_a_name_to_be_resolved(
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(courier, "JOIN_S", 0.05)
+    monkeypatch.setattr(socket_transport, "JOIN_S", 0.05)
     before = set(threading.enumerate())
     transport = new()
     transport.connect("tcp://node-7.example:1")
@@ -310,3 +314,69 @@ def test_who_does_not_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch):
     assert link.arrive(111.0) is None
     assert link.lonely
     assert link.due > 111.0
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory) / "here"
+
+
+@pytest.fixture
+def transport() -> Iterator[UnixTransport]:
+    made = UnixTransport()
+    yield made
+    made.close()
+
+
+def test_its_sockets_go_with_it(place: Path, transport: UnixTransport):
+    places = [place.with_name("one"), place.with_name("two")]
+    for one in places:
+        transport.bind(f"ipc://{one}")
+        assert one.is_socket()
+    transport.close()
+    assert not any(one.exists() for one in places)
+
+
+def test_another_user_is_refused(place: Path, transport: UnixTransport, monkeypatch: pytest.MonkeyPatch):
+    transport.bind(f"ipc://{place}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as friend:
+        friend.settimeout(LONG)
+        friend.connect(str(place))
+        assert transport.recv(0.2) is None
+        assert friend.recv(100) == GREETING
+    really = socket.socket.getsockopt
+
+    def another(made: socket.socket, level: int, option: int, *size: int) -> int | bytes:
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_PEERCRED):
+            return struct.pack("3i", 1, 54321, 54321)
+        return really(made, level, option, *size)
+
+    monkeypatch.setattr(socket.socket, "getsockopt", another)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.settimeout(LONG)
+        stranger.connect(str(place))
+        assert transport.recv(0.2) is None
+        assert stranger.recv(100) == b""
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1", "ipc://", "here"])
+def test_an_endpoint_that_is_no_path(endpoint: str, transport: UnixTransport):
+    with pytest.raises(ConfigError, match=r"the endpoint .* is not valid; valid: ipc:"):
+        transport.connect(endpoint)
+    with pytest.raises(ConfigError, match=r"the endpoint .* is not valid; valid: ipc:"):
+        transport.bind(endpoint)
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o755, 0o777])
+def test_a_directory_that_others_can_enter(place: Path, transport: UnixTransport, mode: int):
+    place.parent.chmod(mode)
+    with pytest.raises(ConfigError, match="mode 0700"):
+        transport.bind(f"ipc://{place}")
+
+
+def test_a_directory_that_is_not_there_and_a_path_that_is_too_long(place: Path, transport: UnixTransport):
+    with pytest.raises(ConfigError, match="No such file"):
+        transport.bind(f"ipc://{place.parent}/nowhere/here")
+    with pytest.raises(ConfigError, match="longer than the 107 bytes"):
+        transport.bind(f"ipc://{place.parent}/{'x' * 107}")

@@ -1,12 +1,17 @@
-"""TCP sockets of the system, which our own links and ZeroMQ's are made of: listening ones, and congestion control."""
+"""Sockets of the system, which our own links and ZeroMQ's are made of: where to listen, congestion control, bells."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+from pathlib import Path
 from typing import Any
 
 from kvstore.errors import ConfigError
 from kvstore.job.address import host_and_port, tcp_endpoint
+from kvstore.job.curve_keys import split_key
+from kvstore.job.directory import require_private
 from kvstore.transport.base import BACKLOG
 from kvstore.transport.system_errors import ignored
 
@@ -93,3 +98,67 @@ def _system() -> str:
     with ignored(AttributeError), socket.socket() as probe:
         return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME).rstrip(b"\0").decode()
     return ""
+
+
+MAX_PATH = 107  # bytes of a unix socket's path
+
+
+def require_socket_path(path: Path) -> None:
+    """Raise ``ConfigError`` unless a unix socket can have ``path``, and its directory is private to this user."""
+    if len(os.fsencode(path)) > MAX_PATH:
+        raise ConfigError(
+            f"{path} is longer than the {MAX_PATH} bytes that a unix socket's path may have: set a shorter TMPDIR"
+        )
+    try:
+        require_private(path.parent)
+    except ConfigError as exc:
+        raise ConfigError(f"cannot listen at {path}: {exc}") from None
+
+
+PROBE_S = 1.0
+
+
+def listening(endpoint: str) -> bool | None:
+    """Return whether anybody listens at an endpoint; None if that cannot be known."""
+    bare = split_key(endpoint)[0]
+    try:
+        if bare.startswith("ipc://"):
+            with socket.socket(socket.AF_UNIX) as made:
+                made.settimeout(PROBE_S)
+                made.connect(bare.removeprefix("ipc://"))
+                return True
+        host, port = host_and_port(bare)
+        with socket.create_connection((host, int(port)), PROBE_S):
+            return True
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:
+        return None
+
+
+class Bell:
+    """Readable from the first ``ring`` until ``silence``."""
+
+    def __init__(self) -> None:
+        self._hand, self._ear = socket.socketpair()
+        self._hand.setblocking(False)
+        self._ear.setblocking(False)
+
+    def fileno(self) -> int:
+        """The file descriptor to wait for."""
+        return self._ear.fileno()
+
+    def ring(self) -> None:
+        """Wake the thread that waits, or else the next one that does. Any thread may call it."""
+        with ignored():  # full: a wake-up is already there; closed: nobody waits
+            self._hand.send(b"\0")
+
+    def silence(self) -> None:
+        """Forget all rings so far."""
+        with contextlib.suppress(BlockingIOError):
+            self._ear.recv(4096)
+
+    def close(self) -> None:
+        """Close the bell. Ringing it has no effect from now on."""
+        self._hand.close()
+        self._ear.close()
