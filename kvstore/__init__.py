@@ -54,7 +54,7 @@ from kvstore.errors import (
     WireError,
     renamed,
 )
-from kvstore.reading.connect import connect
+from kvstore.reading.reader import connect
 from kvstore.store.base import KVStore
 from kvstore.store.factory import create
 from kvstore.store.statistics import Statistics
@@ -63,8 +63,7 @@ from kvstore.ticket import Ticket
 
 if TYPE_CHECKING:
     from kvstore.reading.reader import Reader
-    from kvstore.rows.open_table import OpenTable, open_table
-    from kvstore.rows.parquet import export_parquet
+    from kvstore.rows.open_table import OpenTable, export_parquet, open_table
     from kvstore.rows.row_sparse import RowSparse
 
 __version__ = "0.1.0"
@@ -113,7 +112,7 @@ _LATER = {
     "Reader": "kvstore.reading.reader",
     "OpenTable": "kvstore.rows.open_table",
     "RowSparse": "kvstore.rows.row_sparse",
-    "export_parquet": "kvstore.rows.parquet",
+    "export_parquet": "kvstore.rows.open_table",
     "open_table": "kvstore.rows.open_table",
 }
 

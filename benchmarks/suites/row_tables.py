@@ -13,7 +13,7 @@ import torch
 from benchmarks.figures import Curve, Result, Row
 from benchmarks.session import Session
 from kvstore.optim.optimizer import describe
-from kvstore.optim.row_updater import RowUpdater
+from kvstore.optim.updater import RowUpdater
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.open_table import OpenTable, open_table
 from kvstore.rows.row_table import RowTable

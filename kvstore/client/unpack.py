@@ -23,7 +23,7 @@ from kvstore.values import (
     to_buffer,
     without_grad,
 )
-from kvstore.values.addresses import Column
+from kvstore.values.arrays import Column
 
 Decode: TypeAlias = Callable[[wire.Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
 

@@ -13,9 +13,9 @@ from kvstore.client.plans import RowParcel, RowPlan
 from kvstore.errors import WireError
 from kvstore.rows.ids import Ids
 from kvstore.rows.layout import read_rows
+from kvstore.rows.row_arguments import Wanted
 from kvstore.rows.slabs import Array, scatter, scatter_whole
 from kvstore.rows.sums import Rows
-from kvstore.rows.wanted import Wanted
 
 
 class IncomingRows:

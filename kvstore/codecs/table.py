@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 
+from kvstore import wire
 from kvstore.codecs.base import CheckedPayload, Codec
-from kvstore.codecs.formats.bits import OneBit, TwoBit
-from kvstore.codecs.formats.halves import BFloat16, Float16
-from kvstore.codecs.formats.int8 import Int8
-from kvstore.codecs.formats.powersgd import PowerSGD
-from kvstore.codecs.formats.selection import RandomK, Threshold, TopK
 from kvstore.codecs.options import Compression
+from kvstore.codecs.powersgd import PowerSGD
+from kvstore.codecs.quantization import BFloat16, Float16, Int8, OneBit, TwoBit
+from kvstore.codecs.selection import RandomK, Threshold, TopK
+from kvstore.errors import WireError
+from kvstore.values import from_buffer
 
 _CODECS: dict[str, Callable[[Compression], Codec]] = {
     "fp16": lambda _: Float16(),
@@ -75,3 +77,28 @@ def add(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -
         WireError: ``payload`` has another number of elements than ``target``, which is unchanged.
     """
     codec(compression).check(payload, target.numel()).write(target, True)
+
+
+def check_payloads(
+    compression: Compression, message: wire.Push | wire.Values, sizes: Sequence[int]
+) -> list[tuple[int, CheckedPayload]]:
+    """Return the payloads of a message, each with the number of its elements.
+
+    Args:
+        compression: how they were encoded.
+        message: its fields have passed their checks.
+        sizes: how many elements each segment has that the message is about.
+
+    Raises:
+        WireError: the payloads are not those of these segments.
+    """
+    counts = message.segment_counts or [1] * len(message.lengths)
+    if sum(counts) != len(sizes) or len(counts) != len(message.lengths):
+        raise WireError(f"{len(message.lengths)} payloads of {sum(counts)} segments, where there are {len(sizes)}")
+    ends = itertools.accumulate(counts)
+    totals = [sum(sizes[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+    payloads = wire.unpack_arrays(message.buffers, message.lengths)
+    return [
+        (total, check_payload(compression, from_buffer(payload, "uint8"), total))
+        for total, payload in zip(totals, payloads, strict=True)
+    ]

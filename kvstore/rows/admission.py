@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
 
 from kvstore.errors import UsageError
-from kvstore.rows.ids import Ids, mix, mixed
+from kvstore.rows.ids import Hashes, Ids, mix, mixed
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array, Slab
-from kvstore.table import MinCount, Probability, Table
+from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 
 COUNTED = 1 << 20  # ids of each of the two generations whose pushes are counted
 
@@ -134,3 +136,176 @@ class AdmissionRule:
             raise UsageError(f"the admission of this table remembers {sorted(names)}, not {sorted(parts)}")
         if self._counted is not None:
             self._counted.restore(parts)
+
+
+KEPT = 1 << 20  # ids at least, however few rows the table has
+
+
+class GoneIds:
+    """Which rows have gone in which update. The oldest are forgotten when there are many more than rows.
+
+    Attributes:
+        floor: the earliest version of which all is known that has gone since.
+    """
+
+    def __init__(self, floor: int = 0) -> None:
+        self.floor = floor
+        self._batches: deque[tuple[int, Ids]] = deque()
+        self._count = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the ids."""
+        return 8 * self._count
+
+    def add(self, ids: Ids, version: int, rows: int) -> None:
+        """Note that ``ids`` went in update ``version``; ``rows`` are left."""
+        if not len(ids):
+            return
+        self._batches.append((version, ids))
+        self._count += len(ids)
+        while self._count > max(KEPT, rows) and len(self._batches) > 1:
+            self.floor, oldest = self._batches.popleft()
+            self._count -= len(oldest)
+
+    def since(self, version: int) -> Ids:
+        """Return the ids that went after update ``version``, sorted; some may have come again.
+
+        Raises:
+            UsageError: that is not known any more.
+        """
+        if unknown := self.unknown(version):
+            raise UsageError(f"{unknown}; save the whole table")
+        return np.unique(np.concatenate([np.empty(0, np.int64), *(ids for at, ids in self._batches if at > version)]))
+
+    def unknown(self, version: int) -> str:
+        """Return why it is not known which rows have gone after update ``version``; nothing if it is known."""
+        if version >= self.floor:
+            return ""
+        return (
+            f"what has changed since version {version} is not known: rows that went are remembered since version "
+            f"{self.floor} alone"
+        )
+
+    def forget(self, version: int) -> None:
+        """Know nothing of what was before ``version``, which may be lower than those before."""
+        self._batches.clear()
+        self._count = 0
+        self.floor = version
+
+
+# Which rows of a growing table go. Pure, and without a clock: only updates are counted, so equal pushes, equal rows.
+#
+# A row that no push has touched for more than ``Unseen.rounds`` updates counts as gone from that update on; its
+# memory is freed when a sweep passes. A table that has grown beyond its ``Capacity`` loses rows until it has a
+# sixteenth less, so that the search for them is seldom. Those of equal age or count go by their ids.
+SLACK = 16  # a full table makes room for this part of its rows at once
+
+
+class EvictionRule:
+    """The rules of one stripe of ``table``, number ``stripe`` of ``stripes``.
+
+    Attributes:
+        rounds: see ``Unseen``: the least of the table's; None if there is none.
+        capacity: how many rows this stripe may have; None if there is no limit.
+        by_count: whether those go that were touched least often, not longest ago.
+    """
+
+    def __init__(self, table: Table, stripe: int, stripes: int) -> None:
+        self.rounds = min((rule.rounds for rule in table.evict if isinstance(rule, Unseen)), default=None)
+        capacities = [rule for rule in table.evict if isinstance(rule, Capacity)]
+        tightest = min(capacities, key=lambda rule: rule.rows, default=None)
+        # The stripes' parts add up to the limit: each rounded up, they would be more than the table may have.
+        self.capacity = None if tightest is None else (tightest.rows + stripe) // stripes
+        self.by_count = tightest is not None and tightest.by == "count"
+
+    def oldest(self, version: int) -> int:
+        """Return the update before which a row must have been touched last to be gone after update ``version``."""
+        return -1 if self.rounds is None else version - self.rounds
+
+    def surplus(self, rows: int) -> int:
+        """Return how many of ``rows`` rows must go for the table's capacity."""
+        if self.capacity is None or rows <= self.capacity:
+            return 0
+        return rows - self.capacity + self.capacity // SLACK
+
+    def chosen(self, count: int, ids: Ids, seen: Array, counts: Array | None) -> Array:
+        """Return the positions of the ``count`` rows that go first.
+
+        Args:
+            count: how many, at most all.
+            ids: of all rows.
+            seen: the update that touched each last, or 1 more for all.
+            counts: how often each was touched; None where rows go by age.
+        """
+        ranks = [seen] if counts is None else [counts, seen]
+        among = np.arange(len(ids))
+        gone: list[Array] = []
+        for rank in [*ranks, None]:
+            # A hash: by their ids themselves, rows of large ids would stay for ever.
+            keys = mixed(ids[among]) if rank is None else rank[among]
+            if count >= len(among):
+                gone.append(among)
+                break
+            last = np.partition(keys, count)[count]
+            before = keys < last
+            gone.append(among[before])
+            count -= int(np.count_nonzero(before))
+            among = among[keys == last]
+            if not count:
+                break
+        return np.concatenate(gone)
+
+
+# How a row begins: a pure function of the table's seed, the row's id, and the column. The same on every machine.
+#
+# Each element has a hash h of 64 bits of its own, and all arithmetic on it is exact or rounded once, as IEEE 754
+# says: no function of the machine's own library of mathematics is used.
+#
+#     zeros, constant   0, or ``scale``
+#     uniform           the top 53 bits of h, as a number u in [0, 1):  scale * (2 u - 1)
+#     normal            t, the sum of the four 16-bit parts of h, less its mean, divided by its standard deviation;
+#                       t + (t^3 - 3 t) / 80 is normal but for 0.0008 in its distribution function, and within 3.9
+#                       standard deviations (Cornish and Fisher, 1938: the sum's excess kurtosis is -0.3)
+#
+# A change of these would change models that are trained again: do not.
+BLOCK = 1 << 15  # elements that are computed at a time: they stay in the processor's cache
+_MEAN = 2 * 65535
+_DEVIATION = math.sqrt((65536**2 - 1) / 3)
+
+
+def write_beginnings(table: Table, ids: Ids, out: Array) -> None:
+    """Write into ``out``, of shape (n, width), how the rows of ``ids`` begin."""
+    if table.init in ("zeros", "constant"):
+        out[:] = 0 if table.init == "zeros" else table.scale
+        return
+    count = max(1, BLOCK // table.width)
+    columns = np.arange(1, table.width + 1, dtype=np.uint64)
+    columns *= np.uint64(0x9E3779B97F4A7C15)
+    for start in range(0, len(ids), count):
+        hashes = mixed(ids[start : start + count], table.seed)
+        hashes = mix(hashes[:, None] + columns)
+        values = _uniform(hashes) if table.init == "uniform" else _normal(hashes)
+        values *= table.scale
+        out[start : start + count] = values
+
+
+def _uniform(hashes: Hashes) -> Array:
+    hashes >>= np.uint64(11)
+    values: Array = hashes.astype(np.float64)
+    values *= 2.0**-52
+    values -= 1.0
+    return values
+
+
+def _normal(hashes: Hashes) -> Array:
+    parts = hashes.view(np.uint16).reshape(*hashes.shape, 4)
+    values: Array = parts.sum(axis=-1, dtype=np.int64).astype(np.float64)
+    values -= _MEAN
+    values /= _DEVIATION
+    cubed = values * values
+    cubed -= 3.0
+    cubed *= values
+    cubed /= 80.0
+    values += cubed
+    return values

@@ -11,20 +11,13 @@ import numpy as np
 
 from kvstore.errors import Mismatch, UsageError
 from kvstore.lineage import UNKNOWN, Version
-from kvstore.optim.rows.row_rules import RowState
-from kvstore.rows.admission import AdmissionRule
-from kvstore.rows.beginnings import write_beginnings
-from kvstore.rows.eviction import EvictionRule
-from kvstore.rows.fixed_slots import FixedSlots, slots_in
-from kvstore.rows.fixed_slots import find_in_all as find_in_fixed
+from kvstore.optim.row_rules import RowState
+from kvstore.rows.admission import AdmissionRule, EvictionRule, GoneIds, write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
-from kvstore.rows.gone import GoneIds
-from kvstore.rows.huge_pages import HugePages, PageQueue
-from kvstore.rows.ids import Ids, stripes_of
-from kvstore.rows.index import SlotIndex
+from kvstore.rows.ids import Ids, joined, starts_of, stripes_of
+from kvstore.rows.index import FixedSlots, SlotIndex, find_in_fixed, slots_in
 from kvstore.rows.index import find_in_all as find_in_indexes
-from kvstore.rows.joint_ids import joined, starts_of
-from kvstore.rows.slab_space import SlabSpace
+from kvstore.rows.slab_space import HugePages, PageQueue, SlabSpace
 from kvstore.rows.slabs import Array, Slab, Slots, scatter
 from kvstore.table import Table
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstore.errors import UsageError
-from kvstore.rows.contribution import row_sparse
-from kvstore.rows.wanted import Wanted
+from kvstore.rows.row_arguments import Wanted, row_sparse
 from kvstore.spec import Key
 from kvstore.store.arguments import ROUND, RowRequest
 from kvstore.table import Table

@@ -69,6 +69,9 @@ log = logging.getLogger(__name__)
 DOMAIN = "kvstore"
 
 
+# ZeroMQ copies a socket's options at each ``bind`` and ``connect``. So they are set before each, and one socket can
+# listen, connect, and use unix sockets too. None of a peer's frames reaches the socket before the peer has proved
+# that it has the secret key of one of the job's public keys, and that it knows ours.
 class Curve:
     """The keys of one socket.
 

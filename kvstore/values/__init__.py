@@ -1,38 +1,47 @@
-"""Arrays in and out: whatever the caller has becomes a torch tensor over the same memory. Torch begins here.
-
-arrays     numpy, torch, cupy and DLPack arrays as tensors, and tensors as bytes
-lists      lists of them, thousands at once (addresses: moved by where they lie)
-ranges     one payload in several buffers
-reduce     sums in a fixed order
-staging    between devices and the host
-copying    copies, many at once
-overlap    whether arrays share memory
-finite     whether values are finite
-grads      work that autograd does not see; work of one thread
-"""
+"""Arrays in and out: whatever the caller has becomes a torch tensor over the same memory. Torch begins here."""
 
 from kvstore.dynamo import mark_early
-from kvstore.values.addresses import collect, scatter
 from kvstore.values.arrays import (
+    all_finite,
     as_dtype,
     as_output,
     as_tensor,
     as_tensors,
+    collect,
+    copy_each,
     from_buffer,
     made_of_others,
+    one_thread,
     readable,
+    scatter,
     spec_of,
     split_like,
+    spread,
     to_buffer,
+    without_grad,
 )
-from kvstore.values.copying import copy_each, spread
-from kvstore.values.finite import all_finite
-from kvstore.values.grads import one_thread, without_grad
-from kvstore.values.lists import Arrays, Layout, kinds_of, many_small, outputs_of, tensors_of, values_of
-from kvstore.values.overlap import crossed
-from kvstore.values.ranges import PayloadRange, TensorRange, cut, ranges_of, sum_ranges
-from kvstore.values.reduce import reduce_to, sum_in_order, summed_in
-from kvstore.values.staging import Leaving, from_host
+from kvstore.values.lists import (
+    Arrays,
+    Layout,
+    Leaving,
+    crossed,
+    from_host,
+    kinds_of,
+    many_small,
+    outputs_of,
+    tensors_of,
+    values_of,
+)
+from kvstore.values.ranges import (
+    PayloadRange,
+    TensorRange,
+    cut,
+    ranges_of,
+    reduce_to,
+    sum_in_order,
+    sum_ranges,
+    summed_in,
+)
 
 mark_early()
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 import torch.utils.dlpack
+from torch.autograd.graph import increment_version
 
 from kvstore import wire
 from kvstore.errors import UsageError, choices
@@ -223,3 +227,125 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
             f"a {tensor.layout} tensor on {tensor.device} cannot be stored; pass a dense tensor on a CPU or CUDA device"
         )
     return tensor
+
+
+LARGE = 1 << 18  # bytes; from here on the C library's copy, which may go past the caches, is faster than torch's
+
+_memmove = ctypes.CDLL(None).memmove
+_memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_memmove.restype = ctypes.c_void_p
+
+
+def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each of ``sources`` into its target; all are flat and contiguous, and pairs have one size and dtype."""
+    small: list[torch.Tensor] = []
+    those: list[torch.Tensor] = []
+    for target, source in zip(targets, sources, strict=True):
+        nbytes = target.numel() * target.itemsize
+        if nbytes < LARGE:
+            small.append(target)
+            those.append(source)
+        else:
+            _memmove(target.data_ptr(), source.data_ptr(), nbytes)
+            increment_version(target)
+    if small:
+        torch._foreach_copy_(small, those)
+
+
+def spread(flat: torch.Tensor, sizes: Sequence[int], targets: list[torch.Tensor]) -> None:
+    """Copy ``flat`` into ``targets``, one after the other: flat and contiguous, of its dtype and these ``sizes``."""
+    if max(sizes, default=0) * flat.itemsize >= LARGE:
+        copy_each(targets, flat.split_with_sizes(sizes))
+    elif len(targets) == 1:
+        targets[0].copy_(flat)
+    else:
+        torch.split_with_sizes_copy(flat, sizes, out=targets)  # a third less than to split and to copy
+
+
+def all_finite(values: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether no element is NaN or infinite in ``dtype``; by default their own, or float32 if they have half."""
+    if dtype is None:
+        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    # A sum is NaN or infinite if an element is, and thirty times as fast as a look at each. It may overflow, too.
+    if math.isfinite(values.sum(dtype=dtype).item()):
+        return True
+    return bool(torch.isfinite(values.to(dtype)).all())
+
+
+T = TypeVar("T")
+
+
+def without_grad(action: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Return what ``action`` returns, which nothing records for autograd.
+
+    A signal's handler may raise at the end of ``torch.no_grad()``. This restores the caller's mode even then.
+    """
+    recording = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(False)
+        result = action(*args, **options)
+        torch.set_grad_enabled(recording)
+    except BaseException:
+        torch.set_grad_enabled(recording)
+        raise
+    return result
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch use this thread alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# Many small ranges of memory, given by their addresses: read or written in one step of numpy's.
+#
+# A call for each of thousands of ranges takes ten times as long as copying their bytes. numpy's indexing moves
+# elements of 1 to 16 bytes wherever they are. The array that is indexed spans all memory from the first range to the
+# last; only the ranges themselves are read or written.
+Column: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+_UNITS = {size: np.dtype(name) for size, name in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))}
+
+
+def collect(addresses: Column, lengths: Column, out: wire.Buffer) -> None:
+    """Copy ``lengths[i]`` bytes at ``addresses[i]``, for all i in order, into ``out``, which has just that room."""
+    if len(out):
+        memory, index = _indexed(addresses, lengths)
+        np.take(memory, index, out=np.frombuffer(out, memory.dtype), mode="clip")  # others would copy once more
+
+
+def scatter(data: wire.Buffer, addresses: Column, lengths: Column) -> None:
+    """Copy ``data`` to where ``collect`` with the same arguments would take it from."""
+    if len(data):
+        memory, index = _indexed(addresses, lengths)
+        memory[index] = np.frombuffer(data, memory.dtype)
+
+
+def _indexed(addresses: Column, lengths: Column) -> tuple[np.ndarray[Any, Any], Column]:
+    """Return an array over all memory that the ranges span, and the indices of their elements."""
+    sound = lengths > 0
+    if not sound.all():  # an empty array may have any address
+        addresses, lengths = addresses[sound], lengths[sound]
+    bits = int(np.bitwise_or.reduce(addresses) | np.bitwise_or.reduce(lengths)) | max(_UNITS)
+    unit = bits & -bits  # the largest power of two that divides them all
+    first = int(addresses.min())
+    starts, counts = (addresses - first) // unit, lengths // unit
+    most = int(counts.max())
+    if (counts == most).all():
+        index = (starts[:, None] + np.arange(most)).ravel() if most > 1 else starts
+    else:
+        before = np.cumsum(counts) - counts
+        index = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+    return np.asarray(_Memory(first, int((starts + counts).max()), _UNITS[unit])), index
+
+
+class _Memory:
+    """Memory from an address on, to numpy: so many units of a dtype."""
+
+    def __init__(self, address: int, units: int, dtype: np.dtype[Any]) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (units,), "typestr": dtype.str, "version": 3}

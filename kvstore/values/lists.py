@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import addressof, c_char
 from operator import attrgetter, eq, methodcaller
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from torch.autograd.graph import increment_version
 
 from kvstore.errors import UsageError
 from kvstore.spec import ITEMSIZE, Spec
-from kvstore.values.addresses import Column, collect
-from kvstore.values.arrays import DLPACK_CPU, as_dtype, as_output, as_tensor, has_plain_strides
+from kvstore.values.arrays import DLPACK_CPU, Column, as_dtype, as_output, as_tensor, collect, has_plain_strides
 
 FEW = 16  # arrays; so many may as well be moved one by one
 PART = 4 << 10  # bytes; arrays that have more, on average, are moved one by one as fast as memory is
@@ -342,3 +341,115 @@ class _Lazy(Sequence[T]):
         if isinstance(place, slice):
             return [self._make(each) for each in range(self._size)[place]]
         return self._make(range(self._size)[place])
+
+
+Lengths: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+_Ranges: TypeAlias = "tuple[Lengths, Lengths]"
+
+
+def crossed(
+    values: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    owners: Sequence[int] | None = None,
+    lengths: Lengths | None = None,
+) -> bool:
+    """Return whether an output overlaps another output, or another key's input.
+
+    Args:
+        values: the inputs, contiguous.
+        outs: the outputs. An output may be exactly its own key's input.
+        owners: for each of ``outs`` the position of its value; by default they have the same positions.
+        lengths: bytes of each value, and of each of ``outs`` too, if these are contiguous and have the same positions.
+    """
+    starts, stops = _ranges(outs, lengths)
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], stops[order]
+    if bool((starts[1:] < stops[:-1]).any()):
+        return True
+    if values is outs:
+        return False
+    begins, ends = _ranges(values, lengths)
+    first, last = np.searchsorted(stops, begins, "right"), np.searchsorted(starts, ends, "left")
+    touched = np.flatnonzero(last > first)
+    if bool((last[touched] - first[touched] > 1).any()):
+        return True
+    outputs = first[touched]  # the one output that overlaps each touched value
+    own = order if owners is None else np.asarray(owners)[order]
+    return bool((own[outputs] != touched).any() or (starts[outputs] != begins[touched]).any())
+
+
+def _ranges(tensors: Sequence[torch.Tensor], lengths: Lengths | None) -> _Ranges:
+    """Return the address of the first byte of each tensor, and the address after its last."""
+    starts = np.fromiter(map(torch.Tensor.data_ptr, tensors), np.int64, len(tensors))
+    if lengths is None:
+        lengths = np.array([_length(tensor) for tensor in tensors], np.int64)
+    return starts, starts + lengths
+
+
+def _length(tensor: torch.Tensor) -> int:
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.numel() * tensor.itemsize
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.itemsize * (1 + sum((size - 1) * step for size, step in steps))
+
+
+class Leaving:
+    """Arrays on their way to the host: copies from CUDA devices go on while the first arrays are being sent.
+
+    Args:
+        values: contiguous tensors; on the CPU they are what they are.
+    """
+
+    def __init__(self, values: Arrays | Sequence[torch.Tensor]) -> None:
+        self._events: dict[int, torch.cuda.Event] = {}
+        self._arrays = values if isinstance(values, Arrays) else Arrays.of(self._begin(values))
+
+    def _begin(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors on the host; copies of those on devices are under way."""
+        on_host = list(tensors)
+        streams: dict[torch.device, torch.cuda.Stream] = {}
+        for position, tensor in enumerate(tensors):
+            if not tensor.is_cuda:
+                continue
+            stream = streams.get(tensor.device)
+            if stream is None:
+                stream = streams[tensor.device] = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+                stream.wait_stream(torch.cuda.current_stream(tensor.device))
+            with torch.cuda.stream(stream):
+                on_host[position] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+                on_host[position].copy_(tensor, non_blocking=True)
+                tensor.record_stream(stream)
+                self._events[position] = stream.record_event()
+        return on_host
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """All arrays, of which some may not be complete."""
+        return self._arrays.tensors
+
+    def arrived(self, positions: Column) -> Arrays:
+        """Return all arrays, of which those at ``positions`` are complete."""
+        if self._events:
+            for position in positions.tolist():
+                event = self._events.get(position)
+                if event is not None:
+                    event.synchronize()
+                    self._events.pop(position, None)  # not before: an exception may have ended the wait
+        return self._arrays
+
+
+def from_host(flat: torch.Tensor, outs: Sequence[torch.Tensor]) -> set[torch.cuda.Stream]:
+    """Write ``flat``, a host tensor, into each of ``outs``, which have its size and dtype and any device or strides.
+
+    Returns:
+        The CUDA streams on which copies are still under way.
+    """
+    pinned: torch.Tensor | None = None
+    for out in outs:
+        if out.is_cuda:
+            pinned = flat.pin_memory() if pinned is None else pinned
+            out.copy_(pinned.view(out.shape), non_blocking=True)
+        else:
+            out.copy_(flat.view(out.shape))
+    return {torch.cuda.current_stream(out.device) for out in outs if out.is_cuda}

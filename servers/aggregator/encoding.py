@@ -14,11 +14,11 @@ import torch
 
 from kvstore import wire
 from kvstore.codecs import Compressor
-from kvstore.codecs.description import described, travelling
-from kvstore.codecs.memo import RESIDUAL, STEP, VELOCITY, Memo
-from kvstore.codecs.payloads import check_payloads
+from kvstore.codecs.base import RESIDUAL, STEP, VELOCITY, Memo
+from kvstore.codecs.options import described, travelling
+from kvstore.codecs.table import check_payloads
 from kvstore.errors import UsageError, WireError
-from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
+from kvstore.optim.states import SegmentState, pack_states, unpack_states
 from kvstore.spec import Key
 from kvstore.values import all_finite, to_buffer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvstore import wire
-from kvstore.codecs.description import fold
+from kvstore.codecs.options import fold
 from kvstore.transport.memory import Memory
 from kvstore.values import copy_each, from_buffer, ranges_of
 from servers.aggregator.encoding import Encoding

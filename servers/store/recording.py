@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.optim.state_messages import SegmentState, pack_parts, pack_states
-from kvstore.optim.states import StateParts, StateTensors
+from kvstore.optim.states import SegmentState, StateParts, StateTensors, pack_parts, pack_states
 from kvstore.rows.ids import Ids
 from kvstore.rows.sums import Rows
 from kvstore.transport.memory import Heap, Memory

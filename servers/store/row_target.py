@@ -11,7 +11,7 @@ import numpy as np
 
 from kvstore import wire
 from kvstore.lineage import UNKNOWN
-from kvstore.optim.row_updater import RowUpdater
+from kvstore.optim.updater import RowUpdater
 from kvstore.rows.ids import Ids
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.layout import ALIGNED

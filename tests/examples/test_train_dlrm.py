@@ -16,7 +16,7 @@ from clicks.stream import Clicks
 from scripts import launch, lines_of
 
 import kvstore as kv
-from kvstore.rows.beginnings import write_beginnings
+from kvstore.rows.admission import write_beginnings
 from workers import Reducer
 
 SMALL = ("--fields", "4", "--largest", "2000", "--dim", "4", "--hidden", "8", "--batch-size", "64", "--disp-steps", "4")

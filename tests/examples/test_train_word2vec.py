@@ -14,7 +14,7 @@ from words import options
 from words.corpus import Corpus
 
 import kvstore as kv
-from kvstore.rows.beginnings import write_beginnings
+from kvstore.rows.admission import write_beginnings
 
 SMALL = (
     "--dim",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.codecs.formats import int8
+from kvstore.codecs import quantization
 from kvstore.errors import UsageError
 from kvstore.job.config import Config
 from kvstore.optim.fused import LANE
@@ -32,7 +32,7 @@ servers = st.integers(1, 8)
 
 def test_no_cut_is_within_a_vector_or_a_block_of_int8() -> None:
     assert BLOCK % LANE == 0
-    assert BLOCK % int8.BLOCK == 0
+    assert BLOCK % quantization.BLOCK == 0
 
 
 @given(st.integers(0, 10**6), st.integers(1, 100))

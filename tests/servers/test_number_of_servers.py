@@ -13,7 +13,7 @@ from threaded import ThreadedJob
 
 import kvstore as kv
 from kvstore.client import DistStore
-from kvstore.optim.registry import find, names, names_for_rows
+from kvstore.optim.optimizer import find, names, names_for_rows
 
 ROUNDS = 3
 SHAPES = {"vector": (1003,), "cube": (3, 5, 67), "even": (512,), "small": (7,)}

@@ -13,9 +13,8 @@ from kvstore import NotFinite
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Optimizer, require_shapes
-from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
 from kvstore.optim.states import StateTensors
-from kvstore.optim.updater import Updater, refusals
+from kvstore.optim.updater import RowHyperparameters, RowUpdater, Updater, refusals
 from kvstore.values import all_finite, spec_of
 from workers.trainer.parameters import Key, Parameter
 

@@ -49,6 +49,9 @@ class _Waiting(NamedTuple):
     parts: Sequence[wire.Buffer]
 
 
+# A message with a priority leaves before those of lower priority, so that what is needed next does not wait behind
+# all that was produced before it (P3, Jayarajan et al. 2019). A message that has begun to leave is finished first. A
+# message without a priority overtakes none, and no later message overtakes it.
 class Outgoing:
     """The messages that have not left over one link, in the order in which they leave. Pure."""
 

@@ -46,6 +46,10 @@ FAST = 500_000_000  # bytes a second; beyond, keeping to a rate costs more proce
 UNLIMITED = 2**64 - 1
 
 
+# Linux lets a connection queue at the network card what it would send within a millisecond, by an estimate that grows
+# with its window. Where nothing gets lost, windows only grow, some sooner than others, and their shares of the line
+# grow with them. But a round takes as long as the slowest connection. A limit on all estimates makes the shares equal
+# again.
 class LinkProgress(NamedTuple):
     """A connection, as it is at a look."""
 

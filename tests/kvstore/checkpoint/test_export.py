@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from written import write
 
-from kvstore.checkpoint.export import export
+from kvstore.checkpoint.command import export
 from kvstore.errors import CheckpointError
 
 

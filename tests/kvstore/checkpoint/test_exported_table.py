@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.checkpoint.export import ExportedTable
+from kvstore.checkpoint.command import ExportedTable
 from kvstore.checkpoint.tensors import require_names
 from kvstore.errors import CheckpointError
 from kvstore.rows.frozen_rows import Page

@@ -24,11 +24,10 @@ from kvstore.checkpoint.manifest import (
     load_manifest,
     save_manifest,
 )
-from kvstore.checkpoint.reader import state_name, value_name
+from kvstore.checkpoint.reader import state_name, value_name, verify
 from kvstore.checkpoint.stateful import packed, unpacked
 from kvstore.checkpoint.tables import IDS, NUMBERS, VALUES, page_name, rest_name, shared_out
 from kvstore.checkpoint.tensors import record_of, write_tensors
-from kvstore.checkpoint.verify import verify
 from kvstore.client.resuming import Resumed
 from kvstore.errors import KVStoreError
 from kvstore.rows.stripe import STATE

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.checkpoint.schedule import NEVER, CheckpointSchedule
+from kvstore.checkpoint.folders import NEVER, CheckpointSchedule
 from kvstore.job.valid_values import Interval
 
 

@@ -10,7 +10,7 @@ import torch
 from written import write
 
 from kvstore.checkpoint.manifest import MANIFEST
-from kvstore.checkpoint.verify import verify
+from kvstore.checkpoint.reader import verify
 from kvstore.errors import CheckpointError
 
 NAME = "store-0.server-1.safetensors"

@@ -15,7 +15,7 @@ from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.client.compression import Compressing, Delegated
 from kvstore.codecs import Compressor, decode, parse
-from kvstore.codecs.description import described, travelling
+from kvstore.codecs.options import described, travelling
 from kvstore.errors import Mismatch, UsageError
 from kvstore.optim import states_file
 from kvstore.rule import Rule

@@ -8,7 +8,7 @@ import pytest
 from coded import COMPRESSIONS, NAMES
 
 from kvstore.codecs import Compression, parse
-from kvstore.codecs.description import described, travelling
+from kvstore.codecs.options import described, travelling
 from kvstore.errors import UnknownName, UsageError
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from coded import COMPRESSIONS, NAMES, whole
 
-from kvstore.codecs import Compression, Compressor, host
+from kvstore.codecs import Compression, Compressor, base
+from kvstore.codecs.base import extremes, native
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)
@@ -16,7 +17,7 @@ def test_values_where_numpy_cannot_work(compression: Compression, monkeypatch: p
     here, there = Compressor(compression), Compressor(compression)
     expected = [here.encode("w", each) for each in values]
     with monkeypatch.context() as patched:
-        patched.setattr(host, "on_host", lambda tensor: False)
+        patched.setattr(base, "on_host", lambda tensor: False)
         encoded = [there.encode("w", each) for each in values]
         decoded = [whole(compression, each) for each in encoded]
     for one, other, arrived in zip(expected, encoded, decoded, strict=True):
@@ -30,15 +31,15 @@ def test_values_where_numpy_cannot_work(compression: Compression, monkeypatch: p
 
 def test_extremes_are_found_with_numpy_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.tensor([0.5, -3.0, 2.0])
-    assert host.extremes(values) == (-3.0, 2.0)
-    monkeypatch.setattr(host, "on_host", lambda tensor: False)
-    assert host.extremes(values) == (-3.0, 2.0)
+    assert extremes(values) == (-3.0, 2.0)
+    monkeypatch.setattr(base, "on_host", lambda tensor: False)
+    assert extremes(values) == (-3.0, 2.0)
 
 
 def test_on_the_cpu_numpy_works_on_the_same_memory() -> None:
     values = torch.zeros(3)
-    host.native(values)[1] = 5
+    native(values)[1] = 5
     assert values.tolist() == [0, 5, 0]
     there = torch.empty(3, device="meta")
-    assert not host.on_host(there)
-    assert host.native(there) is there
+    assert not base.on_host(there)
+    assert native(there) is there

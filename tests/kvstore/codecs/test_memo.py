@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvstore.codecs.memo import Memo
+from kvstore.codecs.base import Memo
 
 
 def drawn(memo: Memo, seed: int = 0) -> list[float]:

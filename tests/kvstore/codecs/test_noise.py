@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvstore.codecs import host
-from kvstore.codecs.noise import Noise
+from kvstore.codecs import base
+from kvstore.codecs.base import Noise
 
 
 def filled(size: int, step: int = 0) -> torch.Tensor:
@@ -30,7 +30,7 @@ def test_they_are_uniform() -> None:
 
 def test_other_devices_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     here = filled(1000)
-    monkeypatch.setattr(host, "on_host", lambda tensor: False)
+    monkeypatch.setattr(base, "on_host", lambda tensor: False)
     there = filled(1000)
     assert torch.equal(there, filled(1000))
     assert not torch.equal(here, there)

@@ -7,7 +7,7 @@ import torch
 
 from kvstore import wire
 from kvstore.codecs import Compressor, parse
-from kvstore.codecs.payloads import check_payloads
+from kvstore.codecs.table import check_payloads
 from kvstore.errors import WireError
 from kvstore.values import to_buffer
 

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from kvstore.codecs.scratch import scratch
+from kvstore.codecs.base import scratch
 
 LIKE = torch.zeros(100)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kvstore.optim.optimizer import describe
-from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
+from kvstore.optim.updater import RowHyperparameters, RowUpdater
 
 
 class Stepped:

@@ -9,8 +9,7 @@ import torch
 from mxnet_reference import cases
 from mxnet_reference.rows import results
 
-from kvstore.optim.optimizer import describe
-from kvstore.optim.registry import names
+from kvstore.optim.optimizer import describe, names
 from kvstore.optim.updater import Updater
 
 REFERENCE = results()

@@ -12,8 +12,8 @@ import torch
 
 from kvstore.errors import ConfigError, UnknownName, UsageError
 from kvstore.job.valid_values import ClassReference
-from kvstore.optim.allowed import allowed, load
 from kvstore.optim.optimizer import describe
+from kvstore.optim.optimizer_class import allowed, load
 from kvstore.optim.updater import Updater
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from counting import Counting
 
-from kvstore.optim.counts import COUNT, with_own_counts
+from kvstore.optim.optimizer_class import COUNT, with_own_counts
 
 
 def stepped(optimizer: torch.optim.Optimizer, *params: torch.Tensor, grad: float = 1.0) -> list[float]:

@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 
-from kvstore.optim.eager import eager
-from kvstore.optim.registry import builtin
+from kvstore.optim.optimizer import builtin
+from kvstore.optim.tensorwise import eager
 
 TORCHS = sorted(name for name, each in builtin().items() if each.cls.__module__.startswith("torch.optim"))
 ALL = """
 import sys, torch
-from kvstore.optim.registry import builtin
+from kvstore.optim.optimizer import builtin
 
 weight = torch.zeros(4, 4)
 for each in builtin().values():

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.optim.fused import LANE, alike
-from kvstore.optim.optimizer import describe
-from kvstore.optim.registry import names
+from kvstore.optim.optimizer import describe, names
 from kvstore.optim.updater import Updater
 from kvstore.spec import Key
 

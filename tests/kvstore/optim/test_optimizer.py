@@ -12,8 +12,7 @@ import torch
 
 from kvstore.errors import UnknownName, UsageError
 from kvstore.optim.hyperparameters import finite
-from kvstore.optim.optimizer import describe
-from kvstore.optim.registry import builtin, names
+from kvstore.optim.optimizer import builtin, describe, names
 
 WEIGHT = [torch.zeros(2, 2)]
 CLASSES = {name: known.cls for name, known in builtin().items() if name != "nag"}

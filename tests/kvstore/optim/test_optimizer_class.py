@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from kvstore.errors import UsageError
-from kvstore.optim.algorithms.layerwise import LARS
-from kvstore.optim.algorithms.momentum import MxnetSGD, Signum
-from kvstore.optim.eager import eager
+from kvstore.optim.layerwise import LARS
 from kvstore.optim.optimizer_class import OptimizerClass, SGDClass, TorchClass
+from kvstore.optim.tensorwise import MxnetSGD, Signum, eager
 
 WEIGHT = [torch.zeros(2, 2)]
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from kvstore.errors import UnknownName
-from kvstore.optim.algorithms.momentum import MxnetSGD
-from kvstore.optim.eager import eager
-from kvstore.optim.registry import builtin, find, names
+from kvstore.optim.optimizer import builtin, find, names
+from kvstore.optim.tensorwise import MxnetSGD, eager
 
 
 def test_mxnets_optimizers_are_there() -> None:

@@ -9,11 +9,10 @@ import torch
 from stepped_rows import Stepped
 
 from kvstore.errors import UsageError
-from kvstore.optim import row_updater
-from kvstore.optim.eager import eager
-from kvstore.optim.optimizer import describe, require_shapes
-from kvstore.optim.registry import builtin, names, names_for_rows
-from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
+from kvstore.optim import updater
+from kvstore.optim.optimizer import builtin, describe, names, names_for_rows, require_shapes
+from kvstore.optim.tensorwise import eager
+from kvstore.optim.updater import RowHyperparameters, RowUpdater
 from kvstore.table import Table, TableSpec
 
 
@@ -61,7 +60,7 @@ def test_hyper_parameters_with_a_push_are_of_this_push_alone() -> None:
     ],
 )
 def test_gradients_can_be_kept(name: str, hyper: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_updater, "BLOCK", 12)
+    monkeypatch.setattr(updater, "BLOCK", 12)
     torch.manual_seed(3)
     first, grads = torch.randn(10, 3), torch.randn(10, 3)
     results = []
@@ -87,7 +86,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(name: str, width: int, monkey
         for start, stop in ((0, 1), (1, 8), (8, 41), (41, 100)):  # as if on four servers
             apart.count = count
             apart.step(torch.arange(start, stop), grad[start:stop])
-    monkeypatch.setattr(row_updater, "BLOCK", 7 * width)
+    monkeypatch.setattr(updater, "BLOCK", 7 * width)
     for grad in grads:
         blocks.step(torch.arange(100), grad)
     assert torch.equal(together.weight, apart.weight)

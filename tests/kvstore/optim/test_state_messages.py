@@ -9,7 +9,7 @@ import torch
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.optim.state_messages import SegmentState, pack_parts, pack_states, unpack_parts, unpack_states
+from kvstore.optim.states import SegmentState, pack_parts, pack_states, unpack_parts, unpack_states
 
 STATES = [
     SegmentState(3, "momentum", torch.arange(6.0).view(2, 3).t()),

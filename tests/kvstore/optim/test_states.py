@@ -9,9 +9,8 @@ import torch
 from updating import SHAPES, equal, numbers, updated
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.optim.optimizer import describe
+from kvstore.optim.optimizer import describe, names
 from kvstore.optim.param_groups import ParamGroups
-from kvstore.optim.registry import names
 from kvstore.optim.states import StateStore
 from kvstore.optim.updater import Updater
 from kvstore.spec import Key

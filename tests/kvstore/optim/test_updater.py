@@ -8,8 +8,7 @@ import pytest
 import torch
 from updating import equal, numbers, updated
 
-from kvstore.optim.optimizer import describe
-from kvstore.optim.registry import builtin, names
+from kvstore.optim.optimizer import builtin, describe, names
 from kvstore.optim.updater import Updater
 from kvstore.spec import Key
 

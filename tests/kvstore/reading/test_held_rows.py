@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.lineage import NOWHERE, Version
-from kvstore.reading import held_rows
-from kvstore.reading.held_rows import HeldRows, reads_of_rows
+from kvstore.reading import held
+from kvstore.reading.held import HeldRows, reads_of_rows
 from kvstore.rows.ids import Ids
 from kvstore.table import Table
 from kvstore.wire.guests import NOT_HELD
@@ -67,7 +67,7 @@ def test_so_many_rows_are_held_and_then_all_are_forgotten() -> None:
 
 
 def test_each_server_is_asked_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_rows, "MESSAGE_BYTES", 2 * TABLE.row_bytes)
+    monkeypatch.setattr(held, "MESSAGE_BYTES", 2 * TABLE.row_bytes)
     fixed = Table(shape=(10, 2))
     reads = list(reads_of_rows(fixed, ids_of(0, 1, 2, 4, 6), None, 2))
     assert [(read.server, read.ids.tolist()) for read in reads] == [(0, [0, 2]), (0, [4, 6]), (1, [1])]

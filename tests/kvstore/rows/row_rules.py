@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvstore.optim.rows.row_rules import RowState
+from kvstore.optim.row_rules import RowState
 
 
 class Momentum:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.rows.beginnings import write_beginnings
+from kvstore.rows.admission import write_beginnings
 from kvstore.table import Table
 
 MASK = 2**64 - 1

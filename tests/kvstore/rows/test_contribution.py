@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kvstore as kv
-from kvstore.rows.contribution import contribution, row_sparse
+from kvstore.rows.row_arguments import contribution, row_sparse
 
 TABLE = kv.Table(shape=(10, 2))
 WHAT = "push of key 't' by worker 3"

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.rows.eviction import EvictionRule
+from kvstore.rows.admission import EvictionRule
 from kvstore.rows.ids import mixed
 from kvstore.table import Capacity, Table, Unseen
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kvstore as kv
-from kvstore.rows.first_rows import first_rows, given_rows, is_table
+from kvstore.rows.row_arguments import first_rows, given_rows, is_table
 
 WHAT = "init of key 't' by worker 3"
 

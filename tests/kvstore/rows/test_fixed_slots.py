@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from kvstore.rows.fixed_slots import FixedSlots, find_in_all
-from kvstore.rows.index import ABSENT
+from kvstore.rows.index import ABSENT, FixedSlots, find_in_fixed
 
 
 @pytest.mark.parametrize(("stripe", "ids"), [(0, [0, 3, 6, 9]), (1, [1, 4, 7]), (2, [2, 5, 8])])
@@ -31,5 +30,5 @@ def test_ids_of_several_tables_are_found_as_those_of_each():
         tables[0].insert(np.array(made, np.int64))
         tables[1].insert(np.array(made, np.int64) + 30)
         expected = [slot for each, own in zip(tables, ids, strict=True) for slot in each.find(own).tolist()]
-        assert find_in_all(tables, np.concatenate(ids), [0, 3, 6, 6]).tolist() == expected
+        assert find_in_fixed(tables, np.concatenate(ids), [0, 3, 6, 6]).tolist() == expected
     assert tables[0].full

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from kvstore.errors import UsageError
-from kvstore.rows import gone
-from kvstore.rows.gone import GoneIds
+from kvstore.rows import admission
+from kvstore.rows.admission import GoneIds
 
 
 def test_it_says_what_went_after_a_version():
@@ -16,7 +16,7 @@ def test_it_says_what_went_after_a_version():
 
 
 def test_the_oldest_are_forgotten_but_not_in_silence(monkeypatch):
-    monkeypatch.setattr(gone, "KEPT", 4)
+    monkeypatch.setattr(admission, "KEPT", 4)
     ids = GoneIds()
     for version in range(1, 9):
         ids.add(np.array([version]), version, rows=0)

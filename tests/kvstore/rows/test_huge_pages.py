@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore.rows import mapped_memory
-from kvstore.rows.fixed_slots import FixedSlots
-from kvstore.rows.huge_pages import EVERY, LOOKED, HugePages, PageQueue
-from kvstore.rows.mapped_memory import HUGE, PAGE, MappedMemory
+from kvstore.rows import slabs
+from kvstore.rows.index import FixedSlots
 from kvstore.rows.row_table import RowTable
-from kvstore.rows.slab_space import SlabSpace
-from kvstore.rows.slabs import Slab
+from kvstore.rows.slab_space import EVERY, LOOKED, HugePages, PageQueue, SlabSpace
+from kvstore.rows.slabs import HUGE, PAGE, MappedMemory, Slab
 from kvstore.table import Table
 
 COLUMNS = 16
@@ -29,7 +27,7 @@ def calls(monkeypatch):
         made.extend([("ask", number)] if asked else [])
         return asked
 
-    monkeypatch.setattr(mapped_memory, "ADVICE", None)
+    monkeypatch.setattr(slabs, "ADVICE", None)
     monkeypatch.setattr(MappedMemory, "ask", noted)
     monkeypatch.setattr(MappedMemory, "collapse", lambda _, number: made.append(("collapse", number)))
     return made
@@ -180,7 +178,7 @@ def _mappings(array, name):
 
 
 @pytest.mark.skipif(
-    None in (mapped_memory.ADVICE, mapped_memory.COLLAPSE) or not mapped_memory.huge_pages_allowed(),
+    None in (slabs.ADVICE, slabs.COLLAPSE) or not slabs.huge_pages_allowed(),
     reason="the system gives no huge pages",
 )
 def test_many_small_tables_have_huge_pages_in_few_mappings(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.rows.joint_ids import all_rise
+from kvstore.rows.ids import all_rise
 
 LISTS = st.lists(st.lists(st.integers(-1, 12), max_size=4).map(sorted), min_size=1, max_size=5)
 ANY = st.lists(st.lists(st.integers(-1, 12), max_size=3), min_size=1, max_size=4)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvstore.optim.rows.row_rules import RowState
+from kvstore.optim.row_rules import RowState
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.slab_space import SlabSpace

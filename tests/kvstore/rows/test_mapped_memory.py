@@ -5,8 +5,8 @@ import mmap
 import numpy as np
 import pytest
 
-from kvstore.rows import mapped_memory
-from kvstore.rows.mapped_memory import ADVICE, COLLAPSE, HUGE, PAGE, STRETCHES, MappedMemory, huge_pages_allowed
+from kvstore.rows import slabs
+from kvstore.rows.slabs import ADVICE, COLLAPSE, HUGE, PAGE, STRETCHES, MappedMemory, huge_pages_allowed
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def calls(monkeypatch):
             asked.append((option, start, length))
 
     monkeypatch.setattr(mmap, "mmap", Noted)
-    monkeypatch.setattr(mapped_memory, "ADVICE", 14)
-    monkeypatch.setattr(mapped_memory, "COLLAPSE", 25)
-    monkeypatch.setattr(mapped_memory, "huge_pages_allowed", lambda: True)
+    monkeypatch.setattr(slabs, "ADVICE", 14)
+    monkeypatch.setattr(slabs, "COLLAPSE", 25)
+    monkeypatch.setattr(slabs, "huge_pages_allowed", lambda: True)
     return asked
 
 
@@ -89,9 +89,9 @@ def test_a_system_that_has_none_does_without(monkeypatch, error):
             raise OSError(error)
 
     monkeypatch.setattr(mmap, "mmap", Refusing)
-    monkeypatch.setattr(mapped_memory, "ADVICE", 14)
-    monkeypatch.setattr(mapped_memory, "COLLAPSE", 25)
-    monkeypatch.setattr(mapped_memory, "huge_pages_allowed", lambda: True)
+    monkeypatch.setattr(slabs, "ADVICE", 14)
+    monkeypatch.setattr(slabs, "COLLAPSE", 25)
+    monkeypatch.setattr(slabs, "huge_pages_allowed", lambda: True)
     memory = MappedMemory(2 * HUGE)
     memory.advise(0, 2 * HUGE)
     memory.ask(1)
@@ -101,8 +101,8 @@ def test_a_system_that_has_none_does_without(monkeypatch, error):
 
 
 def test_a_system_that_does_not_know_them_is_not_asked(calls, monkeypatch):
-    monkeypatch.setattr(mapped_memory, "ADVICE", None)
-    monkeypatch.setattr(mapped_memory, "COLLAPSE", None)
+    monkeypatch.setattr(slabs, "ADVICE", None)
+    monkeypatch.setattr(slabs, "COLLAPSE", None)
     memory = MappedMemory(2 * HUGE)
     memory.advise(0, 2 * HUGE)
     memory.ask(1)
@@ -115,17 +115,17 @@ def test_a_system_that_does_not_know_them_is_not_asked(calls, monkeypatch):
     [("always [madvise] never", True), ("[always] madvise never", True), ("always madvise [never]", False)],
 )
 def test_where_huge_pages_are_turned_off_nothing_is_collapsed(calls, monkeypatch, tmp_path, mode, allowed):
-    monkeypatch.setattr(mapped_memory, "huge_pages_allowed", huge_pages_allowed)
+    monkeypatch.setattr(slabs, "huge_pages_allowed", huge_pages_allowed)
     file = tmp_path / "enabled"
-    monkeypatch.setattr(mapped_memory, "MODE", file)
-    mapped_memory.huge_pages_allowed.cache_clear()
-    assert not mapped_memory.huge_pages_allowed(), "the system does not say"
+    monkeypatch.setattr(slabs, "MODE", file)
+    slabs.huge_pages_allowed.cache_clear()
+    assert not slabs.huge_pages_allowed(), "the system does not say"
     file.write_text(mode)
-    mapped_memory.huge_pages_allowed.cache_clear()
+    slabs.huge_pages_allowed.cache_clear()
     memory = MappedMemory(HUGE)
     memory.collapse(0)
     assert bool(calls) is allowed
-    mapped_memory.huge_pages_allowed.cache_clear()
+    slabs.huge_pages_allowed.cache_clear()
 
 
 @pytest.mark.skipif(None in (ADVICE, COLLAPSE) or not huge_pages_allowed(), reason="the system gives no huge pages")

@@ -3,8 +3,7 @@ import pytest
 from row_rules import Momentum
 
 from kvstore.errors import UsageError
-from kvstore.rows.open_table import open_table
-from kvstore.rows.parquet import export_parquet
+from kvstore.rows.open_table import export_parquet, open_table
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.saving import FrozenReading, OpenSaves, save_table
 from kvstore.rows.table_files import FrozenState

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from kvstore.optim.optimizer import describe
-from kvstore.optim.row_updater import OWN, RowUpdater
-from kvstore.rows.part_updates import update_in_parts
+from kvstore.optim.updater import OWN, RowUpdater
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import RowBatch, sum_batches
-from kvstore.rows.updates import update_together
+from kvstore.rows.updates import update_in_parts, update_together
 from kvstore.table import Table, Unseen
 
 COUNT = 500  # rows of a table

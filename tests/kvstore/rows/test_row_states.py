@@ -8,7 +8,7 @@ import torch
 
 import kvstore as kv
 from kvstore.rows.frozen_rows import Page
-from kvstore.rows.row_states import RowStates, split
+from kvstore.rows.row_table import RowStates, split
 from kvstore.rows.stripe import PartSpec
 
 

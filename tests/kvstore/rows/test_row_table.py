@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from row_rules import Momentum
 
 from kvstore.errors import UsageError
-from kvstore.rows.beginnings import write_beginnings
+from kvstore.rows.admission import write_beginnings
 from kvstore.rows.row_table import RowTable
 from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 

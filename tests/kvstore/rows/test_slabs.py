@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from kvstore.rows import slabs
-from kvstore.rows.mapped_memory import HUGE, MappedMemory
-from kvstore.rows.slabs import Slab, gather, scatter
+from kvstore.rows.slabs import HUGE, MappedMemory, Slab, gather, scatter
 
 
 @pytest.mark.parametrize("columns", [None, 1, 3])

@@ -5,8 +5,8 @@ import pytest
 from row_rules import Momentum
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.rows.mapped_memory import HUGE, MappedMemory
 from kvstore.rows.row_table import RowTable
+from kvstore.rows.slabs import HUGE, MappedMemory
 from kvstore.table import Capacity, Table
 
 WIDTH = 3

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvstore.optim.optimizer import describe
-from kvstore.optim.row_updater import OWN, RowUpdater
+from kvstore.optim.updater import OWN, RowUpdater
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import RowBatch
 from kvstore.rows.updates import can_step_together, update_together

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvstore as kv
-from kvstore.rows.wanted import Wanted
+from kvstore.rows.row_arguments import Wanted
 
 TABLE = kv.Table(dim=(1, 2))
 WHAT = "row_sparse_pull of key 't' by worker 3"

@@ -14,7 +14,7 @@ from threaded import ThreadedJob
 
 import kvstore as kv
 from kvstore.client import DistStore
-from kvstore.optim.registry import names
+from kvstore.optim.optimizer import names
 from kvstore.rule import Rule
 from kvstore.values import Leaving, as_tensor, from_host, reduce_to
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvstore.values import spread
-from kvstore.values.copying import LARGE, copy_each
+from kvstore.values.arrays import LARGE, copy_each
 
 SIZES = {
     "small": [3, 128, 1, 0, 64],

@@ -170,7 +170,7 @@ def test_an_optimizer_that_fails_leaves_the_rows_of_a_group(monkeypatch: pytest.
         def failing(*_: Any, **__: Any) -> None:
             raise MemoryError("no room")
 
-        patched.setattr("kvstore.optim.row_updater.RowUpdater.step", failing)
+        patched.setattr("kvstore.optim.updater.RowUpdater.step", failing)
         push_rounds(pair, range(3, 4))
     push_rounds(pair, range(4, 5))
     pair.compare()

@@ -13,7 +13,7 @@ from pairs import Pair, copied, state
 
 from kvstore import wire
 from kvstore.codecs import Compressor, parse
-from kvstore.codecs.description import travelling
+from kvstore.codecs.options import travelling
 from kvstore.values import from_buffer, to_buffer
 
 BIG = 40_000.0  # twice as much is more than float16 has

@@ -10,7 +10,7 @@ from waiting import until
 
 from kvstore import wire
 from kvstore.errors import WeightsInDoubt
-from kvstore.optim.registry import OptimizerClass, builtin
+from kvstore.optim.optimizer import OptimizerClass, builtin
 from kvstore.optim.updater import Updater
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap

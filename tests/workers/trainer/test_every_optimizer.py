@@ -12,7 +12,7 @@ from torch import nn
 
 import kvstore as kv
 from kvstore.client import DistStore
-from kvstore.optim.registry import find, names
+from kvstore.optim.optimizer import find, names
 from workers import Trainer
 
 STEPS = 20

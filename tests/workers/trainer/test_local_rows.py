@@ -5,7 +5,7 @@ import torch
 
 import kvstore as kv
 from kvstore.optim.optimizer import describe
-from kvstore.optim.row_updater import RowHyperparameters
+from kvstore.optim.updater import RowHyperparameters
 from workers.trainer.updates import LocalRows
 
 OWN = RowHyperparameters()

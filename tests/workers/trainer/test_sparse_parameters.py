@@ -14,7 +14,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore.checkpoint.export import export
+from kvstore.checkpoint.command import export
 from kvstore.checkpoint.folders import listed
 from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.client import DistStore

@@ -12,8 +12,7 @@ from coded import arrays, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codecs import Compressor, add, parse
-from kvstore.codecs.formats import bits
+from kvstore.codecs import Compressor, add, parse, quantization
 from kvstore.placement import split
 
 
@@ -29,11 +28,11 @@ def test_bits_are_what_mxnet_says(values: torch.Tensor) -> None:
 def test_bits_are_packed_the_same_without_numpy(size: int, seed: int) -> None:
     mask = torch.rand(size, generator=torch.Generator().manual_seed(seed)) < 0.5
     here, there = torch.zeros(-(-size // 8), dtype=torch.uint8), torch.ones(-(-size // 8), dtype=torch.uint8)
-    bits.pack_bits(mask.numpy(), here)
-    bits.pack_bits_anywhere(mask, there)
+    quantization.pack_bits(mask.numpy(), here)
+    quantization.pack_bits_anywhere(mask, there)
     assert torch.equal(here, there)
-    assert (bits.unpack_bits(here, size) == mask.numpy()).all()
-    assert torch.equal(bits.unpack_bits_anywhere(here, size), mask.to(torch.int8))
+    assert (quantization.unpack_bits(here, size) == mask.numpy()).all()
+    assert torch.equal(quantization.unpack_bits_anywhere(here, size), mask.to(torch.int8))
 
 
 RATE = 2.0

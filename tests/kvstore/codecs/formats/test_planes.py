@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from kvstore.codecs.formats.planes import Plane, PlaneCodec
-from kvstore.codecs.memo import Memo
-from kvstore.codecs.noise import Noise
+from kvstore.codecs.base import Memo, Noise
+from kvstore.codecs.quantization import Plane, PlaneCodec
 from kvstore.errors import WireError
 
 SIZE = 10

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.codecs import Compressor, parse
-from kvstore.codecs.formats import selection as choosing
+from kvstore.codecs import selection as choosing
 
 
 @given(arrays(), st.floats(0.001, 1.0))

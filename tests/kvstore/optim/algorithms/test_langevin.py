@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvstore.optim.algorithms.langevin import SGLD
+from kvstore.optim.layerwise import SGLD
 
 
 def stepped(generator: torch.Generator | None, rate: float = 0.25) -> torch.Tensor:

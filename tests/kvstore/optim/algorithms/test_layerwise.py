@@ -9,7 +9,7 @@ import pytest
 import torch
 from formulas import require_formula
 
-from kvstore.optim.algorithms.layerwise import LAMB, LANS, LARS
+from kvstore.optim.layerwise import LAMB, LANS, LARS
 
 norm = np.linalg.norm
 

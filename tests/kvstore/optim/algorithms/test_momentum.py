@@ -9,7 +9,7 @@ import pytest
 import torch
 from formulas import require_formula
 
-from kvstore.optim.algorithms.momentum import DCASGD, MxnetSGD, Signum
+from kvstore.optim.tensorwise import DCASGD, MxnetSGD, Signum
 
 
 def ends(rates: list[float], **options: Any) -> float:

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.optim.algorithms.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad
-from kvstore.optim.algorithms.langevin import SGLD
-from kvstore.optim.algorithms.layerwise import LAMB, LANS, LARS
-from kvstore.optim.algorithms.momentum import DCASGD, Signum
-from kvstore.optim.algorithms.tensorwise import Tensorwise
+from kvstore.optim.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad
+from kvstore.optim.layerwise import LAMB, LANS, LARS, SGLD
+from kvstore.optim.tensorwise import DCASGD, Signum, Tensorwise
 
 EVERY = (AdaBelief, DCASGD, FTML, Ftrl, GroupAdaGrad, LAMB, LANS, LARS, SGLD, Signum)
 

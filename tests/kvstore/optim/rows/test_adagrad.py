@@ -6,7 +6,7 @@ import pytest
 import torch
 from stepped_rows import Stepped, sparse_batches, step_torchs
 
-from kvstore.optim.eager import eager
+from kvstore.optim.tensorwise import eager
 
 
 @pytest.mark.parametrize("width", [1, 10, 64])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from stepped_rows import Stepped, sparse_batches, step_torchs
 
-from kvstore.optim.eager import eager
+from kvstore.optim.tensorwise import eager
 
 DTYPES = [torch.float32, torch.float64]
 

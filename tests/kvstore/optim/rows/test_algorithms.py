@@ -8,7 +8,7 @@ import pytest
 import torch
 from stepped_rows import Stepped, sparse_batches
 
-from kvstore.optim.registry import find
+from kvstore.optim.optimizer import find
 
 
 @pytest.mark.parametrize(

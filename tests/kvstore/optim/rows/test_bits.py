@@ -9,7 +9,7 @@ import pytest
 import torch
 from stepped_rows import Stepped
 
-from kvstore.optim.registry import names_for_rows
+from kvstore.optim.optimizer import names_for_rows
 
 HYPER: dict[str, list[dict[str, Any]]] = {
     "adam": [{}, {"amsgrad": True, "weight_decay": 0.01}],

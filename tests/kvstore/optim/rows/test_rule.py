@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvstore.optim.rows.row_rules import prepare
+from kvstore.optim.row_rules import prepare
 
 
 @pytest.mark.parametrize(

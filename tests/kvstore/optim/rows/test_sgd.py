@@ -8,7 +8,7 @@ import pytest
 import torch
 from stepped_rows import Stepped, sparse_batches, step_torchs
 
-from kvstore.optim.eager import eager
+from kvstore.optim.tensorwise import eager
 
 
 def test_without_momentum_it_is_torchs_of_sparse_gradients_to_the_bit() -> None:

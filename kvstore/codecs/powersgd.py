@@ -17,9 +17,17 @@ from functools import partial
 
 import torch
 
-from kvstore.codecs.base import CHUNK, CheckedPayload, Codec, Encoded, concatenated_bytes, put_or_add, typed
-from kvstore.codecs.memo import Memo
-from kvstore.codecs.scratch import scratch
+from kvstore.codecs.base import (
+    CHUNK,
+    CheckedPayload,
+    Codec,
+    Encoded,
+    Memo,
+    concatenated_bytes,
+    put_or_add,
+    scratch,
+    typed,
+)
 from kvstore.errors import WireError
 
 _HEAD = 12  # bytes of the three int32

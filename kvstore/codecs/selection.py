@@ -13,11 +13,20 @@ from functools import partial
 import numpy as np
 import torch
 
-from kvstore.codecs import host
-from kvstore.codecs.base import CHUNK, CheckedPayload, Codec, Encoded, chunks, put_or_add, typed
-from kvstore.codecs.host import Native
-from kvstore.codecs.memo import Memo
-from kvstore.codecs.scratch import scratch
+from kvstore.codecs import base
+from kvstore.codecs.base import (
+    CHUNK,
+    CheckedPayload,
+    Codec,
+    Encoded,
+    Memo,
+    Native,
+    chunks,
+    native,
+    put_or_add,
+    scratch,
+    typed,
+)
 from kvstore.errors import UsageError, WireError
 
 _FIRST_RATIO = 0.25  # of the elements, at the start of a warm-up
@@ -77,8 +86,8 @@ class _Sparse(Encoded):
         return min(_PAIR * len(self._positions), 4 * self.size)
 
     def put(self, number: int, values: torch.Tensor) -> None:
-        self._positions = host.native(self._codec.choose(values, self._memo))
-        self._values = host.native(values)[self._positions]
+        self._positions = native(self._codec.choose(values, self._memo))
+        self._values = native(values)[self._positions]
 
     def take(self, number: int, values: torch.Tensor, left: torch.Tensor) -> None:
         self.put(number, values)
@@ -87,7 +96,7 @@ class _Sparse(Encoded):
         self.clear(left)
 
     def clear(self, values: torch.Tensor) -> None:
-        host.native(values)[self._positions] = 0.0
+        native(values)[self._positions] = 0.0
 
     def finish(self) -> None:
         if isinstance(self._positions, torch.Tensor):
@@ -169,7 +178,7 @@ def largest(values: torch.Tensor, k: int) -> torch.Tensor:
 
     Of equal elements the first are taken; CUDA may take others.
     """
-    if not host.on_host(values):
+    if not base.on_host(values):
         chosen = torch.topk(values.abs(), k, sorted=False).indices.sort().values
         return chosen[values[chosen] != 0]
     # Only the elements that reach an estimate are partitioned. Numpy's partition is ten times as fast as torch's topk.
@@ -187,7 +196,7 @@ def largest(values: torch.Tensor, k: int) -> torch.Tensor:
 
 def at_least(values: torch.Tensor, bound: float) -> torch.Tensor:
     """Return the positions, increasing, of the elements of magnitude ``bound`` or more."""
-    if not host.on_host(values):
+    if not base.on_host(values):
         return (values.abs() >= bound).nonzero().view(-1)
     positions = []
     for number, chunk in enumerate(chunks(values)):
