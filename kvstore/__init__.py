@@ -6,29 +6,6 @@ store = kv.create("dist_sync")
 store.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
 store.init("w", weight)
 store.pushpull("w", grad, out=weight)
-
-store      the interface, ``create``, and the stores in one process
-client     a worker's side of a distributed store
-reading    ``connect``: reads the values of a running job without taking part
-member     a process as a member of a job: its links, requests and heartbeat
-optim      optimizers: their names, their updates, their states
-codecs     gradient compression
-checkpoint checkpoints of a running job in files
-bootstrap  jobs for processes that torchrun, mpirun or srun has started
-transport  links: shared memory, sockets, ZeroMQ
-values     arrays of any kind as torch tensors
-wire       messages, and how they become bytes
-job        settings, keys, addresses and processes
-table      what a table of rows is
-rows       tables of rows: ids, memory, files
-spec       keys, shapes and dtypes
-placement  which server holds which segment of which key
-rule       what a store's updates and reads guarantee: rounds, quorum, staleness
-ticket     operations that go on after a call, and the caller's tickets for them
-errors     the tree of errors
-dynamo     calls that torch.compile leaves as they are
-cached     properties that are computed once
-rare_log   rate-limited logging
 """
 
 import importlib
@@ -54,7 +31,7 @@ from kvstore.errors import (
     WireError,
     renamed,
 )
-from kvstore.reading.reader import connect
+from kvstore.reading.connect import connect
 from kvstore.store.base import KVStore
 from kvstore.store.factory import create
 from kvstore.store.statistics import Statistics

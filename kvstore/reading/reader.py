@@ -6,7 +6,6 @@ moved on by more rounds than the caller allows. So a value that has not changed 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,15 +16,13 @@ import torch
 
 from kvstore import wire
 from kvstore.dynamo import outside_graphs
-from kvstore.errors import ConfigError, DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
+from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.job.config import Config
-from kvstore.job.system import unsupported
 from kvstore.plain import scalar
 from kvstore.reading.held import HeldRows, HeldValue, ReadSegment, RowsOfServer, reads_of, reads_of_rows
 from kvstore.reading.session import Ask, ReaderSession
 from kvstore.rows.row_arguments import Wanted
 from kvstore.spec import Key, Spec, check_key, require_same
-from kvstore.store.maker import GROUP
 from kvstore.table import Table, TableSpec
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
@@ -401,49 +398,3 @@ def _written(value: HeldValue, out: torch.Tensor | None) -> torch.Tensor:
     for stream in from_host(value.flat, [out]):
         stream.synchronize()
     return out
-
-
-@outside_graphs
-def connect(
-    address: str | os.PathLike[str] | None = None,
-    key: str | None = None,
-    *,
-    store: int | str = 1,
-    max_staleness: int = 0,
-    timeout: float | None = None,
-) -> Reader:
-    """Return a reader of a running job: it pulls values and rows, takes no part in training, and changes nothing.
-
-    The job was started with ``launch.py --readers FILE``. Use the reader in a ``with`` block, or close it.
-
-    Args:
-        address: that file; or the scheduler's address, ``tcp://host:port?key=...`` or ``ipc://path``; by default
-            ``KVSTORE_READ_FROM`` says either.
-        key: the readers' secret key, if ``address`` is an address and links are encrypted; by default
-            ``KVSTORE_READ_KEY``. Do not write it into a command line, which others can see.
-        store: which of the job's stores: 1 for the first that the program has made, itself or by the name that it gave
-            to a ``Trainer`` or ``fit``; ``"workers"`` for that of ``workers.init()``. Stores of checkpoints, of a
-            ``Reducer`` and of ``companion()`` are not counted.
-        max_staleness: what ``pull`` may return is at most so many rounds old; 0 asks for what is current.
-        timeout: of every wait of the reader, in seconds; by default ``KVSTORE_TIMEOUT_S``.
-
-    Raises:
-        ConfigError: the arguments do not say where a job is.
-        DeadlineExceeded: no job answers there, or not all its members have joined in time.
-        UsageError: the job takes no readers, or has as many as it takes.
-        NodeLost: the job has failed, or has ended.
-    """
-    if why := unsupported("kv.connect()"):
-        raise ConfigError(why)
-    name = f"{store}"
-    if name != GROUP and not (name.isdecimal() and int(name)):
-        raise UsageError(
-            f"store={store!r}: stores are counted from 1, in the order in which workers make them; {GROUP!r} is that "
-            "of workers.init()"
-        )
-    from kvstore.reading.place import find  # what it imports is not on every system
-
-    place = find(address, key, os.environ)
-    from kvstore.reading.reader import Reader
-
-    return Reader.of(place.config(os.environ), name, max_staleness, timeout)
