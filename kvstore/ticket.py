@@ -70,13 +70,13 @@ class Operation:
         self._on_error = on_error
 
     def done(self) -> bool:
-        """See ``Ticket``."""
+        """Whether the call has taken effect or failed."""
         if self.open and self._waiter is not None:
             self._waiter.poll()
         return not self.open
 
     def wait(self, timeout: float | None = None) -> Any:
-        """See ``Ticket``."""
+        """Wait until the call has taken effect, for at most ``timeout`` seconds."""
         if self.open and self._waiter is not None:
             self._waiter.wait(self, timeout)
         if self.error is not None:

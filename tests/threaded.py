@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import jobkeys
+from inproc import InprocNetwork
 from waiting import LONG
 
 from kvstore.client import DistStore
@@ -31,7 +32,7 @@ from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.ticket import WaitLimits
-from kvstore.transport import InprocNetwork, Transport
+from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.shared_memory import sharing
 from servers.aggregator.process import run_aggregator

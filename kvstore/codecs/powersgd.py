@@ -44,7 +44,7 @@ class PowerSGD(Codec):
         self.rank, self.seed = rank, seed
 
     def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
-        """See ``Codec``."""
+        """Return an encoding to put the elements of an array in."""
         return _Factors(self, shape, memo)
 
     def _check(self, payload: torch.Tensor, count: int) -> CheckedPayload:

@@ -89,7 +89,7 @@ class TorchClass(OptimizerClass):
     """A class of ``torch.optim``, fused where torch can."""
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """See ``OptimizerClass``."""
+        """Return an optimizer of ``params``."""
         make: Callable[..., torch.optim.Optimizer] = eager(self.cls)
         how = {"fused": True} if "fused" in inspect.signature(self.cls).parameters else {}
         return make(params, **hyper, **how)
@@ -100,12 +100,12 @@ class SGDClass(TorchClass):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """See ``OptimizerClass``."""
+        """The default of each hyper-parameter, by the names of ``cls``."""
         return super().hyperparameters | {"momentum_style": MOMENTUM_STYLES[0]}
 
     @property
     def words(self) -> Mapping[str, tuple[str, ...]]:
-        """See ``OptimizerClass``."""
+        """The hyper-parameters that are words, and which these may be."""
         return {"momentum_style": MOMENTUM_STYLES}
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -151,7 +151,7 @@ class AllowedClass(OptimizerClass):
                 raise UsageError(f"{option}={value!r} is not a number")
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """See ``OptimizerClass``."""
+        """Return an optimizer of ``params``."""
         return OptimizerClass(self.own_counts or self.cls).build(params, hyper)
 
 

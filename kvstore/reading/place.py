@@ -26,7 +26,7 @@ class ReadingPlace(JobPlace):
     MADE_BY: ClassVar[str] = "`launch.py --readers FILE`"
 
     def curve_keys(self, root_key: str) -> CurveKeys:
-        """See ``JobPlace``."""
+        """Return the role's keys."""
         return CurveKeys.of_reader(self.key, root_key)
 
 

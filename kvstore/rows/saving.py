@@ -56,12 +56,12 @@ class FrozenReading:
             frozen.thaw()
 
     def pages(self, state: bool) -> Iterator[Page]:
-        """See ``Reading``."""
+        """Yield all rows, each once."""
         for frozen in self._stripes:
             yield from frozen.pages(PAGE_SLOTS, state)
 
     def gone_pages(self) -> Iterator[Ids]:
-        """See ``Reading``."""
+        """Yield the ids of all rows that have gone."""
         for frozen in self._stripes:
             yield frozen.gone_page(0, frozen.gone)
 
@@ -118,7 +118,7 @@ class TableSaving(Operation):
         self._thread.join(timeout)
 
     def wait(self, timeout: float | None = None) -> int:
-        """See ``Ticket``."""
+        """Wait until the call has taken effect, for at most ``timeout`` seconds."""
         self.end(timeout)
         if self._thread.is_alive():
             raise DeadlineExceeded(f"{self} goes on, after {timeout} seconds")

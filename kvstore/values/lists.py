@@ -166,7 +166,7 @@ class NumpyOutputs(Arrays):
         return addresses if fit else None
 
     def again(self, layout: Layout) -> Arrays | None:
-        """See ``Arrays``."""
+        """Return the list as it is now, to write to."""
         return self if _writable(self._arrays, layout) else None
 
 

@@ -103,11 +103,11 @@ class TensorRange(NamedTuple):
         return self.start + self.values.numel()
 
     def cut(self, start: int, stop: int) -> TensorRange:
-        """See ``PayloadRange``."""
+        """Return the elements that are also between ``start`` and ``stop``, counted from ``start``."""
         return TensorRange(max(self.start, start) - start, self.values[max(0, start - self.start) : stop - self.start])
 
     def write(self, out: torch.Tensor, add: bool) -> None:
-        """See ``PayloadRange``."""
+        """Write the elements into ``out``, or add them to what is there."""
         if add:
             out.add_(self.values)
         else:

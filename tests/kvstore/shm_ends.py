@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgpack
+from inproc import InprocNetwork, InprocTransport
 from waiting import LONG
 
-from kvstore.transport import InprocNetwork, InprocTransport
 from kvstore.transport.shm.shared_memory import LARGE, SharedMemoryTransport
 
 BIG = bytes(range(256)) * (LARGE // 256)

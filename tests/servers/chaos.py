@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.transport import InprocNetwork
+from inproc import InprocNetwork
 
 Put = Callable[[], None]
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from inproc import InprocNetwork
 
 from kvstore import wire
 from kvstore.errors import KVStoreError, NodeLost
 from kvstore.member import heartbeat as heartbeats
 from kvstore.member.heartbeat import CLOCK_S, REDIAL_S, Heartbeat, Listener
 from kvstore.tracing.tracer import Tracer
-from kvstore.transport import InprocNetwork
 
 INTERVAL, LIMIT = 1.0, 5.0
 

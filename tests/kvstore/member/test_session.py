@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from inproc import InprocNetwork
 from tapped import Tapped, outcome
 from threaded import ThreadedJob
 from waiting import LONG, until
@@ -25,7 +26,6 @@ from kvstore.errors import (
 from kvstore.job.config import Config
 from kvstore.member import session as sessions
 from kvstore.member.session import Session
-from kvstore.transport import InprocNetwork
 from servers.scheduler_process import run_scheduler
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from inproc import InprocNetwork
 from tapped import outcome
 from threaded import ThreadedJob
 from waiting import LONG
@@ -22,7 +23,6 @@ from kvstore.errors import (
 from kvstore.job.config import Config
 from kvstore.member import client
 from kvstore.member.session import Session
-from kvstore.transport import InprocNetwork
 from kvstore.transport.sockets.socket_transport import TcpTransport
 from servers.server import run_server
 

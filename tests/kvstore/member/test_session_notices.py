@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from inproc import InprocNetwork
 from waiting import LONG, until
 
 from kvstore import wire
@@ -16,7 +17,6 @@ from kvstore.job.config import Config
 from kvstore.member.outstanding import Question
 from kvstore.member.session import Session
 from kvstore.ticket import Operation
-from kvstore.transport import InprocNetwork
 
 
 class Far:

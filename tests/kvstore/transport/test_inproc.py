@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+from inproc import InprocNetwork
 
 from kvstore.errors import ConfigError
-from kvstore.transport import InprocNetwork
 
 
 def test_networks_do_not_know_each_other():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from every_transport import Ends, both, far, near, secured, shared
+from inproc import InprocNetwork
 
-from kvstore.transport import InprocNetwork
 from kvstore.transport.shm.presence import available
 from kvstore.transport.sockets.socket_transport import TcpTransport, UnixTransport
 from kvstore.transport.zeromq import ZmqTransport

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from inproc import InprocNetwork
 from shm_ends import BIG, Ends, hello
 from waiting import LONG
 
 from kvstore.job.config import Config
-from kvstore.transport import InprocNetwork
 from kvstore.transport.shm import arena as arenas
 from kvstore.transport.shm import presence
 from kvstore.transport.shm.shared_memory import LARGE, SharedMemoryTransport, sharing
