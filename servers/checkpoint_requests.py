@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvstore import wire
-from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, UsageError
+from kvstore.manifests import FileRecord
 from servers.requests.captured import CaptureDesk
 from servers.requests.replies import Answer
 from servers.store.capture import CaptureMemory, StoreCapture

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvstore import wire
-from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
+from kvstore.manifests import FileRecord
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport.base import Admission
 from kvstore.transport.memory import Heap, Memory

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, KVStoreError
+from kvstore.manifests import FileRecord
 from servers.activity import ServedActivity
 from servers.member import ServingMember, Surroundings
 from servers.reading.pace import IdleCores, ReaderPace

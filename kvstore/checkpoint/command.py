@@ -13,8 +13,9 @@ import numpy as np
 from kvstore.checkpoint.folders import found, listed
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.reader import CheckpointReader, verify
-from kvstore.checkpoint.tensors import DTYPES, FileRecord, TensorHeader, require_names, write_tensors
+from kvstore.checkpoint.tensors import DTYPES, TensorHeader, require_names, write_tensors
 from kvstore.errors import CheckpointError, KVStoreError
+from kvstore.manifests import FileRecord
 from kvstore.rows.open_table import whole_pages
 from kvstore.rows.stripe import STATE
 from kvstore.spec import Key

@@ -7,10 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.errors import CheckpointError
 from kvstore.job.files import sync_directory
 from kvstore.job.valid_values import Interval
+from kvstore.manifests import MANIFEST
 
 _NAME = re.compile(r"checkpoint-(\d{8,18})")
 

@@ -9,19 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvstore.checkpoint.tensors import FileRecord
-from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.job.files import read_manifest, replacing
+from kvstore import manifests
+from kvstore.errors import CheckpointError
 from kvstore.job.settings import MAX_NODES
+from kvstore.manifests import FileRecord, integer
 from kvstore.rule import MODES
 from kvstore.spec import Key, Spec, check_key
 from kvstore.table import Table, TableSpec
 from kvstore.wire.rows import table as require_described
 
-MANIFEST, FORMAT = "manifest.json", "kvstore checkpoint 1"
+FORMAT = "kvstore checkpoint 1"
 MAX_MANIFEST = 256 << 20  # bytes
 _FILE = re.compile(r"(store-\d{1,3}\.server-\d{1,4}|worker-\d{1,4})\.safetensors")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class StoredSegment(NamedTuple):
@@ -88,8 +87,7 @@ class Manifest:
 
 def save_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, which makes the files in ``folder`` a checkpoint."""
-    with replacing(folder / MANIFEST) as draft:
-        draft.write_text(to_json(manifest))
+    manifests.write(folder, to_json(manifest))
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -98,12 +96,7 @@ def load_manifest(folder: Path) -> Manifest:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    path = folder / MANIFEST
-    raw = read_manifest(path, MAX_MANIFEST, "checkpoint")
-    try:
-        return from_json(raw.decode())
-    except (CheckpointError, UnicodeDecodeError) as exc:
-        raise CheckpointError(f"{path}: damaged: {exc}") from None
+    return manifests.read(folder, MAX_MANIFEST, "checkpoint", from_json)[0]
 
 
 def to_json(manifest: Manifest) -> str:
@@ -146,47 +139,26 @@ def from_json(text: str) -> Manifest:
     Raises:
         CheckpointError: it is not one, or does not hold together.
     """
-    try:
-        given = json.loads(text)
-        if not isinstance(given, dict) or given.get("format") != FORMAT:
-            raise CheckpointError(f"its format is not {FORMAT!r}")
-        files = [_file(each) for each in given["files"]]
-        if len({file.name for file in files}) < len(files):
-            raise CheckpointError("a file is listed twice")
-        written = given["written"]
-        if not isinstance(written, str) or len(written) > 40:
-            raise CheckpointError(f"written is {written!r:.60}, not a time")
-        return Manifest(
-            _integer(given["number"]),
-            _integer(given["rounds"]),
-            _integer(given["num_workers"], 1, MAX_NODES),
-            _integer(given["num_servers"], 1, MAX_NODES),
-            written,
-            [_store(each, len(files)) for each in given["stores"]],
-            files,
-            {_integer(rank, 0, MAX_NODES): _integer(file, 0, len(files) - 1) for rank, file in given["parts"]},
-        )
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
-        raise CheckpointError(f"{type(exc).__name__}: {exc}") from None
-    except CheckpointError:
-        raise
-    except KVStoreError as exc:  # of a key, a spec, or a table, which is described as in messages
-        raise CheckpointError(str(exc)) from None
+    return manifests.parsed(text, FORMAT, _checked)
 
 
-def _integer(value: Any, low: int = 0, high: int = 2**62) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise CheckpointError(f"{value!r:.60} is not an integer from {low} to {high}")
-    return value
-
-
-def _file(given: Any) -> FileRecord:
-    name, sha256 = given["name"], given["sha256"]
-    if not isinstance(name, str) or not _FILE.fullmatch(name):  # no separators: it cannot be outside the folder
-        raise CheckpointError(f"{name!r:.60} is not the name of a checkpoint's file")
-    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise CheckpointError(f"{sha256!r:.80} is not a sha256 of {name}")
-    return FileRecord(name, _integer(given["nbytes"]), sha256)
+def _checked(given: Mapping[str, Any]) -> Manifest:
+    files = [FileRecord.of(each, _FILE, "checkpoint") for each in given["files"]]
+    if len({file.name for file in files}) < len(files):
+        raise CheckpointError("a file is listed twice")
+    written = given["written"]
+    if not isinstance(written, str) or len(written) > 40:
+        raise CheckpointError(f"written is {written!r:.60}, not a time")
+    return Manifest(
+        integer(given["number"]),
+        integer(given["rounds"]),
+        integer(given["num_workers"], 1, MAX_NODES),
+        integer(given["num_servers"], 1, MAX_NODES),
+        written,
+        [_store(each, len(files)) for each in given["stores"]],
+        files,
+        {integer(rank, 0, MAX_NODES): integer(file, 0, len(files) - 1) for rank, file in given["parts"]},
+    )
 
 
 def _store(given: Any, files: int) -> StoredStore:
@@ -195,29 +167,29 @@ def _store(given: Any, files: int) -> StoredStore:
         raise CheckpointError(f"mode {mode!r:.60} is not one of {', '.join(MODES)}")
     if optimizer is not None and (not isinstance(optimizer, str) or len(optimizer) > 64):
         raise CheckpointError(f"optimizer {optimizer!r:.80} is not a name")
-    kinds = [Spec(tuple(map(_integer, shape)), dtype) for dtype, shape in given["specs"]]
+    kinds = [Spec(tuple(map(integer, shape)), dtype) for dtype, shape in given["specs"]]
     for kind, described in given.get("tables", ()):
-        kinds[_integer(kind)] = TableSpec.of(_table(described))
+        kinds[integer(kind)] = TableSpec.of(_table(described))
     keys = [check_key(key) for key in given["keys"]]
-    chosen = [kinds[_integer(kind)] for kind in given["kinds"]]
+    chosen = [kinds[integer(kind)] for kind in given["kinds"]]
     specs = dict(zip(keys, chosen, strict=True))
     if len(specs) < len(keys):
         raise CheckpointError("a key is listed twice")
     segments = []
     for number, place, start, stop, clock, file in given["segments"]:
-        _integer(number), _integer(clock)
+        integer(number), integer(clock)
         segments.append(
             StoredSegment(
                 number,
-                keys[_integer(place)],
-                _integer(start),
-                _integer(stop),
+                keys[integer(place)],
+                integer(start),
+                integer(stop),
                 clock,
-                _integer(file, 0, files - 1),
+                integer(file, 0, files - 1),
             )
         )
     _require_covered(specs, segments)
-    return StoredStore(_integer(given["ordinal"], 1), mode, optimizer, specs, segments)
+    return StoredStore(integer(given["ordinal"], 1), mode, optimizer, specs, segments)
 
 
 def _table(described: Any) -> Table:

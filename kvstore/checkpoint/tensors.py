@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from kvstore.errors import CheckpointError
 from kvstore.job.files import replacing, require_plain
+from kvstore.manifests import FileRecord
 from kvstore.spec import ITEMSIZE
 from kvstore.values import spec_of
 
@@ -55,14 +56,6 @@ class TensorHeader(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
-
-
-class FileRecord(NamedTuple):
-    """A file of a checkpoint, by its name in the folder."""
-
-    name: str
-    nbytes: int
-    sha256: str
 
 
 def write_tensors(

@@ -34,6 +34,7 @@ import numpy as np
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import sync_directory
 from kvstore.lineage import Version
+from kvstore.manifests import MANIFEST, FileRecord
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.index import SlotIndex
@@ -43,10 +44,8 @@ from kvstore.rows.table_manifest import (
     GONE,
     IDS,
     INDEX,
-    MANIFEST,
     ROWS,
     Base,
-    SavedFile,
     TableManifest,
     load_manifest,
     save_manifest,
@@ -272,8 +271,8 @@ class _File:
                 piece = piece[self._file.write(piece) :]
         self._nbytes += len(view)
 
-    def finished(self) -> SavedFile:
+    def finished(self) -> FileRecord:
         """Have all of it on the disk; return what it is."""
         assert self._file is not None  # noqa: S101 - it is open
         os.fsync(self._file.fileno())
-        return SavedFile(self._path.name, self._nbytes, self._digest.hexdigest())
+        return FileRecord(self._path.name, self._nbytes, self._digest.hexdigest())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -10,29 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvstore.errors import CheckpointError, UsageError
-from kvstore.job.files import read_manifest, replacing
+from kvstore import manifests
+from kvstore.errors import CheckpointError
 from kvstore.lineage import UNKNOWN, Version
+from kvstore.manifests import FileRecord, integer, sha256, text
 from kvstore.rows.stripe import PartSpec
 from kvstore.spec import ITEMSIZE, Key, check_key
 from kvstore.table import DTYPES, Table
 
-MANIFEST, FORMAT = "manifest.json", "kvstore table 1"
+FORMAT = "kvstore table 1"
 MAX_MANIFEST = 1 << 20  # bytes
 MAX_PARTS = 64
 IDS, INDEX, ROWS, GONE = "ids", "index", "rows", "gone"  # the files that each save has, by name without ending
 _SAVE = re.compile(r"save-\d{8,18}")
+_FILE = re.compile(r"[A-Za-z0-9_.-]{1,90}")
 _PART = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,80}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _TABLE = ("rows", "row", "dtype", "init", "scale", "seed", "admit", "evict", "codec")  # as ``Table.described``
-
-
-class SavedFile(NamedTuple):
-    """A file of a save, by its name in the folder."""
-
-    name: str
-    nbytes: int
-    sha256: str
 
 
 class Base(NamedTuple):
@@ -69,7 +61,7 @@ class TableManifest:
     rule: str | None
     base: Base | None
     written: str
-    files: tuple[SavedFile, ...]
+    files: tuple[FileRecord, ...]
 
     @property
     def version(self) -> int:
@@ -102,8 +94,7 @@ def file_sizes(manifest: TableManifest) -> dict[str, int | None]:
 
 def save_manifest(folder: Path, manifest: TableManifest) -> None:
     """Write the manifest, which makes the files in ``folder`` a save."""
-    with replacing(folder / MANIFEST) as draft:
-        draft.write_text(to_json(manifest))
+    manifests.write(folder, to_json(manifest))
 
 
 def load_manifest(folder: Path) -> tuple[TableManifest, str]:
@@ -112,12 +103,7 @@ def load_manifest(folder: Path) -> tuple[TableManifest, str]:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    path = folder / MANIFEST
-    raw = read_manifest(path, MAX_MANIFEST, "saved table")
-    try:
-        return from_json(raw.decode()), hashlib.sha256(raw).hexdigest()
-    except (CheckpointError, UnicodeDecodeError) as exc:
-        raise CheckpointError(f"{path}: damaged: {exc}") from None
+    return manifests.read(folder, MAX_MANIFEST, "saved table", from_json)
 
 
 def to_json(manifest: TableManifest) -> str:
@@ -140,21 +126,13 @@ def to_json(manifest: TableManifest) -> str:
     return json.dumps(fields, indent=1) + "\n"
 
 
-def from_json(text: str) -> TableManifest:
+def from_json(manifest: str) -> TableManifest:
     """Return the manifest that ``to_json`` wrote.
 
     Raises:
         CheckpointError: it is something else, or a field cannot be right.
     """
-    try:
-        fields = json.loads(text)
-        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            raise CheckpointError(f"expected a manifest of the format {FORMAT!r}")
-        return _checked(fields)
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
-        raise CheckpointError(f"a field is missing or of the wrong type: {type(exc).__name__}: {exc}") from None
-    except UsageError as exc:  # of the table, or the key
-        raise CheckpointError(str(exc)) from None
+    return manifests.parsed(manifest, FORMAT, _checked)
 
 
 def _checked(fields: Mapping[str, Any]) -> TableManifest:
@@ -162,31 +140,28 @@ def _checked(fields: Mapping[str, Any]) -> TableManifest:
     for name, (dtype, columns) in fields["parts"].items():
         if not _PART.fullmatch(name) or name in (IDS, INDEX, ROWS, GONE) or dtype not in (*DTYPES, "int64"):
             raise CheckpointError(f"part {name!r} of {dtype!r} is not valid")
-        parts[name] = PartSpec(dtype, _count(columns))
+        parts[name] = PartSpec(dtype, integer(columns))
     base = fields["base"]
     if base is not None:
-        base = Base(_text(base["folder"], _SAVE), _text(base["sha256"], _SHA256))
+        base = Base(text(base["folder"], _SAVE), sha256(base["sha256"]))
     rule = fields["rule"]
     if (rule is not None and not isinstance(rule, str)) or not isinstance(fields["written"], str):
         raise CheckpointError("rule and written must be texts")
     table = Table.of([fields["table"][name] for name in _TABLE])
-    numbers = list(map(_count, fields["versions"]))
-    lineages = list(map(_count, fields.get("lineages", [UNKNOWN] * len(numbers))))  # saves had none once
+    numbers = list(map(integer, fields["versions"]))
+    lineages = list(map(integer, fields.get("lineages", [UNKNOWN] * len(numbers))))  # saves had none once
     manifest = TableManifest(
         key=check_key(fields["key"]),
         table=table,
         parts=parts,
-        rows=_count(fields["rows"]),
-        gone=_count(fields["gone"]),
+        rows=integer(fields["rows"]),
+        gone=integer(fields["gone"]),
         versions=tuple(map(Version, lineages, numbers)),
-        steps=tuple(map(_count, fields["steps"])),
+        steps=tuple(map(integer, fields["steps"])),
         rule=rule,
         base=base,
         written=fields["written"],
-        files=tuple(
-            SavedFile(str(file["name"]), _count(file["nbytes"]), _text(file["sha256"], _SHA256))
-            for file in fields["files"]
-        ),
+        files=tuple(FileRecord.of(file, _FILE, "saved table") for file in fields["files"]),
     )
     if not numbers or not len(numbers) == len(lineages) == len(manifest.steps) or len(parts) > MAX_PARTS:
         raise CheckpointError("versions, lineages and steps must be as many as stripes, and parts few")
@@ -206,15 +181,3 @@ def _require_files(manifest: TableManifest) -> None:
                 raise CheckpointError(f"{name} cannot have {nbytes} bytes for {manifest.rows} rows")
         elif nbytes != wanted:
             raise CheckpointError(f"{name} must have {wanted} bytes, it lists {nbytes}")
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**62:
-        raise CheckpointError(f"expected an integer from 0, got {value!r}")
-    return value
-
-
-def _text(value: Any, pattern: re.Pattern[str]) -> str:
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise CheckpointError(f"expected a text like {pattern.pattern}, got {value!r}")
-    return value

@@ -71,7 +71,7 @@ class InprocTransport(Heap):
         self._bell = threading.Lock()  # held while nothing has come since the receiver last looked
         self._bell.acquire()
         self._lock = threading.Lock()
-        self._links: dict[Peer, tuple[InprocTransport, Peer]] = {}
+        self.links: dict[Peer, tuple[InprocTransport, Peer]] = {}
         self._unsent: dict[Peer, list[Frames]] = {}
         self._dropped: set[Peer] = set()
         self._closed = self._rung = False
@@ -89,11 +89,11 @@ class InprocTransport(Heap):
         self._unsent[peer] = []
 
         def link(listener: InprocTransport) -> None:
-            listener._links[peer_there] = (self, peer)
+            listener.links[peer_there] = (self, peer)
             with self._lock:  # what was sent before must arrive before what another thread sends now
                 if peer in self._dropped:
                     return
-                self._links[peer] = (listener, peer_there)
+                self.links[peer] = (listener, peer_there)
                 for frames in self._unsent.pop(peer, []):
                     self._deliver(peer, frames)
 
@@ -104,7 +104,7 @@ class InprocTransport(Heap):
         """Forget a link."""
         with self._lock:
             self._dropped.add(peer)
-            self._links.pop(peer, None)
+            self.links.pop(peer, None)
             self._unsent.pop(peer, None)
 
     def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
@@ -114,7 +114,7 @@ class InprocTransport(Heap):
             if peer in self._unsent:
                 self._unsent[peer].append(sent)
                 return
-            if self._closed or peer not in self._links:
+            if self._closed or peer not in self.links:
                 return
         self._deliver(peer, sent)
 
@@ -175,10 +175,10 @@ class InprocTransport(Heap):
         self._network.forget(self)
 
     def _deliver(self, peer: Peer, frames: Frames) -> None:
-        other, name = self._links[peer]
-        self._network.deliver(lambda: other._receive(name, frames))
+        other, name = self.links[peer]
+        self._network.deliver(lambda: other.receive(name, frames))
 
-    def _receive(self, peer: Peer, frames: Frames) -> None:
+    def receive(self, peer: Peer, frames: Frames) -> None:
         if not self._closed:
             self._put((peer, frames))
 

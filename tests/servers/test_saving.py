@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 from kvstore import wire
 from kvstore.checkpoint.folders import begin
-from kvstore.checkpoint.tensors import FileRecord, record_of
+from kvstore.checkpoint.tensors import record_of
 from kvstore.errors import CheckpointError
+from kvstore.manifests import FileRecord
 from servers.saving import Saver
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kvstore.checkpoint.manifest import (
-    MANIFEST,
     Manifest,
     StoredSegment,
     StoredStore,
@@ -17,8 +16,8 @@ from kvstore.checkpoint.manifest import (
     save_manifest,
     to_json,
 )
-from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError
+from kvstore.manifests import MANIFEST, FileRecord
 from kvstore.spec import Spec
 
 SPECS = {"w": Spec((2, 3), "float32"), 7: Spec((), "int64"), "e": Spec((0,), "float32")}

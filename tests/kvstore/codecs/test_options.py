@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from coded import COMPRESSIONS, NAMES
 
 from kvstore.codecs import CLOSE, Compression, names, parse
+from kvstore.codecs.options import described, travelling
 from kvstore.errors import UnknownName, UsageError
 
 
@@ -97,3 +99,21 @@ def test_a_threshold_of_one_worker_in_the_sum_of_several() -> None:
     assert parse({"type": "threshold", "threshold": 2.0**126}).of_sum(3).number("threshold") == 2.0**126
     for options in ({"type": "1bit", "threshold": 0.5}, {"type": "topk", "k": 3}, {"type": "fp16"}):
         assert parse(options).of_sum(3) == parse(options)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)
+def test_it_arrives_as_it_was(compression: Compression) -> None:
+    assert described(travelling(compression)) == compression
+    assert described(travelling(replace(compression, pull=parse({"type": "fp16"})))) == compression, "one way each"
+
+
+def test_none_is_none() -> None:
+    assert travelling(None) is None
+    assert described(None) is None
+
+
+def test_what_is_none_is_refused() -> None:
+    with pytest.raises(UnknownName, match="3bit"):
+        described(["3bit", []])
+    with pytest.raises(UsageError, match="threshold"):
+        described(["2bit", [["threshold", -1.0]]])

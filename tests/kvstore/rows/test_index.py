@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
 from kvstore.rows import index
-from kvstore.rows.index import ABSENT, SlotIndex, find_in_all
+from kvstore.rows.index import ABSENT, FixedSlots, SlotIndex, find_in_all, find_in_fixed
 
 EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1, -2]
 IDS = st.integers(-8, 40) | st.sampled_from(EXTREMES)
@@ -97,3 +97,33 @@ def test_long_searches_in_several_tables(monkeypatch):
         each.insert(np.arange(50))
     found = find_in_all(indexes, np.concatenate(ids), [0, 30, 35, 80])
     assert found.tolist() == [*range(30), *range(5), *range(25, 50), *[ABSENT] * 20]
+
+
+@pytest.mark.parametrize(("stripe", "ids"), [(0, [0, 3, 6, 9]), (1, [1, 4, 7]), (2, [2, 5, 8])])
+def test_ids_of_a_stripe_have_slots_in_sequence_once_they_are_made(stripe, ids):
+    slots = FixedSlots(10, stripe, 3)
+    assert slots.top == len(ids)
+    assert (slots.find(np.array(ids)) == ABSENT).all()
+    assert slots.insert(np.array(ids[1:])).tolist() == list(range(1, len(ids)))
+    assert slots.find(np.array([ids[-1], ids[0]])).tolist() == [len(ids) - 1, ABSENT]
+    assert len(slots) == len(ids) - 1
+    slots.insert(np.array(ids[:1]))
+    assert slots.ids_of(slots.slots()).tolist() == ids
+
+
+def test_a_stripe_may_have_no_row():
+    slots = FixedSlots(2, 3, 4)
+    assert (slots.top, len(slots), slots.slots().tolist()) == (0, 0, [])
+    with pytest.raises(AssertionError):
+        slots.remove(np.array([0]))
+
+
+def test_ids_of_several_tables_with_fixed_slots_are_found_as_those_of_each():
+    tables = [FixedSlots(rows, 1, 3) for rows in (10, 40, 1)]
+    ids = [np.array([1, 4, 7]), np.array([1, 34, 37]), np.array([], np.int64)]
+    for made in ([], [4, 7], [1]):
+        tables[0].insert(np.array(made, np.int64))
+        tables[1].insert(np.array(made, np.int64) + 30)
+        expected = [slot for each, own in zip(tables, ids, strict=True) for slot in each.find(own).tolist()]
+        assert find_in_fixed(tables, np.concatenate(ids), [0, 3, 6, 6]).tolist() == expected
+    assert tables[0].full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any
 
@@ -16,15 +17,21 @@ from kvstore.errors import UsageError
 from kvstore.spec import ITEMSIZE, Spec
 from kvstore.values import (
     Leaving,
+    all_finite,
     as_output,
     as_tensor,
     as_tensors,
+    collect,
     from_buffer,
     from_host,
+    scatter,
     spec_of,
     split_like,
+    spread,
     to_buffer,
+    without_grad,
 )
+from kvstore.values.arrays import LARGE, copy_each
 
 NUMPY = [name for name in ITEMSIZE if name != "bfloat16"]
 ALL = sorted(ITEMSIZE)
@@ -294,3 +301,160 @@ def test_parts_of_a_flat_tensor_have_shapes_and_share_its_memory(
     flat.fill_(-1)
     assert all((part == -1).all() for part in parts)
     assert [part.dim() for part in split_like(flat, sizes)] == [1] * len(sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_element_is_enough(dtype: torch.dtype, bad: float) -> None:
+    values = torch.ones(1000, dtype=dtype)
+    assert all_finite(values)
+    values[517] = bad
+    assert not all_finite(values)
+
+
+def test_infinities_that_cancel_are_found() -> None:
+    assert not all_finite(torch.tensor([math.inf, -math.inf]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_values_whose_sum_overflows_are_finite(dtype: torch.dtype) -> None:
+    assert all_finite(torch.full((4,), torch.finfo(dtype).max, dtype=dtype))
+
+
+def test_values_may_be_too_large_for_another_dtype() -> None:
+    values = torch.tensor([1e5, 1.0])
+    assert all_finite(values)
+    assert not all_finite(values, torch.float16)
+    assert not all_finite(torch.tensor([1e300], dtype=torch.float64), torch.float32)
+
+
+def test_nothing_is_finite() -> None:
+    assert all_finite(torch.empty(0))
+
+
+def test_nothing_is_recorded() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    doubled = without_grad(torch.mul, leaf, 2)
+    assert doubled.tolist() == [2, 2, 2]
+    assert not doubled.requires_grad
+
+
+@pytest.mark.parametrize("recording", [True, False])
+def test_the_mode_is_as_it_was(recording: bool) -> None:
+    with torch.set_grad_enabled(recording):
+        assert without_grad(torch.is_grad_enabled) is False
+        assert torch.is_grad_enabled() is recording
+
+
+@pytest.mark.parametrize("recording", [True, False])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_the_mode_is_as_it_was_after_an_exception(recording: bool, error: type[BaseException]) -> None:
+    def fail() -> None:
+        raise error
+
+    with torch.set_grad_enabled(recording):
+        with pytest.raises(error):
+            without_grad(fail)
+        assert torch.is_grad_enabled() is recording
+
+
+def test_arguments_by_name_are_passed_on() -> None:
+    out = torch.empty(4)
+    without_grad(torch.cat, [torch.zeros(2), torch.ones(2)], out=out)
+    assert out.tolist() == [0, 0, 1, 1]
+
+
+SIZES = {
+    "small": [3, 128, 1, 0, 64],
+    "large and small": [7, LARGE // 4, 5, LARGE // 2],
+    "just below": [LARGE // 4 - 1],
+    "none": [],
+    "of nothing": [0, 0],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+def test_each_part_goes_into_its_own_target(sizes: list[int], dtype: torch.dtype):
+    flat = torch.arange(sum(sizes)).remainder(251).to(dtype)
+    memory = torch.zeros(sum(sizes) + len(sizes), dtype=dtype)  # an element between any two, which stays as it is
+    targets = [part[:-1] for part in memory.split_with_sizes([size + 1 for size in sizes])]
+    spread(flat, sizes, targets)
+    assert torch.equal(torch.cat([*targets, flat[:0]]), flat)
+    assert not any(part[-1] for part in memory.split_with_sizes([size + 1 for size in sizes]))
+
+
+@pytest.mark.parametrize("sizes", [SIZES["small"], SIZES["large and small"]], ids=["small", "large"])
+def test_autograd_learns_that_a_target_has_changed(sizes: list[int]):
+    targets = [torch.zeros(size, requires_grad=True) for size in sizes]
+    before = [target._version for target in targets]
+    with torch.no_grad():
+        spread(torch.ones(sum(sizes)), sizes, [target.view(-1) for target in targets])
+    assert all(target._version > version for target, version in zip(targets, before, strict=True) if target.numel())
+
+
+def test_copies_of_any_size():
+    sources = [torch.full((size,), float(size)) for size in (1, 100, LARGE // 4, LARGE)]
+    targets = [torch.zeros_like(source) for source in sources]
+    copy_each(targets, sources)
+    assert all(map(torch.equal, targets, sources))
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Memory, and where in it ranges lie that do not overlap, in any order: all aligned alike, or none."""
+    unit = draw(st.sampled_from([1, 2, 4, 8, 16, 64]))
+    same = draw(st.booleans())
+    count = draw(st.integers(1, 20))
+    lengths = (
+        [draw(st.integers(0, 5)) * unit] * count if same else [draw(st.integers(0, 5)) * unit for _ in range(count)]
+    )
+    gaps = [draw(st.integers(0, 3)) * unit for _ in range(count)]
+    starts = np.cumsum([gap + length for gap, length in zip(gaps, lengths, strict=True)]) - lengths
+    order = draw(st.permutations(range(count)))
+    memory = np.arange(int(starts[-1] + lengths[-1]) + 64, dtype=np.uint8)
+    aligned = memory[-memory.ctypes.data % 64 :]
+    return aligned, starts[order], np.array(lengths)[order]
+
+
+@given(ranges())
+def test_they_come_one_after_the_other(given_: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    memory, starts, lengths = given_
+    out = bytearray(int(lengths.sum()))
+    collect(memory.ctypes.data + starts, lengths, out)
+    pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
+    assert out == b"".join(memory[start : start + length].tobytes() for start, length in pairs)
+
+
+@given(ranges())
+def test_nothing_else_is_written(given_: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    memory, starts, lengths = given_
+    expected = memory.copy()
+    data = bytes(range(255, -1, -1)) * (int(lengths.sum()) // 256 + 1)
+    data = data[: int(lengths.sum())]
+    at = 0
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        expected[start : start + length] = np.frombuffer(data[at : at + length], np.uint8)
+        at += length
+    scatter(data, memory.ctypes.data + starts, lengths)
+    assert np.array_equal(memory, expected)
+
+
+@pytest.mark.parametrize("bits", [0x7FF0000000000001, 0xFFF4000000000001, 0x7FA0000000000000])
+def test_signalling_nans_stay_what_they_are(bits: int) -> None:
+    numbers = np.array([bits] * 4, np.uint64)
+    out = bytearray(32)
+    collect(np.array([numbers.ctypes.data]), np.array([32]), out)
+    assert out == numbers.tobytes()
+    back = np.zeros(4, np.uint64)
+    scatter(out, np.array([back.ctypes.data]), np.array([32]))
+    assert np.array_equal(back, numbers)
+
+
+def test_what_has_no_elements_may_lie_nowhere() -> None:
+    number = np.array([7], np.uint8)
+    out = bytearray(1)
+    collect(np.array([0, number.ctypes.data, 0]), np.array([0, 1, 0]), out)
+    assert out == b"\x07"
+    collect(np.array([0]), np.array([0]), bytearray())
+    scatter(b"", np.array([0]), np.array([0]))

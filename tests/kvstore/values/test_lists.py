@@ -16,8 +16,11 @@ from kvstore.spec import Spec
 from kvstore.values import (
     Arrays,
     Layout,
+    Leaving,
     as_tensors,
     collect,
+    crossed,
+    from_host,
     kinds_of,
     outputs_of,
     scatter,
@@ -367,3 +370,75 @@ def test_copies_lie_one_after_the_other_and_are_aligned(specs: list[Spec]) -> No
         at += length
     assert at == layout.nbytes
     assert all(start % spec.itemsize == 0 for start, spec in zip(layout.offsets.tolist(), specs, strict=True))
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), min_size=1, max_size=6)
+
+
+def cells(tensor: torch.Tensor) -> set[int]:
+    return set(range(tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * 4, 4))
+
+
+@given(SPANS, st.data())
+def test_it_is_what_it_says(spans: list[tuple[int, int]], data: st.DataObject):
+    memory = torch.zeros(40)
+    values = [memory[start : start + size] for start, size in spans]
+    moves = data.draw(st.lists(st.integers(0, 34), min_size=len(spans), max_size=len(spans)))
+    stay = data.draw(st.booleans())
+    outs = values if stay else [memory[at : at + size] for at, (_, size) in zip(moves, spans, strict=True)]
+    both = any(cells(one) & cells(two) for i, one in enumerate(outs) for two in outs[:i])
+    others = any(
+        cells(value) & cells(out) and not (i == j and value.data_ptr() == out.data_ptr())
+        for i, value in enumerate(values)
+        for j, out in enumerate(outs)
+    )
+    lengths = data.draw(st.sampled_from([None, np.array([4 * size for _, size in spans])]))
+    if both or others:
+        assert crossed(values, outs, lengths=lengths)
+    elif all(size for _, size in spans):  # the place of nothing may count as one
+        assert not crossed(values, outs, lengths=lengths)
+
+
+def test_outs_belong_to_the_values_that_they_are_said_to():
+    one, two, copy = torch.zeros(3, 4).unbind()
+    assert not crossed([one, two], [one, copy, two], [0, 0, 1])
+    assert crossed([one, two], [one, copy, two], [1, 0, 1])
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_arrays_with_strides_take_all_that_is_in_between(step: int):
+    memory = torch.zeros(12)
+    assert crossed([memory[:2]], [memory[1::step]])
+    assert not crossed([memory[:1]], [memory[1::step]])
+
+
+def test_arrays_on_the_host_leave_as_they_are() -> None:
+    tensors = [torch.ones(3), torch.zeros(2)]
+    arrays = Leaving(tensors).arrived(np.array([0, 1]))
+    assert [array.data_ptr() for array in arrays.tensors] == [tensor.data_ptr() for tensor in tensors]
+
+
+def test_lists_of_arrays_are_not_listed_again() -> None:
+    arrays = Arrays.of([torch.ones(3)])
+    assert Leaving(arrays).arrived(np.array([0])) is arrays
+
+
+def test_values_are_written_into_every_output_whatever_its_strides() -> None:
+    flat = torch.arange(6.0)
+    outs = [torch.empty(2, 3), torch.empty(3, 2).t(), torch.empty(6)]
+    assert from_host(flat, outs) == set(), "nothing is under way without a GPU"
+    assert outs[0].tolist() == outs[1].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert outs[2].tolist() == flat.tolist()
+
+
+@pytest.mark.gpu
+def test_arrays_of_a_gpu_have_arrived_when_they_are_asked_for() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    tensors = [torch.full((1 << 20,), 3.0, device="cuda"), torch.ones(2)]
+    leaving = Leaving(tensors)
+    tensors[0].fill_(-1)  # the copy was begun before
+    (far, near) = leaving.arrived(np.array([0, 1])).tensors
+    assert not far.is_cuda
+    assert (far == 3).all()
+    assert near is tensors[1]

@@ -16,8 +16,8 @@ from torch import nn
 import kvstore as kv
 from kvstore.checkpoint.command import export
 from kvstore.checkpoint.folders import listed
-from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.client import DistStore
+from kvstore.manifests import MANIFEST
 from kvstore.rule import Rule
 from workers import Trainer
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from coded import arrays, whole
+from coded import arrays, in_parts, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,3 +76,13 @@ def test_momentum_is_corrected_and_masked_as_in_deep_gradient_compression() -> N
         np.testing.assert_allclose(sent, v * mask, rtol=1e-5, atol=1e-5)
         u[mask] = 0
         v[mask] = 0
+
+
+def test_a_segment_of_which_half_is_sent_costs_no_more_than_all_of_it() -> None:
+    values = torch.zeros(1000)
+    values[:300] = 1.0
+    compression = parse({"type": "threshold", "threshold": 0.5})
+    encoded = Compressor(compression).encode("w", values)
+    assert [encoded.payload(0, 600).numel(), encoded.payload(0, 601).numel()] == [2400, 2400]
+    assert [encoded.payload(0, 602).numel(), encoded.payload(300, 1000).numel()] == [2400, 0]
+    assert torch.equal(in_parts(compression, encoded, [100, 299, 600, 601]), values)
