@@ -12,7 +12,7 @@ import torch
 
 from kvstore.cached import cached
 from kvstore.errors import UnknownName, UsageError, choices, meant
-from kvstore.optim.adaptive import (
+from kvstore.optim.algorithms.adaptive import (
     FTML,
     AdaBelief,
     Ftrl,
@@ -20,11 +20,11 @@ from kvstore.optim.adaptive import (
     RowWiseAdagrad,
     RowWiseAdam,
 )
+from kvstore.optim.algorithms.layerwise import LAMB, LANS, LARS, SGLD
+from kvstore.optim.algorithms.tensorwise import DCASGD, Signum, Tensorwise
 from kvstore.optim.hyperparameters import finite, is_number, plain, positive
-from kvstore.optim.layerwise import LAMB, LANS, LARS, SGLD
 from kvstore.optim.optimizer_class import OptimizerClass, SGDClass, TorchClass, allowed, load
 from kvstore.optim.row_rules import AdagradRows, AdamRows, RowRule, SGDRows, TensorwiseRows
-from kvstore.optim.tensorwise import DCASGD, Signum, Tensorwise
 from kvstore.plain import scalar
 from kvstore.spec import Key, Spec, check_key
 from kvstore.table import TableSpec

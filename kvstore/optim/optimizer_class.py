@@ -17,8 +17,8 @@ import torch
 from kvstore.errors import ConfigError, UsageError, choices
 from kvstore.job import settings
 from kvstore.job.valid_values import ClassReference
+from kvstore.optim.algorithms.tensorwise import MOMENTUM_STYLES, MxnetSGD, eager
 from kvstore.optim.row_rules import RowRule
-from kvstore.optim.tensorwise import MOMENTUM_STYLES, MxnetSGD, eager
 
 # Names that MXNet gives to what torch calls otherwise.
 ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}

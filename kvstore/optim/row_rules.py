@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from kvstore.cached import cached
-from kvstore.optim.tensorwise import Tensorwise
+from kvstore.optim.algorithms.tensorwise import Tensorwise
 
 
 class RowState(NamedTuple):

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from kvstore.errors import UsageError, WeightsInDoubt
+from kvstore.optim.algorithms.tensorwise import MxnetSGD
 from kvstore.optim.fused import FusedGroup, Kind, alike
 from kvstore.optim.optimizer import Changes, Optimizer, require_rule
 from kvstore.optim.param_groups import ParamGroups, Rates, build
 from kvstore.optim.row_rules import RowRule, RowState
 from kvstore.optim.states import StateStore, aligned
-from kvstore.optim.tensorwise import MxnetSGD
 from kvstore.spec import Key, shorten
 from kvstore.values import one_thread, split_like
 

@@ -12,7 +12,7 @@ import torch
 
 from kvstore import UsageError
 from kvstore.dynamo import outside_graphs
-from kvstore.optim.tensorwise import evaluated
+from kvstore.optim.algorithms.tensorwise import evaluated
 from workers.common.torch_internals import multiply
 
 STATE = "trainer"  # the only item of the ``state`` of a ``state_dict``

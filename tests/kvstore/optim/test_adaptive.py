@@ -9,7 +9,7 @@ import pytest
 import torch
 from formulas import require_formula
 
-from kvstore.optim.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad, RowWiseAdagrad, RowWiseAdam
+from kvstore.optim.algorithms.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad, RowWiseAdagrad, RowWiseAdam
 
 
 @pytest.mark.parametrize("corrected", [True, False])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from formulas import require_formula
 
-from kvstore.optim.layerwise import LAMB, LANS, LARS, SGLD
+from kvstore.optim.algorithms.layerwise import LAMB, LANS, LARS, SGLD
 
 norm = np.linalg.norm
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kvstore.errors import UnknownName, UsageError
+from kvstore.optim.algorithms.tensorwise import MxnetSGD, eager
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import builtin, describe, find, names
-from kvstore.optim.tensorwise import MxnetSGD, eager
 
 WEIGHT = [torch.zeros(2, 2)]
 CLASSES = {name: known.cls for name, known in builtin().items() if name != "nag"}

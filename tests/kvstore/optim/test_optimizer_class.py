@@ -13,10 +13,10 @@ from counting import Counting
 
 from kvstore.errors import ConfigError, UnknownName, UsageError
 from kvstore.job.valid_values import ClassReference
-from kvstore.optim.layerwise import LARS
+from kvstore.optim.algorithms.layerwise import LARS
+from kvstore.optim.algorithms.tensorwise import MxnetSGD, Signum, eager
 from kvstore.optim.optimizer import describe
 from kvstore.optim.optimizer_class import COUNT, OptimizerClass, SGDClass, TorchClass, allowed, load, with_own_counts
-from kvstore.optim.tensorwise import MxnetSGD, Signum, eager
 from kvstore.optim.updater import Updater
 
 WEIGHT = [torch.zeros(2, 2)]

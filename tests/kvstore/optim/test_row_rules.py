@@ -9,9 +9,9 @@ import pytest
 import torch
 from stepped_rows import Stepped, sparse_batches, step_torchs
 
+from kvstore.optim.algorithms.tensorwise import eager
 from kvstore.optim.optimizer import find, names_for_rows
 from kvstore.optim.row_rules import prepare
-from kvstore.optim.tensorwise import eager
 
 
 @pytest.mark.parametrize(

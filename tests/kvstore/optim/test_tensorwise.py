@@ -12,10 +12,10 @@ import pytest
 import torch
 from formulas import require_formula
 
-from kvstore.optim.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad
-from kvstore.optim.layerwise import LAMB, LANS, LARS, SGLD
+from kvstore.optim.algorithms.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad
+from kvstore.optim.algorithms.layerwise import LAMB, LANS, LARS, SGLD
+from kvstore.optim.algorithms.tensorwise import DCASGD, MxnetSGD, Signum, Tensorwise, eager
 from kvstore.optim.optimizer import builtin
-from kvstore.optim.tensorwise import DCASGD, MxnetSGD, Signum, Tensorwise, eager
 
 EVERY = (AdaBelief, DCASGD, FTML, Ftrl, GroupAdaGrad, LAMB, LANS, LARS, SGLD, Signum)
 

@@ -11,8 +11,8 @@ from updating import equal, numbers, updated
 
 from kvstore.errors import UsageError
 from kvstore.optim import updater
+from kvstore.optim.algorithms.tensorwise import eager
 from kvstore.optim.optimizer import builtin, describe, names, names_for_rows, require_shapes
-from kvstore.optim.tensorwise import eager
 from kvstore.optim.updater import RowHyperparameters, RowUpdater, Updater
 from kvstore.spec import Key
 from kvstore.table import Table, TableSpec

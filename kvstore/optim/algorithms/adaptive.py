@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvstore.optim.tensorwise import Tensorwise, adams, counted, decayed, kept, required, row_means
+from kvstore.optim.algorithms.tensorwise import Tensorwise, adams, counted, decayed, kept, required, row_means
 
 
 class AdaBelief(Tensorwise):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvstore.optim.tensorwise import Tensorwise, adams, bound_of, counted, decayed, kept, required
+from kvstore.optim.algorithms.tensorwise import Tensorwise, adams, bound_of, counted, decayed, kept, required
 
 
 class LARS(Tensorwise):

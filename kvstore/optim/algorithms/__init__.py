@@ -1,0 +1,1 @@
+"""Optimizers that torch.optim lacks, MXNet's among them: each updates one tensor at a time (``Tensorwise``)."""
