@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvstore.checkpoint.folders import folder_of
-from kvstore.checkpoint.tensors import FileRecord, write_tensors
+from kvstore.checkpoint.tensors import write_tensors
 from kvstore.errors import CheckpointError
+from kvstore.manifests import FileRecord
 from servers.store.capture import CaptureMemory, StoreCapture
 
 log = logging.getLogger(__name__)

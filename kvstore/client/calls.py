@@ -15,8 +15,8 @@ from kvstore.client.plans import Plan, Plans
 from kvstore.client.row_calls import RowArguments
 from kvstore.client.unpack import Writer
 from kvstore.errors import AlreadyInitialized, UsageError
-from kvstore.rows.first_rows import first_rows, is_table, name_of
 from kvstore.rows.ids import Ids
+from kvstore.rows.row_arguments import first_rows, is_table, name_of
 from kvstore.rows.row_sparse import ParameterRows, RowSparse, require_dense
 from kvstore.rows.sums import Rows
 from kvstore.spec import Key, Spec, require_same
@@ -35,7 +35,7 @@ from kvstore.values import (
     tensors_of,
     values_of,
 )
-from kvstore.values.addresses import Column
+from kvstore.values.arrays import Column
 
 ABSENT: Any = object()  # for an argument that a call does not have
 CPU = torch.device("cpu")

@@ -22,20 +22,30 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from kvstore.checkpoint.folders import begin, folder_of, found, listed, part_of, prepare, promise_of, remove
-from kvstore.checkpoint.manifest import MANIFEST
-from kvstore.checkpoint.schedule import NEVER, CheckpointSchedule
+from kvstore.checkpoint.folders import (
+    NEVER,
+    CheckpointSchedule,
+    begin,
+    folder_of,
+    found,
+    listed,
+    part_of,
+    prepare,
+    promise_of,
+    remove,
+)
+from kvstore.checkpoint.reader import verify
 from kvstore.checkpoint.stateful import joined, packed
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors
-from kvstore.checkpoint.verify import verify
 from kvstore.client.checkpoint_files import Answers, CheckpointInProgress, ask
 from kvstore.client.resuming import Resumed, TrainedStore
 from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError
 from kvstore.job.valid_values import Interval
+from kvstore.manifests import MANIFEST
 from kvstore.member.session import Session
 from kvstore.store.base import KVStore
 from kvstore.values import to_buffer
-from kvstore.values.addresses import Column
+from kvstore.values.arrays import Column
 
 log = logging.getLogger(__name__)
 

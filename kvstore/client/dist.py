@@ -32,9 +32,9 @@ from kvstore.member.shared_session import shared
 from kvstore.optim import states_file
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
-from kvstore.rows.first_rows import given_rows
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
+from kvstore.rows.row_arguments import given_rows
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.saving import OpenSaves, load_table, save_table
 from kvstore.rows.sums import Rows

@@ -43,7 +43,7 @@ class LentLoad:
     def __call__(self, parcel: Parcel, _gather: bool) -> Contents:
         """Wait until the values of a message are in their memory; the message itself carries nothing of them."""
         block, filling, in_float32 = self._parcels[parcel]
-        filling.wait()
+        filling()
         return Contents([], in_float32=in_float32, loan=block.loan)
 
 

@@ -24,7 +24,7 @@ from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, 
 from kvstore.optim.param_groups import ParamGroups
 from kvstore.optim.states import StateStore, StateTensors
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_states import RowStates, split
+from kvstore.rows.row_table import RowStates, split
 from kvstore.rows.sums import Rows
 from kvstore.rule import Rule
 from kvstore.spec import Key

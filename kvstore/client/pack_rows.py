@@ -11,8 +11,7 @@ import torch
 
 from kvstore import wire
 from kvstore.client.plans import RowPlan
-from kvstore.rows.ids import Ids, stripes_of
-from kvstore.rows.joint_ids import joined
+from kvstore.rows.ids import Ids, joined, stripes_of
 from kvstore.rows.layout import write_rows
 from kvstore.rows.sums import Positions, Rows
 from kvstore.transport.memory import SMALL, Memory

@@ -21,8 +21,7 @@ from kvstore.lineage import new_lineage
 from kvstore.member.outstanding import Effect, PendingRequest, Question, ready
 from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
-from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
-from kvstore.optim.states import StateTensors
+from kvstore.optim.states import SegmentState, StateTensors, pack_states, unpack_states
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.table import TableSpec

@@ -20,12 +20,10 @@ from kvstore.client.pending import RowCall
 from kvstore.client.plans import RowPlan, RowPlans
 from kvstore.client.unpack_rows import IncomingRows, RowReader, UnionRows
 from kvstore.errors import UsageError
-from kvstore.rows.contribution import contribution
-from kvstore.rows.ids import Ids
-from kvstore.rows.joint_ids import all_rise, joined, starts_of
+from kvstore.rows.ids import Ids, all_rise, joined, starts_of
+from kvstore.rows.row_arguments import Wanted, contribution
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.sums import Positions, Rows, has_nan
-from kvstore.rows.wanted import Wanted
 from kvstore.rule import Rule
 from kvstore.spec import Key
 from kvstore.store.arguments import ROUND, RowRequest

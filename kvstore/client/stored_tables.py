@@ -18,7 +18,7 @@ from kvstore.lineage import Version
 from kvstore.member.outstanding import PendingRequest, Question, ready
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids, stripes_of
-from kvstore.rows.row_states import Part
+from kvstore.rows.row_table import Part
 from kvstore.rows.stripe import PartSpec
 from kvstore.rows.sums import Positions, Rows
 from kvstore.rows.table_files import FrozenState

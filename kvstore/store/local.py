@@ -16,19 +16,15 @@ from kvstore.lineage import Version, new_lineage
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Optimizer, describe, log_replaced, require_shapes
-from kvstore.optim.row_updater import OWN, RowHyperparameters, RowUpdater
-from kvstore.optim.updater import Updater, refusals
-from kvstore.rows.contribution import contribution, row_sparse
-from kvstore.rows.first_rows import first_rows, given_rows, is_table, name_of
+from kvstore.optim.updater import OWN, RowHyperparameters, RowUpdater, Updater, refusals
 from kvstore.rows.frozen_rows import FrozenRows, Page
 from kvstore.rows.ids import Ids
+from kvstore.rows.row_arguments import Wanted, contribution, first_rows, given_rows, is_table, name_of, row_sparse
 from kvstore.rows.row_sparse import RowSparse, require_dense
-from kvstore.rows.row_states import RowStates, split
-from kvstore.rows.row_table import RowTable
+from kvstore.rows.row_table import RowStates, RowTable, split
 from kvstore.rows.saving import FrozenReading, OpenSaves, load_table, save_table
 from kvstore.rows.sums import Rows
 from kvstore.rows.table_files import FrozenState
-from kvstore.rows.wanted import Wanted
 from kvstore.spec import Key, Spec, check_key, require_floats, require_same, without_value
 from kvstore.store.arguments import RowRequest, RowRequests, array_outs, one_kind
 from kvstore.store.base import KVStore, TableChanges

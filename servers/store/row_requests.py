@@ -14,8 +14,7 @@ import numpy as np
 
 from kvstore import wire
 from kvstore.errors import NotFinite, UsageError, WireError
-from kvstore.rows.ids import Ids, stripes_of
-from kvstore.rows.joint_ids import all_rise, joined, starts_of
+from kvstore.rows.ids import Ids, all_rise, joined, starts_of, stripes_of
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.layout import ALIGNED, part_bytes, read_rows, write_rows
 from kvstore.rows.sums import RowBatch, Rows, has_nan

@@ -11,12 +11,11 @@ import torch
 
 from kvstore import wire
 from kvstore.errors import Mismatch, NotFinite, ServerError, WeightsInDoubt, rebuild
-from kvstore.optim.row_updater import RowHyperparameters
+from kvstore.optim.updater import RowHyperparameters
 from kvstore.rows.ids import Ids
-from kvstore.rows.part_updates import update_in_parts
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
-from kvstore.rows.updates import can_step_together, update_together
+from kvstore.rows.updates import can_step_together, update_in_parts, update_together
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, Key, shorten
 from kvstore.table import Table

@@ -14,8 +14,7 @@ from kvstore.checkpoint.tables import NUMBERS
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.lineage import UNKNOWN, Version
 from kvstore.optim.optimizer import Optimizer
-from kvstore.optim.row_updater import RowUpdater
-from kvstore.optim.updater import refusals
+from kvstore.optim.updater import RowUpdater, refusals
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.slabs import Array

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.codecs.description import described, travelling
+from kvstore.codecs.options import described, travelling
 from kvstore.errors import WireError, rebuild
-from kvstore.optim.state_messages import unpack_states
+from kvstore.optim.states import unpack_states
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.ids import Ids
 from kvstore.rows.layout import part_bytes, write_rows

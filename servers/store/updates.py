@@ -14,9 +14,8 @@ from kvstore import wire
 from kvstore.errors import Mismatch, NotFinite, ServerError, UsageError, WeightsInDoubt, rebuild
 from kvstore.optim.fused import FusedGroup
 from kvstore.optim.optimizer import Optimizer, log_replaced
-from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters
-from kvstore.optim.state_messages import SegmentState, pack_states, unpack_parts, unpack_states
-from kvstore.optim.updater import Updater
+from kvstore.optim.states import SegmentState, pack_states, unpack_parts, unpack_states
+from kvstore.optim.updater import NO_CHANGES, RowHyperparameters, Updater
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, Key, require_floats, shorten, sum_dtype
 from kvstore.transport.memory import Memory

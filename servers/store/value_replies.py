@@ -10,7 +10,7 @@ import torch
 
 from kvstore import wire
 from kvstore.codecs import CLOSE, Compression, Compressor, Encoded
-from kvstore.codecs.description import described, travelling
+from kvstore.codecs.options import described, travelling
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Key

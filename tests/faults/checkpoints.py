@@ -25,12 +25,11 @@ import torch
 
 from kvstore import wire
 from kvstore.checkpoint.folders import begin, listed
-from kvstore.checkpoint.reader import CheckpointReader
-from kvstore.checkpoint.tensors import FileRecord
-from kvstore.checkpoint.verify import verify
+from kvstore.checkpoint.reader import CheckpointReader, verify
 from kvstore.client.checkpoint_files import CheckpointInProgress, SavedStore
 from kvstore.client.entries import Entries, SegmentColumns
 from kvstore.errors import CheckpointError, ServerError
+from kvstore.manifests import FileRecord
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec
 from kvstore.values import to_buffer

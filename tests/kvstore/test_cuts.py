@@ -13,8 +13,7 @@ from placed import entries_of
 
 from kvstore.client.entries import Segment
 from kvstore.client.requests import assemble, cut
-from kvstore.optim.optimizer import describe
-from kvstore.optim.registry import find, names
+from kvstore.optim.optimizer import describe, find, names
 from kvstore.optim.states import StateTensors
 from kvstore.optim.updater import Updater
 from kvstore.placement import WHOLE, place

@@ -14,7 +14,7 @@ from contextlib import suppress
 from kvstore import wire
 from kvstore.job.curve_keys import CurveKeys, pair, with_key
 from kvstore.transport import Peer
-from kvstore.transport.zeromq.transport import ZmqTransport
+from kvstore.transport.zeromq import ZmqTransport
 from launcher.agents.links.link import AgentLink, AgentTicket, OnEnd, OnMessage
 
 _MANY = 1000  # messages at a time, so that other events get their turn

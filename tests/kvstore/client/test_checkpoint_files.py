@@ -15,10 +15,11 @@ from waiting import LONG
 from kvstore import wire
 from kvstore.checkpoint.folders import begin, listed, part_of, promise_of
 from kvstore.checkpoint.manifest import load_manifest
-from kvstore.checkpoint.tensors import FileRecord, TensorHeader, write_tensors
+from kvstore.checkpoint.tensors import TensorHeader, write_tensors
 from kvstore.client.checkpoint_files import CheckpointInProgress, SavedStore, ask
 from kvstore.client.entries import Entries, SegmentColumns
 from kvstore.errors import ServerError
+from kvstore.manifests import FileRecord
 from kvstore.spec import Spec
 
 

@@ -17,8 +17,7 @@ import kvstore as kv
 from kvstore.client import DistStore
 from kvstore.client.optimizing import advice
 from kvstore.errors import UsageError
-from kvstore.optim.optimizer import describe
-from kvstore.optim.registry import find
+from kvstore.optim.optimizer import describe, find
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rule import Rule
 from kvstore.table import Table

@@ -18,8 +18,8 @@ from kvstore.client.unpack_rows import IncomingRows, UnionRows
 from kvstore.errors import WireError
 from kvstore.rows.ids import stripes_of
 from kvstore.rows.layout import read_rows
+from kvstore.rows.row_arguments import Wanted
 from kvstore.rows.row_sparse import RowSparse
-from kvstore.rows.wanted import Wanted
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec
 

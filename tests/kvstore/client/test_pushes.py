@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from inproc import InprocTransport
 from played_session import AGGREGATOR
 from played_tables import PlayedTables
 from threaded import ThreadedJob
@@ -23,7 +24,6 @@ from kvstore.client.pending import PullOfArrays, PullOfRows, PushOfArrays, PushO
 from kvstore.client.pushes import Counts
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.table import Table
-from kvstore.transport import InprocTransport
 from kvstore.transport.memory import SMALL, Heap
 
 

@@ -15,10 +15,9 @@ from threaded import ThreadedJob
 from written import write
 
 import kvstore as kv
-from kvstore.checkpoint.export import export
+from kvstore.checkpoint.command import export
 from kvstore.checkpoint.folders import listed
-from kvstore.checkpoint.reader import CheckpointReader
-from kvstore.checkpoint.verify import verify
+from kvstore.checkpoint.reader import CheckpointReader, verify
 from kvstore.client import DistStore
 from kvstore.client.compression import Compressing, describe
 from kvstore.client.entries import PushClocks

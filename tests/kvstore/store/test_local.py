@@ -11,9 +11,9 @@ import torch
 
 import kvstore as kv
 from kvstore.errors import WeightsInDoubt
-from kvstore.optim.optimizer import describe
-from kvstore.optim.registry import OptimizerClass, builtin
-from kvstore.rows.row_states import RowStates
+from kvstore.optim.optimizer import builtin, describe
+from kvstore.optim.optimizer_class import OptimizerClass
+from kvstore.rows.row_table import RowStates
 from kvstore.store.local import LocalTables
 
 NAMES = pytest.mark.parametrize("name", ["local", "device"])

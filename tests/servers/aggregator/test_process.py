@@ -8,6 +8,7 @@ import pytest
 import torch
 from asking import Worker, floats
 from hosting import describe, floats_in, values
+from inproc import InprocNetwork
 from simulation.job import SimulatedJob
 from simulation.network import Weather
 from simulation.programs import add
@@ -16,7 +17,6 @@ from simulation.runs import HOSTS, Plan, carry_out, verdict
 from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.errors import JOB_FAILED_EXIT
-from kvstore.transport.inproc import InprocNetwork
 from servers.aggregator.exchanges import Exchange, push
 from servers.aggregator.gathering import HostSegments, Pushed
 from servers.aggregator.process import SILENT_S, STALL_S, Upstream

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from inproc import InprocNetwork
 from simulation.job import Outcome, Program, SimulatedJob
 from simulation.network import Weather
 
 from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.errors import REPLACED_EXIT, WireError
-from kvstore.transport import InprocNetwork
 from servers.replication.process import StandbyLink, stored
 from servers.shard import Shard
 

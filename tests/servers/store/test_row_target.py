@@ -15,7 +15,7 @@ from asking_rows import (
 
 from kvstore import wire
 from kvstore.optim.optimizer import describe
-from kvstore.optim.row_updater import RowUpdater
+from kvstore.optim.updater import RowUpdater
 from kvstore.rows.sums import RowBatch
 from kvstore.table import Table, Unseen
 from servers.store.hyperparameters import UpdateHyperparameters

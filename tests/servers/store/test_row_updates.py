@@ -20,7 +20,7 @@ from asking_rows import (
 from kvstore import wire
 from kvstore.errors import Mismatch, ServerError, WeightsInDoubt
 from kvstore.optim.optimizer import describe
-from kvstore.optim.row_updater import RowUpdater
+from kvstore.optim.updater import RowUpdater
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import RowBatch
 from kvstore.rule import Rule
