@@ -104,7 +104,7 @@ class LocalTables:
             rows.use(updaters.get(key))
 
     def contribution(self, key: Key, values: list[Any]) -> tuple[Ids, Rows]:
-        """Return what a push of ``values`` contributes; see ``kvstore.rows.contribution``."""
+        """Return what a push of ``values`` contributes; see ``kvstore.rows.row_arguments``."""
         return contribution(described("push", self.specs[key].name(key), 0), self.specs[key], values, self._finite)
 
     def update(self, key: Key, ids: Ids, sums: Rows, hyper: RowHyperparameters, function: Function | None) -> Ids:

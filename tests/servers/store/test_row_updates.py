@@ -270,7 +270,7 @@ def test_an_update_that_fails_says_whether_rows_have_changed(
         raise MemoryError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr("kvstore.optim.row_updater.RowUpdater.step", failing)
+        patched.setattr("kvstore.optim.updater.RowUpdater.step", failing)
         error = updates.close_group(group, items(2, 2))
     assert isinstance(error, ServerError)
     assert "no row of this update of 't7', 't8' has changed" in str(error)
