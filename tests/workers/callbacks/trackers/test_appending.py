@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvstore as kv
-from workers.callbacks.trackers.appending import LineFile
+from workers.callbacks.trackers import LineFile
 
 
 def appended(path: Path, *lines: str) -> str:

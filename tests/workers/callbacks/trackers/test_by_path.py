@@ -9,7 +9,7 @@ import pytest
 
 import kvstore as kv
 from workers.callbacks import CSVRows, JSONLines, TensorBoard
-from workers.callbacks.trackers.by_path import tracker_by_path
+from workers.callbacks.trackers import tracker_by_path
 
 
 @pytest.mark.parametrize(("path", "kind"), [("a/run.jsonl", JSONLines), ("run.csv", CSVRows), ("runs/", TensorBoard)])
