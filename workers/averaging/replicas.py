@@ -2,6 +2,10 @@
 
 Before an average, workers tell each other where they are (``common/gather.py``). So a worker that has finished can take
 part until all have finished, and a mismatch is an error before any weight has changed.
+
+Periodic averaging, or local SGD: Stich, "Local SGD converges fast and communicates little" (arXiv:1805.09767); with
+data of their own on the workers, McMahan et al., "Communication-efficient learning of deep networks from decentralized
+data" (arXiv:1602.05629).
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore import DeadlineExceeded, KVStore, Mismatch, UsageError
-from workers.averaging.agreement import require_alike
-from workers.averaging.stepper import Stepper
+from kvstore import DeadlineExceeded, KVStore, Mismatch, UnknownName, UsageError
+from workers.averaging.stepper import Stepper, require_alike
 from workers.broadcast import broadcast_parameters, share_optimizer
+from workers.common.checks import at_least
 from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
 from workers.common.stores import join_refusal, open_store
@@ -275,3 +279,150 @@ class Replicas(Stepper):
 
     def _in_optimizer(self) -> list[int]:
         return [id(tensor) for group in self._optimizer.param_groups for tensor in group["params"]]
+
+
+CHUNK_BYTES = 8 << 20  # SINGA's threshold: 2 Mi elements of float32
+
+
+class PartialSync(Replicas):
+    """Averages one chunk of the weights over workers after each step. Chunks take turns.
+
+        sync = PartialSync(model, optimizer, "dist_sync", chunk_bytes=1 << 20)
+        loss.backward()
+        sync.step()
+
+    A step first updates all parameters with this worker's own gradients. Then the weights of chunk number (step - 1)
+    modulo ``num_chunks`` become their mean over workers. SINGA's code does the same, while its guide says that
+    gradients are averaged. With averaged weights, replicas are never more than ``num_chunks`` - 1 local steps apart.
+    With averaged gradients, their differences would add up without bound.
+
+    As in SINGA, the last layers are in the first chunk. Unlike there, a value may be cut, so that no step sends more
+    than ``chunk_bytes``; buffers are averaged too; and parameters without a gradient have their turn, so that all
+    workers average the same values.
+
+    With one chunk and SGD, with or without momentum, the weights are those of synchronous training, up to rounding. The
+    optimizer's states are never averaged.
+
+    Args:
+        model: a module, or its ``named_parameters()``, which has no buffers. Every worker gets rank 0's parameters,
+            frozen ones too, and buffers. Frozen parameters count if the optimizer has them. A parameter with several
+            names counts once.
+        optimizer: an instance of ``torch.optim.Optimizer`` with parameters of ``model``. Gradients are those of this
+            worker's batch. A loss that is a mean over it needs the learning rate of synchronous training.
+        kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto``:
+            ``dist_sync`` in a job, ``device`` outside of one.
+        chunk_bytes: how much a step sends and receives at most, in bytes; at least 8. For each worker, 32 bytes are
+            added, and 8 for each parameter and buffer, by which workers see what is equal. float16 is sent as float32.
+        buffers: also average buffers, such as batch-norm statistics, in their turn; see ``Reducer.average_buffers``.
+            Those that have no mean become rank 0's in the turn of the last chunk.
+
+    Raises:
+        UsageError: an argument is invalid; or the store updates, or serves another model.
+        Mismatch: workers disagree on the chunk size or the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        kvstore: KVStore | str = "auto",
+        chunk_bytes: int = CHUNK_BYTES,
+        buffers: bool = True,
+    ) -> None:
+        chunk_bytes = at_least("chunk_bytes", chunk_bytes, 8)
+        super().__init__(model, optimizer, kvstore, buffers, chunk_bytes, {"chunk_bytes": chunk_bytes})
+
+    @property
+    def num_chunks(self) -> int:
+        """The number of steps in which every value is averaged once."""
+        return len(self._chunks)
+
+    def _due(self, step: int) -> Sequence[ChunkRange]:
+        return self._chunks[(step - 1) % len(self._chunks)]
+
+
+MOMENTUM = ("keep", "average", "reset")
+
+
+class PeriodicAveraging(Replicas):
+    """Every worker trains alone for ``sync_every`` steps. Then all weights become their mean over workers.
+
+        averaging = PeriodicAveraging(model, optimizer, "dist_sync", sync_every=8)
+        for batch in batches:
+            ...
+            loss.backward()
+            averaging.step()
+        averaging.finish()
+
+    It sends a ``sync_every``-th of what synchronous training sends. With ``sync_every=1`` and SGD, with or without
+    momentum, the weights are those of synchronous training, up to rounding.
+
+    The store's deadline must cover a whole period: a worker may wait for ``sync_every`` steps of the slowest.
+
+    Args:
+        model: a module, or its ``named_parameters()``, which has no buffers. Every worker gets rank 0's parameters,
+            frozen ones too, and buffers. Frozen parameters count if the optimizer has them. A parameter with several
+            names counts once.
+        optimizer: an instance of ``torch.optim.Optimizer`` with parameters of ``model``; see ``PartialSync``.
+        kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto``:
+            ``dist_sync`` in a job, ``device`` outside of one.
+        sync_every: the number of steps in a period.
+        warmup_steps: the number of first steps that each end with an average, because weights change fastest then.
+            Periods begin after them. This is post-local SGD (Lin et al., arXiv:1808.07217).
+        buffers: also average buffers, such as batch-norm statistics; see ``Reducer.average_buffers``.
+        momentum: what an average does to the optimizer's states. ``keep``: each worker keeps its own, at no cost.
+            ``average``: float tensors except step counts are averaged too, as in Yu et al. (arXiv:1905.03817); this
+            sends the weights' size once more for SGD with momentum, twice for Adam, and needs gradients for the same
+            parameters on all workers. ``reset``: the states are dropped at the end of a period, but not during warm-up,
+            so that each period begins with a new optimizer; this is FedAvg. Adagrad cannot: it makes its states once.
+
+    Raises:
+        UsageError: an argument is invalid; or the store updates, or serves another model.
+        Mismatch: workers disagree on a setting or the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        kvstore: KVStore | str = "auto",
+        sync_every: int = 8,
+        warmup_steps: int = 0,
+        buffers: bool = True,
+        momentum: str = "keep",
+    ) -> None:
+        self._sync_every = at_least("sync_every", sync_every, 1)
+        self._warmup_steps = at_least("warmup_steps", warmup_steps, 0)
+        if momentum not in MOMENTUM:
+            raise UnknownName(f"unknown momentum={momentum!r}; choose from {', '.join(MOMENTUM)}")
+        if momentum == "reset" and isinstance(optimizer, torch.optim.Adagrad):
+            raise UsageError(
+                "momentum='reset' does not work with Adagrad, which makes its states only once; choose 'keep' or "
+                "'average'"
+            )
+        self._momentum = momentum
+        settings: dict[str, int | str] = {
+            "sync_every": sync_every,
+            "warmup_steps": warmup_steps,
+            "momentum": momentum,
+        }
+        super().__init__(model, optimizer, kvstore, buffers, None, settings)
+
+    def _due(self, step: int) -> Sequence[ChunkRange]:
+        local = step - self._warmup_steps
+        return self._all if local <= 0 or local % self._sync_every == 0 else ()
+
+    def _states(self) -> dict[str, torch.Tensor]:
+        if self._momentum != "average":
+            return {}
+        return {
+            f"{name}/{state}": value
+            for name, tensor in self._params.items()
+            for state, value in sorted(self._optimizer.state.get(tensor, {}).items())
+            if state != "step" and isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
+        }
+
+    def _average(self, parts: Sequence[ChunkRange]) -> None:
+        super()._average(parts)
+        if self._momentum == "reset" and self._steps > self._warmup_steps:
+            self._optimizer.state.clear()

@@ -1,8 +1,6 @@
 """Callbacks of ``fit``, after batches and epochs. MXNet's ``callback``, with its names and its log lines.
 
-lines     ``Speedometer`` and other log lines
-progress  a progress bar
-rates     learning rates by epoch, and torch's schedulers
+progress  ``Speedometer`` and other log lines, a progress bar; learning rates by epoch
 saving    checkpoints
 stopping  early stopping
 log       values to trackers: files, TensorBoard, W&B, MLflow, ...
@@ -12,7 +10,7 @@ param     what a batch's callbacks are given
 A batch's callbacks are called with a ``BatchEndParam``. An epoch's are called with the epoch, the model, its parameters
 and its buffers, both by name. A callback that is an object may have more methods:
 
-- ``begin(run)``: called before the first epoch with the run (``workers/fitting/run.py``);
+- ``begin(run)``: called before the first epoch with the run (``workers/fitting/fit.py``);
 - ``evaluated(param)``: called after each evaluation, and after the callbacks of its end, with their ``param``. The
   evaluation comes after the callbacks of the epoch, so such a callback prints the evaluation's values here;
 - ``missed(batches)``, for a batch's callbacks: called at the end of an epoch in which other workers had more batches;
@@ -22,17 +20,19 @@ and its buffers, both by name. A callback that is an object may have more method
 Callbacks of one moment are called in the order given. Those that save checkpoints are called last.
 """
 
-from workers.callbacks.lines import LogValidationMetricsCallback, Speedometer, log_train_metric
 from workers.callbacks.log import Log
 from workers.callbacks.param import BatchEndParam
-from workers.callbacks.progress import ProgressBar
-from workers.callbacks.rates import LearningRateScheduler, TorchScheduler
+from workers.callbacks.progress import (
+    LearningRateScheduler,
+    LogValidationMetricsCallback,
+    ProgressBar,
+    Speedometer,
+    TorchScheduler,
+    log_train_metric,
+)
 from workers.callbacks.saving import do_batch_checkpoint, do_checkpoint
 from workers.callbacks.stopping import EarlyStopping
-from workers.callbacks.trackers.csv_rows import CSVRows
-from workers.callbacks.trackers.json_lines import JSONLines
-from workers.callbacks.trackers.tensorboard import TensorBoard
-from workers.callbacks.trackers.tracker import Tracker, tracker_of
+from workers.callbacks.trackers import CSVRows, JSONLines, TensorBoard, Tracker, tracker_of
 
 __all__ = [
     "BatchEndParam",

@@ -14,8 +14,7 @@ from kvstore import UsageError
 from kvstore.member.shared_session import joined
 from kvstore.rare_log import worth_a_line
 from workers.callbacks.param import BatchEndParam
-from workers.callbacks.trackers.by_path import tracker_by_path
-from workers.callbacks.trackers.tracker import Tracker
+from workers.callbacks.trackers import Tracker, tracker_by_path
 from workers.common.checks import at_least
 
 log = logging.getLogger(__name__)

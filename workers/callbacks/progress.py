@@ -1,19 +1,27 @@
-"""A progress bar on a terminal, drawn by rich; lines where there is none."""
+"""What ``fit`` prints (MXNet's log lines, a progress bar), and learning rates by epoch."""
 
 from __future__ import annotations
 
+import base64
 import io
 import logging
 import os
 import stat
 import sys
 import time
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from kvstore import UsageError, WireError
 from kvstore.job.config import Config
 from workers.callbacks.param import BatchEndParam
+from workers.common import bundle
 from workers.common.run_log import log_line
+from workers.common.torch_internals import set_in_group
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -184,3 +192,198 @@ def _progress(console: Any, length: int, live: bool) -> Progress:
 
 def _update(progress: Progress, task: Any, param: BatchEndParam, total: int | None) -> None:
     progress.update(task, completed=param.nbatch + 1, total=total, description=f"Epoch {param.epoch}")
+
+
+class Rated(Protocol):
+    """What a schedule of learning rates needs of a run of ``fit``."""
+
+    epoch: int
+
+    @property
+    def trainer(self) -> Any:
+        """The ``Trainer``."""
+
+
+class LearningRateScheduler:
+    """Sets the learning rate of each epoch; an ``epoch_end_callback``, on every worker.
+
+    For a rate by the number of updates, use ``lr_scheduler`` in ``optimizer_params``.
+
+    Args:
+        schedule: a function from the epoch, counted from 0, to its learning rate.
+    """
+
+    def __init__(self, schedule: Callable[[int], float]) -> None:
+        self._schedule = schedule
+        self._run: Rated | None = None
+
+    def begin(self, run: Rated) -> None:
+        """Set the rate of the first epoch of ``run``."""
+        self._run = run
+        run.trainer.set_learning_rate(self._schedule(run.epoch))
+
+    def __call__(self, epoch: int, *_: Any) -> None:
+        """Set the rate of the next epoch."""
+        if self._run is not None:
+            self._run.trainer.set_learning_rate(self._schedule(epoch + 1))
+
+
+class TorchScheduler:
+    """Steps one of torch's learning-rate schedulers whenever it is called; on every worker.
+
+        fit(..., epoch_end_callback=TorchScheduler(lambda optimizer: StepLR(optimizer, step_size=30)))
+        fit(..., batch_end_callback=TorchScheduler(lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=10_000)))
+        fit(..., eval_end_callback=TorchScheduler(lambda optimizer: ReduceLROnPlateau(optimizer, "max")))
+
+    The argument that it is passed as decides when it steps: after each epoch, batch or evaluation. As a
+    ``batch_end_callback`` it also catches up, at the end of an epoch, with workers that had more batches. Its state is
+    in checkpoints, so that a resumed run has the same rates to the bit.
+
+    Args:
+        make: a function from an optimizer to the scheduler.
+        monitor: the metric for ``ReduceLROnPlateau``, by name; None for the first metric.
+
+    Raises:
+        UsageError: ``make`` is not a function, or does not make a scheduler.
+    """
+
+    def __init__(self, make: Callable[[torch.optim.Optimizer], Any], monitor: str | None = None) -> None:
+        if not callable(make) or hasattr(make, "step"):
+            raise UsageError(
+                "TorchScheduler takes a function from an optimizer to a scheduler, such as "
+                f"lambda optimizer: StepLR(optimizer, 30), not {type(make).__name__}"
+            )
+        self._make, self._monitor = make, monitor
+        self._scheduler: Any = None
+        self._groups: list[dict[str, Any]] = []
+        self._loaded: tuple[Any, list[dict[str, Any]]] | None = None
+
+    def begin(self, run: Rated) -> None:
+        """Make the scheduler, which sets the first rates of ``run``."""
+        optimizer = run.trainer.optimizer
+        self._scheduler, self._groups = self._make(optimizer), optimizer.param_groups
+        if not all(callable(getattr(self._scheduler, name, None)) for name in ("step", "state_dict")):
+            raise UsageError(
+                f"TorchScheduler's function must return a scheduler, not a {type(self._scheduler).__name__}"
+            )
+        if self._loaded is not None:
+            state, groups = self._loaded
+            try:
+                self._scheduler.load_state_dict(state)
+                for group, saved in zip(self._groups, groups, strict=True):
+                    for name, value in saved.items():  # the new scheduler has set its first rates
+                        set_in_group(group, name, value)
+            except (AttributeError, LookupError, TypeError, ValueError) as exc:
+                kind = type(self._scheduler).__name__
+                raise UsageError(
+                    f"the checkpoint's state does not fit this {kind}: {exc!r}; make the scheduler as in the run "
+                    "that saved it"
+                ) from exc
+            self._loaded = None
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler; None before ``begin``."""
+        return self._scheduler
+
+    def __call__(self, when: int | BatchEndParam, *_: Any) -> None:
+        """Step the scheduler."""
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            if not isinstance(when, BatchEndParam):
+                raise UsageError("ReduceLROnPlateau needs a metric: pass it as eval_end_callback")
+            self._scheduler.step(when.value(self._monitor)[1])
+        else:
+            self._scheduler.step()
+
+    def missed(self, batches: int) -> None:
+        """Make ``batches`` steps, one for each batch that this worker had less than others."""
+        for _ in range(batches):
+            self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state and the hyper-parameters that it has set, as JSON values."""
+        groups = [{name: value for name, value in group.items() if name != "params"} for group in self._groups]
+        packed, tensors = bundle.pack([self._scheduler.state_dict(), groups])
+        if any(tensor.numel() != 1 for tensor in tensors):
+            raise UsageError(
+                "the scheduler's state has tensors of several elements, which a checkpoint cannot hold; create it "
+                "with numbers"
+            )
+        # A rate that is a tensor is rounded to its dtype at each step, so it comes back as one.
+        numbers = [tensor.item() for tensor in tensors]
+        return {"bundle": base64.b64encode(packed).decode(), "tensors": numbers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``, which ``state_dict`` returned; before ``begin``.
+
+        Raises:
+            UsageError: the state is damaged.
+        """
+        try:
+            packed = base64.b64decode(state["bundle"])
+            numbers, forms = state.get("tensors", []), bundle.forms(packed)
+            tensors = [
+                torch.tensor(number, dtype=form.dtype, device="cpu").reshape(form.shape)
+                for number, form in zip(numbers, forms, strict=True)
+            ]
+            scheduler, groups = bundle.unpack(packed, tensors)
+        except (WireError, LookupError, RuntimeError, TypeError, ValueError) as exc:
+            raise UsageError(f"the scheduler's state is damaged: {exc!r}") from exc
+        self._loaded = scheduler, groups
+
+
+class Speedometer:
+    """Logs a worker's speed, and the metric of its own batches, after every ``frequent`` batches.
+
+    As in MXNet the clock starts when an epoch's first batch ends, so that its start-up time does not count.
+
+    Args:
+        batch_size: the samples in a batch of this worker.
+        frequent: the number of batches between lines.
+        auto_reset: whether each line's metric covers the batches since the last line; otherwise the epoch so far.
+    """
+
+    def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
+        self.batch_size, self.frequent, self.auto_reset = batch_size, frequent, auto_reset
+        self._since = self._last = -1
+        self._tic = 0.0
+
+    def __call__(self, param: BatchEndParam) -> None:
+        """Count a batch, and log if it is time."""
+        begun, self._last = 0 <= self._last < param.nbatch, param.nbatch
+        if not begun:
+            self._since, self._tic = param.nbatch, time.perf_counter()
+        elif param.nbatch % self.frequent == 0:
+            pairs = param.eval_metric.get_name_value() if param.eval_metric else []  # this waits for the device
+            now = time.perf_counter()
+            speed = (param.nbatch - self._since) * self.batch_size / max(now - self._tic, 1e-9)
+            shown = "".join(f"\t{name}={value:f}" for name, value in pairs)
+            log_line(
+                param.rank, "Epoch[%d] Batch [%d]\tSpeed: %.2f samples/sec%s", param.epoch, param.nbatch, speed, shown
+            )
+            if param.eval_metric and self.auto_reset:
+                param.eval_metric.reset_local()
+            self._since, self._tic = param.nbatch, now
+
+
+def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEndParam], None]:
+    """Return a callback that logs the metric every ``period`` batches, and then resets it if ``auto_reset``."""
+
+    def callback(param: BatchEndParam) -> None:
+        if param.nbatch % period or param.eval_metric is None:
+            return
+        for name, value in param.eval_metric.get_name_value():
+            log_line(param.rank, "Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
+        if auto_reset:
+            param.eval_metric.reset_local()
+
+    return callback
+
+
+class LogValidationMetricsCallback:
+    """Logs the metric at the end of an evaluation; ``fit`` itself also does."""
+
+    def __call__(self, param: BatchEndParam) -> None:
+        """Log the metric."""
+        for name, value in param.eval_metric.get_name_value() if param.eval_metric else []:
+            log_line(param.rank, "Epoch[%d] Validation-%s=%f", param.epoch, name, value)

@@ -5,7 +5,7 @@ gather           a few integers of every worker, for all: do they mean the same?
 buckets          which gradients travel in one message, and when
 sparse_gradients sparse gradients as rows that a store sums
 row_steps        what a store's trainer and the modules whose tables it has tell each other
-hooks            tell of each gradient during backward
+pushed           hooks that tell of each gradient during backward; whether gradients are still what was pushed
 chunks           values cut into chunks of bounded size
 values           an optimizer's parameters and a model's buffers, by name
 bundle           nested plain values with tensors, as msgpack

@@ -26,8 +26,7 @@ from kvstore import KVStore, RowSparse, Table, UsageError
 from kvstore.ticket import Ticket
 from workers.alike import BACKWARD, WIDTH, Alike, in_one_phase
 from workers.common.buckets import Progress, divide
-from workers.common.hooks import Hooks
-from workers.common.pushed import PushedGradients
+from workers.common.pushed import Hooks, PushedGradients
 from workers.common.sparse_gradients import as_gradient, as_rows, is_sparse, table_key
 from workers.common.torch_internals import after_backward, raise_late
 

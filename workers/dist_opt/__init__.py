@@ -1,8 +1,7 @@
 """``DistOpt``, after SINGA's: one call runs a backward pass, sends the gradients in some way, and updates.
 
 optimizer     ``DistOpt``
-communicator  who the workers are, and sums over them
-channel       an all-reduce through one store, compressed or not
+communicator  ranks, and sums over workers through one store, compressed or not
 """
 
 from workers.dist_opt.optimizer import DistOpt

@@ -14,8 +14,7 @@ from workers.common.checks import at_least
 from workers.common.chunks import wire_dtype
 from workers.common.gather import Gather, digest
 from workers.common.values import describe
-from workers.dist_opt.channel import NOT_ZERO, Channel, fuse
-from workers.dist_opt.communicator import Communicator
+from workers.dist_opt.communicator import NOT_ZERO, Channel, Communicator, fuse
 
 PRESENT = "present"
 

@@ -1,11 +1,16 @@
-"""Which rows of tables a batch needs: each id once, and where each position of the batch finds its row. Pure."""
+"""Which rows of tables a batch needs: each id once, and where each position of the batch finds its row. Pure.
+
+The order of the ids decides the last bits of a sum of three or more gradients. A job of one worker uses torch's order,
+so its sums have the bits of torch's own sparse gradients. A job of several workers adds their sums, which torch alone
+does not, so torch's bits cannot be met. It uses the order of the positions, which takes an eighth of the time to find.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,8 +19,59 @@ from kvstore import UsageError
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import integers
 from kvstore.table import Table
+from kvstore.ticket import Ticket
+from kvstore.values import as_dtype
 from workers.common.torch_internals import write_count
-from workers.embedding.id_order import Sort, as_torch
+
+Sort: TypeAlias = Callable[[Sequence[torch.Tensor]], "tuple[torch.Tensor, torch.Tensor]"]
+
+
+def sort_for(workers: int) -> Sort:
+    """Return how to sort in a job of so many workers."""
+    return as_torch if workers == 1 else by_position
+
+
+def as_torch(ids: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids sorted, and where each was; equal ones in the order that they have in a sparse gradient of torch's.
+
+    Each table is sorted alone: torch's order of equal ids depends on all the others.
+
+    Args:
+        ids: of each of several tables, at least one; int64, of one dimension, on the CPU.
+
+    Returns:
+        Two tensors of int64, which have the tables one after the other: the ids, and the position of each in its table.
+    """
+    return _by_torch(ids, stable=False)
+
+
+def by_position(ids: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids sorted, and where each was; equal ones in the order of their positions. See ``as_torch``."""
+    sizes = [len(each) for each in ids]
+    bits = max(max(sizes) - 1, 1).bit_length()
+    joint = np.concatenate([each.numpy() for each in ids])
+    if len(joint) and int(joint.view(np.uint64).max()) >> (63 - bits):  # negative, or without room for a position
+        return _by_torch(ids, stable=True)
+    # With its position below it, each id is another number, and numbers alone are sorted in a tenth of the time.
+    joint <<= bits
+    positions = np.arange(max(sizes))
+    first = 0
+    for size in sizes:
+        part = joint[first : first + size]
+        part |= positions[:size]
+        part.sort()
+        first += size
+    return torch.from_numpy(joint >> bits), torch.from_numpy(joint & ((1 << bits) - 1))
+
+
+def _by_torch(ids: Sequence[torch.Tensor], stable: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    if len(ids) == 1:
+        return torch.sort(ids[0], stable=stable)
+    sizes = [len(each) for each in ids]
+    ordered, order = (torch.empty(sum(sizes), dtype=torch.int64, device="cpu") for _ in range(2))
+    for each, values, places in zip(ids, torch.split(ordered, sizes), torch.split(order, sizes), strict=True):
+        torch.sort(each, stable=stable, out=(values, places))
+    return ordered, order
 
 
 class TableIds(NamedTuple):
@@ -212,3 +268,70 @@ def _refuse(key: Any, rows: int, flat: Ids) -> None:
     raise UsageError(
         f"id {flat[position]} at position {position} is not in table {key!r}, whose ids are from 0 to {rows - 1}"
     )
+
+
+class Fetch:
+    """The rows of one table for one lookup, on their way or there.
+
+    Below the rows there is one more, of zeros: that of the padding.
+
+    Args:
+        lookup: which rows.
+        block: memory for them, of shape ``(len(ids) + 1, width)``; the last row is of zeros.
+
+    Attributes:
+        lookup: see above.
+        out: the rows, to be written into; of shape ``(len(ids), width)``.
+        ticket: of the call that brings them; None until it has been made.
+        seen: a mark of the changes of the table when they were asked for.
+    """
+
+    def __init__(self, lookup: Lookup, block: torch.Tensor) -> None:
+        self.lookup = lookup
+        self._block = block
+        self.out = block[:-1]
+        self.ticket: Ticket | None = None
+        self.seen: object = None
+
+    def covers(self, lookup: Lookup) -> bool:
+        """Whether the rows of ``lookup`` are among these."""
+        return lookup is self.lookup or contains(self.lookup.ids, lookup.ids)
+
+    def take(self, lookup: Lookup) -> torch.Tensor:
+        """Wait for the rows; return those of ``lookup``, which this covers, and below them the row of zeros.
+
+        Raises:
+            KVStoreError: they did not come.
+        """
+        if self.ticket is not None:
+            self.ticket.wait()
+        if lookup is self.lookup or torch.equal(lookup.ids, self.lookup.ids):
+            return self._block
+        positions = torch.searchsorted(self.lookup.ids, lookup.ids)
+        return self._block[
+            torch.cat((positions, torch.tensor([len(self.lookup.ids)], dtype=torch.int64, device="cpu")))
+        ]
+
+
+def fetches_of(tables: Mapping[Any, Table], lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
+    """Return by key a fetch for each of ``lookups``. The rows of tables that are alike lie in one tensor.
+
+    Args:
+        tables: by key; those of ``lookups``, and perhaps others.
+        lookups: by key, which rows.
+    """
+    alike: dict[tuple[int, str], list[Any]] = {}
+    for key in lookups:
+        alike.setdefault((tables[key].width, tables[key].dtype), []).append(key)
+    blocks: dict[Any, torch.Tensor] = {}
+    for (width, dtype), keys in alike.items():
+        blocks.update(zip(keys, _blocks([len(lookups[key].ids) for key in keys], width, dtype), strict=True))
+    return {key: Fetch(lookup, blocks[key]) for key, lookup in lookups.items()}
+
+
+def _blocks(counts: Sequence[int], width: int, dtype: str) -> Sequence[torch.Tensor]:
+    """Return memory for so many rows, and a row of zeros below each of these."""
+    sizes = [count + 1 for count in counts]
+    whole = torch.empty((sum(sizes), width), dtype=as_dtype(dtype), device="cpu")
+    whole[torch.tensor(sizes, dtype=torch.int64, device="cpu").cumsum(0) - 1] = 0
+    return torch.split(whole, sizes)

@@ -13,8 +13,7 @@ from kvstore.dynamo import outside_graphs
 from workers.common.checks import at_least
 from workers.common.read_ahead import reading_into
 from workers.embedding.exchange import RowExchange
-from workers.embedding.fetches import Fetch
-from workers.embedding.lookups import Lookup
+from workers.embedding.lookups import Fetch, Lookup
 from workers.embedding.modules import TableModule
 
 IdsOfBatch: TypeAlias = Callable[[Any], Any]

@@ -1,10 +1,8 @@
 """``fit``, after MXNet's ``Module.fit``: training with metrics, callbacks and checkpoints.
 
-fit             the function and its arguments
-run             a run: epoch by epoch
+fit             the function and its arguments; a run, epoch by epoch; what it adds to checkpoints of the job
 archive         a run into a checkpoint and back
 checkpoint      the files of a checkpoint
-job_checkpoints what is added to checkpoints of the job
 run_callbacks   which callbacks are called when
 diloco_trainer  what trains where workers synchronize weights by DiLoCo
 copies          the model on one or several devices, each with a part of the batch

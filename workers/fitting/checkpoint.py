@@ -32,8 +32,7 @@ from kvstore.checkpoint.tensors import require_names
 from kvstore.job.files import foreign_format, replacing, require_plain
 from kvstore.optim.states_file import read_residuals
 from workers.common.tensors import PLAIN, is_dense, is_expanded, overwrite, pack, unpack
-from workers.embedding.modules import TableModule
-from workers.embedding.whole import tables_left_out
+from workers.embedding.modules import TableModule, tables_left_out
 
 WEIGHTS, WORKER = "workers weights 1", "workers position 1"
 HELD = PLAIN | {torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64}  # by safetensors

@@ -10,7 +10,7 @@ from threaded import ThreadedJob
 
 import kvstore as kv
 from kvstore.client import DistStore
-from workers.averaging.agreement import require_alike
+from workers.averaging.stepper import require_alike
 from workers.common.gather import Gather
 
 ALIKE: dict[str, Any] = {"kind": "This", "settings": {"every": 3, "how": "keep"}, "values": {"w": torch.zeros(2)}}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kvstore as kv
-from workers.averaging.global_weights import GlobalWeights, require_synchronous
+from workers.averaging.diloco import GlobalWeights, require_synchronous
 
 
 def made(*values: float, dtype: torch.dtype = torch.float32) -> tuple[GlobalWeights, dict[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ import pytest
 from callback_runs import param, right
 
 from workers import callbacks, metrics
-from workers.callbacks import Speedometer, lines
+from workers.callbacks import Speedometer, progress
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 
 
 def test_speedometer_prints_the_labs_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(lines, "time", Clock())
+    monkeypatch.setattr(progress, "time", Clock())
     caplog.set_level(logging.INFO)
     metric = metrics.create("acc")
     speedometer = Speedometer(batch_size=128, frequent=20)
@@ -42,7 +42,7 @@ def test_speedometer_prints_the_labs_lines(monkeypatch: pytest.MonkeyPatch, capl
 def test_speedometer_without_reset_of_several_and_of_no_metrics(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lines, "time", Clock())
+    monkeypatch.setattr(progress, "time", Clock())
     caplog.set_level(logging.INFO)
     metric = metrics.create(["acc", metrics.CustomMetric(lambda *_: 2.0, "two")])
     whole, none = Speedometer(1, 1, auto_reset=False), Speedometer(1, 1)
@@ -60,7 +60,7 @@ def test_speedometer_without_reset_of_several_and_of_no_metrics(
 def test_a_resumed_epochs_first_line_counts_only_what_was_timed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lines, "time", Clock())
+    monkeypatch.setattr(progress, "time", Clock())
     caplog.set_level(logging.INFO)
     speedometer = Speedometer(10, 20)
     for number in range(15, 21):

@@ -7,7 +7,7 @@ import weakref
 
 import torch
 
-from workers.common.hooks import Hooks
+from workers.common.pushed import Hooks
 
 
 class Listener:

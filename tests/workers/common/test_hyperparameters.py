@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from workers.common.hyperparameters import CurrentHyperparameters, Hyperparameter, difference
+from workers.alike import CurrentHyperparameters, Hyperparameter, difference
 
 
 def named(groups: list[dict[str, Any]]) -> tuple[Hyperparameter, ...]:

@@ -11,7 +11,7 @@ from recorded import Recorded
 import workers
 from kvstore import Ticket
 from workers.embedding.exchange import RowExchange
-from workers.embedding.id_order import Sort, as_torch, by_position
+from workers.embedding.lookups import Sort, as_torch, by_position
 
 
 def test_one_for_each_store_as_long_as_a_module_lives() -> None:

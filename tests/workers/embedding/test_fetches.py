@@ -5,7 +5,7 @@ from looked_up import look_up
 
 from kvstore import Table
 from kvstore.ticket import Ticket
-from workers.embedding.fetches import fetches_of
+from workers.embedding.lookups import fetches_of
 
 TABLE = Table(dim=2)
 

@@ -5,7 +5,7 @@ import torch
 from looked_up import look_up
 
 from kvstore import Table
-from workers.embedding.gradients import RowGradients, RowUse
+from workers.embedding.exchange import RowGradients, RowUse
 from workers.embedding.lookups import TableIds, look_up_all
 
 TABLES = {"a": Table(dim=2), "b": Table(dim=3, dtype="float64")}

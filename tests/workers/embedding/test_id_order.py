@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.embedding.id_order import Sort, as_torch, by_position, sort_for
+from workers.embedding.lookups import Sort, as_torch, by_position, sort_for
 
 LARGE = 2**63 - 1
 

@@ -8,12 +8,12 @@ from recorded import Recorded
 from torch import nn
 
 import workers
-from workers.embedding import whole
+from workers.embedding import modules
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "CHUNK_BYTES", 24)  # three rows of two
+    monkeypatch.setattr(modules, "CHUNK_BYTES", 24)  # three rows of two
 
 
 def model(store: Recorded, rows: int | None = 7) -> nn.Sequential:

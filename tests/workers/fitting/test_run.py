@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -139,7 +140,9 @@ class Clock:
 
 def test_the_store_reports_losses_each_second_and_the_wait_for_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, reports = Clock(), []
-    monkeypatch.setattr("workers.fitting.run.time", clock)
+    monkeypatch.setattr(
+        importlib.import_module("workers.fitting.fit"), "time", clock
+    )  # the package's `fit` is the function
     store = kv.create("local")
     monkeypatch.setattr(store, "report", lambda values=None, input_s=0.0: reports.append((values, input_s)))
     (values,) = fit(network(), clock.batches(6, 0.25), num_epoch=1, kvstore=store)

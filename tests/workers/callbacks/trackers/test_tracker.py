@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import math
+import os
 import re
+import signal
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from workers.callbacks import Log, tracker_of
+import kvstore as kv
+from workers.callbacks import CSVRows, JSONLines, Log, TensorBoard, tracker_of
+from workers.callbacks.trackers import LineFile, tracker_by_path
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "callbacks.md"
 
@@ -100,3 +109,116 @@ def test_what_the_reference_shows_of_other_libraries_works(fake: type, monkeypat
     log.close()
     assert calls[0][0] == "init"
     assert calls[1:] == [({"loss": 0.5}, 7), ("finish", None)]
+
+
+def appended(path: Path, *lines: str) -> str:
+    file = LineFile(path, b"{")
+    for line in lines:
+        file.append(line)
+    file.close()
+    return path.read_text()
+
+
+def test_lines_are_appended_and_folders_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.jsonl"
+    assert appended(path, "{1}\n", "{2}\n") == "{1}\n{2}\n"
+    assert appended(path, "{3}\n") == "{1}\n{2}\n{3}\n"
+
+
+@pytest.mark.parametrize("length", [2, 70_000, 200_000])  # within one block of what is read, and over several
+def test_a_last_line_without_its_end_is_cut_off(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("{1}\n{" + "x" * length)
+    assert appended(path, "{2}\n") == "{1}\n{2}\n"
+    path.write_text("{" + "x" * length)
+    assert appended(path, "{2}\n") == "{2}\n"
+
+
+@pytest.mark.parametrize("content", ["step\n", "[1]", "\n{"])
+def test_somebody_elses_file_is_left_alone(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    with pytest.raises(kv.UsageError, match=r"a\.jsonl has other content, .*; choose another name"):
+        LineFile(path, b"{")
+    assert path.read_text() == content
+
+
+def test_of_a_line_that_does_not_fit_on_the_disk_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    file = LineFile(path, b"{")
+    file.append("{1}\n")
+    write, room = os.write, [2]
+
+    def full(fd: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return write(fd, data[: room.pop()])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="no space left"):
+            file.append("{22}\n")
+    file.append("{3}\n")
+    file.close()
+    assert path.read_text() == "{1}\n{3}\n"
+
+
+def rows(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+
+
+def test_a_line_is_an_object_also_of_numbers_that_json_has_no_word_for(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    tracker = JSONLines(path)
+    tracker.log({"loss": 0.1, "epoch": 3, 'a"b': 1e-300}, 50)
+    tracker.log({"nan": math.nan, "up": math.inf, "down": -math.inf}, 51)
+    tracker.close()
+    first, second = rows(path)
+    assert first.pop("wall_time") > second.pop("wall_time") - 60
+    assert first == {"step": 50, "loss": 0.1, "epoch": 3, 'a"b': 1e-300}
+    assert second == {"step": 51, "nan": None, "up": math.inf, "down": -math.inf}
+
+
+WRITER = """
+import sys
+from workers.callbacks import CSVRows, JSONLines
+tracker = {"jsonl": JSONLines, "csv": CSVRows}[sys.argv[1]](sys.argv[2])
+for step in range(10**9):
+    tracker.log({"loss": step / 7, f"value {step // 50 % 40}": step}, step)
+    if step == 300:
+        print("on", flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_writer_that_is_killed_leaves_whole_lines(tmp_path: Path, kind: str) -> None:
+    """The other is here for the program's sake."""
+    path = tmp_path / f"run.{kind}"
+    with subprocess.Popen([sys.executable, "-c", WRITER, kind, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"on\n"
+        process.send_signal(signal.SIGKILL)
+    text = path.read_text()
+    assert text.endswith("\n")
+    if kind == "jsonl":
+        steps = [int(row["step"]) for row in rows(path)]
+    else:
+        fields = [line.split(",") for line in text.splitlines()]
+        assert {len(row) for row in fields} == {len(fields[0])}
+        steps = [int(row[0]) for row in fields[1:]]
+    assert steps == list(range(len(steps)))
+    assert len(steps) > 300
+
+
+@pytest.mark.parametrize(("path", "kind"), [("a/run.jsonl", JSONLines), ("run.csv", CSVRows), ("runs/", TensorBoard)])
+def test_a_path_stands_for_a_tracker(path: str, kind: type) -> None:
+    factory = tracker_by_path(path)
+    assert isinstance(factory, partial)
+    assert (factory.func, factory.args) == (kind, (path,))
+
+
+@pytest.mark.parametrize("path", ["run.txt", "runs", Path("runs/"), ""])
+def test_another_end_is_an_error(path: str | Path) -> None:
+    with pytest.raises(kv.UnknownName, match=r"end it in \.jsonl \(JSON lines\), \.csv, or / \(a folder"):
+        tracker_by_path(path)
