@@ -1,4 +1,4 @@
-"""The file with the scheduler's log; see ``servers.scheduler.records``.
+"""The file with the scheduler's log; see ``servers.scheduler.logged``.
 
 It is in the job's private directory. It holds public keys and what members say, but no secrets. Nothing is synced to
 the disk: the scheduler is killed, not the machine.
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvstore.errors import KVStoreError
-from servers.scheduler.live_records import LiveRecords
-from servers.scheduler.records import Record, RecordPacker, beginning, unpack
+from servers.scheduler.logged import LiveRecords, Record, RecordPacker, beginning, unpack
 
 log = logging.getLogger(__name__)
 

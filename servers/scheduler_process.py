@@ -15,8 +15,7 @@ from servers.farewell import say
 from servers.input_log import InputLog
 from servers.requests.replies import Outbox
 from servers.scheduler import Scheduler
-from servers.scheduler.logged import FormerLinks, LoggedScheduler
-from servers.scheduler.records import Succession
+from servers.scheduler.logged import FormerLinks, LoggedScheduler, Succession
 from servers.scheduler_tracing import SchedulerTracing
 from servers.service import Service
 

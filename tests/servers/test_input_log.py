@@ -14,7 +14,7 @@ from kvstore import wire
 from kvstore.errors import KVStoreError
 from servers import input_log
 from servers.input_log import InputLog
-from servers.scheduler.records import Came, Record, Succession, Ticked
+from servers.scheduler.logged import Came, Record, Succession, Ticked
 
 W0 = Member("worker", 1, 0)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from asking import sender
 
 from kvstore import wire
-from servers.scheduler.barriers import Barriers
+from servers.scheduler.stores import Barriers
 
 
 def arrive(barriers: Barriers, rank: int, number: int = 1, seq: int = 1) -> set[int]:

@@ -9,8 +9,8 @@ from asking import sender, sent, text_of
 from rendezvous import LIMIT, Job, Member
 
 from kvstore import wire
-from servers.scheduler.joining import REMIND_S
-from servers.scheduler.member import MemberState
+from servers.scheduler.core import REMIND_S
+from servers.scheduler.members import MemberState
 
 
 def test_all_are_welcomed_when_the_last_has_come():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvstore import wire
 from kvstore.wire.guests import MOST_EVENTS
-from servers.scheduler.events import Events
+from servers.scheduler.observing import Events
 
 
 def events_of(count: int) -> Events:

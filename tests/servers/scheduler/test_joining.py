@@ -10,8 +10,8 @@ from rendezvous import Member
 from kvstore import wire
 from kvstore.errors import UsageError
 from servers.requests.reply_links import ReplyLinks
+from servers.scheduler.core import REMIND_S, JoinRequests
 from servers.scheduler.failover import Failover
-from servers.scheduler.joining import REMIND_S, JoinRequests
 from servers.scheduler.members import Members
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from servers.scheduler.joins import Joins
+from servers.scheduler.stores import Joins
 
 
 def test_a_worker_is_inside_until_all_have_called_as_often():

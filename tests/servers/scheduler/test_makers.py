@@ -6,7 +6,7 @@ import pytest
 
 from kvstore import wire
 from kvstore.errors import Mismatch
-from servers.scheduler.makers import Makers
+from servers.scheduler.stores import Makers
 
 
 def made(rank: int, ordinal: int, place: str, what: str = "a 'dist_sync' store of kvstore.create()") -> wire.OpenStore:

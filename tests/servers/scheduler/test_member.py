@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvstore import wire
-from servers.scheduler.member import NEXT, JobMember, MemberEvent, MemberState
+from servers.scheduler.members import NEXT, JobMember, MemberEvent, MemberState
 
 
 def test_nothing_follows_the_end():

@@ -6,8 +6,7 @@ import pytest
 
 from kvstore import wire
 from kvstore.errors import UsageError
-from servers.scheduler.member import NEXT, JobMember, MemberEvent, MemberState
-from servers.scheduler.members import Members
+from servers.scheduler.members import NEXT, JobMember, MemberEvent, Members, MemberState
 
 
 def member(role: str = "worker", nonce: int = 1, hint: int = -1) -> JobMember:

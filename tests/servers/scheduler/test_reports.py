@@ -8,7 +8,7 @@ from made_reports import server_report, worker_report
 from rendezvous import Job
 
 from kvstore import wire
-from servers.scheduler.reports import Reports
+from servers.scheduler.straggling import Reports
 
 
 def test_of_each_member_the_latest_report_and_one_of_some_seconds_ago():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore import wire
-from servers.scheduler.views import ServerView, Views
+from servers.scheduler.failover import ServerView, Views
 
 A, B, NEXT = wire.Node("server", 1, 1), wire.Node("standby", 1, 1), wire.Node("server", 1, 2)
 OTHERS = wire.Node("server", 0, 1), wire.Node("standby", 0, 1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from servers.scheduler.member import JobMember
-from servers.scheduler.members import Members
-from servers.scheduler.welcomes import Welcomes
+from servers.scheduler.members import JobMember, Members, Welcomes
 
 
 def test_a_welcome_says_where_servers_are_now_and_is_not_changed_afterwards():
