@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from kvstore.job.place import ObservingPlace
+from kvstore import wire
+from kvstore.job.observing_place import ObservingPlace
 from kvstore.observing import quantities as q
 from kvstore.observing.advice import Advice
 from kvstore.observing.columns import Column, Label, TextLine, member_table
-from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
+from kvstore.observing.figures import LONG_S, MemberWait, ServerFigures, WorkerFigures, job_rounds_per_s, waits
+from kvstore.observing.quantities import members
 from kvstore.observing.view import JobView, MemberView
-from kvstore.observing.waits import LONG_S, MemberWait, waits
 
 SILENT_S = 4.0  # members beat each second or so
 EVENTS = 8
@@ -258,3 +259,65 @@ def _links(view: JobView) -> list[TextLine]:
 def _events(view: JobView, most: int | None) -> list[TextLine]:
     events = view.events if most is None else view.events[-most:]
     return [line for event in events for line in _wrapped(f"  {q.duration(view.at - event.at):>12} ago  ", event.text)]
+
+
+# ---- the stacks of members: equal ones once
+
+_Threads: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"  # names, and frames
+
+OURS = "kvstore "  # begins the names of this package's threads
+
+
+@dataclass(frozen=True)
+class LocatedMember:
+    """Where a member is.
+
+    Attributes:
+        role, rank: which.
+        place: in words that follow its name: ``is at train.py:41 in load_batch``.
+        stacks: what it has answered; None if it has not.
+    """
+
+    role: str
+    rank: int
+    place: str
+    stacks: wire.Stacks | None
+
+
+def located_members(role: str, places: Mapping[int, str], answers: Iterable[wire.Stacks]) -> list[LocatedMember]:
+    """Return where members of one role are, by rank.
+
+    Args:
+        role: theirs.
+        places: where each is in words, by rank.
+        answers: the stacks of those that have answered.
+    """
+    by_rank = {stacks.node.rank: stacks for stacks in answers}
+    return [LocatedMember(role, rank, place, by_rank.get(rank)) for rank, place in sorted(places.items())]
+
+
+def stacks_lines(located: Iterable[LocatedMember], all_threads: bool = False) -> list[TextLine]:
+    """Return the stacks of members, innermost frames last.
+
+    Args:
+        located: the members. Those of one role that are at the same place with the same stacks are shown once.
+        all_threads: whether threads of this package are shown, too.
+    """
+    same: dict[tuple[str, str, _Threads], list[int]] = {}
+    for member in located:
+        threads = () if member.stacks is None else tuple(_threads(member.stacks, all_threads))
+        same.setdefault((member.role, member.place, threads), []).append(member.rank)
+    lines: list[TextLine] = []
+    for (role, place, threads), ranks in same.items():
+        who = members(role, ranks)
+        lines += [TextLine(""), TextLine(f"{who}{'' if len(ranks) == 1 else ': each'} {place}", "title")]
+        for name, frames in threads:
+            lines.append(TextLine(f"  {name}"))
+            lines += [TextLine(f"    {frame}", "faint") for frame in frames]
+    return lines
+
+
+def _threads(stacks: wire.Stacks, all_threads: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, frames in stacks.threads:
+        if all_threads or not name.startswith(OURS):
+            yield name, tuple(frames)

@@ -16,8 +16,7 @@ from typing import Protocol, TypeVar, cast
 
 from kvstore import wire
 from kvstore.observing.advice import names_of, of_straggler
-from kvstore.observing.looks import ENOUGH, PairedLooks
-from kvstore.observing.straggler import FEWEST_WAVES, Straggler, find_straggler
+from kvstore.observing.straggler import ENOUGH, FEWEST_WAVES, PairedLooks, Straggler, find_straggler
 from kvstore.observing.view import AnyReport, Span
 from servers.scheduler.inquiries import Found, Sighting
 from servers.scheduler.members import JobMember, Members, MemberState

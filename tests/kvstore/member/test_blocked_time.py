@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kvstore.member.blocked_time import BlockedTime
+from kvstore.member.mutual_waits import BlockedTime
 
 
 def wait(blocked: BlockedTime, began: float, ended: float) -> None:

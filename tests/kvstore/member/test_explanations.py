@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore import wire
-from kvstore.member.explanations import MOST_PLACES, MOST_RANGES, Explanations, grouped
+from kvstore.member.client import MOST_PLACES, MOST_RANGES, Explanations, grouped
 
 
 def test_each_peer_is_named_once_with_what_it_said() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.member.last_place import LastPlace
+from kvstore.member.pulse import LastPlace
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore import wire
-from kvstore.observing.looks import ENOUGH, PairedLooks, doing_of
+from kvstore.observing.straggler import ENOUGH, PairedLooks, doing_of
 
 FETCH = ["train.py:9 in <module>", "torch/utils/data/dataloader.py:700 in __next__", "data.py:4 in __getitem__"]
 BACKWARD = ["train.py:12 in <module>", "torch/autograd/graph.py:800 in _engine_run_backward"]

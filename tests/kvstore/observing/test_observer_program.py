@@ -9,7 +9,7 @@ from viewed_job import PLACE
 
 from kvstore.job.trace_target import TraceTarget
 from kvstore.job.valid_values import RoundWindow
-from kvstore.observing.observer_program import ObserverProgram, PreparedPage
+from kvstore.observing.command import ObserverProgram, PreparedPage
 
 TOKEN = "t" * 43
 FOREIGN = {

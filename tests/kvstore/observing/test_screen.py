@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 
 from kvstore.observing.columns import TextLine
-from kvstore.observing.screen import StatusScreen, printable
+from kvstore.observing.command import StatusScreen, printable
 
 LINES = [TextLine("head", "title"), TextLine("all is well"), TextLine("", "bad")]
 

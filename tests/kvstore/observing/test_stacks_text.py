@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvstore import wire
-from kvstore.observing.stacks_text import LocatedMember, located_members, stacks_lines
+from kvstore.observing.text import LocatedMember, located_members, stacks_lines
 
 
 def stacks(rank: int, place: str = "train.py:3 in main", ours: str = "courier") -> wire.Stacks:

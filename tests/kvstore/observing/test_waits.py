@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from viewed_job import server, view_of, worker
 
-from kvstore.observing.waits import awaited, waits
+from kvstore.observing.figures import awaited, waits
 
 
 def waiting(rank: int, seconds: float, missing: list[int], why: str = "") -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.tracing.offsets import KEPT, MOST_STARTS, ClockOffsets
+from kvstore.tracing.tracer import KEPT, MOST_STARTS, ClockOffsets
 
 delays = st.floats(0, 2)
 

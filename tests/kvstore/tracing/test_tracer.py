@@ -8,9 +8,8 @@ from threading import Thread
 
 from kvstore import wire
 from kvstore.job.valid_values import RoundWindow
-from kvstore.tracing.offsets import KEPT
-from kvstore.tracing.tracer import BATCH, NOBODY, Tracer
-from kvstore.transport.shm.shared_memory import LARGE
+from kvstore.tracing.tracer import BATCH, KEPT, NOBODY, Tracer
+from kvstore.transport.shm.transport import LARGE
 from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, MOST_RECORDS, SENT_FRAME, SPAN, read_records
 
 ME = wire.Node("worker", 1, 1)

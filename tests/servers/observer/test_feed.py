@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servers.observer.feed import Feed
+from servers.observer.watcher import Feed
 
 
 def test_a_reader_gets_the_latest() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.observer.history import MOST_COLUMNS, History, Timeline
+from servers.observer.watcher import MOST_COLUMNS, History, Timeline
 
 
 def test_a_bucket_is_the_mean_of_what_was_measured_in_it() -> None:

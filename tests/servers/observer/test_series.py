@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from job_views import server_report, worker_report
 
-from servers.observer.series import OF_MEMBERS, OF_SERVERS, OF_WORKERS, PREFIX
+from servers.observer.metrics import OF_MEMBERS, OF_SERVERS, OF_WORKERS, PREFIX
 
 EVERY = (*OF_MEMBERS, *OF_WORKERS, *OF_SERVERS)
 

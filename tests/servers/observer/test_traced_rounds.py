@@ -7,7 +7,7 @@ from viewed_job import view_of, worker
 
 from kvstore.errors import ConfigError
 from kvstore.job.valid_values import RoundWindow
-from servers.observer.traced_rounds import are_over, notes_due_s, rounds_ahead
+from servers.observer.trace_recording import are_over, notes_due_s, rounds_ahead
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from simulated_job import SimulatedJob, SimulatedSession
 
 from kvstore.errors import NodeLost
 from kvstore.observing.view import JobView
-from servers.observer.feed import Feed
-from servers.observer.watcher import JobWatcher
+from servers.observer.watcher import Feed, JobWatcher
 
 
 class Scheduler:

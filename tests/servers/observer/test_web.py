@@ -12,9 +12,9 @@ from contextlib import ExitStack
 import pytest
 
 from kvstore.errors import UsageError
-from servers.observer import files, web
+from servers.observer import web
 from servers.observer.access import Access
-from servers.observer.feed import Feed
+from servers.observer.watcher import Feed
 
 TOKEN, SESSION = "t" * 43, "s" * 43
 
@@ -27,7 +27,9 @@ class Site:
         self.port = listener.getsockname()[1]
         self.feed = Feed()
         access = Access(TOKEN, SESSION, self.port, "/f4lder/")
-        self.web = web.Web(listener, access, files.load(), self.feed, {"/double": self.double, "/lacks": self.lacks})
+        self.web = web.Web(
+            listener, access, web.page_files(), self.feed, {"/double": self.double, "/lacks": self.lacks}
+        )
         self.web.start()
 
     @staticmethod

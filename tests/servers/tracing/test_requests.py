@@ -7,8 +7,8 @@ from typing import Any
 from noted import PUSH_S, SERVER, WORKERS, NotedJob, fetched
 
 from kvstore import wire
+from servers.tracing.chrome import requests_of
 from servers.tracing.collected import CollectedNotes
-from servers.tracing.requests import requests_of
 
 
 def records_of(collected: CollectedNotes) -> dict[wire.Node, list[list[Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.tracing.tracks import Track, TrackSpan
+from servers.tracing.chrome import Track, TrackSpan
 
 times = st.integers(0, 12).map(float)
 
