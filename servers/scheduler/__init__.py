@@ -14,7 +14,7 @@ observing   how the job is, as far as the scheduler knows, and who asks
 inquiries   questions where members are in their code
 straggling  what members report, and which worker holds up all others, and by what
 traces      what members have noted for the job's trace, on its way to the observer
-readers     who may read, where the servers are, which keys there are
+guests      readers, where the servers are, which keys there are; what observers have in common with readers
 logged      the scheduler with a log of its inputs, from which a successor is made
 
 The cost of a message does not depend on the number of members.

@@ -18,9 +18,9 @@ from servers.scheduler.deadlocks import Deadlocks
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
 from servers.scheduler.failure import JobFailure, Losses
+from servers.scheduler.guests import Readers
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState, Welcomes
 from servers.scheduler.observing import Observing
-from servers.scheduler.readers import Readers
 from servers.scheduler.stores import Stores
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class Scheduler:
         self._set_time(now)
         if self._readers is not None and self._readers.links.concerns(peer, message):
             return self._readers.handle(peer, message, now)
-        if self.observing.concerns(peer, message):
+        if self.observing.links.concerns(peer, message):
             return self.observing.handle(peer, message, now) + self._flush([])
         if self.observing.take(peer, message, now):
             return self._flush([])
@@ -346,7 +346,7 @@ class Scheduler:
         """Return whether ``message`` is a reader's or an observer's, so that it changes nothing, whatever it is."""
         if self._readers is not None and self._readers.links.concerns(peer, message):
             return True
-        return self.observing.concerns(peer, message)
+        return self.observing.links.concerns(peer, message)
 
     def _leave(self, member: JobMember, message: wire.Leave) -> list[Answer]:
         if not self.members.happens(member, MemberEvent.LEAVES):
