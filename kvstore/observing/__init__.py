@@ -10,5 +10,5 @@ straggler   which worker holds up all others, and by what; what looks at it say 
 text        a job, and the stacks of its members, in lines
 columns     tables of members: of many, what is usual and who differs
 as_json     a job as JSON
-quantities  how numbers are written
+quantities  the numbers that members report: one table of names and metrics, and how numbers are written
 """

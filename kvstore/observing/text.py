@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from kvstore import wire
@@ -14,7 +15,7 @@ from kvstore.observing import quantities as q
 from kvstore.observing.advice import Advice
 from kvstore.observing.columns import Column, Label, TextLine, member_table
 from kvstore.observing.figures import LONG_S, MemberWait, ServerFigures, WorkerFigures, job_rounds_per_s, waits
-from kvstore.observing.quantities import members
+from kvstore.observing.quantities import Quantity, members
 from kvstore.observing.view import JobView, MemberView
 
 SILENT_S = 4.0  # members beat each second or so
@@ -174,36 +175,18 @@ def _beat(row: tuple[MemberView, object]) -> float | None:
     return row[0].silent_s if row[0].state == "ready" else None
 
 
-def _of_worker(get: Callable[[WorkerFigures], float | None]) -> Callable[[_Worker], float | None]:
-    return lambda row: None if row[1] is None else get(row[1])
+def _columns(table: Sequence[Quantity[Any]]) -> list[Column[tuple[MemberView, Any]]]:
+    """Return the columns that ``table`` has titles for, behind the last sign of life."""
+    columns = [Column("beat", _beat, q.duration, SILENT_S)]
+    for each in table:
+        if each.title:
+            columns.append(Column(each.title, partial(_figure, each.figure), each.show, each.least, each.part))
+    return columns
 
 
-def _of_server(get: Callable[[ServerFigures], float | None]) -> Callable[[_Server], float | None]:
-    return lambda row: None if row[1] is None else get(row[1])
-
-
-WORKER_COLUMNS: tuple[Column[_Worker], ...] = (
-    Column("beat", _beat, q.duration, SILENT_S),
-    Column("rounds", _of_worker(lambda its: its.rounds), q.count, 2.5, 0.01),
-    Column("rounds/s", _of_worker(lambda its: its.rounds_per_s), q.rate, 0.2, 0.2),
-    Column("waits", _of_worker(lambda its: its.waits), q.share, 0.25),
-    Column("input", _of_worker(lambda its: its.input), q.share, 0.25),
-    Column("cores", _of_worker(lambda its: its.cores), q.rate, 0.5, 0.5),
-    Column("memory", _of_worker(lambda its: its.memory), q.nbytes, 1e8, 0.5),
-    Column("sent/s", _of_worker(lambda its: its.sent_per_s), q.nbytes, 1e5, 0.5),
-    Column("received/s", _of_worker(lambda its: its.received_per_s), q.nbytes, 1e5, 0.5),
-    Column("ahead", _of_worker(lambda its: its.ahead), q.count, 2.5, 0.5),
-)
-SERVER_COLUMNS: tuple[Column[_Server], ...] = (
-    Column("beat", _beat, q.duration, SILENT_S),
-    Column("rounds", _of_server(lambda its: its.rounds), q.count, 2.5, 0.01),
-    Column("busy", _of_server(lambda its: its.busy), q.share, 0.25, 0.5),
-    Column("cores", _of_server(lambda its: its.cores), q.rate, 0.5, 0.5),
-    Column("memory", _of_server(lambda its: its.memory), q.nbytes, 1e8, 0.5),
-    Column("held", _of_server(lambda its: its.held), q.nbytes, 1e6, 0.5),
-    Column("received/s", _of_server(lambda its: its.received_per_s), q.nbytes, 1e5, 0.5),
-    Column("sent/s", _of_server(lambda its: its.sent_per_s), q.nbytes, 1e5, 0.5),
-)
+def _figure(name: str, row: tuple[MemberView, object]) -> float | None:
+    figure: float | None = None if row[1] is None else getattr(row[1], name)
+    return figure
 
 
 def _workers(view: JobView, found: Sequence[MemberWait], parts: StatusParts) -> list[TextLine]:
@@ -218,7 +201,7 @@ def _workers(view: JobView, found: Sequence[MemberWait], parts: StatusParts) -> 
         return _words(row[0]) in ("lost", "silent") or row[0].rank in awaited
 
     return member_table(
-        rows, WORKER_COLUMNS, _title, lambda row: _words(row[0]), notable, parts.everybody, _labels(view)
+        rows, _columns(q.OF_WORKERS), _title, lambda row: _words(row[0]), notable, parts.everybody, _labels(view)
     )
 
 
@@ -230,7 +213,7 @@ def _servers(view: JobView, everybody: bool) -> list[TextLine]:
     ]
     return member_table(
         rows,
-        SERVER_COLUMNS,
+        _columns(q.OF_SERVERS),
         _title,
         lambda row: _words(row[0]),
         lambda row: _words(row[0]) in ("lost", "silent"),

@@ -1,8 +1,5 @@
 """What Prometheus reads at ``/metrics``: all members of a job, from the observer's latest view of it.
 
-Names and units follow Prometheus' conventions: base units, and ``_total`` for what only grows. A counter starts again
-at 0 with its member's process, as Prometheus expects of counters.
-
 ``families`` is pure. ``exposition`` writes its result in Prometheus' text format, version 0.0.4, by prometheus-client,
 the extra ``dashboard``: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -11,16 +8,17 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import kvstore
 from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.observing.advice import KINDS, advise
-from kvstore.observing.view import AnyReport, JobView, MemberView
+from kvstore.observing.quantities import MICRO, OF_MEMBERS, OF_SERVERS, OF_WORKERS, AnyReport, Kind, Quantity
+from kvstore.observing.view import JobView, MemberView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ROLES = ("worker", "server", "standby", "aggregator")
@@ -32,12 +30,9 @@ MOST_PAIRS = 8192  # of workers and servers, of which each pair has series of it
 R = TypeVar("R")
 
 
-Kind: TypeAlias = Literal["counter", "gauge"]
 Labels: TypeAlias = Mapping[str, str]
-R_contra = TypeVar("R_contra", contravariant=True)
 
 PREFIX = "kvstore_"
-MICRO = 1_000_000
 
 
 @dataclass
@@ -59,121 +54,6 @@ class MetricFamily:
     def add(self, number: float, /, **labels: str) -> None:
         """Add a series."""
         self.samples.append((labels, number))
-
-
-@dataclass(frozen=True)
-class Series(Generic[R_contra]):
-    """A metric with one number for each member.
-
-    Attributes:
-        name: without the prefix; of a counter, without ``_total``.
-        kind: whether it only grows.
-        meaning: the HELP text.
-        read: gives its number, or None if the report does not have it.
-    """
-
-    name: str
-    kind: Kind
-    meaning: str
-    read: Callable[[R_contra], float | None]
-
-    def family(self) -> MetricFamily:
-        """Return the metric without numbers."""
-        return MetricFamily(PREFIX + self.name, self.kind, self.meaning)
-
-
-OF_MEMBERS: Sequence[Series[AnyReport]] = (
-    Series(
-        "rounds",
-        "counter",
-        "Of a worker, how often it has pushed its most pushed key. Of a server, the most rounds of any segment.",
-        lambda report: report.rounds,
-    ),
-    Series(
-        "cpu_seconds",
-        "counter",
-        "Processor time that the process has used, in seconds.",
-        lambda report: report.cpu_us / MICRO,
-    ),
-    Series(
-        "resident_memory_bytes",
-        "gauge",
-        "Memory that the process occupies now, in bytes.",
-        lambda report: report.memory,
-    ),
-)
-
-OF_WORKERS: Sequence[Series[wire.WorkerReport]] = (
-    Series(
-        "worker_blocked_seconds",
-        "counter",
-        "Seconds that the worker's program has waited for answers of servers.",
-        lambda report: report.blocked_us / MICRO,
-    ),
-    Series(
-        "worker_input_seconds",
-        "counter",
-        "Seconds that the worker's program has waited for its next batch of data. Absent where nothing measures it.",
-        lambda report: None if report.input_us < 0 else report.input_us / MICRO,
-    ),
-    Series(
-        "worker_outstanding_requests",
-        "gauge",
-        "Requests of the worker that have no answer yet.",
-        lambda report: report.outstanding,
-    ),
-    Series(
-        "worker_ahead_pushes",
-        "gauge",
-        "How many pushes the worker was ahead of the slowest one when it last read (its staleness).",
-        lambda report: report.ahead,
-    ),
-)
-
-OF_SERVERS: Sequence[Series[wire.ServerReport]] = (
-    Series(
-        "server_busy_seconds",
-        "counter",
-        "Seconds that the server has spent on handling messages.",
-        lambda report: report.busy_us / MICRO,
-    ),
-    Series(
-        "server_held_bytes",
-        "gauge",
-        "Bytes of parameters that the server holds.",
-        lambda report: report.held,
-    ),
-    Series(
-        "server_received_bytes",
-        "counter",
-        "Bytes of gradients and values that the server has received.",
-        lambda report: report.received,
-    ),
-    Series(
-        "server_sent_bytes",
-        "counter",
-        "Bytes of values that the server has sent.",
-        lambda report: report.sent,
-    ),
-    Series(
-        "server_waiting_workers",
-        "gauge",
-        "Workers whose requests wait at the server now.",
-        lambda report: len(report.waiting),
-    ),
-    Series(
-        "server_missing_workers",
-        "gauge",
-        "Workers that requests at the server wait for now.",
-        lambda report: len(report.missing),
-    ),
-    Series(
-        "server_oldest_wait_seconds",
-        "gauge",
-        "Seconds that the oldest request that waits at the server has waited; 0 if none waits.",
-        lambda report: report.oldest_us / MICRO,
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -321,8 +201,8 @@ def _reports(view: JobView) -> Iterator[MetricFamily]:
     others = [(member, member.server.latest) for member in present if member.server is not None]
     every: list[tuple[MemberView, AnyReport]] = [*workers, *others]
     yield from _numbers(OF_MEMBERS, every)
-    yield from _numbers(OF_WORKERS, workers)
-    yield from _numbers(OF_SERVERS, others)
+    yield from _numbers([each for each in OF_WORKERS if each not in OF_MEMBERS], workers)
+    yield from _numbers([each for each in OF_SERVERS if each not in OF_MEMBERS], others)
     in_pairs = view.num_workers * max(view.num_servers, 1) <= MOST_PAIRS
     yield from _links(workers, view.num_aggregators > 0, in_pairs)
     yield from _lateness(others, in_pairs)
@@ -336,9 +216,12 @@ def _reports(view: JobView) -> Iterator[MetricFamily]:
     yield values
 
 
-def _numbers(table: Sequence[Series[R]], reports: Sequence[tuple[MemberView, R]]) -> Iterator[MetricFamily]:
-    for series in table:
-        family = series.family()
+def _numbers(table: Sequence[Quantity[R]], reports: Sequence[tuple[MemberView, R]]) -> Iterator[MetricFamily]:
+    for quantity in table:
+        series = quantity.series
+        if series is None:
+            continue
+        family = _family(series.name, series.kind, series.meaning)
         for member, report in reports:
             if (number := series.read(report)) is not None:
                 family.add(number, **_labels(member))

@@ -7,8 +7,7 @@ failover    who serves each server's rank, what becomes of it when one of its tw
 beats       signs of life, and what members are told in return
 departures  workers that have left in order, and when and what the others are told
 stores      the stores of a job and their numbers; who waits for whom in each, at barriers and in ``join``
-keys        the keys of one store, as workers declare them
-placements  where the segments of the keys are
+keys        the keys of one store, as workers declare them, and where their segments are
 deadlocks   workers that wait for each other, so that none of their calls ever ends
 observing   how the job is, as far as the scheduler knows, and who asks
 inquiries   questions where members are in their code

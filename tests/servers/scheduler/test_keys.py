@@ -9,8 +9,7 @@ from kvstore import wire
 from kvstore.errors import AlreadyInitialized, Mismatch, UsageError
 from kvstore.placement import BLOCK
 from kvstore.spec import MAX_SEGMENTS
-from servers.scheduler.keys import DeclaredKeys
-from servers.scheduler.placements import Columns
+from servers.scheduler.keys import Columns, DeclaredKeys
 
 
 class Said:

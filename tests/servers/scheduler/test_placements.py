@@ -7,7 +7,7 @@ import pytest
 from kvstore.errors import AlreadyInitialized, UsageError
 from kvstore.placement import BLOCK
 from kvstore.spec import Spec
-from servers.scheduler.placements import Columns, Placements, first_other
+from servers.scheduler.keys import Columns, Placements, first_other
 
 BOUND, LONGEST = 1000, 2**40
 SMALL, LARGE = Spec((10,), "float32"), Spec((3000,), "int8")
