@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
@@ -39,30 +39,7 @@ EXPLAIN_S = 15.0  # how long a peer may take to explain what a late request wait
 LOCATE_S = 3.0  # how long the answer may take where those are that it waits for
 
 
-class Asks(Protocol):
-    """What asks; see ``Client``."""
-
-    guide: Peer | None
-
-    @property
-    def node(self) -> wire.Node:
-        """This process."""
-        ...
-
-    def ask(self, operation: Operation, *questions: Question) -> None:
-        """Make ``questions`` of ``operation``."""
-        ...
-
-    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Take in answers until ``condition``, for at most ``timeout`` seconds; return whether it holds."""
-        ...
-
-    def give_up(self, operation: Operation) -> None:
-        """Give up the rest of ``operation``."""
-        ...
-
-
-def find_out(client: Asks, operation: Operation, requests: Mapping[Peer, int]) -> Explanations:
+def find_out(client: Client, operation: Operation, requests: Mapping[Peer, int]) -> Explanations:
     """Ask what ``operation`` waits for.
 
     Args:
@@ -77,7 +54,7 @@ def find_out(client: Asks, operation: Operation, requests: Mapping[Peer, int]) -
     return explanations
 
 
-def _locate(client: Asks, guide: Peer, operation: Operation, explanations: Explanations) -> None:
+def _locate(client: Client, guide: Peer, operation: Operation, explanations: Explanations) -> None:
     """Ask where those are that ``operation`` waits for. Without an answer the message says less."""
     question = Operation("question where others are")
     with contextlib.suppress(UsageError):
@@ -152,15 +129,15 @@ class Client:
         return self.alone(self.links.connect, name.encode(), endpoint, bulk, window)
 
     def allocate(self, nbytes: int) -> memoryview:
-        """See ``Memory``. Only for code that runs ``alone`` at the links."""
+        """Return memory that the transport sends from. Only for code that runs ``alone`` at the links."""
         return self.links.allocate(nbytes)
 
     def busy(self, buffer: wire.Buffer) -> bool:
-        """See ``Memory``."""
+        """Return whether a peer may still read a message from the memory of ``buffer``; True if that is not known."""
         return self.links.busy(buffer)
 
     def gathers(self, peer: Peer) -> bool:
-        """See ``Transport.gathers``."""
+        """Return whether frames for ``peer`` may be scattered buffers, which then need no copy."""
         return self.links.gathers(peer)
 
     def close(self, linger: float = 0.0) -> None:

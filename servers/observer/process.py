@@ -27,7 +27,7 @@ from servers.observer import metrics
 from servers.observer.access import Access
 from servers.observer.metrics import JobDescription
 from servers.observer.trace_recording import TraceRecording
-from servers.observer.watcher import Feed, JobWatcher, ViewSource
+from servers.observer.watcher import Feed, JobWatcher
 from servers.observer.web import Answer, Web, page_files
 
 LOOK_S = 1.0
@@ -40,7 +40,7 @@ LOST_S = 3.0  # the scheduler answers within this time, or the page says that it
 _BOARD = Path(__file__).with_name("grafana")
 _TYPES = {".json": "application/json", ".yml": "text/plain; charset=utf-8"}
 
-Connect = Callable[[], ViewSource]
+Connect = Callable[[], ObserverSession]
 
 
 @dataclass(frozen=True)

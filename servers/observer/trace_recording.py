@@ -15,13 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from kvstore import wire
 from kvstore.errors import ConfigError, KVStoreError, UsageError
 from kvstore.job.settings import TRACE, TRACE_FILE
 from kvstore.job.valid_values import RoundWindow
-from kvstore.observing.session import UNCHANGED
+from kvstore.observing.session import UNCHANGED, ObserverSession
 from kvstore.observing.view import JobView, MemberView, Span
 from servers.tracing.trace_writer import TraceWriter
 
@@ -77,24 +76,8 @@ def _at_work(view: JobView) -> Iterator[tuple[MemberView, Span[wire.WorkerReport
             yield member, member.worker
 
 
-class TraceSession(Protocol):
-    """What a trace is fetched from; see ``ObserverSession``."""
-
-    def look(self) -> JobView:
-        """Return how the job is now."""
-        ...
-
-    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
-        """Return the chunks after number ``after``; have members note ``rounds`` from now on."""
-        ...
-
-    def close(self) -> None:
-        """Close the link."""
-        ...
-
-
 class TraceRecording:
-    """See the module. As a context it records in a thread of its own until the end of the block.
+    """Records one trace. As a context it records in a thread of its own until the end of the block.
 
     Args:
         writer: of the file; its rounds are those that are wanted.
@@ -110,7 +93,7 @@ class TraceRecording:
     def __init__(
         self,
         writer: TraceWriter,
-        connect: Callable[[], TraceSession],
+        connect: Callable[[], ObserverSession],
         over: threading.Event | None,
         step_s: float = STEP_S,
         clock: Callable[[], float] = time.monotonic,
@@ -126,13 +109,13 @@ class TraceRecording:
         self._complete_at = math.inf
         self._looked = -math.inf
         self._tries = 0
-        self._session: TraceSession | None = None
+        self._session: ObserverSession | None = None
         self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
         self.failure: KVStoreError | None = None
 
     @classmethod
     def from_env(
-        cls, env: Mapping[str, str], connect: Callable[[], TraceSession], over: threading.Event | None
+        cls, env: Mapping[str, str], connect: Callable[[], ObserverSession], over: threading.Event | None
     ) -> TraceRecording | None:
         """Return the recording that the environment asks for; None if it asks for none."""
         file = TRACE_FILE.read(env)
@@ -189,7 +172,7 @@ class TraceRecording:
                 self._asked, self._complete_at = UNCHANGED, math.inf  # workers heard of these rounds too late
                 self._writer.notes.forget()
 
-    def _step(self, session: TraceSession) -> None:
+    def _step(self, session: ObserverSession) -> None:
         """Fetch what there is. See which rounds there are to be, or whether they are over."""
         if not self._begins or self._asked != UNCHANGED:
             self._look_whether_over(session)  # first: when all has been fetched, the scheduler may end
@@ -207,7 +190,7 @@ class TraceRecording:
         notes = self._writer.notes
         return notes.all_have(self._asked.first) or (self._tries >= MOST_TRIES and notes.has_round_of(self._asked))
 
-    def _look_whether_over(self, session: TraceSession) -> None:
+    def _look_whether_over(self, session: ObserverSession) -> None:
         """Note when the trace will be complete, if its rounds are over."""
         now = self._clock()
         if self._complete_at < math.inf or now - self._looked < LOOK_S:

@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from kvstore.errors import KVStoreError
+from kvstore.observing.session import ObserverSession
 from kvstore.observing.view import JobView
 from servers.observer.snapshot import drawn, snapshot
 
@@ -186,26 +187,6 @@ class History:
 # ---- looks
 
 
-class ViewSource(Protocol):
-    """Tells how a job is: an observer's session with the scheduler."""
-
-    def look(self) -> JobView:
-        """Return how the job is now.
-
-        Raises:
-            KVStoreError: the scheduler does not answer.
-        """
-
-    def close(self) -> None:
-        """Close the link."""
-
-    def wait(self, seconds: float) -> None:
-        """Return after so many seconds, after ``wake``, or when a member has died."""
-
-    def wake(self) -> None:
-        """End ``wait``. Any thread may call it, until ``close``."""
-
-
 class JobWatcher:
     """The latest state of one job, and its history.
 
@@ -221,14 +202,14 @@ class JobWatcher:
 
     def __init__(
         self,
-        connect: Callable[[], ViewSource],
+        connect: Callable[[], ObserverSession],
         feed: Feed,
         title: str = "",
     ) -> None:
         self._connect = connect
         self._feed = feed
         self._title = title
-        self._session: ViewSource | None = None
+        self._session: ObserverSession | None = None
         self._history = History()
         self._lock = threading.Lock()  # around the history, which the web server's threads read
         self._closing = threading.Lock()  # around the link, which other threads may wake

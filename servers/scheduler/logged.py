@@ -259,21 +259,21 @@ class FormerLinks:
         return b"%s%d %s" % (_FORMER, start, peer)
 
     def admit(self, peer: bytes) -> None:
-        """See ``Admission``."""
+        """Admit a link that is there."""
         if not is_former(peer):
             self._admission.admit(peer)
 
     def refuse(self, peer: bytes) -> None:
-        """See ``Admission``."""
+        """Refuse a link that is there."""
         if not is_former(peer):
             self._admission.refuse(peer)
 
     def identity(self, peer: bytes) -> str:
-        """See ``Admission``."""
+        """Return the key that a link has proved."""
         return self._key if is_former(peer) else self._admission.identity(peer)
 
     def gone(self, peer: bytes) -> bool:
-        """See ``Admission``."""
+        """Return whether a link has ended: a former one has."""
         return is_former(peer) or self._admission.gone(peer)
 
 
@@ -312,7 +312,7 @@ class LoggedScheduler:
         scheduler.resume(now)
 
     def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
-        """See ``Scheduler.handle``."""
+        """Return what to send because ``message`` came from ``peer``; log the message if it has changed anything."""
         may_matter = not self._scheduler.changes_nothing(peer, message) and self._may_matter(message)
         outbox = self._scheduler.handle(peer, message, now)
         if may_matter and not (isinstance(message, wire.Join) and not self._joined(message)):
@@ -320,7 +320,7 @@ class LoggedScheduler:
         return _over_links(outbox)
 
     def tick(self, now: float) -> Outbox:
-        """See ``Scheduler.tick``."""
+        """Return what to send because time has passed; log the tick if it has changed anything."""
         before = self._scheduler.epoch
         outbox = self._scheduler.tick(now)
         changed = any(not isinstance(message, wire.Located) for _, message in outbox)

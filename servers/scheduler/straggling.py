@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from kvstore import wire
 from kvstore.observing.advice import names_of, of_straggler
@@ -123,25 +123,23 @@ def _progress(report: AnyReport) -> int:
     return report.rounds if isinstance(report, wire.WorkerReport) else report.waves
 
 
-class Look(Protocol):
-    """Asks members where they are; see ``Inquiries.look``."""
-
-    def __call__(self, role: str, ranks: list[int], now: float, found: Found) -> None:
-        """Ask."""
-        ...
-
-
 class StragglerWatch:
-    """See the module.
+    """Names the straggler of one job.
 
     Args:
         members: of the job.
         reports: of the members.
-        look: asks members where they are.
+        look: asks members of a role where they are, at a time; see ``Inquiries.look``.
         news: takes lines for the user.
     """
 
-    def __init__(self, members: Members, reports: Reports, look: Look, news: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        members: Members,
+        reports: Reports,
+        look: Callable[[str, list[int], float, Found], None],
+        news: Callable[[str], None],
+    ) -> None:
         self._members = members
         self._reports = reports
         self._look = look

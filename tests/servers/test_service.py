@@ -10,7 +10,6 @@ import pytest
 
 from kvstore import wire
 from kvstore.errors import WireError
-from servers import service as service_module
 from servers.service import Service
 
 
@@ -62,8 +61,9 @@ def test_what_the_core_decides_is_sent():
 
 def test_what_many_are_told_is_encoded_once(monkeypatch: pytest.MonkeyPatch):
     encoded: list[wire.Message] = []
-    monkeypatch.setattr(service_module, "encode", lambda message: [encoded.append(message), wire.encode(message)][1])
-    links = Links((b"a", wire.encode(wire.Ack(1))))
+    encode = wire.encode
+    links = Links((b"a", encode(wire.Ack(1))))
+    monkeypatch.setattr(wire, "encode", lambda message: [encoded.append(message), encode(message)][1])
     one, same, other = wire.Ack(2), wire.Ack(2), wire.Ack(3)
     serve(links, lambda *_: [(b"b", one), (b"c", one), (b"d", other), (b"e", one), (b"f", same)])
     assert links.sent == [(b"b", one), (b"c", one), (b"d", other), (b"e", one), (b"f", one)]
