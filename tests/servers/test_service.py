@@ -125,12 +125,15 @@ def test_an_error_costs_one_message_and_is_logged(
             raise ZeroDivisionError
         return [(peer, message)]
 
-    def broken(frames: Any) -> wire.Message:
-        if wire.decode(frames) == wire.Ack(1) and where == "decode":
-            raise RecursionError
-        return wire.decode(frames)
+    decode = wire.decode
 
-    monkeypatch.setattr("servers.service.decode", broken)
+    def broken(frames: Any) -> wire.Message:
+        message = decode(frames)
+        if message == wire.Ack(1) and where == "decode":
+            raise RecursionError
+        return message
+
+    monkeypatch.setattr(wire, "decode", broken)
     links = Links(wire.encode(wire.Ack(1)), wire.encode(wire.Ack(2)))
     serve(links, handle)
     assert links.sent == [(b"peer", wire.Ack(2))]
