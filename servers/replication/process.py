@@ -10,7 +10,6 @@ from kvstore.errors import REPLACED_EXIT, WireError
 from kvstore.job.exit_report import report_consequence
 from kvstore.rare_log import Drops
 from kvstore.transport import Peer, Transport
-from servers.farewell import say
 from servers.member import Surroundings
 from servers.replication.replica import Replaced, Replica
 from servers.requests.replies import Outbox
