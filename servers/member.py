@@ -11,7 +11,7 @@ from kvstore import wire
 from kvstore.errors import JOB_FAILED_EXIT, NodeLost
 from kvstore.job.config import Config
 from kvstore.job.exit_report import report_consequence
-from kvstore.job.usage import cpu_us, memory_bytes
+from kvstore.job.system import cpu_us, memory_bytes
 from kvstore.member.session import Session
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Transport

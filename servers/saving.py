@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from kvstore import wire
 from kvstore.checkpoint.folders import folder_of
-from kvstore.checkpoint.tensors import FileRecord, write_tensors
+from kvstore.checkpoint.tensors import write_tensors
 from kvstore.errors import CheckpointError, KVStoreError, UsageError
+from kvstore.manifests import FileRecord
 from servers.requests.replies import Answer, refuse
 from servers.store.capture import CaptureMemory, StoreCapture
 from servers.store.served_stores import ServedStores

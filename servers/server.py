@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore import wire
-from kvstore.checkpoint.tensors import FileRecord
 from kvstore.errors import CheckpointError, KVStoreError
+from kvstore.manifests import FileRecord
 from servers.activity import ServedActivity
 from servers.member import ServingMember, Surroundings
 from servers.reading.pace import IdleCores, ReaderPace

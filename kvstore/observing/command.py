@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TextIO
 
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job import page_address, processes
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, LIFELINE, NO_COLOR, OBSERVE, ROLE, TRACE, TRACE_FILE
 from kvstore.job.trace_target import TRACED, TraceTarget
 from kvstore.observing import as_json

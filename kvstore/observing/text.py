@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from kvstore import wire
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.observing import quantities as q
 from kvstore.observing.advice import Advice
 from kvstore.observing.columns import Column, Label, TextLine, member_table

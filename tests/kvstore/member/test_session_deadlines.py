@@ -23,8 +23,7 @@ from kvstore.errors import (
 from kvstore.job.config import Config
 from kvstore.member import client
 from kvstore.member.session import Session
-from kvstore.transport import InprocNetwork
-from kvstore.transport.sockets.tcp import TcpTransport
+from kvstore.transport.sockets.socket_transport import TcpTransport
 from servers.processes import run_server
 
 

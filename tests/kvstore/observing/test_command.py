@@ -19,7 +19,7 @@ from viewed_job import PLACE, server, view_of, worker
 from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.directory import make_private
-from kvstore.job.observing_place import FILE
+from kvstore.job.place import FILE
 from kvstore.job.trace_target import TraceTarget
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.columns import TextLine

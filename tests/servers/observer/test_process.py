@@ -17,7 +17,7 @@ from simulated_job import SimulatedJob, SimulatedSession
 from waiting import LONG
 
 from kvstore.errors import ConfigError, NodeLost
-from kvstore.job.observing_place import ObservingPlace
+from kvstore.job.place import ObservingPlace
 from kvstore.observing.session import ObserverSession
 from servers.observer import process
 from servers.observer.metrics import JobDescription
