@@ -16,7 +16,7 @@ from kvstore.job.processes import allow_many_files
 from kvstore.job.title import entitle
 from kvstore.transport.choose import links
 from servers.endpoints import server_endpoint
-from servers.garbage_collector import collect_seldom, importing
+from servers.processes import collect_seldom, importing, run_server
 
 TERMINATED = 128 + signal.SIGTERM
 
@@ -64,7 +64,7 @@ def main() -> int:
 
             return run_aggregator(config, make_transport, endpoint)
         with importing():
-            from servers.server import run_server
+            import servers.server  # noqa: F401 (run_server imports it again, and would have the collector look at torch)
 
         return run_server(config, make_transport, endpoint)
     except NodeLost as exc:  # another process has failed before the job began

@@ -48,13 +48,13 @@ def together(waits: Iterable[Waits]) -> Waits:
 
 
 class ServedActivity(NamedTuple):
-    """See the module.
+    """What a core has done so far, and which workers wait in it.
 
     Attributes:
         rounds: the highest number of rounds, or of updates, of any segment.
         held: bytes of parameters.
-        lateness: see the class.
-        waits: see the class.
+        lateness: which workers came last.
+        waits: the requests that wait.
     """
 
     rounds: int

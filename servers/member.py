@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from kvstore import wire
 from kvstore.errors import JOB_FAILED_EXIT, NodeLost
 from kvstore.job.config import Config
+from kvstore.job.exit_report import report_consequence
 from kvstore.job.system import cpu_us, memory_bytes
 from kvstore.member.session import Session
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Transport
 from servers.activity import ServedActivity
-from servers.farewell import say
 from servers.requests.replies import Outbox
 from servers.requests.request_tracer import RequestTracer
 from servers.service import Service
@@ -44,7 +44,7 @@ class Surroundings:
 
 
 class ServingMember:
-    """See the module. A subclass has a core, and serves it in ``_serve``; it calls ``_report`` at each tick.
+    """A member that serves. A subclass has a core, and serves it in ``_serve``; it calls ``_report`` at each tick.
 
     Args:
         around: what the process is given.
@@ -91,7 +91,9 @@ class ServingMember:
                 error = f"it ended with {sys.exc_info()[1]!r}"
             self._leave(error)
         if failure is not None:
-            say(f"{self.name} ends", str(failure), failure.cause if isinstance(failure, NodeLost) else "")
+            report_consequence(
+                f"{self.name} ends", str(failure), failure.cause if isinstance(failure, NodeLost) else ""
+            )
         return JOB_FAILED_EXIT if failure is not None else 0
 
     def _leave(self, error: str | None) -> None:

@@ -1,4 +1,7 @@
-"""Writes what a server has captured to its file of a checkpoint, in a thread beside the service."""
+"""A server's part of a checkpoint: what worker 0 asks for, and the thread that writes the captures to a file.
+
+``CheckpointRequests`` does no I/O: it is part of the shard. ``Saver`` writes, beside the service.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,156 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+from kvstore import wire
 from kvstore.checkpoint.folders import folder_of
 from kvstore.checkpoint.tensors import write_tensors
-from kvstore.errors import CheckpointError
+from kvstore.errors import CheckpointError, KVStoreError, UsageError
 from kvstore.manifests import FileRecord
+from servers.requests.replies import Answer, refuse
 from servers.store.capture import CaptureMemory, StoreCapture
+from servers.store.served_stores import ServedStores
 
 log = logging.getLogger(__name__)
 
 NICENESS = 10  # of the thread while it writes: training goes first
+MOST = 4  # checkpoints whose outcome is remembered
+MOST_ASKERS = 16  # of one checkpoint: worker 0 over its links
+
+
+class _Asker(NamedTuple):
+    peer: bytes
+    request: wire.AwaitCapture
+
+
+class CaptureDesk:
+    """Which captures are under way, how they ended, and who waits for that.
+
+    A capture is known by the numbers of its store and of its checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: set[tuple[int, int]] = set()
+        self._outcomes: dict[tuple[int, int], wire.Captured | KVStoreError] = {}
+        self._waiting: dict[tuple[int, int], list[_Asker]] = {}
+
+    def begin(self, store: int, number: int) -> None:
+        """Note that a capture is about to begin.
+
+        Raises:
+            UsageError: there was one of this number.
+        """
+        if (store, number) in self._under_way or (store, number) in self._outcomes:
+            raise UsageError(f"checkpoint {number} of store {store} has been asked for before")
+        self._under_way.add((store, number))
+
+    def forget(self, store: int, number: int) -> None:
+        """Note that a capture has not begun after all."""
+        self._under_way.discard((store, number))
+
+    def ended(self, store: int, number: int, outcome: wire.Captured | KVStoreError) -> list[Answer]:
+        """Note how a capture ended; ``seq`` of ``outcome`` does not matter. Return the answer to who waits."""
+        self._under_way.discard((store, number))
+        self._outcomes[store, number] = outcome
+        while len(self._outcomes) > MOST:
+            del self._outcomes[next(iter(self._outcomes))]
+        return [self._answer(*asker, outcome) for asker in self._waiting.pop((store, number), ())]
+
+    def wait(self, peer: bytes, request: wire.AwaitCapture) -> list[Answer]:
+        """Answer ``request`` now, or when its capture has ended; a repeat is answered over its link, too."""
+        which = request.store, request.number
+        if which in self._under_way:
+            askers = self._waiting.setdefault(which, [])
+            if (peer, request) not in askers:
+                askers.append(_Asker(peer, request))
+                del askers[:-MOST_ASKERS]
+            return []
+        outcome = self._outcomes.get(which)
+        if outcome is None:
+            outcome = UsageError(f"checkpoint {request.number} is not known here: this server has taken over since")
+        return [self._answer(peer, request, outcome)]
+
+    def explain(self, node: object, about: int) -> str:
+        """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
+        for (_, number), askers in self._waiting.items():
+            if any(asker.request.node == node and asker.request.seq == about for asker in askers):
+                return f"is writing checkpoint {number}"
+        return ""
+
+    def _answer(self, peer: bytes, request: wire.Request, outcome: wire.Captured | KVStoreError) -> Answer:
+        if isinstance(outcome, KVStoreError):
+            return refuse(peer, request, outcome)
+        return Answer(
+            peer,
+            request,
+            wire.Captured(request.seq, outcome.nbytes, outcome.sha256, outcome.clocks, outcome.optimizer, outcome.path),
+        )
+
+
+class CheckpointRequests:
+    """The captures of one server.
+
+    Args:
+        rank: of the server, for messages.
+        stores: of the server.
+
+    Attributes:
+        save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
+        memory: what captures are copied to.
+    """
+
+    def __init__(self, rank: int, stores: ServedStores) -> None:
+        self.save: Callable[[StoreCapture], None] | None = None
+        self.memory = CaptureMemory()
+        self._rank = rank
+        self._stores = stores
+        self._captures = CaptureDesk()
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes a checkpoint of all stores copies."""
+        return sum(served.captures.nbytes for served in self._stores.open.values())
+
+    def serve(self, peer: bytes, message: wire.Capture | wire.AwaitCapture) -> list[Answer]:
+        """Begin a capture, or let worker 0 wait for its file; return the answers that need not wait.
+
+        Raises:
+            UsageError: it comes from another worker, or names what cannot be captured.
+            CheckpointError: this server has no directory for checkpoints.
+        """
+        if message.node.rank != 0 or message.node.role != "worker":
+            raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
+        if isinstance(message, wire.AwaitCapture):
+            return self._captures.wait(peer, message)
+        served = self._stores.require(message.store)
+        if self.save is None:
+            raise CheckpointError(
+                f"server {self._rank} has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all processes "
+                "of the job (launch.py --checkpoint-dir)"
+            )
+        self._captures.begin(message.store, message.number)
+        try:
+            clocks = dict(zip(message.ids, message.clocks, strict=True))
+            served.captures.begin(message.store, message.number, clocks, self.save, self.memory)
+        except BaseException:
+            self._captures.forget(message.store, message.number)
+            raise
+        return [Answer(peer, message, wire.Ack(message.seq))]
+
+    def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> list[Answer]:
+        """Note that ``capture`` has been written to ``path``, or why not; return the answers to who waits for that."""
+        if capture.store in self._stores.open:
+            self._stores.open[capture.store].captures.end(capture)
+        if isinstance(outcome, CheckpointError):
+            return self._captures.ended(capture.store, capture.number, outcome)
+        clocks = [capture.clocks[number] for number in capture.ids]
+        captured = wire.Captured(0, outcome.nbytes, outcome.sha256, clocks, capture.optimizer, str(path))
+        return self._captures.ended(capture.store, capture.number, captured)
+
+    def explain(self, node: wire.Node, about: int) -> str:
+        """Say what request ``about`` of ``node`` waits for; empty if it waits for no file."""
+        return self._captures.explain(node, about)
 
 
 class Saver:

@@ -1,21 +1,142 @@
-"""The server as a process: the core and its loop."""
+"""The server as a process: the core, its loop, and a thread that writes what the core captures. It brings torch."""
 
 from __future__ import annotations
 
-import threading
+import logging
+import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from kvstore import wire
-from kvstore.job.config import Config
-from kvstore.transport import Transport
-from servers.member import Surroundings
+from kvstore.errors import CheckpointError, KVStoreError
+from kvstore.manifests import FileRecord
+from servers.activity import ServedActivity
+from servers.member import ServingMember, Surroundings
+from servers.reading.pace import IdleCores, ReaderPace
 from servers.requests.replies import Outbox
-from servers.shard_member import ShardMember
+from servers.saving import Saver
+from servers.service import Handle
+from servers.shard import Shard
+from servers.store.capture import StoreCapture
+from servers.store.recording import Recorder
+
+log = logging.getLogger(__name__)
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+def injecting(
+    handle: Handle,
+    faults: list[tuple[str, int]],
+    rounds: Callable[[], int],
+    send: Callable[[int], None] = lambda signum: os.kill(os.getpid(), signum),
+) -> Handle:
+    """Return ``handle`` with faults for drills (`launch.py --inject`); itself if there are none.
+
+    Only the server knows its rounds, so only it can do this at the worst moment: the round is over, and nobody knows
+    yet.
+
+    Args:
+        handle: takes a message, and returns what to send.
+        faults: an action of ``SIGNALS`` and a round of each, by rounds. Those that have come are removed.
+        rounds: returns how many rounds there have been.
+        send: sends a signal to this process.
+    """
+    if not faults:
+        return handle
+
+    def handle_and_fail(peer: bytes, message: wire.Message) -> Outbox:
+        outbox = handle(peer, message)
+        while faults and rounds() >= faults[0][1]:
+            send(SIGNALS[faults.pop(0)[0]])
+        return outbox
+
+    return handle_and_fail
+
+
+class ShardMember(ServingMember):
+    """A member that has a shard: a server, or a server or standby with a partner.
+
+    Args:
+        around: see ``ServingMember``.
+        recorder: see ``Shard``.
+        on_line_back: see ``ServingMember``.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        recorder: Recorder | None = None,
+        on_line_back: Callable[[], Outbox] | None = None,
+    ) -> None:
+        super().__init__(around, on_line_back)
+        config, clock = around.config, around.clock
+        self._faults = list(config.inject) if config.start == 1 else []
+        self._shard = Shard(
+            self._session.rank,
+            self._session.num_workers,
+            self._transport,
+            self._transport,
+            self._session.worker_keys,
+            self._session.aggregated,
+            self._session.aggregator_keys,
+            recorder=recorder,
+            readers=config.readers,
+            reader_key="" if config.keys is None else config.keys.reader,
+        )
+        self._session.when_traced(self._shard.trace)
+        self._pace = (
+            None
+            if self._shard.reading is None
+            else ReaderPace(self._shard.reading, config.reader_share, clock, time.thread_time, IdleCores(clock))
+        )
+        self._saver: Saver | None = None
+        self._prepared = False
+        if config.checkpoint_dir:
+            memory, directory = self._shard.checkpoints.memory, Path(config.checkpoint_dir)
+            self._saver = Saver(memory, directory, self._session.rank, self._saved, around.thread)
+            self._shard.checkpoints.save = self._saver.save
+
+    def _handling(self, handle: Handle) -> Handle:
+        """Return ``handle`` for the loop, which tells the shard the time, with the faults that there are to be."""
+        self._service.timed = self._shard.times
+        return injecting(handle, self._faults, lambda: self._shard.rounds)
+
+    def _leave(self, error: str | None) -> None:
+        if error is None and self._session.client.failure is None:
+            for (
+                action,
+                number,
+            ) in self._faults:  # a drill that has tested nothing must not look like one that was passed
+                log.warning(
+                    "--inject: no %s at round %d: there were %d rounds in this job, without those before --resume",
+                    *(action, number, self._shard.rounds),
+                )
+        super()._leave(error)
+
+    def _answer(self, outbox: Outbox) -> Outbox:
+        """Return what may be sent now of answers that no message has asked for at this moment."""
+        return outbox
+
+    def _activity(self) -> ServedActivity:
+        return self._shard.activity(self._clock())
+
+    def _prepare(self) -> None:
+        """Once there are values and states, have memory for a checkpoint. Call it now and then."""
+        if self._saver is not None and not self._prepared and self._shard.rounds:
+            self._prepared = True
+            self._saver.prepare(self._shard.checkpoints.nbytes)
+
+    def _saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> None:
+        with suppress(KVStoreError, OSError):  # the server may have ended meanwhile
+            self._service.post(lambda: self._answer(self._shard.saved(capture, path, outcome)))
 
 
 class Server(ShardMember):
-    """A member that serves its shard until the workers are done or the job has failed. See ``ShardMember``."""
+    """A server without a standby: it serves its shard until the workers are done or the job has failed."""
 
     def _serve(self) -> None:
         self._service.run(self._handling(self._shard.handle), self._tick, between=self._pace)
@@ -28,19 +149,3 @@ class Server(ShardMember):
         self._report()
         self._prepare()
         return []
-
-
-def run_server(
-    config: Config,
-    make_transport: Callable[[], Transport],
-    endpoint: str,
-    clock: Callable[[], float] = time.monotonic,
-    thread: Callable[..., threading.Thread] = threading.Thread,
-) -> int:
-    """Be a server, one of a pair if the job has replicas; see ``Server`` and ``ReplicaProcess``."""
-    around = Surroundings(config, make_transport, endpoint, clock, thread)
-    if config.replicas:
-        from servers.replication.process import ReplicaProcess
-
-        return ReplicaProcess(around).run()
-    return Server(around).run()

@@ -6,7 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kvstore import wire
 from kvstore.errors import WireError
@@ -14,6 +14,9 @@ from kvstore.rare_log import Drops
 from kvstore.transport import Transport
 from servers.requests.replies import Outbox
 from servers.requests.request_tracer import RequestTracer
+
+if TYPE_CHECKING:
+    from servers.store.lateness import ArrivalTimes
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +37,6 @@ class Between(Protocol):
     def do(self) -> Outbox:
         """Do a little of it; return what to send."""
         ...
-
-
-class Timed(Protocol):
-    """Something that must know the time, and has no clock.
-
-    Attributes:
-        now: when the message came that is being handled.
-    """
-
-    now: float
 
 
 class Service:
@@ -77,7 +70,7 @@ class Service:
         self._posted: queue.SimpleQueue[Callable[[], Outbox]] = queue.SimpleQueue()
         self._stopped = False
         self.tracer: RequestTracer | None = None
-        self.timed: Timed | None = None
+        self.timed: ArrivalTimes | None = None
         self._drops = Drops(log)
 
     def run(

@@ -14,7 +14,6 @@ from kvstore.tracing.tracer import Tracer
 from kvstore.transport.base import Admission
 from kvstore.transport.memory import Heap, Memory
 from servers.activity import ServedActivity
-from servers.checkpoint_requests import CheckpointRequests
 from servers.names import workers
 from servers.reading.desk import ReadDesk
 from servers.requests.guest_links import ReaderLinks
@@ -22,6 +21,7 @@ from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
+from servers.saving import CheckpointRequests
 from servers.store.capture import StoreCapture
 from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recorder

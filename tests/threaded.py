@@ -36,8 +36,8 @@ from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.shared_memory import sharing
 from servers.aggregator.process import run_aggregator
+from servers.processes import run_server
 from servers.scheduler_process import run_scheduler
-from servers.server import run_server
 
 
 def set_limits(store: DistStore, seconds: float) -> None:

@@ -10,7 +10,7 @@ from benchmarks.figures import Result, Row
 from benchmarks.networks import shapes_of
 from benchmarks.round_model import tables
 from benchmarks.session import Session
-from servers.garbage_collector import collect_seldom
+from servers.processes import collect_seldom
 
 HOSTS, WORKERS_PER_HOST = 512, 8
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,6 +20,8 @@ from typing import NamedTuple
 
 from kvstore.errors import ConfigError
 from kvstore.job.settings import EXIT_REPORT, VERBOSE, WORKER_PROCESS
+
+log = logging.getLogger(__name__)
 
 MAX_TEXT = 2000  # characters of an error or a place
 MAX_CAUSE = 64
@@ -213,6 +216,18 @@ def hand_over(report: ExitReport, env: Mapping[str, str]) -> bool:
     except OSError:
         return False
     return shown
+
+
+def report_consequence(what: str, failure: str, cause: str = "") -> None:
+    """Tell the supervisor, or the log, that the failure of another process ends this one.
+
+    Args:
+        what: what ends, for the log.
+        failure: of the other process.
+        cause: as ``ExitReport`` has it.
+    """
+    if not hand_over(ExitReport(failure, consequence=True, cause=cause), os.environ):
+        log.error("%s: %s", what, failure)
 
 
 def require_own(env: Mapping[str, str], name: str, rank: str = "") -> None:

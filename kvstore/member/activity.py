@@ -28,7 +28,7 @@ class StoreActivity(NamedTuple):
 
 
 class WorkerActivity:
-    """See the module. Any thread may use it; what a report says of one moment may be of two that are close.
+    """What one worker has done so far. Any thread may use it; a report may be of two moments that are close.
 
     Args:
         client: sends this worker's requests.

@@ -9,21 +9,19 @@ outstanding.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
-from kvstore.member.blocked_time import BlockedTime, ThreadWaits
-from kvstore.member.explanations import Explanations
-from kvstore.member.io_lock import under_way
-from kvstore.member.link_access import LinkAccess
+from kvstore.member.link_access import LinkAccess, under_way
 from kvstore.member.links import Links, Prepare
-from kvstore.member.mutual_waits import LOOK_S, MutualWaits
+from kvstore.member.mutual_waits import LOOK_S, BlockedTime, MutualWaits, ThreadWaits
 from kvstore.member.outstanding import Question, ready
 from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
@@ -37,36 +35,11 @@ T = TypeVar("T")
 SLICE_S = 0.5  # the longest single wait for the transport
 STALL_S = 0.1  # if no answer comes for so long, requests that a caller waits for go out of turn
 NEWS_S = 60.0  # how often a wait that goes on logs what it waits for
-
-
 EXPLAIN_S = 15.0  # how long a peer may take to explain what a late request waits for
 LOCATE_S = 3.0  # how long the answer may take where those are that it waits for
 
 
-class Asks(Protocol):
-    """What asks; see ``Client``."""
-
-    guide: Peer | None
-
-    @property
-    def node(self) -> wire.Node:
-        """This process."""
-        ...
-
-    def ask(self, operation: Operation, *questions: Question) -> None:
-        """Make ``questions`` of ``operation``."""
-        ...
-
-    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Take in answers until ``condition``, for at most ``timeout`` seconds; return whether it holds."""
-        ...
-
-    def give_up(self, operation: Operation) -> None:
-        """Give up the rest of ``operation``."""
-        ...
-
-
-def find_out(client: Asks, operation: Operation, requests: Mapping[Peer, int]) -> Explanations:
+def find_out(client: Client, operation: Operation, requests: Mapping[Peer, int]) -> Explanations:
     """Ask what ``operation`` waits for.
 
     Args:
@@ -81,7 +54,7 @@ def find_out(client: Asks, operation: Operation, requests: Mapping[Peer, int]) -
     return explanations
 
 
-def _locate(client: Asks, guide: Peer, operation: Operation, explanations: Explanations) -> None:
+def _locate(client: Client, guide: Peer, operation: Operation, explanations: Explanations) -> None:
     """Ask where those are that ``operation`` waits for. Without an answer the message says less."""
     question = Operation("question where others are")
     with contextlib.suppress(UsageError):
@@ -156,15 +129,15 @@ class Client:
         return self.alone(self.links.connect, name.encode(), endpoint, bulk, window)
 
     def allocate(self, nbytes: int) -> memoryview:
-        """See ``Memory``. Only for code that runs ``alone`` at the links."""
+        """Return memory that the transport sends from. Only for code that runs ``alone`` at the links."""
         return self.links.allocate(nbytes)
 
     def busy(self, buffer: wire.Buffer) -> bool:
-        """See ``Memory``."""
+        """Return whether a peer may still read a message from the memory of ``buffer``; True if that is not known."""
         return self.links.busy(buffer)
 
     def gathers(self, peer: Peer) -> bool:
-        """See ``Transport.gathers``."""
+        """Return whether frames for ``peer`` may be scattered buffers, which then need no copy."""
         return self.links.gathers(peer)
 
     def close(self, linger: float = 0.0) -> None:
@@ -419,3 +392,89 @@ class Client:
 
 
 _EXCHANGE = Client.exchange.__code__
+
+
+# ---- what peers say a late answer waits for, and where the members are that it waits for
+
+MOST_PLACES = 4  # that one message names; members elsewhere are counted
+MOST_RANGES = 8  # of ranks, before a place
+_SILENT = "does not answer"
+_PLURALS = {"is": "are", "has": "have", "does": "do"}
+
+
+class Explanations:
+    """What some peers say their late answers wait for, as it comes.
+
+    Args:
+        peers: that are asked, in the order in which messages name them.
+    """
+
+    def __init__(self, peers: Iterable[Peer]) -> None:
+        self._texts: dict[Peer, str | None] = dict.fromkeys(peers)
+        self._missing: set[int] = set()
+        self._places: list[str] = []
+        self._silent_too: set[Peer] = set()  # of whom the scheduler says so, and more
+
+    def take(self, peer: Peer, reply: wire.Explanation) -> None:
+        """Take in what ``peer`` says; an empty text says that it knows nothing of a reason."""
+        self._texts[peer] = reply.text or "has not answered yet"
+        self._missing.update(reply.missing)
+
+    def take_places(self, role: str, reply: wire.Located) -> None:
+        """Take in where members of ``role`` are. What is said of a peer that says nothing replaces that."""
+        for rank, place in zip(reply.ranks, reply.places, strict=True):
+            peer = f"{role} {rank}".encode()
+            if peer in self._texts and place.startswith(_SILENT):
+                self._silent_too.add(peer)
+        self._places += grouped(role, reply.ranks, reply.places)
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The names of the peers that have said nothing."""
+        return tuple(peer.decode() for peer, text in self._texts.items() if text is None)
+
+    def awaited(self, me: wire.Node) -> dict[str, list[int]]:
+        """Return the members that are waited for, but for ``me``, by role: workers, and peers that say nothing."""
+        ranks: dict[str, set[int]] = {"worker": set(self._missing)}
+        for name in self.silent:
+            role, _, rank = name.partition(" ")
+            if rank.isdecimal():
+                ranks.setdefault(role, set()).add(int(rank))
+        if me.role == "worker":
+            ranks["worker"].discard(me.rank)
+        return {role: sorted(of_role) for role, of_role in ranks.items() if of_role}
+
+    @property
+    def known(self) -> str:
+        """What there is so far, in words."""
+        said = [
+            f"{peer.decode()} {text or _SILENT}" for peer, text in self._texts.items() if peer not in self._silent_too
+        ]
+        return "; ".join(said + self._places)
+
+
+def grouped(role: str, ranks: Sequence[int], places: Sequence[str]) -> list[str]:
+    """Return sentences that say which members are where, those at one place together."""
+    at: dict[str, list[int]] = {}
+    for rank, place in zip(ranks, places, strict=True):
+        at.setdefault(place, []).append(rank)
+    said = [f"{_named(role, group)} {_plural(place) if len(group) > 1 else place}" for place, group in at.items()]
+    rest = sum(map(len, list(at.values())[MOST_PLACES:]))
+    return [*said[:MOST_PLACES], f"{rest} more {role}s are elsewhere"] if rest else said
+
+
+def _named(role: str, ranks: Sequence[int]) -> str:
+    """Return "worker 3", or "workers 1-7, 9"; ``ranks`` rise."""
+    if len(ranks) == 1:
+        return f"{role} {ranks[0]}"
+    runs = [
+        [rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda entry: entry[1] - entry[0])
+    ]
+    named = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:MOST_RANGES])
+    more = sum(map(len, runs[MOST_RANGES:]))
+    return f"{role}s {named}" + (f" and {more} more" if more else "")
+
+
+def _plural(place: str) -> str:
+    verb, _, rest = place.partition(" ")
+    return f"{_PLURALS.get(verb, verb)} {rest}"

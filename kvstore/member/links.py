@@ -100,7 +100,7 @@ class Routes:
 
 
 class Links:
-    """See the module.
+    """The links of one process, and its requests on them.
 
     Args:
         make_transport: returns a new transport, which only this object uses.
@@ -171,15 +171,15 @@ class Links:
     # ---- memory, and what a link can do
 
     def allocate(self, nbytes: int) -> memoryview:
-        """See ``Memory``."""
+        """Return memory that the transport sends from."""
         return self._routes.transport.allocate(nbytes)
 
     def busy(self, buffer: wire.Buffer) -> bool:
-        """See ``Memory``."""
+        """Return whether a peer may still read a message from the memory of ``buffer``; True if that is not known."""
         return self._routes.transport.busy(buffer)
 
     def gathers(self, peer: Peer) -> bool:
-        """See ``Transport.gathers``."""
+        """Return whether frames for ``peer`` may be scattered buffers, which then need no copy."""
         return self._routes.transport.gathers(self._routes.names[peer])
 
     # ---- each of these puts the links in doubt until it is done

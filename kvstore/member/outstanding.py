@@ -119,11 +119,11 @@ class Question(PendingRequest):
         self.on_reply = on_reply
 
     def message(self, sender: wire.Sender) -> wire.Message:
-        """See ``PendingRequest``."""
+        """Return the message of this request."""
         return self.kind(sender, **self.fields)
 
     def take(self, reply: Any) -> Effect | None:
-        """See ``PendingRequest``."""
+        """Hand the answer to the caller."""
         if self.on_reply is not None:
             self.on_reply(reply)
         return None

@@ -16,10 +16,12 @@ import json
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
@@ -29,7 +31,6 @@ from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys
 from kvstore.job.processes import complete, orphaned, source_root, words
-from kvstore.member.last_place import LastPlace
 from kvstore.transport.choose import links
 from kvstore.wire.guests import UNASKED
 
@@ -42,6 +43,51 @@ _STOPPED = {
 }  # states of processes that do nothing
 _LONGEST = 1 << 20  # bytes of the input; the keys of 4,096 members are 164 KiB
 END_S = 1.0
+
+
+_HEADER = struct.Struct("<IH")  # of the text: a checksum, for a text may be read while it is written; its length
+_LONGEST_TEXT = 512  # bytes of the text
+
+
+class LastPlace:
+    """Where a process was at its last beat, in memory that the process beside it reads.
+
+    A call that keeps the interpreter's lock, and a stop, end all answers of the process. What it has written stays.
+    Nobody waits for the reader, and the reader is not woken.
+
+    Args:
+        fd: of the memory, inherited from who writes; None makes new memory.
+
+    Attributes:
+        fd: see above.
+
+    Raises:
+        OSError: the system has none.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("kvstore-place") if fd is None else fd
+        self._written = ""
+
+    def write(self, text: str) -> None:
+        """Replace the text."""
+        if text != self._written:
+            data = text.encode()[:_LONGEST_TEXT]
+            os.pwrite(self.fd, _HEADER.pack(zlib.crc32(data), len(data)) + data, 0)
+            self._written = text
+
+    def read(self) -> str:
+        """Return the text; empty if there is none, or if it is being written."""
+        data = os.pread(self.fd, _HEADER.size + _LONGEST_TEXT, 0)
+        if len(data) < _HEADER.size:
+            return ""
+        checksum, length = _HEADER.unpack_from(data)
+        text = data[_HEADER.size : _HEADER.size + length]
+        return text.decode(errors="replace") if zlib.crc32(text) == checksum else ""
+
+    def close(self) -> None:
+        """Give this end up."""
+        os.close(self.fd)
 
 
 class PulseProcess:

@@ -350,7 +350,7 @@ class _JoinRequest(PendingRequest):
         self.address = address
 
     def message(self, sender: wire.Sender) -> wire.Join:
-        """See ``PendingRequest``."""
+        """Return the message of this request."""
         me = sender._replace(node=sender.node._replace(rank=self.config.rank_hint))
         return wire.Join(
             me,
@@ -362,5 +362,5 @@ class _JoinRequest(PendingRequest):
         )
 
     def take(self, reply: wire.Welcome) -> None:
-        """See ``PendingRequest``."""
+        """Hand the welcome to the operation that waits for it."""
         self.operation.take(reply)

@@ -13,10 +13,9 @@ from typing import Any
 
 from kvstore.job.place import ObservingPlace
 from kvstore.observing.advice import advise
-from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
-from kvstore.observing.stacks_text import LocatedMember
+from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s, waits
+from kvstore.observing.text import LocatedMember
 from kvstore.observing.view import JobView, MemberView
-from kvstore.observing.waits import waits
 
 VERSION = 1
 

@@ -6,32 +6,41 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
+import signal
+import socket
 import sys
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
-from kvstore.job import page_address
+from kvstore.job import page_address, processes
 from kvstore.job.place import ObservingPlace
+from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, LIFELINE, NO_COLOR, OBSERVE, ROLE, TRACE, TRACE_FILE
 from kvstore.job.trace_target import TRACED, TraceTarget
 from kvstore.observing import as_json
 from kvstore.observing.advice import SHOWN_BY, Advice, advise
 from kvstore.observing.choice import NoSuchJob, jobs_here, listed, place_at, place_named, roots_here
-from kvstore.observing.figures import job_rounds_per_s
-from kvstore.observing.looks import doing_of
-from kvstore.observing.observer_program import ObserverProgram, PreparedPage
+from kvstore.observing.columns import TextLine
+from kvstore.observing.figures import awaited, job_rounds_per_s
 from kvstore.observing.quantities import rate
-from kvstore.observing.screen import StatusScreen
 from kvstore.observing.session import TIMEOUT_S, ObserverSession, stacks_in
-from kvstore.observing.stacks_text import LocatedMember, located_members, stacks_lines
-from kvstore.observing.text import StatusParts, job_lines, silent_scheduler_lines, status_lines
+from kvstore.observing.straggler import doing_of
+from kvstore.observing.text import (
+    LocatedMember,
+    StatusParts,
+    job_lines,
+    located_members,
+    silent_scheduler_lines,
+    stacks_lines,
+    status_lines,
+)
 from kvstore.observing.view import JobView
-from kvstore.observing.waits import awaited
 
 SHOWN, NO_JOB, USAGE, NO_ANSWER, FAILED = 0, 1, 2, 3, 4  # exit codes
 LISTED_S = 2.0  # for each of several jobs
@@ -39,6 +48,116 @@ AWAITED_S = 2.0  # who is awaited for so long is asked where it is
 MOST_AWAITED = 4  # and only so many are
 LOOKS, LOOK_S = 5, 0.1  # how often a straggler is asked where it is, and the seconds between
 ROLES = ("worker", "server", "standby", "aggregator")
+
+
+_CODES = {"title": "1", "bad": "31", "odd": "33", "faint": "2"}  # ECMA-48 "select graphic rendition"
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the alternate screen, without a cursor
+_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+_OURS = (LIFELINE, TRACE_FILE, TRACE, DASHBOARD_FD, DASHBOARD_TOKEN)
+
+
+@dataclass(frozen=True)
+class PreparedPage:
+    """The page's socket, which listens, and its token."""
+
+    listener: socket.socket
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ObserverProgram:
+    """The observer that this command becomes to serve a page or to write a trace: its words and its environment.
+
+    The observer is in ``servers``, which this package may not import. So it is executed in place of the command: Ctrl-C
+    and signals reach it, and its exit code is the command's.
+
+    Args:
+        place: where the job is.
+        page: the page to serve; None for none.
+        trace: the trace to write; None for none.
+    """
+
+    place: ObservingPlace
+    page: PreparedPage | None = None
+    trace: TraceTarget | None = None
+
+    def variables(self, env: Mapping[str, str], place_file: str) -> dict[str, str]:
+        """Return the environment of the observer.
+
+        Args:
+            env: of this process.
+            place_file: a file with ``place``.
+        """
+        ours = {setting.name for setting in _OURS}
+        told = {name: text for name, text in env.items() if not name.startswith("DMLC_") and name not in ours}
+        told |= {ROLE.name: "observer", OBSERVE.name: place_file}
+        if self.page is not None:
+            told |= {DASHBOARD_FD.name: f"{self.page.listener.fileno()}", DASHBOARD_TOKEN.name: self.page.token}
+        if self.trace is not None:
+            told |= {TRACE_FILE.name: str(self.trace.file), TRACE.name: str(self.trace.rounds)}
+        return processes.complete(told, processes.source_root())
+
+    def execute(self, env: Mapping[str, str]) -> NoReturn:
+        """Become the observer."""
+        memory = os.memfd_create("observe.json", 0)  # the key in it is never in a file, and goes with the process
+        os.fchmod(memory, 0o600)
+        os.write(memory, json.dumps(self.place.described()).encode())
+        if self.page is not None:
+            self.page.listener.set_inheritable(True)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the observer takes it
+        words = processes.words(sys.executable, "servers")
+        os.execve(words[0], words, self.variables(env, f"/proc/self/fd/{memory}"))  # noqa: S606 (no shell)
+
+
+class StatusScreen:
+    """Writes lines one below the other, or on a terminal, if it is to be watched, in place.
+
+    Args:
+        out: where to write.
+        in_place: whether each text replaces the one before, if ``out`` is a terminal.
+        env: the environment, which may refuse colors.
+    """
+
+    def __init__(self, out: TextIO, in_place: bool = False, env: Mapping[str, str] = os.environ) -> None:
+        self._out = out
+        terminal = out.isatty() and env.get("TERM", "") != "dumb"
+        self._in_place = in_place and terminal
+        self._colors = terminal and not NO_COLOR.read(env)
+        self._written = 0
+
+    def __enter__(self) -> StatusScreen:
+        if self._in_place:
+            self._out.write(_ENTER)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._in_place:
+            self._out.write(_LEAVE)
+            self._out.flush()
+
+    def show(self, lines: Sequence[TextLine]) -> None:
+        """Write ``lines``: below what was written before, or in its place."""
+        if self._in_place:
+            columns, rows = shutil.get_terminal_size()
+            shown = [self._painted(line, columns) + _REST_OF_LINE for line in lines[:rows]]
+            self._out.write(_HOME + "\n".join(shown) + _REST)
+        else:
+            before = "\n" if self._written else ""
+            self._out.write(before + "".join(self._painted(line) + "\n" for line in lines))
+        self._written += 1
+        self._out.flush()
+
+    def _painted(self, line: TextLine, width: int | None = None) -> str:
+        text = printable(line.text)[:width]
+        code = _CODES.get(line.style) if self._colors else None
+        return text if code is None or not text else f"\x1b[{code}m{text}\x1b[0m"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` without what a terminal would obey: names of keys and of functions may hold anything."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def main(args: Sequence[str] | None = None) -> int:

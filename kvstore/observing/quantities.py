@@ -1,9 +1,22 @@
-"""How numbers are written for people: durations, bytes, shares, and the ranks of many members. Pure."""
+"""The numbers that members report: their names, their metrics, and how they are written for people. Pure.
+
+Text, JSON, the page and ``/metrics`` all walk ``OF_WORKERS`` and ``OF_SERVERS``: a new number is one more row there.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from kvstore import wire
+
+Kind: TypeAlias = Literal["counter", "gauge"]
+AnyReport: TypeAlias = wire.WorkerReport | wire.ServerReport
+R_contra = TypeVar("R_contra", contravariant=True)
+
+MICRO = 1_000_000
 
 UNKNOWN = "-"
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -63,3 +76,176 @@ def members(role: str, numbers: Iterable[int]) -> str:
     """Name members of one role: ``worker 3``, ``workers 0, 2, 4-63``."""
     numbers = sorted(set(numbers))
     return f"{role}{'' if len(numbers) == 1 else 's'} {ranks(numbers)}"
+
+
+# ---- the table
+
+
+@dataclass(frozen=True)
+class Series(Generic[R_contra]):
+    """A metric with one number for each member, as Prometheus reads it.
+
+    Names and units follow Prometheus' conventions: base units, and ``_total`` for what only grows. A counter starts
+    again at 0 with its member's process, as Prometheus expects of counters.
+
+    Attributes:
+        name: without the prefix; of a counter, without ``_total``.
+        kind: whether it only grows.
+        meaning: the HELP text.
+        read: gives its number, or None if the report does not have it.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    read: Callable[[R_contra], float | None]
+
+
+@dataclass(frozen=True)
+class Quantity(Generic[R_contra]):
+    """A number of each member of a role, wherever it is shown.
+
+    Attributes:
+        figure: its name in JSON, and as an attribute of ``WorkerFigures`` or ``ServerFigures``; empty if it is a metric
+            alone.
+        page: its name on the page; empty if it is not there.
+        title: of its column in tables; empty if it has none.
+        show: writes it.
+        least, part: differences between members that are none, as ``Column`` has them.
+        series: its metric; None if it follows from others.
+    """
+
+    figure: str = ""
+    page: str = ""
+    title: str = ""
+    show: Callable[[float], str] = rate
+    least: float = 0.0
+    part: float = 0.0
+    series: Series[R_contra] | None = None
+
+
+_ROUNDS: Series[AnyReport] = Series(
+    "rounds",
+    "counter",
+    "Of a worker, how often it has pushed its most pushed key. Of a server, the most rounds of any segment.",
+    lambda report: report.rounds,
+)
+_CPU: Series[AnyReport] = Series(
+    "cpu_seconds",
+    "counter",
+    "Processor time that the process has used, in seconds.",
+    lambda report: report.cpu_us / MICRO,
+)
+_MEMORY: Series[AnyReport] = Series(
+    "resident_memory_bytes", "gauge", "Memory that the process occupies now, in bytes.", lambda report: report.memory
+)
+OF_MEMBERS: tuple[Quantity[AnyReport], ...] = (
+    Quantity("rounds", "rounds", "rounds", count, 2.5, 0.01, _ROUNDS),
+    Quantity("cores", "cores", "cores", rate, 0.5, 0.5, _CPU),
+    Quantity("memory", "memory", "memory", nbytes, 1e8, 0.5, _MEMORY),
+)
+
+OF_WORKERS: tuple[Quantity[wire.WorkerReport], ...] = (
+    OF_MEMBERS[0],
+    Quantity("rounds_per_s", "rate", "rounds/s", rate, 0.2, 0.2),
+    Quantity(
+        *("waits", "waiting", "waits", share, 0.25),
+        series=Series(
+            "worker_blocked_seconds",
+            "counter",
+            "Seconds that the worker's program has waited for answers of servers.",
+            lambda report: report.blocked_us / MICRO,
+        ),
+    ),
+    Quantity(
+        *("input", "input", "input", share, 0.25),
+        series=Series(
+            "worker_input_seconds",
+            "counter",
+            "Seconds that the worker's program has waited for its next batch of data. Absent where nothing measures "
+            "it.",
+            lambda report: None if report.input_us < 0 else report.input_us / MICRO,
+        ),
+    ),
+    *OF_MEMBERS[1:],
+    Quantity("sent_per_s", "sent", "sent/s", nbytes, 1e5, 0.5),
+    Quantity("received_per_s", "received", "received/s", nbytes, 1e5, 0.5),
+    Quantity(
+        *("outstanding", "outstanding"),
+        series=Series(
+            "worker_outstanding_requests",
+            "gauge",
+            "Requests of the worker that have no answer yet.",
+            lambda report: report.outstanding,
+        ),
+    ),
+    Quantity(
+        *("ahead", "ahead", "ahead", count, 2.5, 0.5),
+        series=Series(
+            "worker_ahead_pushes",
+            "gauge",
+            "How many pushes the worker was ahead of the slowest one when it last read (its staleness).",
+            lambda report: report.ahead,
+        ),
+    ),
+)
+
+OF_SERVERS: tuple[Quantity[wire.ServerReport], ...] = (
+    OF_MEMBERS[0],
+    Quantity("rounds_per_s", "rate"),
+    Quantity(
+        *("busy", "busy", "busy", share, 0.25, 0.5),
+        series=Series(
+            "server_busy_seconds",
+            "counter",
+            "Seconds that the server has spent on handling messages.",
+            lambda report: report.busy_us / MICRO,
+        ),
+    ),
+    *OF_MEMBERS[1:],
+    Quantity(
+        *("held", "held", "held", nbytes, 1e6, 0.5),
+        series=Series(
+            "server_held_bytes", "gauge", "Bytes of parameters that the server holds.", lambda report: report.held
+        ),
+    ),
+    Quantity(
+        *("received_per_s", "received", "received/s", nbytes, 1e5, 0.5),
+        series=Series(
+            "server_received_bytes",
+            "counter",
+            "Bytes of gradients and values that the server has received.",
+            lambda report: report.received,
+        ),
+    ),
+    Quantity(
+        *("sent_per_s", "sent", "sent/s", nbytes, 1e5, 0.5),
+        series=Series(
+            "server_sent_bytes", "counter", "Bytes of values that the server has sent.", lambda report: report.sent
+        ),
+    ),
+    Quantity(
+        series=Series(
+            "server_waiting_workers",
+            "gauge",
+            "Workers whose requests wait at the server now.",
+            lambda report: len(report.waiting),
+        )
+    ),
+    Quantity(
+        series=Series(
+            "server_missing_workers",
+            "gauge",
+            "Workers that requests at the server wait for now.",
+            lambda report: len(report.missing),
+        )
+    ),
+    Quantity(
+        series=Series(
+            "server_oldest_wait_seconds",
+            "gauge",
+            "Seconds that the oldest request that waits at the server has waited; 0 if none waits.",
+            lambda report: report.oldest_us / MICRO,
+        )
+    ),
+)

@@ -34,7 +34,7 @@ CLOSE_S = 0.3  # how long the goodbye may take to leave
 
 
 class ObserverSession:
-    """See the module. One thread at a time may use it.
+    """An observer's link to the scheduler. One thread at a time may use it.
 
     Args:
         config: where the scheduler is; see ``ObservingPlace.config``.

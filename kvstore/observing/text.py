@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
+from kvstore import wire
 from kvstore.job.place import ObservingPlace
 from kvstore.observing import quantities as q
 from kvstore.observing.advice import Advice
 from kvstore.observing.columns import Column, Label, TextLine, member_table
-from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
+from kvstore.observing.figures import LONG_S, MemberWait, ServerFigures, WorkerFigures, job_rounds_per_s, waits
+from kvstore.observing.quantities import Quantity, members
 from kvstore.observing.view import JobView, MemberView
-from kvstore.observing.waits import LONG_S, MemberWait, waits
 
 SILENT_S = 4.0  # members beat each second or so
 EVENTS = 8
@@ -173,36 +175,18 @@ def _beat(row: tuple[MemberView, object]) -> float | None:
     return row[0].silent_s if row[0].state == "ready" else None
 
 
-def _of_worker(get: Callable[[WorkerFigures], float | None]) -> Callable[[_Worker], float | None]:
-    return lambda row: None if row[1] is None else get(row[1])
+def _columns(table: Sequence[Quantity[Any]]) -> list[Column[tuple[MemberView, Any]]]:
+    """Return the columns that ``table`` has titles for, behind the last sign of life."""
+    columns = [Column("beat", _beat, q.duration, SILENT_S)]
+    for each in table:
+        if each.title:
+            columns.append(Column(each.title, partial(_figure, each.figure), each.show, each.least, each.part))
+    return columns
 
 
-def _of_server(get: Callable[[ServerFigures], float | None]) -> Callable[[_Server], float | None]:
-    return lambda row: None if row[1] is None else get(row[1])
-
-
-WORKER_COLUMNS: tuple[Column[_Worker], ...] = (
-    Column("beat", _beat, q.duration, SILENT_S),
-    Column("rounds", _of_worker(lambda its: its.rounds), q.count, 2.5, 0.01),
-    Column("rounds/s", _of_worker(lambda its: its.rounds_per_s), q.rate, 0.2, 0.2),
-    Column("waits", _of_worker(lambda its: its.waits), q.share, 0.25),
-    Column("input", _of_worker(lambda its: its.input), q.share, 0.25),
-    Column("cores", _of_worker(lambda its: its.cores), q.rate, 0.5, 0.5),
-    Column("memory", _of_worker(lambda its: its.memory), q.nbytes, 1e8, 0.5),
-    Column("sent/s", _of_worker(lambda its: its.sent_per_s), q.nbytes, 1e5, 0.5),
-    Column("received/s", _of_worker(lambda its: its.received_per_s), q.nbytes, 1e5, 0.5),
-    Column("ahead", _of_worker(lambda its: its.ahead), q.count, 2.5, 0.5),
-)
-SERVER_COLUMNS: tuple[Column[_Server], ...] = (
-    Column("beat", _beat, q.duration, SILENT_S),
-    Column("rounds", _of_server(lambda its: its.rounds), q.count, 2.5, 0.01),
-    Column("busy", _of_server(lambda its: its.busy), q.share, 0.25, 0.5),
-    Column("cores", _of_server(lambda its: its.cores), q.rate, 0.5, 0.5),
-    Column("memory", _of_server(lambda its: its.memory), q.nbytes, 1e8, 0.5),
-    Column("held", _of_server(lambda its: its.held), q.nbytes, 1e6, 0.5),
-    Column("received/s", _of_server(lambda its: its.received_per_s), q.nbytes, 1e5, 0.5),
-    Column("sent/s", _of_server(lambda its: its.sent_per_s), q.nbytes, 1e5, 0.5),
-)
+def _figure(name: str, row: tuple[MemberView, object]) -> float | None:
+    figure: float | None = None if row[1] is None else getattr(row[1], name)
+    return figure
 
 
 def _workers(view: JobView, found: Sequence[MemberWait], parts: StatusParts) -> list[TextLine]:
@@ -217,7 +201,7 @@ def _workers(view: JobView, found: Sequence[MemberWait], parts: StatusParts) -> 
         return _words(row[0]) in ("lost", "silent") or row[0].rank in awaited
 
     return member_table(
-        rows, WORKER_COLUMNS, _title, lambda row: _words(row[0]), notable, parts.everybody, _labels(view)
+        rows, _columns(q.OF_WORKERS), _title, lambda row: _words(row[0]), notable, parts.everybody, _labels(view)
     )
 
 
@@ -229,7 +213,7 @@ def _servers(view: JobView, everybody: bool) -> list[TextLine]:
     ]
     return member_table(
         rows,
-        SERVER_COLUMNS,
+        _columns(q.OF_SERVERS),
         _title,
         lambda row: _words(row[0]),
         lambda row: _words(row[0]) in ("lost", "silent"),
@@ -258,3 +242,65 @@ def _links(view: JobView) -> list[TextLine]:
 def _events(view: JobView, most: int | None) -> list[TextLine]:
     events = view.events if most is None else view.events[-most:]
     return [line for event in events for line in _wrapped(f"  {q.duration(view.at - event.at):>12} ago  ", event.text)]
+
+
+# ---- the stacks of members: equal ones once
+
+_Threads: TypeAlias = "tuple[tuple[str, tuple[str, ...]], ...]"  # names, and frames
+
+OURS = "kvstore "  # begins the names of this package's threads
+
+
+@dataclass(frozen=True)
+class LocatedMember:
+    """Where a member is.
+
+    Attributes:
+        role, rank: which.
+        place: in words that follow its name: ``is at train.py:41 in load_batch``.
+        stacks: what it has answered; None if it has not.
+    """
+
+    role: str
+    rank: int
+    place: str
+    stacks: wire.Stacks | None
+
+
+def located_members(role: str, places: Mapping[int, str], answers: Iterable[wire.Stacks]) -> list[LocatedMember]:
+    """Return where members of one role are, by rank.
+
+    Args:
+        role: theirs.
+        places: where each is in words, by rank.
+        answers: the stacks of those that have answered.
+    """
+    by_rank = {stacks.node.rank: stacks for stacks in answers}
+    return [LocatedMember(role, rank, place, by_rank.get(rank)) for rank, place in sorted(places.items())]
+
+
+def stacks_lines(located: Iterable[LocatedMember], all_threads: bool = False) -> list[TextLine]:
+    """Return the stacks of members, innermost frames last.
+
+    Args:
+        located: the members. Those of one role that are at the same place with the same stacks are shown once.
+        all_threads: whether threads of this package are shown, too.
+    """
+    same: dict[tuple[str, str, _Threads], list[int]] = {}
+    for member in located:
+        threads = () if member.stacks is None else tuple(_threads(member.stacks, all_threads))
+        same.setdefault((member.role, member.place, threads), []).append(member.rank)
+    lines: list[TextLine] = []
+    for (role, place, threads), ranks in same.items():
+        who = members(role, ranks)
+        lines += [TextLine(""), TextLine(f"{who}{'' if len(ranks) == 1 else ': each'} {place}", "title")]
+        for name, frames in threads:
+            lines.append(TextLine(f"  {name}"))
+            lines += [TextLine(f"    {frame}", "faint") for frame in frames]
+    return lines
+
+
+def _threads(stacks: wire.Stacks, all_threads: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, frames in stacks.threads:
+        if all_threads or not name.startswith(OURS):
+            yield name, tuple(frames)

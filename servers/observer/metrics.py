@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import kvstore
 from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.observing.advice import KINDS, advise
-from kvstore.observing.view import AnyReport, JobView, MemberView
-from servers.observer.series import MICRO, OF_MEMBERS, OF_SERVERS, OF_WORKERS, PREFIX, Kind, MetricFamily, Series
+from kvstore.observing.quantities import MICRO, OF_MEMBERS, OF_SERVERS, OF_WORKERS, AnyReport, Kind, Quantity
+from kvstore.observing.view import JobView, MemberView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ROLES = ("worker", "server", "standby", "aggregator")
@@ -28,6 +28,32 @@ STALE_S = 15.0  # a view that is older says nothing of the job now
 MOST_PAIRS = 8192  # of workers and servers, of which each pair has series of its own
 
 R = TypeVar("R")
+
+
+Labels: TypeAlias = Mapping[str, str]
+
+PREFIX = "kvstore_"
+
+
+@dataclass
+class MetricFamily:
+    """A metric and its numbers.
+
+    Attributes:
+        name: with the prefix; of a counter, without ``_total``.
+        kind: whether it only grows.
+        meaning: the HELP text.
+        samples: labels and number of each series. No two have the same labels.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    samples: list[tuple[Labels, float]] = field(default_factory=list)
+
+    def add(self, number: float, /, **labels: str) -> None:
+        """Add a series."""
+        self.samples.append((labels, number))
 
 
 @dataclass(frozen=True)
@@ -175,8 +201,8 @@ def _reports(view: JobView) -> Iterator[MetricFamily]:
     others = [(member, member.server.latest) for member in present if member.server is not None]
     every: list[tuple[MemberView, AnyReport]] = [*workers, *others]
     yield from _numbers(OF_MEMBERS, every)
-    yield from _numbers(OF_WORKERS, workers)
-    yield from _numbers(OF_SERVERS, others)
+    yield from _numbers([each for each in OF_WORKERS if each not in OF_MEMBERS], workers)
+    yield from _numbers([each for each in OF_SERVERS if each not in OF_MEMBERS], others)
     in_pairs = view.num_workers * max(view.num_servers, 1) <= MOST_PAIRS
     yield from _links(workers, view.num_aggregators > 0, in_pairs)
     yield from _lateness(others, in_pairs)
@@ -190,9 +216,12 @@ def _reports(view: JobView) -> Iterator[MetricFamily]:
     yield values
 
 
-def _numbers(table: Sequence[Series[R]], reports: Sequence[tuple[MemberView, R]]) -> Iterator[MetricFamily]:
-    for series in table:
-        family = series.family()
+def _numbers(table: Sequence[Quantity[R]], reports: Sequence[tuple[MemberView, R]]) -> Iterator[MetricFamily]:
+    for quantity in table:
+        series = quantity.series
+        if series is None:
+            continue
+        family = _family(series.name, series.kind, series.meaning)
         for member, report in reports:
             if (number := series.read(report)) is not None:
                 family.add(number, **_labels(member))

@@ -23,13 +23,12 @@ from kvstore.job.place import ObservingPlace
 from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, LIFELINE, OBSERVE
 from kvstore.observing.choice import jobs_here, listed, place_named, roots_here
 from kvstore.observing.session import ObserverSession
-from servers.observer import files, metrics
+from servers.observer import metrics
 from servers.observer.access import Access
-from servers.observer.feed import Feed
 from servers.observer.metrics import JobDescription
 from servers.observer.trace_recording import TraceRecording
-from servers.observer.watcher import JobWatcher, ViewSource
-from servers.observer.web import Answer, Web
+from servers.observer.watcher import Feed, JobWatcher
+from servers.observer.web import Answer, Web, page_files
 
 LOOK_S = 1.0
 FIRST_S = 0.1  # until there is something to see
@@ -41,7 +40,7 @@ LOST_S = 3.0  # the scheduler answers within this time, or the page says that it
 _BOARD = Path(__file__).with_name("grafana")
 _TYPES = {".json": "application/json", ".yml": "text/plain; charset=utf-8"}
 
-Connect = Callable[[], ViewSource]
+Connect = Callable[[], ObserverSession]
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def serve(page: PageServing, connect: Connect, missing_s: float = MISSING_S) -> 
     watcher = JobWatcher(connect, feed, page.about.command)
     session, folder = secrets.token_urlsafe(32), f"/{secrets.token_urlsafe(16)}/"
     access = Access(page.token, session, page.listener.getsockname()[1], folder)
-    web = Web(page.listener, access, files.load(), feed, _answers(watcher, page.about))
+    web = Web(page.listener, access, page_files(), feed, _answers(watcher, page.about))
     web.start()
     looks = Looks(watcher, lambda: web.streams > 0, page.over, missing_s)
     looks.start()

@@ -7,12 +7,13 @@ or so. Unknown numbers are None.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
 from kvstore.observing.advice import advise
 from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
+from kvstore.observing.quantities import OF_SERVERS, OF_WORKERS, Quantity
 from kvstore.observing.view import JobView, MemberView
 
 MOST_EVENTS = 60  # in one snapshot
@@ -137,21 +138,8 @@ def _worker(member: MemberView, last: float | None, alone: float | None) -> dict
     if member.worker is None:
         return told
     of = WorkerFigures.of(member.worker)
-    return told | {
-        "rounds": of.rounds,
-        "rate": _rounded(of.rounds_per_s),
-        "waiting": _rounded(of.waits),
-        "last": last,
-        "alone": alone,
-        "input": _rounded(of.input),
-        "outstanding": of.outstanding,
-        "ahead": of.ahead,
-        "cores": _rounded(of.cores),
-        "memory": of.memory,
-        "sent": _rounded(of.sent_per_s),
-        "received": _rounded(of.received_per_s),
-        "links": [round(sent + received) for sent, received in of.links],
-    }
+    links = [round(sent + received) for sent, received in of.links]
+    return told | _numbers(OF_WORKERS, of) | {"last": last, "alone": alone, "links": links}
 
 
 def _server(member: MemberView) -> dict[str, Any]:
@@ -159,17 +147,11 @@ def _server(member: MemberView) -> dict[str, Any]:
     if member.server is None:
         return told
     of = ServerFigures.of(member.server)
-    return told | {
-        "rounds": of.rounds,
-        "rate": _rounded(of.rounds_per_s),
-        "busy": _rounded(of.busy),
-        "held": of.held,
-        "sent": _rounded(of.sent_per_s),
-        "received": _rounded(of.received_per_s),
-        "waiting": len(member.server.latest.waiting),
-        "cores": _rounded(of.cores),
-        "memory": of.memory,
-    }
+    return told | _numbers(OF_SERVERS, of) | {"waiting": len(member.server.latest.waiting)}
+
+
+def _numbers(table: Sequence[Quantity[Any]], figures: WorkerFigures | ServerFigures) -> dict[str, Any]:
+    return {each.page: _rounded(getattr(figures, each.figure)) for each in table if each.page}
 
 
 def _member(member: MemberView) -> dict[str, Any]:

@@ -13,17 +13,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from kvstore import wire
 from kvstore.errors import ConfigError, KVStoreError, UsageError
 from kvstore.job.settings import TRACE, TRACE_FILE
 from kvstore.job.valid_values import RoundWindow
-from kvstore.observing.session import UNCHANGED
-from kvstore.observing.view import JobView
-from servers.observer.traced_rounds import are_over, notes_due_s, rounds_ahead
+from kvstore.observing.session import UNCHANGED, ObserverSession
+from kvstore.observing.view import JobView, MemberView, Span
 from servers.tracing.trace_writer import TraceWriter
 
 STEP_S = 0.5  # the scheduler, when all have left it, waits so long for this process
@@ -34,24 +32,52 @@ MOST_TRIES = 5  # if workers hear of rounds too late, others are chosen; after s
 REFUSED_S = 7.0  # of another observer that has just gone the scheduler does not know that yet
 
 
-class TraceSession(Protocol):
-    """What a trace is fetched from; see ``ObserverSession``."""
+AHEAD_S = 1.0  # so much before its first round all members know of a trace
 
-    def look(self) -> JobView:
-        """Return how the job is now."""
-        ...
 
-    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
-        """Return the chunks after number ``after``; have members note ``rounds`` from now on."""
-        ...
+def rounds_ahead(view: JobView, wanted: RoundWindow) -> RoundWindow:
+    """Return the rounds of a trace.
 
-    def close(self) -> None:
-        """Close the link."""
-        ...
+    Args:
+        view: the job now.
+        wanted: these rounds; if the first is 1 and over, as many from now on.
+
+    Raises:
+        ConfigError: they are over.
+    """
+    latest = max((span.latest.rounds for _, span in _at_work(view)), default=0)
+    if wanted.first > latest or (wanted.first > 1 and wanted.last > latest):
+        return wanted
+    if wanted.first > 1:
+        raise ConfigError(
+            f"rounds {wanted} are over: the job is in round {latest}; a number alone, such as FILE:100, takes the next "
+            "rounds"
+        )
+    passed = max(span.rate("rounds") * (AHEAD_S + member.silent_s) for member, span in _at_work(view))
+    first = latest + 1 + math.ceil(passed)
+    return RoundWindow(first, first + wanted.last - 1)
+
+
+def are_over(view: JobView, rounds: RoundWindow) -> bool:
+    """Return whether all workers that are at work have passed these rounds. It is False before any has reported."""
+    if not any(member.worker is not None for member in view.of_role("worker")):
+        return False
+    return all(span.latest.rounds > rounds.last for _, span in _at_work(view))
+
+
+def notes_due_s(view: JobView) -> float:
+    """Return after how many seconds what members have noted by now has come: they send it about as often as beats."""
+    return 2 * AHEAD_S + 2 * max((member.silent_s for member in view.members if member.state == "ready"), default=0.0)
+
+
+def _at_work(view: JobView) -> Iterator[tuple[MemberView, Span[wire.WorkerReport]]]:
+    for member in view.of_role("worker"):
+        if member.state == "ready" and member.worker is not None:
+            yield member, member.worker
 
 
 class TraceRecording:
-    """See the module. As a context it records in a thread of its own until the end of the block.
+    """Records one trace. As a context it records in a thread of its own until the end of the block.
 
     Args:
         writer: of the file; its rounds are those that are wanted.
@@ -67,7 +93,7 @@ class TraceRecording:
     def __init__(
         self,
         writer: TraceWriter,
-        connect: Callable[[], TraceSession],
+        connect: Callable[[], ObserverSession],
         over: threading.Event | None,
         step_s: float = STEP_S,
         clock: Callable[[], float] = time.monotonic,
@@ -83,13 +109,13 @@ class TraceRecording:
         self._complete_at = math.inf
         self._looked = -math.inf
         self._tries = 0
-        self._session: TraceSession | None = None
+        self._session: ObserverSession | None = None
         self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
         self.failure: KVStoreError | None = None
 
     @classmethod
     def from_env(
-        cls, env: Mapping[str, str], connect: Callable[[], TraceSession], over: threading.Event | None
+        cls, env: Mapping[str, str], connect: Callable[[], ObserverSession], over: threading.Event | None
     ) -> TraceRecording | None:
         """Return the recording that the environment asks for; None if it asks for none."""
         file = TRACE_FILE.read(env)
@@ -146,7 +172,7 @@ class TraceRecording:
                 self._asked, self._complete_at = UNCHANGED, math.inf  # workers heard of these rounds too late
                 self._writer.notes.forget()
 
-    def _step(self, session: TraceSession) -> None:
+    def _step(self, session: ObserverSession) -> None:
         """Fetch what there is. See which rounds there are to be, or whether they are over."""
         if not self._begins or self._asked != UNCHANGED:
             self._look_whether_over(session)  # first: when all has been fetched, the scheduler may end
@@ -164,7 +190,7 @@ class TraceRecording:
         notes = self._writer.notes
         return notes.all_have(self._asked.first) or (self._tries >= MOST_TRIES and notes.has_round_of(self._asked))
 
-    def _look_whether_over(self, session: TraceSession) -> None:
+    def _look_whether_over(self, session: ObserverSession) -> None:
         """Note when the trace will be complete, if its rounds are over."""
         now = self._clock()
         if self._complete_at < math.inf or now - self._looked < LOOK_S:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from kvstore.errors import UsageError
 from servers.observer.access import Access, Entrance
-from servers.observer.feed import Feed
-from servers.observer.files import PageFile
+from servers.observer.watcher import Feed
 
 MOST_CONNECTIONS = 48
 MOST_STREAMS = 12
@@ -41,6 +43,38 @@ _ALWAYS = {
 # Answers a request for an address with its query: content type and body. It raises LookupError if it knows no such
 # thing, and UsageError, with what to do, if it lacks a package.
 Answer = Callable[[str], tuple[str, bytes]]
+
+FOLDER = Path(__file__).with_name("page")
+NAMES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/figures.js": ("figures.js", "text/javascript; charset=utf-8"),
+    "/tables.js": ("tables.js", "text/javascript; charset=utf-8"),
+    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/links.js": ("links.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/uplot.js": ("uplot/uplot.js", "text/javascript; charset=utf-8"),
+    "/uplot.css": ("uplot/uplot.css", "text/css; charset=utf-8"),
+}
+
+
+@dataclass(frozen=True)
+class PageFile:
+    """A file, as it is and in fewer bytes, and what it is."""
+
+    plain: bytes = field(repr=False)
+    small: bytes = field(repr=False)
+    content_type: str
+
+
+def page_files() -> dict[str, PageFile]:
+    """Return the files of the page, which the package has beside this module, by their addresses."""
+    files = {}
+    for address, (name, content_type) in NAMES.items():
+        plain = (FOLDER / name).read_bytes()
+        files[address] = PageFile(plain, gzip.compress(plain, 9, mtime=0), content_type)
+    return files
 
 
 class Web:

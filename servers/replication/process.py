@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from kvstore import wire
 from kvstore.errors import REPLACED_EXIT, WireError
+from kvstore.job.exit_report import report_consequence
 from kvstore.rare_log import Drops
 from kvstore.transport import Peer, Transport
-from servers.farewell import say
 from servers.member import Surroundings
 from servers.replication.replica import Replaced, Replica
 from servers.requests.replies import Outbox
+from servers.server import ShardMember
 from servers.service import Between
-from servers.shard_member import ShardMember
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class ReplicaProcess(ShardMember):
         code = super().run()
         if self._replaced is None:
             return code
-        say(f"{self.name} ends", str(self._replaced))
+        report_consequence(f"{self.name} ends", str(self._replaced))
         return REPLACED_EXIT
 
     # ---- what the shard does: see ``Recorder``

@@ -14,8 +14,7 @@ from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.departures import Rosters
 from servers.scheduler.failover import Failover
 from servers.scheduler.failure import JobFailure
-from servers.scheduler.member import JobMember, MemberState
-from servers.scheduler.members import Members
+from servers.scheduler.members import JobMember, Members, MemberState
 
 
 class Beats:

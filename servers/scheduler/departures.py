@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from kvstore import wire
-from servers.scheduler.member import JobMember
+from servers.scheduler.members import JobMember
 
 
 class Departures:

@@ -1,14 +1,22 @@
-"""Whether a job has failed, and why. All that are told of it, and all that must not go on then, ask here. Pure."""
+"""Whether a job has failed, and why; how the scheduler learns that a member has ended. Pure.
+
+The launcher reports a loss, or the member has been silent for too long. A lost member fails the job, but for a server
+that has a standby in step, and a standby.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from kvstore import wire
 from kvstore.errors import NodeLost
+from kvstore.job.contract import process_name
+from kvstore.rare_log import Drops
 from servers.requests.replies import refuse
-from servers.scheduler.member import MemberEvent, MemberState
-from servers.scheduler.members import Members
+from servers.requests.reply_links import ReplyLinks
+from servers.scheduler.failover import Failover
+from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
 
 
 class JobFailure:
@@ -60,3 +68,111 @@ class JobFailure:
         """Raise ``NodeLost`` with the reason if the job has failed."""
         if self.text is not None:
             raise NodeLost(self.text, self.cause)
+
+
+log = logging.getLogger(__name__)
+
+
+class Losses:
+    """The losses of one job.
+
+    Args:
+        members: of the job.
+        reply_links: of the members.
+        failover: sees to servers with standbys.
+        key: the scheduler's own public key; empty where links prove no keys.
+        failure: of the job.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        reply_links: ReplyLinks,
+        failover: Failover,
+        key: str,
+        failure: JobFailure,
+    ) -> None:
+        self._members = members
+        self._reply_links = reply_links
+        self._failover = failover
+        self._key = key
+        self._failure = failure
+        self._drops = Drops(log)
+
+    def report(self, peer: bytes, lost: wire.Lost, now: float) -> None:
+        """Take in the launcher's report that a member has ended."""
+        member = self._members.find(lost.role, lost.rank)
+        who = f"{lost.role} {lost.rank}" if lost.role != "scheduler" else "the scheduler"
+        if not self._may_report(self._reply_links.key(peer), member):
+            self._drops.note(f"a report that {who} {lost.how}", "it came over a link with another member's key")
+            return
+        if self._members.restarts(lost.role):
+            self.end(lost, now)
+            return
+        if member is not None:
+            died_now = self._members.happens(member, MemberEvent.DIES)
+            if not died_now and member.state is MemberState.LOST:
+                return  # it is known already
+        self._failure.happen(f"{who} {lost.how}", now)
+
+    def silent(self, member: JobMember, now: float) -> None:
+        """Note that a member has been silent for too long."""
+        silent = f"has been silent for {now - member.heard:.1f} s"
+        self._members.happens(member, MemberEvent.DIES)
+        if self._members.restarts(member.role):
+            self.lose(member, silent, now)
+        else:
+            self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}", now)
+
+    def end(self, lost: wire.Lost, now: float) -> None:
+        """Note that the process of a member that is started again has ended; it may be final."""
+        member = self._members.end(lost.role, lost.rank, lost.start)
+        node = wire.Node(lost.role, lost.rank, lost.start)
+        if self._members.complete:
+            if lost.final and self._failure.text is None and not self._members.all_gone("worker"):
+                self._failover.give_up(node, lost.how)
+            if member is not None:
+                self.lose(member, lost.how, now)
+        elif lost.final:
+            self._failure.happen(f"{node} {lost.how}", now, process_name(*node))
+        elif member is not None:
+            log.warning("%s %s before all had joined", node, lost.how)
+
+    def lose(self, member: JobMember, how: str, now: float) -> None:
+        """Let a server's rank go on without ``member``, which has left or died, or else let the job fail."""
+        if self._failure.text is None and not self._members.all_gone("worker"):
+            why = self._failover.lose(member, how, now)
+            if why:
+                self._failure.happen(why, now, process_name(member.role, member.rank, member.start))
+
+    def stand(self, peer: bytes, standing: wire.Standing, now: float) -> None:
+        """Take in what a server says of itself, and of its standby."""
+        member = self._members.identify(standing.node)
+        if member is None or member.state is not MemberState.READY:
+            return  # its next beat is answered
+        if not self._reply_links.admit(peer, standing, member.key):
+            return
+        standby = self._failover.unanswering(standing)
+        if standby is not None and self._members.happens(standby, MemberEvent.DIES):
+            self.lose(standby, "does not answer its server", now)
+        self._failover.stand(standing, now)
+
+    def _may_report(self, key: str, about: JobMember | None) -> bool:
+        """Return whether the holder of ``key`` may report that a member has ended.
+
+        Only the launcher may, which has all keys. It uses the key of that member, or the scheduler's. The key of a
+        member that has not joined is one that nobody has joined with.
+        """
+        if not key or key == self._key:
+            return True
+        if about is not None:
+            return key == about.key
+        return not self._members.has_joined(key)
+
+
+def _known(member: JobMember) -> str:
+    """Say what the process beside a silent member knows of it."""
+    if member.stopped is None:
+        return ""
+    place = f", and was at {member.stopped.place} at its last beat" if member.stopped.place else ""
+    return f"; it {member.stopped.doing}{place}"

@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeAlias
 from kvstore import wire
 from kvstore.wire.guests import MOST_LOCATED, UNASKED
 from servers.requests.reply_links import ReplyLinks
-from servers.scheduler.member import JobMember, MemberState
-from servers.scheduler.members import Members
+from servers.scheduler.members import JobMember, Members, MemberState
 
 ANSWER_S = 1.5  # how long a member may take to answer
 MOST_LOOKS = 256  # questions that are under way at once; of more, the oldest is answered with what is known

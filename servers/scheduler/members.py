@@ -1,6 +1,7 @@
 """The members of a job. Pure: the time is passed in.
 
-They join, get ranks when all have joined, and leave or are lost. The cost of a message or a tick does not depend on
+They join, get ranks when all have joined, and leave or are lost. ``NEXT`` has every transition; another one is a
+mistake of the sender and changes nothing. The cost of a message or a tick does not depend on
 the number of members.
 
 In a job with replicas each server's rank has two seats, ("server", rank) and ("standby", rank). When the process in a
@@ -11,14 +12,98 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import TypeVar
 
 from kvstore import wire
 from kvstore.errors import UsageError
 from servers.names import name
-from servers.scheduler.member import NEXT, JobMember, MemberEvent, MemberState
+
+T = TypeVar("T")
 
 SEATS = ("server", "standby")  # the roles that are started again in a job with replicas
+
+
+class MemberState(Enum):
+    """The state of a member."""
+
+    JOINED = auto()
+    READY = auto()
+    LEFT = auto()
+    LOST = auto()
+
+
+class MemberEvent(Enum):
+    """What changes the state of a member."""
+
+    ALL_HERE = auto()
+    LEAVES = auto()
+    DIES = auto()
+
+
+NEXT = {
+    (MemberState.JOINED, MemberEvent.ALL_HERE): MemberState.READY,
+    (MemberState.JOINED, MemberEvent.LEAVES): MemberState.LEFT,
+    (MemberState.JOINED, MemberEvent.DIES): MemberState.LOST,
+    (MemberState.READY, MemberEvent.LEAVES): MemberState.LEFT,
+    (MemberState.READY, MemberEvent.DIES): MemberState.LOST,
+}
+
+
+@dataclass
+class JobMember:
+    """A process of the job.
+
+    Attributes:
+        nonce: the random number that it joined with, which identifies a repeated request to join.
+        hint: the rank that it asked for, -1 for any.
+        address: where other members reach it; empty for workers.
+        aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
+        start: how often the member's process has been started.
+        host, pid: where the process runs.
+        join_peer, join_seq: the link and number of its request to join.
+        key: the public key that its link proved then; empty where links prove no keys.
+        peer: the link of its heartbeat, which takes notices; None before the first beat.
+        heard: the time of its last sign of life.
+        beaten, pulsed: the times of its heartbeat's last sign of life, and of that of the process beside it.
+        pulse_peer: the link of the process beside it; None before its first sign of life.
+        stopped: what that process says of this one while it is stopped; None while it is not.
+        epoch: of the latest ``Roster`` that it has been sent over ``peer``.
+        viewed: of the latest ``View`` that it has been sent over ``peer``, the epoch; of a worker or an aggregator, how
+            many changes of servers it has been told of.
+        notices: to be sent as soon as there is a link.
+    """
+
+    role: str
+    nonce: int
+    hint: int
+    address: str
+    join_peer: bytes
+    join_seq: int
+    key: str = ""
+    aggregator: int = -1
+    start: int = 1
+    host: str = ""
+    pid: int = 0
+    rank: int = -1
+    incarnation: int = 0
+    state: MemberState = MemberState.JOINED
+    peer: bytes | None = None
+    heard: float = 0.0
+    beaten: float = 0.0
+    pulsed: float = 0.0
+    pulse_peer: bytes | None = None
+    stopped: wire.Stacks | None = None
+    epoch: int = 0
+    viewed: int = 0
+    notices: list[wire.Message] = field(default_factory=list)
+
+    @property
+    def node(self) -> wire.Node:
+        """Its role, rank and incarnation."""
+        return wire.Node(self.role, self.rank, self.incarnation)
 
 
 class Members:
@@ -285,3 +370,64 @@ class Members:
         if member is not None and member.nonce in self._ready:
             member.heard = heard
             self._ready.move_to_end(member.nonce, last=False)
+
+
+# ---- what members are told of each other
+
+
+class Welcomes:
+    """What welcomes say, once all have joined: addresses, public keys, and which aggregator speaks for whom.
+
+    Args:
+        members: of the job.
+
+    Attributes:
+        servers: the address of who serves each server's rank; it may change.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._num_workers = members.wanted["worker"]
+        self.servers = [member.address for member in members.of("server")]
+        self._aggregators = [member.address for member in members.of("aggregator")]
+        self._keys: dict[str, list[str]] = {}  # by role and rank; empty where links prove none
+        for role in ("worker", "aggregator"):
+            keys = [member.key for member in members.of(role)]
+            self._keys[role] = keys if any(keys) else []
+        self._aggregated: list[list[int]] = [[] for _ in self._aggregators]
+        for worker in members.of("worker"):
+            if worker.aggregator >= 0:
+                self._aggregated[worker.aggregator].append(worker.rank)
+
+    def of(self, member: JobMember) -> wire.Welcome:
+        """Return the answer to a member's request to join."""
+        welcome = wire.Welcome(
+            member.join_seq,
+            rank=member.rank,
+            incarnation=member.incarnation,
+            num_workers=self._num_workers,
+            servers=list(self.servers),
+        )
+        if member.role == "worker":
+            own = member.aggregator
+            return replace(welcome, aggregator=self._aggregators[own]) if own >= 0 else welcome
+        if member.role == "aggregator":  # hundreds of them need not hear of thousands of workers
+            own_workers = self._aggregated[member.rank]
+            return replace(
+                welcome,
+                worker_keys=_only(own_workers, self._keys["worker"], ""),
+                aggregated=_only([member.rank], self._aggregated, []),
+            )
+        return replace(
+            welcome,
+            worker_keys=self._keys["worker"],
+            aggregated=self._aggregated,
+            aggregator_keys=self._keys["aggregator"],
+        )
+
+
+def _only(places: Sequence[int], items: Sequence[T], other: T) -> list[T]:
+    """Return ``items`` with ``other`` in all but ``places``; nothing if there are none."""
+    shown = [other] * len(items)
+    for place in places if items else ():
+        shown[place] = items[place]
+    return shown

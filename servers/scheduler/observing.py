@@ -1,38 +1,71 @@
 """How the job is, as the scheduler knows it: events, reports, places in the code, a straggler, and who asks. Pure.
 
 Nothing here changes the job, and nothing is logged: a scheduler that has been started again begins anew with it.
+Observers are no members: nobody waits for them, and nothing is lost with them. A scheduler that has been started again
+does not know them, and answers them all the same.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.transport.base import Admission
+from kvstore.wire.guests import MOST_EVENTS
+from servers.requests.guest_links import GuestLinks
 from servers.requests.reasons import Reason
 from servers.requests.replies import Outbox
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.beats import Beats
-from servers.scheduler.events import Events
 from servers.scheduler.failure import JobFailure
+from servers.scheduler.guests import Guests
 from servers.scheduler.inquiries import Inquiries
-from servers.scheduler.members import Members
-from servers.scheduler.observers import JobState, Observers
-from servers.scheduler.reports import Reports
-from servers.scheduler.straggling import StragglerWatch
+from servers.scheduler.members import JobMember, Members
+from servers.scheduler.straggling import Reports, StragglerWatch
 from servers.scheduler.traces import Traces
 
+OBSERVER = "observer"  # the role
+MOST_OBSERVERS = 8
+LOOK_S = 2.0  # an observer that looks regularly does so within this time
+NOTHING = 0  # the number of no request
+SILENT_S = 30.0  # observers ask more often; a silent one is not counted any more
 
-class Observing:
-    """See the module.
+
+class Events:
+    """The latest events of one job. They are numbered from 1 on."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
+        self._count = 0
+
+    def add(self, now: float, text: str) -> None:
+        """Note that something has happened."""
+        self._lines.append((now, text[: wire.MAX_REASON]))
+        self._count += 1
+
+    def after(self, number: int) -> tuple[int, list[list[Any]]]:
+        """Return those after event ``number`` that are kept, each as its time and a line, behind the first's number.
+
+        If there is no event ``number`` yet, it was one of a scheduler before this, and all are returned.
+        """
+        first = self._count - len(self._lines) + 1
+        skipped = min(max(0, number + 1 - first), len(self._lines)) if number <= self._count else 0
+        return first + skipped, [[at, text] for at, text in itertools.islice(self._lines, skipped, None)]
+
+
+class Observing(Guests):
+    """How one job is, and its observers.
 
     Args:
         members: of the job.
         reply_links: of the members.
         beats: knows which links are members'.
         send: sends a message over a link.
-        key, admission: see ``Observers``.
+        key, admission: as ``GuestLinks`` has them.
         failure: of the job.
         waits: returns what members wait for at the scheduler.
         start: how often the scheduler has been started.
@@ -56,6 +89,11 @@ class Observing:
         waits: Callable[[], Reason],
         start: int = 1,
     ) -> None:
+        # Links that are not gone yet may be more: their observer has made another.
+        links = GuestLinks(
+            OBSERVER, (wire.Observe, wire.Locate, wire.FetchTrace), "looking on", 2 * MOST_OBSERVERS, key, admission
+        )
+        super().__init__(links, MOST_OBSERVERS, "observers already", SILENT_S)
         self.events = Events()
         self.reports = Reports()
         self.inquiries = Inquiries(members, reply_links, send)
@@ -68,24 +106,8 @@ class Observing:
         self._beats = beats
         self._failure = failure
         self._start = start
-        self._job = JobState(
-            self.events,
-            lambda: failure.text,
-            waits,
-            lambda member: self.reports.of(member.node),
-            self.inquiries.locate,
-            self._fetch_trace,
-            lambda reader: None if self.traces is None else self.traces.release(reader),
-        )
-        self._observers = Observers(key, admission, members, self._job)
-
-    def concerns(self, peer: bytes, message: wire.Message) -> bool:
-        """Return whether ``message`` is an observer's."""
-        return self._observers.links.concerns(peer, message)
-
-    def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
-        """Return what to send, and to whom, because ``message``, which concerns observers, came from ``peer``."""
-        return self._observers.handle(peer, message, now)
+        self._waits = waits
+        self._started: float | None = None  # the time of the scheduler's first message or tick
 
     def take(self, peer: bytes, message: wire.Message, now: float) -> bool:
         """Take what a member says of itself; return whether ``message`` is such a notice."""
@@ -106,8 +128,8 @@ class Observing:
 
     def begin(self, now: float) -> None:
         """Note the time of the scheduler's first message or tick. Later calls change nothing."""
-        if self._job.started is None:
-            self._job.started = now
+        if self._started is None:
+            self._started = now
 
     def tick(self, now: float) -> None:
         """Answer questions whose time is over, and look for a straggler."""
@@ -122,24 +144,63 @@ class Observing:
 
     def unaware(self, since: float, now: float) -> bool:
         """Whether an observer that looks regularly has not looked since a moment, and may do so yet."""
-        return self._observers.unaware(since, now)
+        return now - since < LOOK_S and any(since - LOOK_S <= seat.heard < since for seat in self._seats.values())
 
     def alerts(self) -> Outbox:
         """Return what has observers look at once, if a member has died or the job has failed.
 
-        It is sent before all else: members that hear of a failure end, and that takes all cores for seconds.
+        That is an answer to nothing, which ends their pause. It is sent before all else: members that hear of a failure
+        end, and that takes all cores for seconds.
         """
         deaths = self._members.lost + (self._failure.text is not None)
         if deaths == self._deaths:
             return []
         self._deaths = deaths
-        return self._observers.alerts()
+        return [(peer, wire.Ack(NOTHING)) for peer in self.links]
 
     def take_news(self) -> list[str]:
         """Return the lines for the user that have come up since the last call."""
         news = list(self._news)
         self._news.clear()
         return news
+
+    # ---- observers
+
+    def _answer(self, peer: bytes, message: wire.Request, now: float) -> wire.Reply | None:
+        self._seat(message.node.incarnation, now)
+        if isinstance(message, wire.Locate):
+            self.inquiries.locate(peer, message, now)
+            return None
+        if isinstance(message, wire.FetchTrace):
+            return self._fetch_trace(message, now)
+        assert isinstance(message, wire.Observe)  # noqa: S101 (for the type checker: the links let nothing else pass)
+        return self._observed(message, now)
+
+    def _leave(self, nonce: int) -> None:
+        super()._leave(nonce)
+        if self.traces is not None:
+            self.traces.release(nonce)
+
+    def _observed(self, message: wire.Observe, now: float) -> wire.Observed:
+        wanted = self._members.wanted
+        everyone = self._members.everyone
+        reports = [self.reports.of(member.node) for member in everyone]
+        waits = self._waits()
+        first, events = self.events.after(message.after)
+        return wire.Observed(
+            message.seq,
+            now,
+            now if self._started is None else self._started,
+            [wanted[role] for role in ("worker", "server", "standby", "aggregator")],
+            [_record(member, now) for member in everyone],
+            self._failure.text,
+            waits.text[: wire.MAX_REASON],
+            first,
+            events,
+            [place for place, made in enumerate(reports) for _ in made],
+            sorted(waits.missing),
+            [wire.encode(report)[0] for made in reports for report in made],
+        )
 
     def _note_trace(self, peer: bytes, chunk: wire.TraceChunk) -> None:
         """Keep what a member has noted, also one that has left: its last chunk may come behind that."""
@@ -158,3 +219,14 @@ class Observing:
                 self.traces.begin()
             self._beats.trace(message.traced)
         return self.traces.fetch(message, now)
+
+
+def _record(member: JobMember, now: float) -> list[object]:
+    """Return what ``Observed.members`` has of a member; before it has a rank, the one it has asked for."""
+    rank = member.hint if member.rank < 0 else member.rank
+    silent_s = max(0.0, now - member.heard) if member.heard else 0.0
+    state = member.state.name.lower()
+    return [
+        *(member.role, max(-1, rank), member.incarnation, state, silent_s),
+        *(member.address, member.host, member.pid),
+    ]

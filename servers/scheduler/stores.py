@@ -1,4 +1,4 @@
-"""The stores of a job, by number. Pure.
+"""The stores of a job, by number, and who waits for whom in each: at barriers, for first values, in ``join``. Pure.
 
 The n-th store that each worker makes is the same store, whenever each makes its own. Messages have room for few
 numbers, so the number of a store that all workers have closed is used again.
@@ -7,17 +7,281 @@ numbers, so the number of a store that all workers have closed is used again.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence, Set
+from typing import NamedTuple
 
 from kvstore import wire
-from kvstore.errors import KeyNotInitialized, UsageError
+from kvstore.errors import KeyNotInitialized, Mismatch, NodeLost, UsageError
 from kvstore.spec import Key
-from servers.names import MOST, wait, workers
+from servers.names import MOST, have, name, wait, workers
 from servers.requests.reasons import Reason
-from servers.requests.replies import Answer
+from servers.requests.replies import Answer, refuse
 from servers.scheduler.departures import Departures
-from servers.scheduler.makers import Makers
-from servers.scheduler.store import Store
+from servers.scheduler.keys import DeclaredKeys, Outcome
+
+Waiter = tuple[bytes, wire.Barrier]
+
+
+# ---- one store
+
+
+class Joins:
+    """How often each worker has called ``join``, in one store.
+
+    Servers decide when ``join`` returns. The scheduler must know, because a worker inside it comes to no barrier and
+    gives no key its first value.
+
+    Args:
+        workers: the ranks of all workers.
+        gone: those of them that have left.
+
+    Attributes:
+        inside: the ranks that wait for others which have called it less often, and have not left.
+    """
+
+    def __init__(self, workers: Collection[int], gone: Collection[int] = ()) -> None:
+        self.inside: set[int] = set()
+        self._calls = {rank: 0 for rank in workers if rank not in gone}
+        self._counts = Counter(self._calls.values())  # how many workers have called it so often; no zeros
+        self._least = 0  # the smallest number of calls of any worker
+
+    def arrive(self, rank: int, number: int) -> bool:
+        """Note a worker's ``number``-th call, before servers learn of it; return whether it is inside."""
+        before = self._calls.get(rank)
+        if before is not None and number > before:
+            self._calls[rank] = number
+            self._counts[number] += 1
+            self.inside.add(rank)
+            self._uncount(before)
+        return rank in self.inside
+
+    def depart(self, rank: int) -> None:
+        """Note that a worker has left: nobody waits for it any more."""
+        before = self._calls.pop(rank, None)
+        if before is not None:
+            self.inside.discard(rank)
+            self._uncount(before)
+
+    def _uncount(self, calls: int) -> None:
+        """Count one worker less at ``calls``; let those out who wait for nobody any more."""
+        self._counts[calls] -= 1
+        if self._counts[calls]:
+            return
+        del self._counts[calls]
+        if calls == self._least and self._counts:
+            self._least = min(self._counts)
+            self.inside = {rank for rank in self.inside if self._calls[rank] > self._least}
+
+
+class UnfinishedBarrier(NamedTuple):
+    """A barrier at which somebody waits.
+
+    Attributes:
+        waiting, missing: the ranks that wait, and those that have not come.
+        since: when the first of them came.
+    """
+
+    waiting: list[int]
+    missing: Set[int]
+    since: float
+
+
+class Barriers:
+    """The barriers of one store. The n-th call of each worker is its coming to barrier n.
+
+    Args:
+        workers: the ranks of all workers.
+    """
+
+    def __init__(self, workers: Collection[int]) -> None:
+        self._workers = frozenset(workers)
+        # By number, those that are not over: by rank, who has come; None for a worker that has been answered.
+        self._arrived: dict[int, dict[int, Waiter | None]] = {}
+        self._since: dict[int, float] = {}  # by number: when the first of those came
+
+    def arrive(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Waiter]:
+        """Note that a worker has come; return all to be answered if it was the last."""
+        arrived = self._arrived.setdefault(request.number, {})
+        self._since.setdefault(request.number, now)
+        arrived[request.node.rank] = (peer, request)
+        if len(arrived) < len(self._workers):
+            return []
+        del self._arrived[request.number], self._since[request.number]
+        return _waiting(arrived)
+
+    def missing(self, number: int, among: Collection[int]) -> set[int]:
+        """Return those of ``among`` who have not come to barrier ``number``."""
+        arrived = self._arrived.get(number, {})
+        return {rank for rank in among if rank not in arrived}
+
+    def without(self, rank: int) -> list[int]:
+        """Return the numbers of the barriers to which others have come and ``rank`` has not."""
+        return [number for number, arrived in self._arrived.items() if rank not in arrived]
+
+    def fail(self, number: int) -> list[Waiter]:
+        """Return those who wait at a barrier that cannot complete. They count as having come."""
+        waiting = _waiting(self._arrived.get(number, {}))
+        self._arrived[number] = dict.fromkeys(self._arrived.get(number, {}))
+        return waiting
+
+    def send_away(self, number: int, left: Collection[int]) -> list[Waiter]:
+        """Return those who wait at barrier ``number``, who have to come again, unless they have ``left``."""
+        arrived = self._arrived.pop(number, {})
+        self._since.pop(number, None)
+        stay = {rank: waiter for rank, waiter in arrived.items() if rank in left}
+        if stay:
+            self._arrived[number] = stay
+        return _waiting({rank: waiter for rank, waiter in arrived.items() if rank not in left})
+
+    def waits(self, rank: int) -> bool:
+        """Return whether ``rank`` waits at any barrier."""
+        return any(arrived.get(rank) is not None for arrived in self._arrived.values())
+
+    def awaited(self, rank: int, seq: int) -> Set[int]:
+        """Return the ranks that request ``seq`` of worker ``rank`` waits for; none if it does not wait at a barrier."""
+        for arrived in self._arrived.values():
+            waiter = arrived.get(rank)
+            if waiter is not None and waiter[1].seq == seq:
+                return self._workers - arrived.keys()
+        return frozenset()
+
+    def unfinished(self) -> list[UnfinishedBarrier]:
+        """Return the barriers at which somebody waits."""
+        barriers = []
+        for number, arrived in self._arrived.items():
+            waiting = sorted(rank for rank, waiter in arrived.items() if waiter is not None)
+            if waiting:
+                barriers.append(
+                    UnfinishedBarrier(waiting, self._workers - arrived.keys(), self._since.get(number, 0.0))
+                )
+        return barriers
+
+
+def _waiting(arrived: dict[int, Waiter | None]) -> list[Waiter]:
+    return [waiter for waiter in arrived.values() if waiter is not None]
+
+
+class Store:
+    """One store: its keys, its barriers, and the workers that are inside ``join``.
+
+    Workers wait for each other at a barrier, and for worker 0 to give a key its first value. A wait for a worker that
+    has left, or that is inside ``join``, fails at once: the former never comes, and the latter not before all others
+    have called ``join``, too.
+
+    Args:
+        workers: the ranks of all workers.
+        loads: bytes of each server, shared by all stores of the job.
+        departures: the workers that have left.
+
+    Attributes:
+        keys: of the store.
+        barriers: of the store.
+    """
+
+    def __init__(self, workers: Collection[int], loads: list[int], departures: Departures) -> None:
+        self.keys = DeclaredKeys(loads)
+        self.barriers = Barriers(workers)
+        self._joins = Joins(workers, departures.known)
+        self._departures = departures
+
+    def declare(self, peer: bytes, request: wire.Declare) -> tuple[list[Answer], Exception | None]:
+        """Take a declaration of keys; return answers, and what to tell rank 0; see ``DeclaredKeys.declare``."""
+        outcomes, fault = self.keys.declare(peer, request)
+        return _placed(outcomes) + self._without_values(), fault
+
+    def ready(self, peer: bytes, request: wire.Ready) -> list[Answer]:
+        """Note that rank 0's values are on the servers; answer those who waited for them."""
+        return [Answer(peer, request, wire.Ack(request.seq)), *_placed(self.keys.ready(request.keys))]
+
+    def barrier(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Answer]:
+        """Note that a worker has come to a barrier; if it was the last, answer all."""
+        released = self.barriers.arrive(peer, request, now)
+        if released:
+            return [Answer(link, arrival, wire.Ack(arrival.seq)) for link, arrival in released]
+        return self._in_vain(request.number)
+
+    def pause(self, rank: int, number: int) -> list[Answer]:
+        """Note a worker's ``number``-th call of ``join``; fail those who wait for it elsewhere."""
+        if not self._joins.arrive(rank, number):
+            return []
+        return self._without(rank)
+
+    def depart(self, ranks: Sequence[int]) -> list[Answer]:
+        """Fail those who wait for workers that have left, now that the others are to know."""
+        for rank in ranks:
+            self._joins.depart(rank)
+        return [answer for rank in ranks for answer in self._without(rank)]
+
+    def forget(self) -> None:
+        """Forget the keys: all workers have closed the store."""
+        self.keys.forget()
+
+    def whereabouts(self, rank: int) -> str:
+        """Say in which call of this store ``rank`` is, for a barrier to which it has not come; empty if in none."""
+        if rank in self._joins.inside:
+            return "is inside join()"
+        if self.barriers.waits(rank):
+            return "is at another barrier"
+        return "is in init()" if self.keys.waits(rank) else ""
+
+    @property
+    def inside_join(self) -> Collection[int]:
+        """The ranks that are inside ``join``."""
+        return self._joins.inside
+
+    def _without(self, rank: int) -> list[Answer]:
+        """Fail those who wait for ``rank``, which will not come."""
+        answers = [answer for number in self.barriers.without(rank) for answer in self._in_vain(number)]
+        return answers + self._without_values() if rank == 0 else answers
+
+    def _in_vain(self, number: int) -> list[Answer]:
+        """Fail those at a barrier to which some worker will not come, or not before they have gone on."""
+        error: Exception
+        if self.barriers.missing(number, self._departures.known):
+            error, waiting = NodeLost(self._reasons(number)), self.barriers.fail(number)
+        elif self.barriers.missing(number, self._joins.inside) - self._departures.left:
+            error = UsageError(self._reasons(number))
+            waiting = self.barriers.send_away(number, self._departures.left)
+        else:
+            return []
+        return [refuse(peer, request, error) for peer, request in waiting]
+
+    def _reasons(self, number: int) -> str:
+        left = self.barriers.missing(number, self._departures.left)
+        inside = self.barriers.missing(number, self._joins.inside) - left
+        reasons = []
+        if left:
+            reasons.append(f"{name('worker', left)} {have(left)} left the job without coming to the barrier")
+        if inside:
+            reasons.append(
+                f"{name('worker', inside)} {have(inside)} called join(): "
+                "nobody inside join() comes to a barrier until all workers have called it"
+            )
+        return "; ".join(reasons)
+
+    def _without_values(self) -> list[Answer]:
+        """Fail those who wait for first values, if worker 0 will not give them."""
+        error: Exception
+        if 0 in self._departures.known:
+            error = NodeLost("worker 0 has left the job without giving these keys their first values")
+        elif 0 in self._joins.inside and 0 not in self._departures.left:
+            error = UsageError("worker 0 has called join(), and gives no key its first value until all workers have")
+        else:
+            return []
+        return _placed([(asker, error) for asker in self.keys.abandon()])
+
+
+def _placed(outcomes: list[Outcome]) -> list[Answer]:
+    return [
+        refuse(asker.peer, asker.request, outcome)
+        if isinstance(outcome, Exception)
+        else Answer(asker.peer, asker.request, wire.Placed(asker.request.seq, *outcome))
+        for asker, outcome in outcomes
+    ]
+
+
+# ---- all stores
 
 
 class Stores:
@@ -190,3 +454,96 @@ class Stores:
             if place:
                 return place
         return "has not come yet"
+
+
+# ---- whether all workers make the same stores
+
+MOST_APART = 8  # stores that were made at different places; a branch for each worker may make them so
+
+
+class _Pair(NamedTuple):
+    """Two workers that have made their stores of one number at different places."""
+
+    one: wire.OpenStore
+    other: wire.OpenStore
+
+
+class Makers:
+    """Which workers have made which stores, and where in their programs: all must make the same ones, in one order.
+
+    A store that a single worker makes shifts all its later ones, so that it waits in them for pushes which the others
+    make elsewhere. The cost of each store is the same, however many workers there are.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[int, wire.OpenStore] = {}  # by ordinal: who has made it first
+        self._by: dict[int, set[int]] = {}  # by ordinal: who has made it
+        self._places: dict[int, dict[int, str]] = {}  # by rank and ordinal, with some that are forgotten
+        self._apart: dict[int, _Pair] = {}  # by ordinal
+
+    def note(self, request: wire.OpenStore) -> None:
+        """Note that a worker makes a store.
+
+        Raises:
+            Mismatch: another worker has made something else there, or makes this one at another number.
+        """
+        ordinal, rank = request.ordinal, request.node.rank
+        first = self._first.setdefault(ordinal, request)
+        # What this worker has said of it before, it was interrupted at.
+        if first.node.rank == rank:
+            self._first[ordinal] = first = request
+        if rank in [each.node.rank for each in self._apart.get(ordinal, ())]:
+            del self._apart[ordinal]
+        self._by.setdefault(ordinal, set()).add(rank)
+        if request.made and first.made and request.made != first.made:
+            raise Mismatch(_words(request, first))
+        if not (request.place and first.place):
+            return
+        places = self._places.setdefault(rank, {})
+        places[ordinal] = request.place
+        if len(places) > 2 * len(self._first) + MOST_APART:
+            self._places[rank] = {number: place for number, place in places.items() if number in self._first}
+        if request.place != first.place and len(self._apart) < MOST_APART:
+            self._apart.setdefault(ordinal, _Pair(request, first))
+        for pair in self._apart.values():
+            if self._elsewhere(*pair) or self._elsewhere(pair.other, pair.one):
+                raise Mismatch(_words(*pair))
+
+    def unmade(self, ordinal: int, among: Collection[int]) -> str:
+        """Say which workers of ``among`` have not made store ``ordinal``; empty if all have."""
+        absent = sorted(set(among) - self._by.get(ordinal, set(among)))
+        if not absent:
+            return ""
+        first = self._first[ordinal]
+        who = ", ".join(f"worker {rank}" for rank in absent)
+        return f"; {who} made no {_nth(ordinal)} store, which is {_described(first)} on {first.node}: {_RULE}"
+
+    def forget(self, ordinal: int) -> None:
+        """Forget a store that all have closed."""
+        self._first.pop(ordinal, None)
+        self._by.pop(ordinal, None)
+        self._apart.pop(ordinal, None)
+
+    def _elsewhere(self, one: wire.OpenStore, other: wire.OpenStore) -> bool:
+        """Return whether the worker of ``one`` has made, as another of its stores, what ``other`` is."""
+        places = self._places[one.node.rank]
+        return any(places.get(number) == other.place for number in self._first if number != one.ordinal)
+
+
+_RULE = "all workers must make the same stores, in the same order"
+
+
+def _words(one: wire.OpenStore, other: wire.OpenStore) -> str:
+    nth = _nth(one.ordinal)
+    return (
+        f"the {nth} store of {one.node} is {_described(one)}, and the {nth} store of {other.node} is "
+        f"{_described(other)}: the n-th stores of all workers are one store, so {_RULE}"
+    )
+
+
+def _described(request: wire.OpenStore) -> str:
+    return (request.made or "a store") + (f", made at {request.place}" if request.place else "")
+
+
+def _nth(number: int) -> str:
+    return f"{number}{'th' if 10 <= number % 100 <= 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

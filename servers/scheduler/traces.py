@@ -28,7 +28,7 @@ class _KeptChunk(NamedTuple):
 
 
 class Traces:
-    """See the module.
+    """The chunks of one job that wait for the observer.
 
     Args:
         now: the time.

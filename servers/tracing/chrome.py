@@ -8,22 +8,254 @@ a request left over where it was handled to where its answer came.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from kvstore import wire
 from kvstore.job.contract import member_name, member_title
 from kvstore.spec import Key
 from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, SPAN
-from servers.tracing.alignment import Aligned, Bounds
 from servers.tracing.collected import CollectedNotes, MemberNotes
-from servers.tracing.requests import Moment, RequestId, TracedRequest, requests_of
-from servers.tracing.tracks import Track, TrackSpan
 
 Clock: TypeAlias = "wire.Node"
 ORDER = ("scheduler", "worker", "aggregator", "server", "standby")
 MARKS = 0  # the track of what has happened at a moment
 CATEGORY = "request"
+
+
+# Who asks, the number of the request, and whether the scheduler is asked: aggregators count these requests apart.
+RequestId: TypeAlias = "tuple[wire.Node, int, bool]"
+SCHEDULER = "the scheduler"  # as links call it
+
+
+C = TypeVar("C", bound=Hashable)
+
+TOLERANCE_S = 1e-6  # clocks that drift contradict each other by no more than that, and are taken as they are
+
+
+# ---- the clocks of all members on one time line: that of the scheduler's first process
+#
+# What is known of two clocks is how far apart they are at most. A member's beats say so of its clock and the
+# scheduler's: half a round trip around the offset. Every message says more: it was not received before it was sent.
+# These are difference constraints (Cormen et al., Introduction to Algorithms, 22.4), which shortest paths solve. The
+# shortest paths from the first clock give the greatest offset that each clock can have, those to it the least. The
+# middle of the two is kept: differences of middles keep all constraints, and no clock is wrong by more than half of
+# what was possible.
+
+
+@dataclass(frozen=True)
+class Aligned(Generic[C]):
+    """The clocks on one time line.
+
+    Attributes:
+        shifts: what to add to the times of each clock, in seconds.
+        errors: by how much that may be wrong; infinite where nothing is known.
+        consistent: whether there are shifts that fit all that is known. If not, messages may seem to go back in time.
+    """
+
+    shifts: Mapping[C, float]
+    errors: Mapping[C, float]
+    consistent: bool
+
+
+class Bounds(Generic[C]):
+    """What is known of clocks: how far each is ahead of each other at most, once they are shifted."""
+
+    def __init__(self) -> None:
+        self._measured: dict[tuple[C, C], float] = {}
+        self._messages: dict[tuple[C, C], float] = {}
+        self._clocks: dict[C, None] = {}
+
+    def add(self, clock: C) -> None:
+        """Note that there is a clock."""
+        self._clocks[clock] = None
+
+    def measure(self, clock: C, other: C, offset: float, error: float) -> None:
+        """Note that ``clock`` plus ``offset`` is ``other``, but for ``error`` at most."""
+        self._note(self._measured, clock, other, offset + error)
+        self._note(self._measured, other, clock, error - offset)
+
+    def message(self, sender: C, receiver: C, sent: float, received: float) -> None:
+        """Note that a message was sent and received at these times, each by the clock of its process."""
+        self._note(self._messages, sender, receiver, received - sent)
+
+    def align(self, first: C) -> Aligned[C]:
+        """Return the clocks on the time line of ``first``."""
+        both = dict(self._measured)
+        for pair, bound in self._messages.items():
+            both[pair] = min(bound, both.get(pair, math.inf))
+        for bounds, consistent in ((both, True), (self._measured, False)):
+            most, least = self._paths(bounds, first), self._paths({(b, a): w for (a, b), w in bounds.items()}, first)
+            if most is not None and least is not None:
+                return self._between(most, {clock: -path for clock, path in least.items()}, consistent)
+        return self._between({first: 0.0}, {first: 0.0}, False)
+
+    def _note(self, bounds: dict[tuple[C, C], float], clock: C, other: C, most: float) -> None:
+        """Note that the shift of ``clock`` is at most that of ``other`` plus ``most``."""
+        self.add(clock)
+        self.add(other)
+        if most < bounds.get((clock, other), math.inf):
+            bounds[clock, other] = most
+
+    def _paths(self, bounds: Mapping[tuple[C, C], float], first: C) -> dict[C, float] | None:
+        """Return how far each clock is ahead of ``first`` at most; None if the bounds contradict each other."""
+        paths = {first: 0.0}
+        for _ in range(len(self._clocks) + 1):
+            changed = False
+            for (clock, other), most in bounds.items():
+                if other in paths and paths[other] + most < paths.get(clock, math.inf) - TOLERANCE_S / 1000:
+                    paths[clock] = paths[other] + most
+                    changed = True
+            if not changed:
+                return paths
+            if paths[first] < -TOLERANCE_S:
+                return None
+        return None
+
+    def _between(self, most: Mapping[C, float], least: Mapping[C, float], consistent: bool) -> Aligned[C]:
+        shifts: dict[C, float] = {}
+        errors: dict[C, float] = {}
+        for clock in self._clocks:
+            bounds = [side[clock] for side in (most, least) if clock in side]
+            shifts[clock] = sum(bounds) / len(bounds) if bounds else 0.0
+            errors[clock] = abs(bounds[0] - bounds[1]) / 2 if len(bounds) == 2 else math.inf
+        return Aligned(shifts, errors, consistent)
+
+
+# ---- what one thread did, as spans that lie one after the other or inside each other
+#
+# Viewers show spans of a track as a stack, and cannot show two that overlap otherwise. A thread makes none, but an
+# exception may cut one short, and the clock's steps are finite: what overlaps is cut.
+
+
+@dataclass
+class TrackSpan:
+    """Something that took a while.
+
+    Attributes:
+        start, end: in seconds.
+        name: what it was.
+        args: what else is known of it.
+    """
+
+    start: float
+    end: float
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Track:
+    """The spans of one thread.
+
+    Args:
+        spans: in any order; they are put in order, outer ones first, and cut where they overlap.
+
+    Attributes:
+        spans: in order.
+    """
+
+    def __init__(self, spans: Sequence[TrackSpan]) -> None:
+        self.spans = sorted(spans, key=lambda span: (span.start, -span.end))
+        self._starts = [span.start for span in self.spans]
+        self._outer: list[int] = []  # of each span, the place of the one around it; -1 for none
+        open_: list[int] = []
+        for place, span in enumerate(self.spans):
+            while open_ and self.spans[open_[-1]].end <= span.start and not self._same(open_[-1], place):
+                open_.pop()
+            span.end = max(span.end, span.start)
+            if open_:
+                span.end = min(span.end, self.spans[open_[-1]].end)
+            self._outer.append(open_[-1] if open_ else -1)
+            open_.append(place)
+
+    def around(self, at: float) -> TrackSpan | None:
+        """Return the innermost span at a time; None if there is none."""
+        place = bisect_right(self._starts, at) - 1
+        while place >= 0 and self.spans[place].end < at:
+            place = self._outer[place]
+        return self.spans[place] if place >= 0 else None
+
+    def outside(self, place: int) -> TrackSpan | None:
+        """Return the span around the one at ``place``; None if there is none."""
+        outer = self._outer[place]
+        return self.spans[outer] if outer >= 0 else None
+
+    def _same(self, one: int, other: int) -> bool:
+        """Whether both begin and end at one moment."""
+        first, second = self.spans[one], self.spans[other]
+        return first.start == second.start and first.end == second.end
+
+
+# ---- which notes are about the same request: who asked, who handled it, where the answer left, and when it came
+
+
+class Moment(NamedTuple):
+    """A time by the clock of a member, and the thread that was there."""
+
+    node: wire.Node
+    at: float
+    thread: int
+
+
+@dataclass
+class TracedRequest:
+    """A request, as far as it was noted.
+
+    Attributes:
+        name, key, keys, nbytes, round, peer: what was asked of whom; see ``kvstore.wire.tracing.ASKED``.
+        asked: when it left; None if that was not noted.
+        handled: when a process began to work on it: twice if it came twice.
+        left: when an answer left.
+        answered: when the answer came.
+    """
+
+    name: str = ""
+    key: Key | None = None
+    keys: int = 0
+    nbytes: int = 0
+    round: int = 0
+    peer: str = ""
+    asked: Moment | None = None
+    handled: list[Moment] = field(default_factory=list)
+    left: list[Moment] = field(default_factory=list)
+    answered: Moment | None = None
+
+
+def requests_of(records: Mapping[wire.Node, Iterable[list[Any]]]) -> dict[RequestId, TracedRequest]:
+    """Return the requests that members have noted, whose ``records`` these are."""
+    found: dict[RequestId, TracedRequest] = {}
+    for node, noted in records.items():
+        for record in noted:
+            if record[1] == ASKED:
+                _, _, at, seq, name, key, keys, nbytes, round_, thread, peer = record
+                request = found.setdefault((node, seq, peer == SCHEDULER), TracedRequest())
+                request.name, request.key, request.keys, request.nbytes = name, key, keys, nbytes
+                request.round, request.peer, request.asked = round_, peer, Moment(node, at, thread)
+            elif record[1] == ANSWERED:
+                _, _, at, seq, thread, peer = record
+                found.setdefault((node, seq, peer == SCHEDULER), TracedRequest()).answered = Moment(node, at, thread)
+            elif record[1] == HANDLED:
+                _take_handled(node, record, found)
+    return found
+
+
+def _take_handled(node: wire.Node, record: list[Any], found: dict[RequestId, TracedRequest]) -> None:
+    _, _, start, left, _, thread, _, asker, seq, _, _, answered = record
+    scheduler = node.role == "scheduler"
+    if asker[0]:
+        found.setdefault((wire.Node(*asker), seq, scheduler), TracedRequest()).handled.append(
+            Moment(node, start, thread)
+        )
+    for other, number in answered:
+        if other[0]:
+            found.setdefault((wire.Node(*other), number, scheduler), TracedRequest()).left.append(
+                Moment(node, left, thread)
+            )
+
+
+# ---- the events
 
 
 class ChromeTrace:

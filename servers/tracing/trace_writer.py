@@ -12,13 +12,11 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.files import replacing
 from kvstore.job.valid_values import RoundWindow
-from kvstore.observing.session import UNCHANGED
+from kvstore.observing.session import UNCHANGED, ObserverSession
 from kvstore.rare_log import Drops
 from servers.tracing.chrome import ChromeTrace
 from servers.tracing.collected import CollectedNotes
@@ -31,16 +29,8 @@ SHARE = 1 / 400  # of a processor, that the writings may take while rounds are n
 MOST_S = 300.0  # between two writings, whatever they take
 
 
-class TraceSource(Protocol):
-    """What chunks are fetched from; see ``ObserverSession``."""
-
-    def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
-        """Return the chunks after number ``after``; have members note ``rounds`` from now on."""
-        ...
-
-
 class TraceWriter:
-    """See the module. One thread at a time may use it.
+    """Fetches and writes one trace. One thread at a time may use it.
 
     Args:
         path: the file.
@@ -63,7 +53,7 @@ class TraceWriter:
         self._written_at = clock()
         self._drops = Drops(log)
 
-    def step(self, source: TraceSource, ask: RoundWindow = UNCHANGED) -> None:
+    def step(self, source: ObserverSession, ask: RoundWindow = UNCHANGED) -> None:
         """Fetch what is new; write the file if it is time for that. Call it about once a second.
 
         Args:
@@ -88,7 +78,7 @@ class TraceWriter:
         """Write the file for the last time: the job has ended. Without any record there is a file, too."""
         self._write()
 
-    def _fetch(self, source: TraceSource, ask: RoundWindow) -> None:
+    def _fetch(self, source: ObserverSession, ask: RoundWindow) -> None:
         while True:
             fetched = source.fetch_trace(self.notes.after, ask)
             try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.contract import Contract, Role
 from kvstore.job.our_module import ROOT
 from kvstore.job.processes import words
+from servers.processes import EACH, LEAST, collect_seldom, importing
 
 # Imported at the start of every interpreter. The module that AT names cannot be imported if a signal's handler raises.
 HOOK = """
@@ -46,14 +50,14 @@ def test_sigterm_during_an_import_ends_it_without_a_word(role: Role, module: str
 
 LOST = """
 import sys
-import servers.server
+import servers.__main__
 from kvstore.errors import NodeLost
 from servers.__main__ import main
 
 def lose(*_job):
     raise NodeLost("worker 1 exited with code 1")
 
-servers.server.run_server = lose
+servers.__main__.run_server = lose
 sys.exit(main())
 """
 
@@ -83,3 +87,36 @@ def test_the_threads_of_a_server_that_was_started_by_hand_do_not_spin(tmp_path: 
             server.kill()
             server.wait(LONG)
     assert "= '0'" in spins
+
+
+@pytest.fixture
+def usual() -> Iterator[int]:
+    """The usual threshold, which comes back."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield 700
+    gc.set_threshold(*before)
+
+
+def test_a_large_job_has_the_collector_run_less_often(usual: int) -> None:
+    collect_seldom(4096)
+    assert gc.get_threshold()[0] == EACH * 4096
+    assert gc.isenabled()
+
+
+def test_a_small_job_has_it_run_at_least_so_seldom(usual: int) -> None:
+    collect_seldom(2)
+    assert usual < gc.get_threshold()[0] == LEAST
+
+
+@pytest.mark.parametrize("error", [None, ImportError])
+def test_what_is_imported_is_not_looked_at(error: type[Exception] | None) -> None:
+    before = gc.get_freeze_count()
+    with contextlib.suppress(ImportError), importing():
+        assert not gc.isenabled()
+        if error is not None:
+            raise error
+    after = gc.get_freeze_count()
+    gc.unfreeze()
+    assert gc.isenabled()
+    assert (after > before) == (error is None)

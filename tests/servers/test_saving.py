@@ -4,16 +4,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from asking import Desk, optimized
+from asking import Desk, Worker, optimized, text_of
 from safetensors.torch import load_file
 
 from kvstore import wire
 from kvstore.checkpoint.folders import begin
-from kvstore.checkpoint.tensors import record_of
-from kvstore.errors import CheckpointError
-from kvstore.manifests import FileRecord
-from servers.saving import Saver
+from kvstore.checkpoint.tensors import FileRecord, record_of
+from kvstore.errors import CheckpointError, UsageError
+from servers.saving import MOST, CaptureDesk, Saver
+from servers.store.capture import StoreCapture
 
 
 def saved(directory: Path) -> tuple[Desk, list[Any]]:
@@ -74,3 +75,99 @@ def test_without_threads_the_error_is_reported(tmp_path: Path) -> None:
     worker = desk.workers[0]
     assert desk.reply(worker, wire.Capture(worker.me(), 0, 5, [3], [0])) is not None
     assert "can't start new thread" in str(outcomes[2])
+
+
+def asked(worker: Worker, clocks: dict[int, int], number: int = 1) -> wire.Message:
+    return wire.Capture(worker.me(), 0, number, list(clocks), list(clocks.values()))
+
+
+def desk(size: int) -> tuple[Desk, list[StoreCapture]]:
+    """Return a shard of one segment, and a list of the captures that it saves."""
+    made = Desk(2, values={1: torch.zeros(size)})
+    complete: list[StoreCapture] = []
+    made.shard.checkpoints.save = complete.append
+    return made, complete
+
+
+def test_who_may_ask_and_for_what() -> None:
+    made, complete = desk(1)
+    first, second = made.workers
+    assert "only worker 0" in text_of(made.reply(second, asked(second, {1: 0})), "UsageError")
+    assert "no value" in text_of(made.reply(first, asked(first, {9: 0})), "KeyNotInitialized")
+    assert made.reply(first, asked(first, {1: 0}))
+    assert "before" in text_of(made.reply(first, asked(first, {1: 0})), "UsageError")
+    assert "not known" in text_of(made.reply(first, wire.AwaitCapture(first.me(), 0, 8)), "UsageError")
+    made.shard.checkpoints.save = None
+    assert "KVSTORE_CHECKPOINT_DIR" in text_of(made.reply(first, asked(first, {1: 0}, 2)), "CheckpointError")
+    assert len(complete) == 1
+
+
+def test_who_awaits_a_file_has_other_answers_forgotten_and_may_ask_again() -> None:
+    made, complete = desk(3)
+    optimized(made, lr=0.5)
+    first, other = made.workers
+    made.ask(first, asked(first, {1: 0}))
+    waits = wire.AwaitCapture(first.me(), 0, 1)
+    made.ask(first, waits)
+    known = len(made.shard.ledger)
+    for clock in range(1, 9):
+        first.done, other.done = first.seq + 1, other.seq + 1  # but for ``waits``
+        made.ask(first, first.push({1: torch.ones(3)}, clock, want=True))
+        made.ask(other, other.push({1: torch.ones(3)}, clock, want=True))
+    assert len(made.shard.ledger) <= known
+    assert made.shard.handle(b"new link", waits) == []
+    outbox = made.shard.saved(complete[0], Path("file"), CheckpointError("disk full"))
+    assert [(peer, text_of(reply, "CheckpointError")) for peer, reply in outbox] == [
+        (first.peer, "disk full"),
+        (b"new link", "disk full"),
+    ]
+
+
+DONE = wire.Captured(0, 10, "ab", [3], "sgd", "/there")
+
+
+def test_who_waits_is_answered_when_the_file_is_there() -> None:
+    desk = CaptureDesk()
+    worker = Worker()
+    desk.begin(2, 7)
+    request = wire.AwaitCapture(worker.me(), 2, 7)
+    assert desk.wait(worker.peer, request) == []
+    assert desk.explain(worker.node, request.seq) == "is writing checkpoint 7"
+    assert desk.explain(worker.node, request.seq + 1) == ""
+    (answer,) = desk.ended(2, 7, DONE)
+    assert answer == (worker.peer, request, wire.Captured(request.seq, 10, "ab", [3], "sgd", "/there"))
+    again = wire.AwaitCapture(worker.me(), 2, 7)
+    assert desk.wait(worker.peer, again)[0].reply.seq == again.seq
+
+
+def test_who_asks_again_is_answered_over_both_links_once() -> None:
+    desk = CaptureDesk()
+    worker = Worker()
+    desk.begin(0, 1)
+    request = wire.AwaitCapture(worker.me(), 0, 1)
+    for peer in (b"old", b"new", b"new"):
+        assert desk.wait(peer, request) == []
+    assert [answer.peer for answer in desk.ended(0, 1, DONE)] == [b"old", b"new"]
+
+
+def test_an_error_is_the_answer_of_its_class() -> None:
+    desk = CaptureDesk()
+    worker = Worker()
+    desk.begin(0, 1)
+    assert desk.ended(0, 1, CheckpointError("disk full")) == []
+    (answer,) = desk.wait(worker.peer, wire.AwaitCapture(worker.me(), 0, 1))
+    assert answer.reply == wire.Failure(1, "CheckpointError", "disk full")
+
+
+def test_a_number_is_asked_for_once_and_few_are_remembered() -> None:
+    desk = CaptureDesk()
+    worker = Worker()
+    desk.begin(0, 1)
+    with pytest.raises(UsageError, match="before"):
+        desk.begin(0, 1)
+    desk.forget(0, 1)
+    for number in range(1, MOST + 2):
+        desk.begin(0, number)
+        desk.ended(0, number, DONE)
+    (answer,) = desk.wait(worker.peer, wire.AwaitCapture(worker.me(), 0, 1))
+    assert "not known" in answer.reply.text

@@ -10,7 +10,6 @@ import pytest
 
 from kvstore import wire
 from kvstore.errors import WireError
-from servers import service as service_module
 from servers.service import Service
 
 
@@ -62,8 +61,9 @@ def test_what_the_core_decides_is_sent():
 
 def test_what_many_are_told_is_encoded_once(monkeypatch: pytest.MonkeyPatch):
     encoded: list[wire.Message] = []
-    monkeypatch.setattr(service_module, "encode", lambda message: [encoded.append(message), wire.encode(message)][1])
-    links = Links((b"a", wire.encode(wire.Ack(1))))
+    encode = wire.encode
+    links = Links((b"a", encode(wire.Ack(1))))
+    monkeypatch.setattr(wire, "encode", lambda message: [encoded.append(message), encode(message)][1])
     one, same, other = wire.Ack(2), wire.Ack(2), wire.Ack(3)
     serve(links, lambda *_: [(b"b", one), (b"c", one), (b"d", other), (b"e", one), (b"f", same)])
     assert links.sent == [(b"b", one), (b"c", one), (b"d", other), (b"e", one), (b"f", one)]
@@ -125,12 +125,15 @@ def test_an_error_costs_one_message_and_is_logged(
             raise ZeroDivisionError
         return [(peer, message)]
 
-    def broken(frames: Any) -> wire.Message:
-        if wire.decode(frames) == wire.Ack(1) and where == "decode":
-            raise RecursionError
-        return wire.decode(frames)
+    decode = wire.decode
 
-    monkeypatch.setattr("servers.service.decode", broken)
+    def broken(frames: Any) -> wire.Message:
+        message = decode(frames)
+        if message == wire.Ack(1) and where == "decode":
+            raise RecursionError
+        return message
+
+    monkeypatch.setattr(wire, "decode", broken)
     links = Links(wire.encode(wire.Ack(1)), wire.encode(wire.Ack(2)))
     serve(links, handle)
     assert links.sent == [(b"peer", wire.Ack(2))]

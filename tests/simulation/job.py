@@ -22,16 +22,16 @@ from simulation.transport import SimulatedTransport
 from simulation.world import Task, World
 
 from kvstore.client import DistStore
+from kvstore.job import exit_report
 from kvstore.job.config import Config
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
 from kvstore.job.tracebacks import reported
 from kvstore.member.session import Session
 from kvstore.rule import Rule
-from servers import farewell
 from servers.aggregator.process import run_aggregator
+from servers.processes import run_server
 from servers.scheduler_process import run_scheduler
-from servers.server import run_server
 
 LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
 HEARTBEAT_LIMIT_S = 5.0
@@ -167,7 +167,7 @@ class SimulatedJob:
         workers = [self._spawn(f"worker {rank}", partial(self._work, rank, program)) for rank in range(self._workers)]
         self._working = [worker.tasks[0] for worker in workers]
         began = self.world.now
-        with handed_over.soon(), mock.patch.object(farewell, "hand_over", self._hand_over):
+        with handed_over.soon(), mock.patch.object(exit_report, "hand_over", self._hand_over):
             self.world.run(lambda: self.launcher.over(bool(self.alive)), limit_s)
         hanging = [task.name for task in self.alive]
         tasks = {name: self.processes[name].tasks[0] for name in names}

@@ -16,6 +16,7 @@ from kvstore.job.exit_report import (
     ReportFile,
     hand_over,
     note_joined,
+    report_consequence,
     require_own,
 )
 
@@ -154,3 +155,20 @@ def test_where_no_launcher_gives_a_file_what_a_worker_starts_knows_it_from_the_e
     require_own(env, "worker 0", "0 of 2 at host:9")  # of a job that the worker has started
     with pytest.raises(ConfigError, match=f"worker 1 of this job is process {me} already, and this is"):
         require_own(env, "worker 1", "1 of 2 at host:7")
+
+
+def test_without_a_supervisor_the_log_is_told(caplog: pytest.LogCaptureFixture):
+    report_consequence("server 0 ends", "worker 1 is lost")
+    assert caplog.messages == ["server 0 ends: worker 1 is lost"]
+
+
+def test_a_supervisor_that_reads_standard_error_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    file = ReportFile.of(tmp_path / "report", 2)
+    monkeypatch.setattr(os, "environ", file.variables)
+    report_consequence("server 0 ends", "worker 1 is lost")
+    report = file.read()
+    assert report is not None
+    assert (report.error, report.consequence) == ("worker 1 is lost", True)
+    assert caplog.messages == []

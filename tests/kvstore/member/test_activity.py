@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstore import wire
 from kvstore.member.activity import StoreActivity, WorkerActivity
-from kvstore.member.blocked_time import BlockedTime
+from kvstore.member.mutual_waits import BlockedTime
 from kvstore.wire.guests import MOST_VALUES
 
 PEERS = [b"server 0", b"server 1"]

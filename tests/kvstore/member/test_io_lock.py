@@ -8,7 +8,7 @@ from typing import Any
 
 from waiting import LONG, until
 
-from kvstore.member.io_lock import IOLock, under_way
+from kvstore.member.link_access import IOLock, under_way
 
 
 class Interrupts:

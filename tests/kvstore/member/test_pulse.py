@@ -18,7 +18,7 @@ from waiting import LONG, until
 from kvstore import wire
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, with_key
-from kvstore.member.pulse import PulseProcess, runs
+from kvstore.member.pulse import LastPlace, PulseProcess, runs
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.wire.guests import UNASKED
@@ -159,3 +159,34 @@ def test_it_ends_with_whom_it_beats_for_however_that_ends(
 )
 def test_what_the_system_says_of_a_process(letter: str, alive: bool) -> None:
     assert runs(f"17 (a name (with) brackets) {letter} 1 17 17 0 -1") is alive
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[LastPlace, LastPlace]]:
+    """Who writes, and who reads."""
+    writer = LastPlace()
+    reader = LastPlace(os.dup(writer.fd))
+    yield writer, reader
+    writer.close()
+    reader.close()
+
+
+def test_the_latest_text_is_read(ends: tuple[LastPlace, LastPlace]) -> None:
+    writer, reader = ends
+    assert reader.read() == ""
+    for text in ("train.py:41 in load_batch", "a.py:1 in f", "a.py:1 in f", "", "\u00e9" * 2):
+        writer.write(text)
+        assert reader.read() == text
+
+
+def test_a_long_text_is_cut(ends: tuple[LastPlace, LastPlace]) -> None:
+    writer, reader = ends
+    writer.write("x" * 10_000)
+    assert reader.read() == "x" * 512
+
+
+def test_a_text_that_is_half_written_is_not_read(ends: tuple[LastPlace, LastPlace]) -> None:
+    writer, reader = ends
+    writer.write("train.py:41 in load_batch")
+    os.pwrite(writer.fd, b"other", 10)
+    assert reader.read() == ""

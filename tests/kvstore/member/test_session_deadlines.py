@@ -24,7 +24,7 @@ from kvstore.job.config import Config
 from kvstore.member import client
 from kvstore.member.session import Session
 from kvstore.transport.sockets.socket_transport import TcpTransport
-from servers.server import run_server
+from servers.processes import run_server
 
 
 @pytest.mark.parametrize("aggregators", [0, 1])

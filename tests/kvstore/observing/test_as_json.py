@@ -10,7 +10,7 @@ from viewed_job import PLACE, server, view_of, worker
 from kvstore import wire
 from kvstore.job.curve_keys import pair, with_key
 from kvstore.observing import as_json
-from kvstore.observing.stacks_text import LocatedMember
+from kvstore.observing.text import LocatedMember
 
 
 def test_the_format_is_what_the_reference_describes() -> None:

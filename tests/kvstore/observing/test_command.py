@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,21 @@ from kvstore import wire
 from kvstore.errors import DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.directory import make_private
 from kvstore.job.place import FILE
+from kvstore.job.trace_target import TraceTarget
+from kvstore.job.valid_values import RoundWindow
+from kvstore.observing.columns import TextLine
 from kvstore.observing.command import (
     FAILED,
     NO_ANSWER,
     NO_JOB,
     SHOWN,
     USAGE,
+    ObserverProgram,
+    PreparedPage,
     StatusReport,
+    StatusScreen,
     main,
+    printable,
 )
 from kvstore.observing.view import JobView
 
@@ -194,3 +202,80 @@ def test_the_only_job_is_shown_and_of_several_all_in_short(jobs: Path, capsys: p
         assert [one["name"] for one in json.loads(capsys.readouterr().out)["jobs"]] == ["j", "k"]
         assert main(["k", "--json"]) == SHOWN
         assert json.loads(capsys.readouterr().out)["job"]["name"] == "k"
+
+
+LINES = [TextLine("head", "title"), TextLine("all is well"), TextLine("", "bad")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_where_there_is_no_terminal_lines_are_plain_and_one_below_the_other() -> None:
+    out = io.StringIO()
+    with StatusScreen(out, in_place=True, env={}) as screen:
+        screen.show(LINES)
+        screen.show([TextLine("again")])
+    assert out.getvalue() == "head\nall is well\n\n\nagain\n"
+
+
+def test_colors_are_for_terminals_that_want_them() -> None:
+    texts = []
+    for env in ({}, {"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        out = Terminal()
+        StatusScreen(out, env=env).show(LINES[:1])
+        texts.append(out.getvalue())
+    assert texts == ["\x1b[1mhead\x1b[0m\n", "head\n", "head\n"]
+
+
+def test_what_is_watched_is_rewritten_in_place_and_the_terminal_is_left_as_it_was() -> None:
+    out = Terminal()
+    with StatusScreen(out, in_place=True, env={"NO_COLOR": "1"}) as screen:
+        screen.show(LINES[:1])
+        screen.show([TextLine("x" * 1000)] * 500)
+    first, _, second = out.getvalue().partition("\x1b[H")[2].partition("\x1b[H")
+    assert first == "head\x1b[K\x1b[J"
+    assert len(second.split("\n")) < 500, "what does not fit is cut"
+    assert max(len(line.partition("\x1b")[0]) for line in second.split("\n")) < 1000
+    assert out.getvalue().startswith("\x1b[?1049h")
+    assert out.getvalue().endswith("\x1b[?1049l")
+
+
+def test_what_a_terminal_would_obey_is_not_written() -> None:
+    assert printable("key '\x1b[2J\x07\u202e' · ok") == "key '?[2J??' · ok"
+
+
+TOKEN = "t" * 43
+FOREIGN = {
+    "DMLC_ROLE": "worker",
+    "DMLC_NUM_WORKER": "x",
+    "KVSTORE_TRACE": "1-3",
+    "KVSTORE_TRACE_FILE": "/elsewhere",
+    "KVSTORE_LIFELINE": "1",
+    "KVSTORE_TIMEOUT_S": "7",
+}
+
+
+def test_a_page_is_told_its_socket_and_token_and_nothing_of_a_job_around_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        told = ObserverProgram(PLACE, PreparedPage(listener, TOKEN)).variables(FOREIGN, "/proc/self/fd/9")
+        ours = {name: text for name, text in told.items() if name.startswith(("DMLC_", "KVSTORE_"))}
+        assert ours == {
+            "DMLC_ROLE": "observer",
+            "KVSTORE_OBSERVE": "/proc/self/fd/9",
+            "KVSTORE_DASHBOARD_FD": f"{listener.fileno()}",
+            "KVSTORE_DASHBOARD_TOKEN": TOKEN,
+            "KVSTORE_TIMEOUT_S": "7",
+        }
+
+
+def test_a_trace_is_told_its_file_and_rounds() -> None:
+    told = ObserverProgram(PLACE, trace=TraceTarget(Path("/t/a.json"), RoundWindow(5, 9))).variables({}, "/p")
+    assert (told["KVSTORE_TRACE_FILE"], told["KVSTORE_TRACE"]) == ("/t/a.json", "5-9")
+    assert "KVSTORE_DASHBOARD_FD" not in told
+
+
+def test_the_token_is_not_shown() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert TOKEN not in repr(PreparedPage(listener, TOKEN))

@@ -5,8 +5,17 @@ import dataclasses
 from simulated_job import SimulatedJob
 from viewed_job import PLACE, server, view_of, worker
 
+from kvstore import wire
 from kvstore.observing.advice import Advice
-from kvstore.observing.text import StatusParts, job_lines, silent_scheduler_lines, status_lines
+from kvstore.observing.text import (
+    LocatedMember,
+    StatusParts,
+    job_lines,
+    located_members,
+    silent_scheduler_lines,
+    stacks_lines,
+    status_lines,
+)
 from kvstore.observing.view import Event, JobView, MemberView
 
 ADVICE = (Advice("stuck", "worker", 1, "workers wait"), Advice("straggler_compute", "worker", 1, "worker 1 computes"))
@@ -163,3 +172,36 @@ def test_a_silent_scheduler_and_lists() -> None:
     listed = [line.text for line in job_lines([(PLACE, "runs"), (by_mpirun, "waits")])]
     assert listed[1].split() == ["42", "local", "runs", "python", "train.py"]
     assert listed[1].index("python") == listed[2].index("python"), "columns are as wide as what is in them"
+
+
+def stacks(rank: int, place: str = "train.py:3 in main", ours: str = "courier") -> wire.Stacks:
+    return wire.Stacks(
+        wire.Node("worker", rank, 1), 1, place, "", [["MainThread", ["a.py:1 in f", place]], [f"kvstore {ours}", []]]
+    )
+
+
+def test_answers_are_found_by_rank_and_who_has_not_answered_is_there_too() -> None:
+    located = located_members("worker", {0: "is at a", 1: "does not answer"}, [stacks(0)])
+    assert [(member.rank, member.stacks is not None) for member in located] == [(0, True), (1, False)]
+
+
+def test_equal_stacks_are_shown_once() -> None:
+    answers = [stacks(0), stacks(1), stacks(2, "train.py:9 in load"), stacks(3)]
+    places = {one.node.rank: f"is at {one.place}" for one in answers} | {4: "does not answer"}
+    assert [line.text for line in stacks_lines(located_members("worker", places, answers))] == [
+        *(
+            "",
+            "workers 0, 1, 3: each is at train.py:3 in main",
+            "  MainThread",
+            "    a.py:1 in f",
+            "    train.py:3 in main",
+        ),
+        *("", "worker 2 is at train.py:9 in load", "  MainThread", "    a.py:1 in f", "    train.py:9 in load"),
+        *("", "worker 4 does not answer"),
+    ]
+
+
+def test_this_packages_threads_are_shown_if_that_is_wanted() -> None:
+    located = [LocatedMember("worker", 0, "is at x", stacks(0))]
+    assert "  kvstore courier" not in [line.text for line in stacks_lines(located)]
+    assert "  kvstore courier" in [line.text for line in stacks_lines(located, all_threads=True)]

@@ -18,10 +18,10 @@ from waiting import LONG
 
 from kvstore.errors import ConfigError, NodeLost
 from kvstore.job.place import ObservingPlace
+from kvstore.observing.session import ObserverSession
 from servers.observer import process
 from servers.observer.metrics import JobDescription
 from servers.observer.process import PageServing, run_observer, serve
-from servers.observer.watcher import ViewSource
 
 TOKEN = "t" * 43
 
@@ -46,7 +46,7 @@ class Running:
 
         self.session = SimulatedSession(job, age)
 
-        def connect() -> ViewSource:
+        def connect() -> ObserverSession:
             return self.session
 
         page = PageServing(listener, TOKEN, JobDescription("job", "train.py"), over)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,9 +13,9 @@ from contextlib import ExitStack
 import pytest
 
 from kvstore.errors import UsageError
-from servers.observer import files, web
+from servers.observer import web
 from servers.observer.access import Access
-from servers.observer.feed import Feed
+from servers.observer.watcher import Feed
 
 TOKEN, SESSION = "t" * 43, "s" * 43
 
@@ -27,7 +28,9 @@ class Site:
         self.port = listener.getsockname()[1]
         self.feed = Feed()
         access = Access(TOKEN, SESSION, self.port, "/f4lder/")
-        self.web = web.Web(listener, access, files.load(), self.feed, {"/double": self.double, "/lacks": self.lacks})
+        self.web = web.Web(
+            listener, access, web.page_files(), self.feed, {"/double": self.double, "/lacks": self.lacks}
+        )
         self.web.start()
 
     @staticmethod
@@ -181,3 +184,33 @@ def test_what_is_not_http_is_refused(site: Site, request_line: bytes) -> None:
     with socket.create_connection(("127.0.0.1", site.port), timeout=10) as connection:
         connection.sendall(request_line)
         assert connection.recv(1024)[:10] in (b"HTTP/1.1 4", b"HTTP/1.1 5")
+
+
+MOST_BYTES = 60_000  # of all that a browser fetches, as it is sent
+
+
+def test_the_page_is_small() -> None:
+    assert sum(len(file.small) for file in web.page_files().values()) <= MOST_BYTES
+
+
+def test_every_file_is_served() -> None:
+    served = {name for name, _ in web.NAMES.values()}
+    there = {str(path.relative_to(web.FOLDER)) for path in web.FOLDER.rglob("*.*")}
+    assert served == there
+
+
+def test_the_page_has_nothing_from_elsewhere() -> None:
+    known = {"http://www.w3.org/2000/svg", "https://github.com/leeoniya/uPlot"}
+    for address, file in web.page_files().items():
+        found = set(re.findall(r"https?://[^\s\"')]+", file.plain.decode()))
+        assert found <= known, address
+
+
+def test_nothing_is_written_as_markup() -> None:
+    for address, file in web.page_files().items():
+        text = file.plain.decode()
+        for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert forbidden not in text, address
+    page = web.page_files()["/"].plain.decode()
+    assert " style=" not in page
+    assert not re.search(r"<script(?![^>]* src=)|<style| on[a-z]+=", page)

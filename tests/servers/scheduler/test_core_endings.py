@@ -6,7 +6,7 @@ from asking import text_of
 from rendezvous import LIMIT, Job
 
 from kvstore import wire
-from servers.scheduler.member import MemberState
+from servers.scheduler.members import MemberState
 
 
 def test_workers_leave_and_servers_are_told_when_to_stop():

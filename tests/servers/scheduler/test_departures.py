@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvstore import wire
 from servers.scheduler.departures import Departures, Rosters
-from servers.scheduler.member import JobMember
+from servers.scheduler.members import JobMember
 
 
 def test_the_others_know_of_a_worker_that_has_left_after_its_farewell():

@@ -7,8 +7,7 @@ import pytest
 from kvstore import wire
 from kvstore.errors import NodeLost
 from servers.scheduler.failure import JobFailure
-from servers.scheduler.member import JobMember, MemberState
-from servers.scheduler.members import Members
+from servers.scheduler.members import JobMember, Members, MemberState
 
 
 class Case:

@@ -9,9 +9,16 @@ from rendezvous import LIMIT, Member
 
 from kvstore import wire
 from servers.scheduler import Scheduler
-from servers.scheduler.live_records import LiveRecords
-from servers.scheduler.logged import FormerLinks, LoggedScheduler
-from servers.scheduler.records import Came, Record, RecordPacker, beginning, unpack
+from servers.scheduler.logged import (
+    Came,
+    FormerLinks,
+    LiveRecords,
+    LoggedScheduler,
+    Record,
+    RecordPacker,
+    beginning,
+    unpack,
+)
 
 BEGINS = beginning(2)
 PEERS = (b"a", b"b")

@@ -15,8 +15,7 @@ from rendezvous import LIMIT, Member
 from kvstore import wire
 from servers.scheduler import Scheduler
 from servers.scheduler.inquiries import ANSWER_S
-from servers.scheduler.logged import FormerLinks, LoggedScheduler
-from servers.scheduler.records import Came, Record, Ticked
+from servers.scheduler.logged import Came, FormerLinks, LoggedScheduler, Record, Ticked
 
 WORKERS, SERVERS, FAREWELL_S = 3, 1, 2.0
 KINDS = ("open", "close", "declare", "ready", "barrier", "pause", "leave")

@@ -7,10 +7,8 @@ from asking import Door
 from kvstore import wire
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
-from servers.scheduler.failure import JobFailure
-from servers.scheduler.losses import Losses
-from servers.scheduler.member import JobMember, MemberState
-from servers.scheduler.members import Members
+from servers.scheduler.failure import JobFailure, Losses
+from servers.scheduler.members import JobMember, Members, MemberState
 
 
 class Case:

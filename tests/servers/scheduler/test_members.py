@@ -6,8 +6,7 @@ import pytest
 
 from kvstore import wire
 from kvstore.errors import UsageError
-from servers.scheduler.member import NEXT, JobMember, MemberEvent, MemberState
-from servers.scheduler.members import Members
+from servers.scheduler.members import NEXT, JobMember, MemberEvent, Members, MemberState, Welcomes
 
 
 def member(role: str = "worker", nonce: int = 1, hint: int = -1) -> JobMember:
@@ -179,3 +178,31 @@ def test_members_are_counted_through_all_that_happens_to_them():
         assert (len(members), members.present, members.lost) == (3, 2, 1)
     members.happens(everyone[2], MemberEvent.LEAVES)
     assert (members.present, members.all_gone("server"), members.all_gone("worker")) == (1, True, False)
+
+
+def test_nothing_follows_the_end():
+    assert {before for before, _ in NEXT} == {MemberState.JOINED, MemberState.READY}
+    assert NEXT[MemberState.READY, MemberEvent.LEAVES] is MemberState.LEFT
+    assert NEXT[MemberState.READY, MemberEvent.DIES] is MemberState.LOST
+
+
+def test_a_member_is_named_by_its_role_rank_and_start():
+    member = JobMember("server", nonce=7, hint=1, address="at 7", join_peer=b"j7", join_seq=1)
+    assert (member.node, member.state) == (wire.Node("server", -1, 0), MemberState.JOINED)
+    member.rank, member.incarnation = 1, 2
+    assert member.node == wire.Node("server", 1, 2)
+
+
+def test_a_welcome_says_where_servers_are_now_and_is_not_changed_afterwards():
+    members = Members(1, 2, 1.0)
+    for nonce, role in enumerate(["worker", "server", "server"]):
+        members.join(JobMember(role, nonce, -1, f"at {nonce}", b"link", nonce, f"key {nonce}"))
+    members.settle(0.0)
+    welcomes = Welcomes(members)
+    worker, server, _ = members.everyone
+    before = welcomes.of(worker)
+    assert (before.seq, before.rank, before.num_workers, before.servers) == (0, 0, 1, ["at 1", "at 2"])
+    assert (before.worker_keys, welcomes.of(server).worker_keys) == ([], ["key 0"]), "keys are for servers"
+    welcomes.servers[1] = "elsewhere"
+    assert welcomes.of(worker).servers == ["at 1", "elsewhere"]
+    assert before.servers == ["at 1", "at 2"]

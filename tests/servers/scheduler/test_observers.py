@@ -11,7 +11,7 @@ from rendezvous import LIMIT, Job
 from kvstore import wire
 from kvstore.observing.view import JobView
 from servers.scheduler.core import Scheduler
-from servers.scheduler.observers import LOOK_S, MOST_OBSERVERS, SILENT_S
+from servers.scheduler.observing import LOOK_S, MOST_OBSERVERS, SILENT_S
 
 
 def observe(after: int = 0, nonce: int = 7, seq: int = 1) -> wire.Observe:

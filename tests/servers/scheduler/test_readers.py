@@ -8,7 +8,7 @@ from asking import Door, sender
 from kvstore import wire
 from kvstore.errors import KVStoreError, NodeLost
 from servers.scheduler.departures import Departures
-from servers.scheduler.readers import PAGE, SILENT_S, Readers
+from servers.scheduler.guests import PAGE, READERS_SILENT_S, Readers
 from servers.scheduler.stores import Stores
 
 
@@ -60,7 +60,7 @@ def test_one_more_than_there_may_be_is_refused_until_one_leaves() -> None:
 def test_a_reader_that_is_silent_does_not_count() -> None:
     job = Job(most=1)
     job.connect(7)
-    job.now = SILENT_S + 1
+    job.now = READERS_SILENT_S + 1
     assert job.connect(8).rank == 0
 
 

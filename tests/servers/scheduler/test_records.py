@@ -7,7 +7,7 @@ from rendezvous import Member
 
 from kvstore import wire
 from kvstore.errors import KVStoreError
-from servers.scheduler.records import Came, Record, RecordPacker, Succession, Ticked, beginning, sender_of, unpack
+from servers.scheduler.logged import Came, Record, RecordPacker, Succession, Ticked, beginning, sender_of, unpack
 
 BEGINS = beginning(2, 1)
 W0, W1 = Member("worker", 1, 0), Member("worker", 2, 1)

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.tracing.alignment import Bounds
+from servers.tracing.chrome import Bounds
 
 CLOCKS = ["scheduler", "worker 0", "worker 1", "server 0"]
 offsets = st.lists(st.floats(-1e4, 1e4), min_size=3, max_size=3).map(lambda made: [0.0, *made])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from noted import PUSH_S, SERVER, WORKERS, NotedJob, fetched
 from trace_reader import ReadTrace
 
-from servers.tracing.chrome import ChromeTrace
+from kvstore import wire
+from servers.tracing.chrome import ChromeTrace, Track, TrackSpan, requests_of
 from servers.tracing.collected import CollectedNotes
 
 clocks = st.floats(-5000, 5000)
@@ -94,3 +96,80 @@ def test_a_member_that_was_started_again_is_another_process_of_the_trace() -> No
 
 def test_without_notes_the_trace_is_empty() -> None:
     assert read(CollectedNotes()).events == []
+
+
+times = st.integers(0, 12).map(float)
+
+
+def track(*ranges: tuple[float, float]) -> Track:
+    return Track([TrackSpan(start, end, f"{start:g}-{end:g}") for start, end in ranges])
+
+
+@given(st.lists(st.tuples(times, times), max_size=12))
+def test_no_two_spans_overlap_in_part(ranges: list[tuple[float, float]]) -> None:
+    made = track(*ranges).spans
+    assert len(made) == len(ranges)
+    for place, one in enumerate(made):
+        assert one.start <= one.end
+        for other in made[place + 1 :]:
+            apart = one.end <= other.start or other.end <= one.start
+            inside = (one.start <= other.start and other.end <= one.end) or (
+                other.start <= one.start and one.end <= other.end
+            )
+            assert apart or inside, (one, other)
+
+
+@given(st.lists(st.tuples(times, times), max_size=12), times)
+def test_the_span_around_a_time_is_the_innermost(ranges: list[tuple[float, float]], at: float) -> None:
+    made = track(*ranges)
+    around = [span for span in made.spans if span.start <= at <= span.end]
+    found = made.around(at)
+    assert (found is None) == (not around)
+    if found is not None:
+        assert found in around
+
+
+def test_a_span_knows_the_one_around_it() -> None:
+    made = track((0, 10), (1, 4), (2, 3), (5, 6))
+    outer = [made.outside(place) for place in range(4)]
+    assert [None if span is None else span.name for span in outer] == [None, "0-10", "1-4", "0-10"]
+
+
+def records_of(collected: CollectedNotes) -> dict[wire.Node, list[list[Any]]]:
+    return {node: notes.records() for node, notes in collected.members.items()}
+
+
+def test_the_notes_of_both_ends_make_one_request() -> None:
+    job = NotedJob()
+    job.round(1)
+    found = requests_of(records_of(job.collected()))
+    assert set(found) == {(WORKERS[0], 1, False), (WORKERS[1], 1, False)}
+    request = found[WORKERS[0], 1, False]
+    assert (request.name, request.key, request.keys, request.nbytes, request.peer) == (
+        "pushpull",
+        "w",
+        2,
+        400,
+        "server 0",
+    )
+    assert request.asked is not None
+    assert request.answered is not None
+    (handled,), (left,) = request.handled, request.left
+    assert (handled.node, left.node) == (SERVER, SERVER)
+    times = [moment.at - request.asked.at for moment in (handled, left, request.answered)]
+    assert [round(time / PUSH_S, 6) for time in times] == [1, 5, 6]
+
+
+def test_one_end_alone_makes_a_request_that_lacks_the_other() -> None:
+    job = NotedJob()
+    job.round(1)
+    worker, _, server = job.chunks()
+    seen = []
+    for chunk in (worker, server):
+        collected = CollectedNotes()
+        collected.take(fetched([chunk]))
+        found = requests_of(records_of(collected))
+        seen.append(
+            [(request.asked is not None, len(request.handled), len(request.left)) for request in found.values()]
+        )
+    assert seen == [[(True, 0, 0)], [(False, 1, 1), (False, 1, 1)]]

@@ -1,7 +1,7 @@
-"""The readers of a job, in the scheduler: who may read, where the servers are, and which keys there are. Pure.
+"""The guests of a job, in the scheduler: readers, and what observers have in common with them. Pure.
 
-Readers are no members: nobody waits for them, and nothing is lost with them. So they are in no log. A scheduler that
-has been started again does not know them, and answers them all the same.
+Guests are no members. They ask, and change nothing: nobody waits for them, and nothing is lost with them. So they are
+in no log. A scheduler that has been started again does not know them, and answers them all the same.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kvstore.errors import KeyNotInitialized, KVStoreError, UsageError, nearest
 from kvstore.spec import Key
 from kvstore.table import TableSpec
 from kvstore.transport.base import Admission
-from servers.requests.guest_links import ReaderLinks
+from servers.requests.guest_links import GuestLinks, ReaderLinks
 from servers.requests.replies import Outbox, refuse
 from servers.scheduler.stores import Stores
 
-SILENT_S = 60.0  # readers ask for the servers' places more often; who does not is not counted any more
+READERS_SILENT_S = 60.0  # readers ask for the servers' places more often; a silent one is not counted any more
 PAGE = 4096  # keys in one answer
 
 
@@ -28,12 +28,71 @@ class _Seat(NamedTuple):
     heard: float
 
 
-class Readers:
-    """See the module.
+class Guests:
+    """The guests of one role. A subclass answers what they ask.
+
+    Args:
+        links: of the guests.
+        most: how many guests there may be at once.
+        full: what the job has so many of, for the guest that is one too many.
+        silent_s: after how many seconds of silence a guest is not counted any more.
+    """
+
+    def __init__(self, links: GuestLinks, most: int, full: str, silent_s: float) -> None:
+        self.links = links
+        self._most = most
+        self._full = full
+        self._silent_s = silent_s
+        self._seats: OrderedDict[int, _Seat] = OrderedDict()  # by the guest's random number, the longest silent first
+
+    def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
+        """Return what to send, and to whom, because ``message``, which concerns these guests, came from ``peer``."""
+        refusal = self.links.refusal(peer, message)
+        if refusal is not None or not isinstance(message, wire.Request):
+            return refusal or []
+        if isinstance(message, wire.Leave):
+            self._leave(message.node.incarnation)
+            return [(peer, wire.Ack(message.seq))]
+        if isinstance(message, wire.Explain):
+            return [(peer, wire.Explanation(message.seq, ""))]
+        try:
+            reply = self._answer(peer, message, now)
+        except KVStoreError as exc:
+            return [(peer, refuse(peer, message, exc).reply)]
+        return [] if reply is None else [(peer, reply)]
+
+    def _answer(self, peer: bytes, message: wire.Request, now: float) -> wire.Reply | None:
+        """Return the answer to a guest's question; None if it comes later."""
+        raise NotImplementedError
+
+    def _leave(self, nonce: int) -> None:
+        self._seats.pop(nonce, None)
+
+    def _seat(self, nonce: int, now: float) -> int:
+        """Return the number of a guest, and note that it was heard.
+
+        Raises:
+            UsageError: there are too many.
+        """
+        while self._seats and now - next(iter(self._seats.values())).heard > self._silent_s:
+            self._seats.popitem(last=False)
+        seat = self._seats.get(nonce)
+        if seat is None:
+            if len(self._seats) >= self._most:
+                raise UsageError(f"the job has its {self._most} {self._full}; close one, and ask again")
+            taken = {other.rank for other in self._seats.values()}
+            seat = _Seat(next(rank for rank in range(self._most) if rank not in taken), now)
+        self._seats[nonce] = seat._replace(heard=now)
+        self._seats.move_to_end(nonce)
+        return seat.rank
+
+
+class Readers(Guests):
+    """The readers of a job: they ask who may read, where the servers are, and which keys there are.
 
     Args:
         most: how many readers there may be at once.
-        key, admission: see ``ReaderLinks``.
+        key, admission: as ``ReaderLinks`` has them.
         stores: of the job.
         servers: returns the addresses of the servers, by rank; empty until all members have joined.
         ended: returns the error that tells why nobody can read any more; None while the job goes on.
@@ -48,34 +107,17 @@ class Readers:
         servers: Callable[[], Sequence[str]],
         ended: Callable[[], KVStoreError | None],
     ) -> None:
-        self.links = ReaderLinks(most, key, admission)
-        self._most = most
+        links = ReaderLinks(most, key, admission)
+        super().__init__(links, most, "readers already (KVSTORE_READERS)", READERS_SILENT_S)
         self._stores = stores
         self._servers = servers
         self._ended = ended
-        self._seats: OrderedDict[int, _Seat] = OrderedDict()  # by the reader's random number, the longest silent first
 
-    def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
-        """Return what to send, and to whom, because ``message``, which concerns readers, came from ``peer``."""
-        refusal = self.links.refusal(peer, message)
-        if refusal is not None or not isinstance(message, wire.Request):
-            return refusal or []
-        try:
-            return [(peer, self._serve(message, now))]
-        except KVStoreError as exc:
-            return [(peer, refuse(peer, message, exc).reply)]
-
-    def _serve(self, message: wire.Request, now: float) -> wire.Reply:
-        nonce = message.node.incarnation
-        if isinstance(message, wire.Leave):
-            self._seats.pop(nonce, None)
-            return wire.Ack(message.seq)
-        if isinstance(message, wire.Explain):
-            return wire.Explanation(message.seq, "")
+    def _answer(self, peer: bytes, message: wire.Request, now: float) -> wire.Reply:
         error = self._ended()
         if error is not None:
             raise error
-        rank = self._seat(nonce, now)
+        rank = self._seat(message.node.incarnation, now)
         if isinstance(message, wire.Connect):
             return wire.Connected(message.seq, rank, list(self._servers()))
         if isinstance(message, wire.FindKeys):
@@ -84,26 +126,6 @@ class Readers:
             names = self._stores.find(message.name)[1].keys.names(message.start, PAGE + 1)
             return wire.KeysListed(message.seq, names[:PAGE], len(names) > PAGE)
         raise UsageError(f"the scheduler has no values; send a {type(message).__name__} to the servers")
-
-    def _seat(self, nonce: int, now: float) -> int:
-        """Return the number of a reader, and note that it was heard.
-
-        Raises:
-            UsageError: there are too many.
-        """
-        while self._seats and now - next(iter(self._seats.values())).heard > SILENT_S:
-            self._seats.popitem(last=False)
-        seat = self._seats.get(nonce)
-        if seat is None:
-            if len(self._seats) >= self._most:
-                raise UsageError(
-                    f"the job has its {self._most} readers already (KVSTORE_READERS); close one, and ask again"
-                )
-            taken = {other.rank for other in self._seats.values()}
-            seat = _Seat(next(rank for rank in range(self._most) if rank not in taken), now)
-        self._seats[nonce] = seat._replace(heard=now)
-        self._seats.move_to_end(nonce)
-        return seat.rank
 
     def _find(self, message: wire.FindKeys) -> wire.KeysFound:
         try:

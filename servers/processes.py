@@ -1,0 +1,58 @@
+"""How processes of this package start: whether a server is one of a pair, and how often Python collects garbage."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvstore.job.config import Config
+from kvstore.transport import Transport
+
+LEAST = 10_000  # new objects
+EACH = 100  # objects that a worker's messages of one round are, about
+
+
+def collect_seldom(workers: int) -> None:
+    """Let the collector run when there are more new objects than the messages of a round of ``workers`` make.
+
+    By default it runs whenever 700 new objects are there, and looks at all objects again when their number has grown by
+    a quarter. The messages of a round of thousands of workers are hundreds of thousands of objects that wait for the
+    round's end, and a server came to spend three quarters of its time on looking at them. What a round of 26 tables
+    makes, it would look at several times a round. A look at all objects takes 0.1 to 0.2 s in a process that has
+    imported torch, and nearly all of them are torch's modules, which stay.
+    """
+    young, *older = gc.get_threshold()
+    gc.set_threshold(max(young, LEAST, EACH * workers), *older)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Do not collect while modules are imported, and never look at their objects."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+def run_server(
+    config: Config,
+    make_transport: Callable[[], Transport],
+    endpoint: str,
+    clock: Callable[[], float] = time.monotonic,
+    thread: Callable[..., threading.Thread] = threading.Thread,
+) -> int:
+    """Be a server, one of a pair if the job has replicas; return the exit code."""
+    from servers.member import Surroundings
+    from servers.server import Server  # brings torch, which the scheduler does without
+
+    around = Surroundings(config, make_transport, endpoint, clock, thread)
+    if not config.replicas:
+        return Server(around).run()
+    from servers.replication.process import ReplicaProcess
+
+    return ReplicaProcess(around).run()
