@@ -122,6 +122,7 @@ def test_the_wheel_runs_an_example_of_the_sdist_where_there_is_no_clone(dist, tm
     assert "Validation-accuracy=" in said
 
 
+@pytest.mark.release
 def test_type_checkers_find_the_types_of_an_editable_install(tmp_path):
     clone = tmp_path / "clone"
     for name in tracked("setup.cfg", "pyproject.toml", "README.md", "LICENSE", *PACKAGES):

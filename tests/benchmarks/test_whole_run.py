@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_whole_run_with_real_processes(tmp_path):
     words = "pushpull --net tiny --rounds 2 --repeats 1 --peers gloo --out"
     done = subprocess.run(

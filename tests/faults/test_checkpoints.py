@@ -11,7 +11,9 @@ from faults.running import ran
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", [("6",), ("4", "--full")], ids=["killed", "full"])
+@pytest.mark.parametrize(
+    "words", [("6",), pytest.param(("4", "--full"), marks=pytest.mark.release)], ids=["killed", "full"]
+)
 def test_the_newest_checkpoint_is_whole(words: tuple[str, ...]) -> None:
     if "--full" in words and os.geteuid() != 0:
         pytest.skip("a disk that is full needs a mount, and that needs root")

@@ -56,7 +56,9 @@ def own() -> Iterator[Path]:
 @pytest.mark.long
 @pytest.mark.timeout(3 * LONG)
 @pytest.mark.usefixtures("none_ignored")
-@pytest.mark.parametrize("starter", ["mpirun", pytest.param("torchrun", marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "starter", [pytest.param("mpirun", marks=pytest.mark.release), pytest.param("torchrun", marks=pytest.mark.faults)]
+)
 def test_a_job_that_runs_gets_a_page_and_a_trace(starter: str, tmp_path: Path, own: Path) -> None:
     if shutil.which(STARTERS[starter][0]) is None:
         pytest.skip(f"{STARTERS[starter][0]} is not installed (.ci/run installs it)")

@@ -105,7 +105,7 @@ def need_time_namespaces() -> None:
         pytest.skip("this machine does not let root make time namespaces (a container without privileges?)")
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_clocks_that_are_hours_apart_are_on_one_time_line(tmp_path: Path) -> None:
     need_time_namespaces()
     with ExitStack() as stack, apart(tmp_path) as place:

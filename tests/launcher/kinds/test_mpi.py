@@ -117,7 +117,7 @@ def test_an_option_for_mpirun_reaches_it(hosts: Hosts, request: pytest.FixtureRe
 
 
 @pytest.mark.cluster
-@pytest.mark.long
+@pytest.mark.release
 def test_fifty_megabytes_arrive_though_they_are_read_slowly(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Nothing is lost, and nobody stores it meanwhile."""
     lines = 700_000
