@@ -8,6 +8,7 @@ gradients (``mark``, ``require``). Only when they differ do workers ask each oth
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -21,8 +22,11 @@ from kvstore.plain import scalar
 from kvstore.store.base import ReservedJoin
 from workers.broadcast import Relay, broadcast_parameters, share_optimizer
 from workers.common import bundle
-from workers.common.gather import Gather
+from workers.common.gather import Gather, digest
 from workers.common.stores import join_refusal
+from workers.common.values import buffers_around, describe
+
+log = logging.getLogger(__name__)
 
 # Where a worker is when it says what it has.
 BACKWARD, STEP, BETWEEN = range(3)
@@ -168,6 +172,24 @@ class Alike:
         """Give all workers the ``values`` of ``root``, and the states and hyper-parameters of its optimizer."""
         broadcast_parameters(values, root, kvstore=self._store)
         share_optimizer(self._optimizer, root, self._store)
+
+    def give_buffers(self) -> None:
+        """Give all workers rank 0's buffers of the modules that hold the optimizer's parameters.
+
+        A worker whose modules differ keeps its own, as all others do, and says so: they are no part of the optimizer.
+        """
+        groups = self._optimizer.param_groups
+        buffers = buffers_around(tensor for group in groups for tensor in group["params"])
+        about = digest(describe(buffers))
+        rows = self._gather.exchange([1, about])
+        if any(there != about for _, there in rows):
+            log.warning(
+                "%s leaves each worker's buffers as they are: the modules that hold its parameters differ between "
+                "workers; broadcast_parameters(model) sends rank 0's",
+                self._owner,
+            )
+        elif buffers:
+            broadcast_parameters(buffers, kvstore=self._store)
 
     # ---- each step
 

@@ -20,7 +20,7 @@ from workers.alike import BETWEEN, STEP, Alike
 from workers.common.checks import at_least
 from workers.common.gather import Gather, digest
 from workers.common.tensors import require_own_memory
-from workers.common.values import describe
+from workers.common.values import describe, module_of
 from workers.ddp.averager import GradientAverager, counts_of
 
 Average = "average"
@@ -45,7 +45,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     on may differ: a parameter with a gradient on some workers counts as zeros on the others, and a parameter without a
     gradient anywhere keeps none. Without a backward pass, ``step`` averages whatever gradients there are.
 
-    On construction every worker gets rank 0's parameters, and the states and hyper-parameters of its optimizer. Workers
+    On construction every worker gets rank 0's parameters and buffers, and the states and hyper-parameters of its
+    optimizer. Buffers are those of the model, or else of all modules that hold the optimizer's parameters. Workers
     whose hyper-parameters differ in a step get ``Mismatch``, before they make it. Those with fewer batches ``join``. A
     parameter that is unfrozen, or added, on all workers at the same point is averaged from its first gradient on.
 
@@ -54,8 +55,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: any instance of ``torch.optim.Optimizer``.
         named_parameters: the model, or its ``named_parameters()``, for names in messages, and because parameters that
-            the optimizer does not have, as frozen ones, become rank 0's, too; with a model, buffers likewise. If given,
-            it has all of the optimizer's.
+            the optimizer does not have, as frozen ones, become rank 0's, too. If given, it has all of the optimizer's.
         compression: how to compress what is sent: the type, or options for ``KVStore.set_gradient_compression``. It has
             no effect in a group of one.
         backward_passes_per_step: how many backward passes add up before gradients are averaged. A step may come sooner.
@@ -93,7 +93,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if op not in (Average, Sum):
             raise UnknownName(f"unknown op={op!r}; choose from {Average}, {Sum}")
         self.optimizer = optimizer
-        values = _values(optimizer, named_parameters)
+        module = module_of(named_parameters)  # before its parameters are read
+        values = _values(optimizer, named_parameters, module)
         require_own_memory(values)
         self._names = {tensor: name for name, tensor in values.items()}
         self._how: dict[str, Any] = {
@@ -117,6 +118,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._alike = Alike(optimizer, self._store, "DistributedOptimizer")
             self._gradients = self._watch()
             self._alike.give(values)
+            if module is None:
+                self._alike.give_buffers()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of the optimizer with averaged gradients; return the result of the optimizer's ``step``.
@@ -348,12 +351,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._names.setdefault(tensor, f"parameter {len(self._names)}")
 
 
-def _values(optimizer: torch.optim.Optimizer, named: Any) -> dict[str, torch.Tensor]:
+def _values(optimizer: torch.optim.Optimizer, named: Any, module: nn.Module | None) -> dict[str, torch.Tensor]:
     """Return what all workers are to begin with, by name: the optimizer's parameters, and what is named beside them."""
     tensors = [tensor for param_group in optimizer.param_groups for tensor in param_group["params"]]
     if named is None:
         return {f"parameter {number}": tensor for number, tensor in enumerate(tensors)}
-    buffers = list(named.named_buffers()) if isinstance(named, nn.Module) else []
+    buffers = [] if module is None else list(module.named_buffers())
     if isinstance(named, nn.Module):
         named = named.named_parameters()
     pairs = list(named.items() if isinstance(named, Mapping) else named)

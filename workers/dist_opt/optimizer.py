@@ -183,6 +183,7 @@ class DistOpt(Communicator):
             self._alike = Alike(opt, self._store, "DistOpt")
             self._plain.prepare({PRESENT: self._with_mark(self._gradients.read()[1])})  # also if it joins without one
             self._alike.give(self._weights(range(len(self._gradients.params))))
+            self._alike.give_buffers()
         self._plain.prepare(self._weights(self._gradients.trained))
 
     def backward_and_update(self, loss: torch.Tensor, threshold: int = 2097152) -> None:

@@ -17,6 +17,7 @@ from kvstore import UsageError
 from kvstore.plain import scalar
 from kvstore.values import to_buffer
 from workers.common.tensors import require_own_memory
+from workers.common.values import module_of
 
 Key: TypeAlias = "int | str"
 Named: TypeAlias = "list[tuple[Key, torch.Tensor, bool]]"  # key, tensor, and whether the program gave the key
@@ -133,9 +134,8 @@ def buffers_beside(params: Any) -> list[dict[str, torch.Tensor]]:
 
 def modules_beside(params: Any) -> list[nn.Module]:
     """Return the modules whose ``parameters()`` or ``named_parameters()`` are given, and not read yet."""
-    if isinstance(params, GeneratorType):
-        module = inspect.getgeneratorlocals(params).get("self")
-        return [module] if isinstance(module, nn.Module) else []
+    if (module := module_of(params)) is not None:
+        return [module]
     if _is_group(params):
         return modules_beside(params["params"])
     return [module for part in params for module in modules_beside(part)] if isinstance(params, list | tuple) else []
@@ -143,9 +143,8 @@ def modules_beside(params: Any) -> list[nn.Module]:
 
 def _buffers_beside(replica: Any) -> dict[str, torch.Tensor]:
     if isinstance(replica, GeneratorType):
-        known = inspect.getgeneratorlocals(replica)
-        module, recurse = known.get("self"), bool(known.get("recurse", True))
-        return dict(module.named_buffers(recurse=recurse)) if isinstance(module, nn.Module) else {}
+        module, recurse = module_of(replica), bool(inspect.getgeneratorlocals(replica).get("recurse", True))
+        return {} if module is None else dict(module.named_buffers(recurse=recurse))
     if _is_group(replica):
         return _buffers_beside(replica["params"])
     if not isinstance(replica, list | tuple):

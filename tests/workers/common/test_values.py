@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kvstore import UsageError
-from workers.common.values import buffers_of, parameters_of
+from workers.common.values import buffers_around, buffers_of, module_of, parameters_of
 
 
 class Tied(nn.Module):
@@ -75,3 +75,21 @@ def test_buffers_are_floating_point_and_found_when_assigned_anew() -> None:
     model.scale = torch.full((2,), 3.0)
     assert found["scale"].tensor.tolist() == [3, 3]
     assert buffers_of(model.named_parameters()) == {}
+
+
+def test_an_optimizers_parameters_lead_to_the_buffers_of_their_model() -> None:
+    model, other = nn.ModuleDict({"inner": Tied(), "free": nn.BatchNorm1d(2, affine=False)}), Tied()
+    found = buffers_around([model["inner"].out.bias])
+    assert {id(buffer) for buffer in found.values()} == {id(buffer) for buffer in model.buffers()}
+    assert "ModuleDict.inner.norm.running_mean" in found
+    assert not {id(buffer) for buffer in other.buffers()} & {id(buffer) for buffer in found.values()}
+    assert buffers_around([torch.zeros(2)]) == {}
+
+
+def test_an_iterator_of_a_module_knows_it_until_it_is_read() -> None:
+    model = Tied()
+    assert module_of(model) is module_of(model.named_parameters()) is module_of(model.parameters()) is model
+    assert module_of(dict(model.named_parameters())) is module_of(tensor for tensor in [model.out.bias]) is None
+    read = model.parameters()
+    next(read)
+    assert module_of(list(read)) is None

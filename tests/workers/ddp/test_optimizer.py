@@ -220,3 +220,34 @@ def test_wrong_arguments_are_named(arguments: list[Any], options: Any, text: str
     given = [torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1) if its is None else its for its in arguments]
     with pytest.raises(kv.UsageError, match=text):
         DistributedOptimizer(*given, **options)
+
+
+@pytest.mark.parametrize("given", ["the optimizer alone", "named_parameters()", "the model"])
+@pytest.mark.parametrize("make", [DistributedOptimizer, workers.DistOpt])
+def test_all_workers_begin_with_rank_0s_buffers(cluster: ThreadedJob, make: Any, given: str) -> None:
+    def work(store: kv.KVStore) -> list[torch.Tensor]:
+        model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+        model.register_buffer("mask", torch.arange(3) + 10 * store.rank)
+        nn.init.constant_(model[0].running_mean, store.rank)
+        optimizer, named = torch.optim.SGD(model.parameters(), lr=0.1), ()
+        if make is DistributedOptimizer and given != "the optimizer alone":
+            named = (model if given == "the model" else model.named_parameters(),)
+        make(optimizer, *named, kvstore=store)
+        return [buffer.clone() for buffer in model.buffers()]
+
+    first, second = cluster.run(work)
+    assert first[0].tolist() == [0, 1, 2]
+    assert all(map(torch.equal, first, second))
+
+
+def test_buffers_of_modules_that_differ_are_left_alone_with_a_warning(
+    cluster: ThreadedJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(store: kv.KVStore) -> list[float]:
+        model = nn.Linear(3, 1)
+        model.register_buffer(f"mask {store.rank}", torch.full((2,), float(store.rank)))
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), kvstore=store)
+        return next(model.buffers()).tolist()
+
+    assert cluster.run(work) == [[0, 0], [1, 1]]
+    assert "leaves each worker's buffers as they are" in caplog.text
