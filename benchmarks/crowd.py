@@ -25,7 +25,7 @@ from kvstore.client.plans import Parcel, Plan
 from kvstore.job.config import NETWORK_PIECE, bound_of
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
-from servers.aggregator.core import Aggregator
+from servers.aggregator.aggregator import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.scheduler import Scheduler
 from servers.shard import Shard

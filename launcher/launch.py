@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] == ["status"]:
-        from kvstore.observing.command import main as show_status  # what a job does not need
+        from kvstore.observing.status_command import main as show_status  # what a job does not need
 
         return show_status(words[1:])
     try:

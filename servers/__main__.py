@@ -41,7 +41,7 @@ def main() -> int:
         collect_seldom(config.num_workers)
         if config.role == "observer":
             with importing():
-                from servers.observer.process import run_observer
+                from servers.observer.observer_process import run_observer
 
             return run_observer(os.environ)
         if config.role == "scheduler":
@@ -60,7 +60,7 @@ def main() -> int:
         make_transport, endpoint = sharing(links(config), config), server_endpoint(config, name)
         if role == "aggregator":
             with importing():
-                from servers.aggregator.process import run_aggregator
+                from servers.aggregator.aggregator_process import run_aggregator
 
             return run_aggregator(config, make_transport, endpoint)
         with importing():

@@ -53,6 +53,6 @@ def run_server(
     around = Surroundings(config, make_transport, endpoint, clock, thread)
     if not config.replicas:
         return Server(around).run()
-    from servers.replication.process import ReplicaProcess
+    from servers.replication.pair_process import ReplicaProcess
 
     return ReplicaProcess(around).run()

@@ -11,8 +11,8 @@ from kvstore import wire
 from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
 from kvstore.manifests import FileRecord
 from kvstore.tracing.tracer import Tracer
-from kvstore.transport.base import Admission
 from kvstore.transport.memory import Heap, Memory
+from kvstore.transport.transport import Admission
 from servers.activity import ServedActivity
 from servers.names import workers
 from servers.reading.desk import ReadDesk

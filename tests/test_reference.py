@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.observing.command import main as status
+from kvstore.observing.status_command import main as status
 from launcher.cli import parse
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"

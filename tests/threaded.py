@@ -35,7 +35,7 @@ from kvstore.ticket import WaitLimits
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.shared_memory import sharing
-from servers.aggregator.process import run_aggregator
+from servers.aggregator.aggregator_process import run_aggregator
 from servers.processes import run_server
 from servers.scheduler_process import run_scheduler
 

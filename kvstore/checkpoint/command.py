@@ -12,8 +12,8 @@ import numpy as np
 
 from kvstore.checkpoint.folders import found, listed
 from kvstore.checkpoint.manifest import load_manifest
-from kvstore.checkpoint.reader import CheckpointReader, verify
 from kvstore.checkpoint.tensors import DTYPES, TensorHeader, require_names, write_tensors
+from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
 from kvstore.errors import CheckpointError, KVStoreError
 from kvstore.manifests import FileRecord
 from kvstore.rows.open_table import whole_pages

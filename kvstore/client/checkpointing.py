@@ -34,9 +34,9 @@ from kvstore.checkpoint.folders import (
     promise_of,
     remove,
 )
-from kvstore.checkpoint.reader import verify
 from kvstore.checkpoint.stateful import joined, packed
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors
+from kvstore.checkpoint.whole_arrays import verify
 from kvstore.client.checkpoint_files import Answers, CheckpointInProgress, ask
 from kvstore.client.resuming import Resumed, TrainedStore
 from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError
@@ -45,7 +45,7 @@ from kvstore.manifests import MANIFEST
 from kvstore.member.session import Session
 from kvstore.store.base import KVStore
 from kvstore.values import to_buffer
-from kvstore.values.arrays import Column
+from kvstore.values.as_tensors import Column
 
 log = logging.getLogger(__name__)
 

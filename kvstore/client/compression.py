@@ -12,9 +12,9 @@ from kvstore.client.pack import Contents, Load, Packer
 from kvstore.client.plans import Parcel, PayloadSource, Plan, parcels
 from kvstore.client.requests import AT_ONCE, Requests, assemble, cut
 from kvstore.codecs import Compression, Compressor, ResumableEncodings, parse
-from kvstore.codecs.base import RESIDUAL, STEP, VELOCITY
+from kvstore.codecs.codec import RESIDUAL, STEP, VELOCITY
+from kvstore.codecs.described import check_payloads
 from kvstore.codecs.options import fold, travelling
-from kvstore.codecs.table import check_payloads
 from kvstore.spec import FLOATS, Key
 from kvstore.transport import Peer
 from kvstore.values import Arrays, Leaving, tensors_of, to_buffer

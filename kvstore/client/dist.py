@@ -17,12 +17,12 @@ from kvstore.client.compression import describe as describe_compression
 from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
 from kvstore.client.optimizing import Optimizing, StoredStates, advice, described, warn
-from kvstore.client.options import parse
 from kvstore.client.plans import Pieces, Plan, Plans, RowPlan, RowPlans
 from kvstore.client.pushes import Pushes
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
 from kvstore.client.resuming import TrainedStore
 from kvstore.client.row_calls import RowArguments
+from kvstore.client.store_options import parse
 from kvstore.client.stored_tables import StoredRows, StoredTables, TableReading
 from kvstore.errors import Unsupported, UsageError
 from kvstore.job.config import Config

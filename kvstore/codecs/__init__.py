@@ -5,10 +5,10 @@ keeps for every key the error of its encodings so far: the next encoding include
 trusts no payload; it uses ``check_payload``, ``decode``, ``assign`` and ``add``.
 """
 
-from kvstore.codecs.base import CheckedPayload, Encoded
+from kvstore.codecs.codec import CheckedPayload, Encoded
 from kvstore.codecs.compressor import CompressionStatistics, Compressor, ResumableEncodings
+from kvstore.codecs.described import add, assign, check_payload, decode
 from kvstore.codecs.options import CLOSE, Compression, names, parse
-from kvstore.codecs.table import add, assign, check_payload, decode
 
 __all__ = [
     "CLOSE",

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from kvstore.codecs.base import Encoded, Memo, chunks, scratch
+from kvstore.codecs.codec import Encoded, Memo, chunks, scratch
+from kvstore.codecs.described import codec
 from kvstore.codecs.options import Compression
-from kvstore.codecs.table import codec
 from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import Key, check_key
-from kvstore.values.arrays import all_finite
+from kvstore.values.as_tensors import all_finite
 
 _KEPT = ("residual", "velocity", "basis")
 

@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from kvstore.codecs.base import (
+from kvstore.codecs.codec import (
     CHUNK,
     CheckedPayload,
     Codec,

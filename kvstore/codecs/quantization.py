@@ -16,8 +16,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from kvstore.codecs import base
-from kvstore.codecs.base import (
+from kvstore.codecs import codec
+from kvstore.codecs.codec import (
     CheckedPayload,
     Codec,
     Encoded,
@@ -329,7 +329,7 @@ def pack_bits_anywhere(mask: torch.Tensor, out: torch.Tensor) -> None:
 
 def unpack_bits(packed: torch.Tensor, count: int) -> Native:
     """Return the first ``count`` bits of the bytes ``packed`` as int8, 0 or 1."""
-    if base.on_host(packed):
+    if codec.on_host(packed):
         return np.unpackbits(packed.numpy(), count=count).view(np.int8)
     return unpack_bits_anywhere(packed, count)
 

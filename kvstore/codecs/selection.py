@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from kvstore.codecs import base
-from kvstore.codecs.base import (
+from kvstore.codecs import codec
+from kvstore.codecs.codec import (
     CHUNK,
     CheckedPayload,
     Codec,
@@ -178,7 +178,7 @@ def largest(values: torch.Tensor, k: int) -> torch.Tensor:
 
     Of equal elements the first are taken; CUDA may take others.
     """
-    if not base.on_host(values):
+    if not codec.on_host(values):
         chosen = torch.topk(values.abs(), k, sorted=False).indices.sort().values
         return chosen[values[chosen] != 0]
     # Only the elements that reach an estimate are partitioned. Numpy's partition is ten times as fast as torch's topk.
@@ -196,7 +196,7 @@ def largest(values: torch.Tensor, k: int) -> torch.Tensor:
 
 def at_least(values: torch.Tensor, bound: float) -> torch.Tensor:
     """Return the positions, increasing, of the elements of magnitude ``bound`` or more."""
-    if not base.on_host(values):
+    if not codec.on_host(values):
         return (values.abs() >= bound).nonzero().view(-1)
     positions = []
     for number, chunk in enumerate(chunks(values)):

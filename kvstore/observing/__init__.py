@@ -1,14 +1,14 @@
 """How a running job is: what an observer sees of it, and what follows from that.
 
-command     ``kvstore-status``: what it prints, and what it executes to serve a page or to write a trace
-choice      which job is meant
-session     an observer's link to the scheduler
-view        the job at one moment: members, their reports, what has happened
-figures     rates and shares that follow from reports; who waits for whom
-advice      what holds the job up, by rules that show their numbers
-straggler   which worker holds up all others, and by what; what looks at it say of its time
-text        a job, and the stacks of its members, in lines
-columns     tables of members: of many, what is usual and who differs
-as_json     a job as JSON
-quantities  the numbers that members report: one table of names and metrics, and how numbers are written
+status_command    ``kvstore-status``: what it prints, and what it executes to serve a page or to write a trace
+choice            which job is meant
+observer_session  an observer's link to the scheduler
+view              the job at one moment: members, their reports, what has happened
+figures           rates and shares that follow from reports; who waits for whom
+advice            what holds the job up, by rules that show their numbers
+straggler         which worker holds up all others, and by what; what looks at it say of its time
+text              a job, and the stacks of its members, in lines
+columns           tables of members: of many, what is usual and who differs
+as_json           a job as JSON
+quantities        the numbers that members report: one table of names and metrics, and how numbers are written
 """

@@ -52,7 +52,7 @@ def connect(
             f"store={store!r}: stores are counted from 1, in the order in which workers make them; {GROUP!r} is that "
             "of workers.init()"
         )
-    from kvstore.reading.place import find  # what it imports is not on every system
+    from kvstore.reading.readers_file import find  # what it imports is not on every system
 
     place = find(address, key, os.environ)
     from kvstore.reading.reader import Reader

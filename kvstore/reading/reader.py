@@ -20,7 +20,7 @@ from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageE
 from kvstore.job.config import Config
 from kvstore.plain import scalar
 from kvstore.reading.held import HeldRows, HeldValue, ReadSegment, RowsOfServer, reads_of, reads_of_rows
-from kvstore.reading.session import Ask, ReaderSession
+from kvstore.reading.reader_session import Ask, ReaderSession
 from kvstore.rows.row_arguments import Wanted
 from kvstore.spec import Key, Spec, check_key, require_same
 from kvstore.table import Table, TableSpec

@@ -1,5 +1,5 @@
 """Moves frames between members of a job: one narrow interface, and its implementations."""
 
-from kvstore.transport.base import Frames, Peer, Transport
+from kvstore.transport.transport import Frames, Peer, Transport
 
 __all__ = ["Frames", "Peer", "Transport"]

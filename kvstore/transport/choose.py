@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstore.job.config import Config
-from kvstore.transport.base import Transport
+from kvstore.transport.transport import Transport
 
 
 def links(config: Config) -> Callable[[], Transport]:

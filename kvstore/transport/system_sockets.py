@@ -12,8 +12,8 @@ from kvstore.errors import ConfigError
 from kvstore.job.address import host_and_port, tcp_endpoint
 from kvstore.job.curve_keys import split_key
 from kvstore.job.directory import require_private
-from kvstore.transport.base import BACKLOG
 from kvstore.transport.system_errors import ignored
+from kvstore.transport.transport import BACKLOG
 
 SCHEME = "tcp://"
 _NAME = 16  # bytes of a congestion control's name

@@ -38,7 +38,6 @@ from kvstore.errors import ConfigError
 from kvstore.job.address import host_and_port
 from kvstore.job.curve_keys import CurveKeys, no_keys, split_key, with_key
 from kvstore.rare_log import worth_a_line
-from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
 from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed, whole
 from kvstore.transport.sockets.link import RETRY_MAX_HERE_S, RETRY_MAX_S, RETRY_S, STALLED_S
 from kvstore.transport.sockets.stream import GREETING
@@ -50,6 +49,7 @@ from kvstore.transport.system_sockets import (
     require_socket_path,
     set_congestion_control,
 )
+from kvstore.transport.transport import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator

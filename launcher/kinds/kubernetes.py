@@ -17,9 +17,9 @@ from kvstore.job.curve_keys import Keyring
 from launcher.job.description import Job
 from launcher.job.tasks import Task, members, words
 from launcher.kinds.kind import Kind
-from launcher.kinds.pods.crew import PodCrew
 from launcher.kinds.pods.kubectl import Kubectl
 from launcher.kinds.pods.manifests import PYTHON, hidden, manifests
+from launcher.kinds.pods.pod_crew import PodCrew
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.job.processes import source_root
-from launcher.agents import run as agents
+from launcher.agents import remote_run as agents
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.link import ENLIST, AgentTicket
 from launcher.agents.manager import Manager, ManagerRecruiter

@@ -28,7 +28,7 @@ from typing import Any
 
 from kvstore.job.processes import source_root
 from kvstore.rare_log import worth_a_line
-from launcher.agents import run as agents
+from launcher.agents import remote_run as agents
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.link import ENLIST, AgentTicket
 from launcher.agents.manager import Manager, ManagerRecruiter

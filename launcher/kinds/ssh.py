@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvstore.job.contract import Member, aggregated
 from kvstore.job.processes import source_root
-from launcher.agents import run as agents
+from launcher.agents import remote_run as agents
 from launcher.agents.carrier import Carrier
 from launcher.agents.fleet import RemoteAgent
 from launcher.agents.links.protocol import Hello

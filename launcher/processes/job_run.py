@@ -21,7 +21,7 @@ from kvstore.job.address import tcp_endpoint
 from kvstore.job.curve_keys import ROOT, with_key
 from kvstore.job.place import FILE, MAX_COMMAND, ObservingPlace, address_and_key
 from kvstore.job.settings import TRANSPORT
-from kvstore.reading.place import ReadingPlace
+from kvstore.reading.readers_file import ReadingPlace
 from launcher.errors import LaunchError
 from launcher.job.description import Job
 from launcher.job.tasks import MARK, Rendezvous, Task

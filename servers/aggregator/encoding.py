@@ -14,9 +14,9 @@ import torch
 
 from kvstore import wire
 from kvstore.codecs import Compressor
-from kvstore.codecs.base import RESIDUAL, STEP, VELOCITY, Memo
+from kvstore.codecs.codec import RESIDUAL, STEP, VELOCITY, Memo
+from kvstore.codecs.described import check_payloads
 from kvstore.codecs.options import described, travelling
-from kvstore.codecs.table import check_payloads
 from kvstore.errors import UsageError, WireError
 from kvstore.optim.states import SegmentState, pack_states, unpack_states
 from kvstore.spec import Key

@@ -20,7 +20,7 @@ from kvstore import wire
 from kvstore.errors import ConfigError, KVStoreError, UsageError
 from kvstore.job.settings import TRACE, TRACE_FILE
 from kvstore.job.valid_values import RoundWindow
-from kvstore.observing.session import UNCHANGED, ObserverSession
+from kvstore.observing.observer_session import UNCHANGED, ObserverSession
 from kvstore.observing.view import JobView, MemberView, Span
 from servers.tracing.trace_writer import TraceWriter
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.errors import KVStoreError
-from kvstore.observing.session import ObserverSession
+from kvstore.observing.observer_session import ObserverSession
 from kvstore.observing.view import JobView
-from servers.observer.snapshot import drawn, snapshot
+from servers.observer.page_snapshot import drawn, snapshot
 
 MOST_COLUMNS = 1024  # further ones are not kept
 _NOTHING = math.nan

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from kvstore import wire
-from kvstore.transport.base import Admission
+from kvstore.transport.transport import Admission
 from servers.replication.primary import Primary
 from servers.replication.standby import SEATS, Standby
 from servers.requests.guest_links import READER

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.rare_log import Drops
-from kvstore.transport.base import Admission
+from kvstore.transport.transport import Admission
 from servers.requests.replies import Outbox
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from kvstore import wire
-from kvstore.transport.base import Admission
+from kvstore.transport.transport import Admission
 from kvstore.wire.guests import READS
 from servers.requests.replies import Outbox
 from servers.requests.reply_links import AdmitAll, turn_away

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.rare_log import Drops
-from kvstore.transport.base import Admission
+from kvstore.transport.transport import Admission
 from servers.requests.ledger import Ledger
 from servers.requests.replies import Answer, Outbox, refuse
 

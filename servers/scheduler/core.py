@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore import wire
 from kvstore.errors import NodeLost, UsageError, WireError
-from kvstore.transport.base import Admission
+from kvstore.transport.transport import Admission
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse

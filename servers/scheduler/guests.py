@@ -14,7 +14,7 @@ from kvstore import wire
 from kvstore.errors import KeyNotInitialized, KVStoreError, UsageError, nearest
 from kvstore.spec import Key
 from kvstore.table import TableSpec
-from kvstore.transport.base import Admission
+from kvstore.transport.transport import Admission
 from servers.requests.guest_links import GuestLinks, ReaderLinks
 from servers.requests.replies import Outbox, refuse
 from servers.scheduler.stores import Stores

@@ -22,7 +22,7 @@ import msgpack
 
 from kvstore import wire
 from kvstore.errors import KVStoreError, WireError
-from kvstore.transport.base import Admission
+from kvstore.transport.transport import Admission
 from servers.requests.replies import Outbox
 from servers.scheduler.core import Scheduler
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvstore import wire
 from kvstore.errors import UsageError
-from kvstore.transport.base import Admission
+from kvstore.transport.transport import Admission
 from kvstore.wire.guests import MOST_EVENTS
 from servers.requests.guest_links import GuestLinks
 from servers.requests.reasons import Reason

@@ -10,8 +10,8 @@ import torch
 
 from kvstore import wire
 from kvstore.codecs import CheckedPayload, Compression
+from kvstore.codecs.described import check_payloads
 from kvstore.codecs.options import described
-from kvstore.codecs.table import check_payloads
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule

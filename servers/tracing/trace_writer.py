@@ -16,7 +16,7 @@ from pathlib import Path
 from kvstore.errors import WireError
 from kvstore.job.files import replacing
 from kvstore.job.valid_values import RoundWindow
-from kvstore.observing.session import UNCHANGED, ObserverSession
+from kvstore.observing.observer_session import UNCHANGED, ObserverSession
 from kvstore.rare_log import Drops
 from servers.tracing.chrome import ChromeTrace
 from servers.tracing.collected import CollectedNotes

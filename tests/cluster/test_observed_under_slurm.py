@@ -25,7 +25,7 @@ OPENED = """
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
     print(browser.open(sys.argv[1], timeout=60).read().decode())
 """
-STATUS = [sys.executable, "-m", "kvstore.observing.command"]
+STATUS = [sys.executable, "-m", "kvstore.observing.status_command"]
 
 
 def prepare(slurm: Slurm, directory: Path) -> str:

@@ -58,7 +58,7 @@ def test_a_reader_and_an_observer_on_another_host(hosts: Hosts, tmp_path: Path) 
             assert json.loads(file.read_text())["key"]
             done = hosts.run(3, [sys.executable, "-c", READ, str(file)], env={"PYTHONPATH": str(ROOT)})
             assert done.stdout == "read\n", done.stderr
-            status = [sys.executable, "-m", "kvstore.observing.command"]
+            status = [sys.executable, "-m", "kvstore.observing.status_command"]
             here = subprocess.run(
                 [*status, str(process.pid), "--json"], env=env, capture_output=True, text=True, check=True
             )

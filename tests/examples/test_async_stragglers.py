@@ -11,7 +11,7 @@ import pytest
 from cifar.settings import parse_setting
 from scripts import EXAMPLES, start
 
-from kvstore.client.options import parse
+from kvstore.client.store_options import parse
 from kvstore.errors import UnknownName
 
 

@@ -25,7 +25,7 @@ import torch
 
 from kvstore import wire
 from kvstore.checkpoint.folders import begin, listed
-from kvstore.checkpoint.reader import CheckpointReader, verify
+from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
 from kvstore.client.checkpoint_files import CheckpointInProgress, SavedStore
 from kvstore.client.entries import Entries, SegmentColumns
 from kvstore.errors import CheckpointError, ServerError

@@ -75,7 +75,7 @@ def test_a_job_that_runs_gets_a_page_and_a_trace(starter: str, tmp_path: Path, o
             return [place.parent for place in own.glob("*/observe.json")]
 
         until(lambda: bool(of_job()), "the job", over=lambda: None if job.poll() is None else log.read_text())
-        status = [sys.executable, "-m", "kvstore.observing.command", str(of_job()[0])]
+        status = [sys.executable, "-m", "kvstore.observing.status_command", str(of_job()[0])]
         with started([*status, "--page", "--trace", f"{trace}:5"], env, said) as observer:
 
             def over() -> str | None:

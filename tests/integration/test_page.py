@@ -23,7 +23,7 @@ from waiting import LONG, until
 
 from servers.observer import web
 from servers.observer.metrics import JobDescription
-from servers.observer.process import PageServing, serve
+from servers.observer.observer_process import PageServing, serve
 
 MILLI = 1000
 TOKEN = "t" * 43

@@ -32,7 +32,7 @@ HANGS = """
 
 
 def status(running: Job, *options: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "kvstore.observing.command", str(running.process.pid), *options]
+    words = [sys.executable, "-m", "kvstore.observing.status_command", str(running.process.pid), *options]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 

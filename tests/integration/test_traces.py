@@ -22,7 +22,7 @@ from waiting import LONG
 from kvstore import wire
 from kvstore.job.place import ObservingPlace
 from kvstore.job.valid_values import RoundWindow
-from kvstore.observing.session import ObserverSession
+from kvstore.observing.observer_session import ObserverSession
 from servers.observer.trace_recording import TraceRecording
 from servers.tracing.chrome import ChromeTrace
 from servers.tracing.trace_writer import TraceWriter

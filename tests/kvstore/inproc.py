@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from kvstore import wire
 from kvstore.errors import ConfigError
-from kvstore.transport.base import Frames, Peer
 from kvstore.transport.memory import Heap, ScatteredFrame, whole
+from kvstore.transport.transport import Frames, Peer
 
 
 class InprocNetwork:

@@ -10,7 +10,7 @@ from waiting import LONG
 
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, pair
-from kvstore.observing.session import ObserverSession
+from kvstore.observing.observer_session import ObserverSession
 
 
 class ObservedJob(ThreadedJob):

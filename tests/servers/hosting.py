@@ -11,7 +11,7 @@ from asking import Worker, sent
 from kvstore import wire
 from kvstore.transport.memory import Heap
 from kvstore.values import from_buffer, to_buffer
-from servers.aggregator.core import Aggregator
+from servers.aggregator.aggregator import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.aggregator.loans import Loans
 

@@ -29,7 +29,7 @@ from kvstore.job.processes import Exit
 from kvstore.job.tracebacks import reported
 from kvstore.member.session import Session
 from kvstore.rule import Rule
-from servers.aggregator.process import run_aggregator
+from servers.aggregator.aggregator_process import run_aggregator
 from servers.processes import run_server
 from servers.scheduler_process import run_scheduler
 

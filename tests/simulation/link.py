@@ -15,8 +15,8 @@ from simulation.network import Network
 
 from kvstore import wire
 from kvstore.transport import Peer
-from kvstore.transport.base import Frames
 from kvstore.transport.memory import ScatteredFrame, space, whole
+from kvstore.transport.transport import Frames
 
 if TYPE_CHECKING:
     from simulation.transport import SimulatedTransport

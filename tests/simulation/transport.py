@@ -11,8 +11,8 @@ from simulation.world import Task
 
 from kvstore import wire
 from kvstore.transport import Peer
-from kvstore.transport.base import Frames
 from kvstore.transport.memory import Heap, ScatteredFrame
+from kvstore.transport.transport import Frames
 
 
 class SimulatedTransport(Heap):

@@ -25,7 +25,6 @@ from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.rare_log import Drops
-from kvstore.transport.base import Frames, Peer, Transport
 from kvstore.transport.memory import Heap, ScatteredFrame
 from kvstore.transport.shm.arena import Arena, ArenaUsage
 from kvstore.transport.shm.presence import (
@@ -46,6 +45,7 @@ from kvstore.transport.shm.presence import (
     room,
 )
 from kvstore.transport.system_errors import require_systems
+from kvstore.transport.transport import Frames, Peer, Transport
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from kvstore import wire
-from kvstore.transport.base import Peer
 from kvstore.transport.sockets.stream import GREETING, Incoming
 from kvstore.transport.system_errors import ignored, require_systems
+from kvstore.transport.transport import Peer
 
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 

@@ -18,7 +18,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import no_keys, split_key
-from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S
 from kvstore.transport.sockets.link import Address
 from kvstore.transport.system_errors import ignored, require_systems
 from kvstore.transport.system_sockets import (
@@ -29,6 +28,7 @@ from kvstore.transport.system_sockets import (
     resolved,
     set_congestion_control,
 )
+from kvstore.transport.transport import ASK_S, ASKS, BACKLOG, IDLE_S
 
 _INT = struct.Struct("i")
 _RATE = struct.Struct("Q")

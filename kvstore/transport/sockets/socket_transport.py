@@ -22,7 +22,6 @@ from functools import partial
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.transport.base import Frames, Peer
 from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed
 from kvstore.transport.sockets.link import Address, Link
 from kvstore.transport.sockets.places import LOOK_S, Places, TcpPlaces, UnixPlaces
@@ -30,6 +29,7 @@ from kvstore.transport.sockets.strangers import StrangerLimits, Strangers
 from kvstore.transport.sockets.stream import packed
 from kvstore.transport.system_errors import require_systems
 from kvstore.transport.system_sockets import Bell
+from kvstore.transport.transport import Frames, Peer
 
 _ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
 _READS = 128  # from one link, before it is another's turn

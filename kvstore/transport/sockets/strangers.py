@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.transport.base import Frames, Peer
 from kvstore.transport.sockets.link import Link
 from kvstore.transport.sockets.stream import Introduction
 from kvstore.transport.system_errors import require_systems
+from kvstore.transport.transport import Frames, Peer
 
 
 class Budget:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.transport.base import MAX_FRAME, Frames
 from kvstore.transport.memory import SMALL, ScatteredFrame, space
+from kvstore.transport.transport import MAX_FRAME, Frames
 
 MAX_FRAMES = 1 << 17  # in a message
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit

@@ -16,10 +16,10 @@ from written import contents, headers
 from kvstore.checkpoint import folders
 from kvstore.checkpoint.command import main
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, from_json, load_manifest, save_manifest
-from kvstore.checkpoint.reader import state_name, value_name, verify
 from kvstore.checkpoint.stateful import packed, unpacked
 from kvstore.checkpoint.tables import IDS, NUMBERS, VALUES, page_name, rest_name, shared_out
 from kvstore.checkpoint.tensors import record_of, write_tensors
+from kvstore.checkpoint.whole_arrays import state_name, value_name, verify
 from kvstore.client.resuming import Resumed
 from kvstore.errors import KVStoreError
 from kvstore.manifests import MANIFEST

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from written import write
 
-from kvstore.checkpoint.reader import CheckpointReader, verify
+from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
 from kvstore.errors import CheckpointError
 from kvstore.manifests import MANIFEST
 

@@ -19,9 +19,9 @@ from waiting import LONG
 
 from kvstore.checkpoint.folders import listed, promise_of
 from kvstore.checkpoint.manifest import load_manifest
-from kvstore.checkpoint.reader import CheckpointReader, verify
 from kvstore.checkpoint.stateful import unpacked
 from kvstore.checkpoint.tensors import write_tensors
+from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
 from kvstore.client import DistStore
 from kvstore.client.checkpointing import Meetings, WorkerPart, told
 from kvstore.client.resuming import TrainedStore

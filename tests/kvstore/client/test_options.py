@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvstore.client.options import SSP_STALENESS, parse
+from kvstore.client.store_options import SSP_STALENESS, parse
 from kvstore.errors import UnknownName, UsageError
 from kvstore.rule import Rule
 

@@ -17,7 +17,7 @@ from written import write
 import kvstore as kv
 from kvstore.checkpoint.command import export
 from kvstore.checkpoint.folders import listed
-from kvstore.checkpoint.reader import CheckpointReader, verify
+from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
 from kvstore.client import DistStore
 from kvstore.client.compression import Compressing, describe
 from kvstore.client.entries import PushClocks

@@ -12,8 +12,8 @@ from coded import COMPRESSIONS, NAMES, arrays, in_parts, same_bits, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codecs import Compression, Compressor, add, base, check_payload, parse
-from kvstore.codecs.base import Memo, Noise, extremes, native, scratch
+from kvstore.codecs import Compression, Compressor, add, check_payload, codec, parse
+from kvstore.codecs.codec import Memo, Noise, extremes, native, scratch
 from kvstore.errors import UsageError
 from kvstore.placement import split
 
@@ -166,7 +166,7 @@ def test_they_are_uniform() -> None:
 
 def test_other_devices_have_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     here = filled(1000)
-    monkeypatch.setattr(base, "on_host", lambda tensor: False)
+    monkeypatch.setattr(codec, "on_host", lambda tensor: False)
     there = filled(1000)
     assert torch.equal(there, filled(1000))
     assert not torch.equal(here, there)
@@ -188,7 +188,7 @@ def test_values_where_numpy_cannot_work(compression: Compression, monkeypatch: p
     here, there = Compressor(compression), Compressor(compression)
     expected = [here.encode("w", each) for each in values]
     with monkeypatch.context() as patched:
-        patched.setattr(base, "on_host", lambda tensor: False)
+        patched.setattr(codec, "on_host", lambda tensor: False)
         encoded = [there.encode("w", each) for each in values]
         decoded = [whole(compression, each) for each in encoded]
     for one, other, arrived in zip(expected, encoded, decoded, strict=True):
@@ -203,7 +203,7 @@ def test_values_where_numpy_cannot_work(compression: Compression, monkeypatch: p
 def test_extremes_are_found_with_numpy_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.tensor([0.5, -3.0, 2.0])
     assert extremes(values) == (-3.0, 2.0)
-    monkeypatch.setattr(base, "on_host", lambda tensor: False)
+    monkeypatch.setattr(codec, "on_host", lambda tensor: False)
     assert extremes(values) == (-3.0, 2.0)
 
 
@@ -212,5 +212,5 @@ def test_on_the_cpu_numpy_works_on_the_same_memory() -> None:
     native(values)[1] = 5
     assert values.tolist() == [0, 5, 0]
     there = torch.empty(3, device="meta")
-    assert not base.on_host(there)
+    assert not codec.on_host(there)
     assert native(there) is there

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.codecs import Compressor, add, decode, parse, quantization
-from kvstore.codecs.base import Memo, Noise
+from kvstore.codecs.codec import Memo, Noise
 from kvstore.codecs.quantization import Plane, PlaneCodec
 from kvstore.errors import WireError
 from kvstore.placement import split

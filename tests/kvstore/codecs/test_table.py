@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.codecs import Compression, Compressor, add, assign, decode, parse
-from kvstore.codecs.table import check_payloads
+from kvstore.codecs.described import check_payloads
 from kvstore.errors import WireError
 from kvstore.values import to_buffer
 

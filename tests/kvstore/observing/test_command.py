@@ -23,7 +23,7 @@ from kvstore.job.place import FILE
 from kvstore.job.trace_target import TraceTarget
 from kvstore.job.valid_values import RoundWindow
 from kvstore.observing.columns import TextLine
-from kvstore.observing.command import (
+from kvstore.observing.status_command import (
     FAILED,
     NO_ANSWER,
     NO_JOB,
@@ -164,7 +164,7 @@ def test_a_job_that_is_not_there_is_not_watched() -> None:
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command looks for jobs."""
-    monkeypatch.setattr("kvstore.observing.command.roots_here", lambda: [tmp_path])
+    monkeypatch.setattr("kvstore.observing.status_command.roots_here", lambda: [tmp_path])
     return tmp_path
 
 

@@ -14,7 +14,7 @@ from kvstore import wire
 from kvstore.errors import DeadlineExceeded, NodeLost, UsageError
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, pair
-from kvstore.observing.session import GONE_S, ObserverSession, stacks_in
+from kvstore.observing.observer_session import GONE_S, ObserverSession, stacks_in
 from kvstore.wire.guests import MOST_EVENTS, MOST_LOCATED
 
 KINDS = ["unix", "tcp", "zeromq", "curve"]

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import pair, with_key
-from kvstore.reading.place import ReadingPlace, find
+from kvstore.reading.readers_file import ReadingPlace, find
 
 SCHEDULER, READER = pair(), pair()
 KEYED = with_key("tcp://10.0.0.1:5555", SCHEDULER[0])

@@ -13,7 +13,7 @@ import pytest
 from kvstore import wire
 from kvstore.errors import DeadlineExceeded, NodeLost, UsageError
 from kvstore.job.config import Config
-from kvstore.reading.session import FRESH_S, ReaderSession
+from kvstore.reading.reader_session import FRESH_S, ReaderSession
 
 ROOT = "tcp://10.0.0.1:5555"
 READ = {"store": 0, "ids": [], "lineage": 0, "versions": [], "slack": 0}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from launched import ROOT
 
 from kvstore.job import processes
-from launcher.agents import run as agents
+from launcher.agents import remote_run as agents
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.link import ENLIST, AgentTicket
 from launcher.agents.manager import Manager, ManagerRecruiter, deal

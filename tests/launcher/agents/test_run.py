@@ -13,12 +13,12 @@ from agent_doubles import Wire
 import kvstore
 from kvstore.job.contract import Member
 from kvstore.wire import Message
-from launcher.agents import run as agents
-from launcher.agents import run as agents_run
+from launcher.agents import remote_run as agents
+from launcher.agents import remote_run as agents_run
 from launcher.agents.fleet import RemoteAgent
 from launcher.agents.links import protocol as p
+from launcher.agents.remote_run import HostTasks
 from launcher.agents.roll_call import RollCall
-from launcher.agents.run import HostTasks
 from launcher.errors import LaunchError
 from launcher.job.description import Cluster, Job
 from launcher.job.tasks import Rendezvous

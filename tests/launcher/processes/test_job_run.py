@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.job.curve_keys import ROOT, Keyring, split_key
 from kvstore.job.place import FILE, ObservingPlace
-from kvstore.reading.place import ReadingPlace
+from kvstore.reading.readers_file import ReadingPlace
 from launcher.errors import LaunchError
 from launcher.job.description import Cluster, Job
 from launcher.job.tasks import Rendezvous, member_variables, members

@@ -8,7 +8,7 @@ from hosting import Host, describe
 from kvstore import wire
 from kvstore.transport.memory import Heap
 from servers.activity import Lateness
-from servers.aggregator.core import Aggregator
+from servers.aggregator.aggregator import Aggregator
 from servers.requests.reasons import Reason
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.codecs import Compression, Compressor, parse
+from kvstore.codecs.described import check_payloads
 from kvstore.codecs.options import described, travelling
-from kvstore.codecs.table import check_payloads
 from kvstore.errors import UnknownName, UsageError, WireError
 from kvstore.optim.states import SegmentState, pack_states, unpack_states
 from kvstore.values import to_buffer

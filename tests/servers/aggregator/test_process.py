@@ -17,9 +17,9 @@ from simulation.runs import HOSTS, Plan, carry_out, verdict
 from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.errors import JOB_FAILED_EXIT
+from servers.aggregator.aggregator_process import SILENT_S, STALL_S, Upstream
 from servers.aggregator.exchanges import Exchange, push
 from servers.aggregator.gathering import HostSegments, Pushed
-from servers.aggregator.process import SILENT_S, STALL_S, Upstream
 from servers.requests.reasons import Reason
 
 

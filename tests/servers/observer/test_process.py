@@ -18,10 +18,10 @@ from waiting import LONG
 
 from kvstore.errors import ConfigError, NodeLost
 from kvstore.job.place import ObservingPlace
-from kvstore.observing.session import ObserverSession
-from servers.observer import process
+from kvstore.observing.observer_session import ObserverSession
+from servers.observer import observer_process
 from servers.observer.metrics import JobDescription
-from servers.observer.process import PageServing, run_observer, serve
+from servers.observer.observer_process import PageServing, run_observer, serve
 
 TOKEN = "t" * 43
 
@@ -94,7 +94,7 @@ def test_the_page_is_there_until_the_job_is_over(running: Running) -> None:
 
 def test_what_the_scheduler_says_unasked_has_it_look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("LOOK_S", "WATCHED_S"):
-        monkeypatch.setattr(process, pause, LONG)
+        monkeypatch.setattr(observer_process, pause, LONG)
     made = Running(threading.Event())
     made.thread.start()
     with made.open("/events") as stream:
@@ -136,14 +136,14 @@ def test_a_scheduler_that_never_answers_is_an_error() -> None:
 @pytest.mark.parametrize("jobs", [0, 2])
 def test_without_a_name_there_must_be_one_job(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     places = [ObservingPlace("ipc:///t/scheduler", job=f"job-{number}", pid=100 + number) for number in range(jobs)]
-    monkeypatch.setattr(process, "jobs_here", lambda _: (places, []))
+    monkeypatch.setattr(observer_process, "jobs_here", lambda _: (places, []))
     with pytest.raises(ConfigError, match="KVSTORE_OBSERVE") as caught:
         run_observer({})
     assert ("101 (job-1)" in str(caught.value)) == bool(jobs)
 
 
 def test_a_name_must_be_that_of_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process, "jobs_here", lambda _: ([], []))
+    monkeypatch.setattr(observer_process, "jobs_here", lambda _: ([], []))
     for name in ("7", str(tmp_path)):
         with pytest.raises(ConfigError):
             run_observer({"KVSTORE_OBSERVE": name})

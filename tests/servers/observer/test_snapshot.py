@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from simulated_job import SimulatedJob
 
-from servers.observer.snapshot import drawn, figures, snapshot, values
+from servers.observer.page_snapshot import drawn, figures, snapshot, values
 
 JOB = SimulatedJob(workers=3, servers=2, straggler=1)
 

@@ -14,7 +14,7 @@ from waiting import until
 from kvstore import wire
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, UsageError
 from kvstore.job.valid_values import RoundWindow
-from kvstore.observing.session import UNCHANGED
+from kvstore.observing.observer_session import UNCHANGED
 from kvstore.observing.view import JobView
 from servers.observer.trace_recording import (
     MISSING_S,

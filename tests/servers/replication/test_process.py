@@ -15,7 +15,7 @@ from simulation.network import Weather
 from kvstore import wire
 from kvstore.client import DistStore
 from kvstore.errors import REPLACED_EXIT, WireError
-from servers.replication.process import StandbyLink, stored
+from servers.replication.pair_process import StandbyLink, stored
 from servers.shard import Shard
 
 KEYS = ["a", "b", "c"]

@@ -12,7 +12,7 @@ from trace_reader import ReadTrace
 from kvstore import wire
 from kvstore.errors import NodeLost
 from kvstore.job.valid_values import RoundWindow
-from kvstore.observing.session import UNCHANGED
+from kvstore.observing.observer_session import UNCHANGED
 from servers.tracing.trace_writer import LEAST_S, MOST_S, TraceWriter
 
 

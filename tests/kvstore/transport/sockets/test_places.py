@@ -19,12 +19,12 @@ from waiting import LONG, until
 
 from kvstore.errors import ConfigError
 from kvstore.transport import Transport
-from kvstore.transport.base import ASK_S, ASKS, IDLE_S
 from kvstore.transport.sockets import socket_transport
 from kvstore.transport.sockets.link import Link
 from kvstore.transport.sockets.places import TcpPlaces
 from kvstore.transport.sockets.socket_transport import TcpTransport, UnixTransport
 from kvstore.transport.sockets.stream import GREETING, packed
+from kvstore.transport.transport import ASK_S, ASKS, IDLE_S
 from kvstore.transport.zeromq import ZmqTransport
 
 T = TypeVar("T", bound=Transport)

@@ -13,11 +13,11 @@ import pytest
 from socket_kinds import Kind, connected, ended, hear
 from waiting import LONG, until
 
-from kvstore.transport.base import Frames
 from kvstore.transport.sockets import socket_transport as sockets
 from kvstore.transport.sockets.socket_transport import SocketTransport
 from kvstore.transport.sockets.strangers import Budget, StrangerLimits
 from kvstore.transport.sockets.stream import GREETING, SHORT_BYTES, Introduction, packed
+from kvstore.transport.transport import Frames
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import WireError
-from kvstore.transport.base import MAX_FRAME
 from kvstore.transport.memory import SMALL
 from kvstore.transport.sockets.stream import GREETING, MAX_FRAMES, Incoming, packed
+from kvstore.transport.transport import MAX_FRAME
 
 SIZES = st.sampled_from([0, 1, 7, 100, SMALL - 1, SMALL, SMALL + 1, 40_000, 70_000, 200_000])
 MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=6), max_size=6)

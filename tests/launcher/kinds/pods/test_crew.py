@@ -14,8 +14,8 @@ from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
 from launcher.kinds import kubernetes
-from launcher.kinds.pods import crew as module
-from launcher.kinds.pods.crew import PodCrew, PodLog
+from launcher.kinds.pods import pod_crew as module
+from launcher.kinds.pods.pod_crew import PodCrew, PodLog
 
 TASKS = [Task("scheduler", 0, ("x",), {}), Task("worker", 0, ("x",), {})]
 STAMP = b"2024-01-01T00:00:0%d.5Z "

@@ -22,7 +22,7 @@ from kvstore.job import page_address
 from kvstore.job.place import ObservingPlace
 from kvstore.job.settings import DASHBOARD_FD, DASHBOARD_TOKEN, LIFELINE, OBSERVE
 from kvstore.observing.choice import jobs_here, listed, place_named, roots_here
-from kvstore.observing.session import ObserverSession
+from kvstore.observing.observer_session import ObserverSession
 from servers.observer import metrics
 from servers.observer.access import Access
 from servers.observer.metrics import JobDescription

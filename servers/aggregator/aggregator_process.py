@@ -19,9 +19,9 @@ from kvstore.spec import Key
 from kvstore.ticket import Operation
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport import Peer, Transport
-from kvstore.transport.base import Frames
+from kvstore.transport.transport import Frames
 from servers.activity import ServedActivity
-from servers.aggregator.core import Aggregator
+from servers.aggregator.aggregator import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.aggregator.loans import Loans
 from servers.member import ServingMember, Surroundings

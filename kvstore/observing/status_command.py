@@ -28,8 +28,8 @@ from kvstore.observing.advice import SHOWN_BY, Advice, advise
 from kvstore.observing.choice import NoSuchJob, jobs_here, listed, place_at, place_named, roots_here
 from kvstore.observing.columns import TextLine
 from kvstore.observing.figures import awaited, job_rounds_per_s
+from kvstore.observing.observer_session import TIMEOUT_S, ObserverSession, stacks_in
 from kvstore.observing.quantities import rate
-from kvstore.observing.session import TIMEOUT_S, ObserverSession, stacks_in
 from kvstore.observing.straggler import doing_of
 from kvstore.observing.text import (
     LocatedMember,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from kvstore import wire
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.rule import Rule
-from kvstore.transport.base import Admission
 from kvstore.transport.memory import Memory
+from kvstore.transport.transport import Admission
 from servers.activity import ServedActivity, together
 from servers.aggregator.exchanges import Exchange, Servers
 from servers.aggregator.loans import Loans

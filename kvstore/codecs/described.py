@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kvstore import wire
-from kvstore.codecs.base import CheckedPayload, Codec
+from kvstore.codecs.codec import CheckedPayload, Codec
 from kvstore.codecs.options import Compression
 from kvstore.codecs.powersgd import PowerSGD
 from kvstore.codecs.quantization import BFloat16, Float16, Int8, OneBit, TwoBit
