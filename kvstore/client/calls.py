@@ -35,7 +35,7 @@ from kvstore.values import (
     tensors_of,
     values_of,
 )
-from kvstore.values.as_tensors import Column
+from kvstore.values.any_arrays import Column
 
 ABSENT: Any = object()  # for an argument that a call does not have
 CPU = torch.device("cpu")

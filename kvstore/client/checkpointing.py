@@ -45,7 +45,7 @@ from kvstore.manifests import MANIFEST
 from kvstore.member.session import Session
 from kvstore.store.base import KVStore
 from kvstore.values import to_buffer
-from kvstore.values.as_tensors import Column
+from kvstore.values.any_arrays import Column
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvstore.spec import ITEMSIZE, Key, Spec
 from kvstore.table import Table, TableSpec
-from kvstore.values.as_tensors import Column
+from kvstore.values.any_arrays import Column
 
 DTYPES = tuple(ITEMSIZE)  # by the code that columns have
 

@@ -20,7 +20,7 @@ from kvstore.rows.layout import ALIGNED, part_bytes
 from kvstore.spec import FLOATS, ITEMSIZE, Key, Spec, sum_dtype, without_value
 from kvstore.table import Table
 from kvstore.values import Arrays, Layout, many_small, outputs_of, values_of
-from kvstore.values.as_tensors import Column
+from kvstore.values.any_arrays import Column
 
 # ---- messages for arrays
 

@@ -36,7 +36,7 @@ from kvstore.rule import Rule
 from kvstore.spec import require_floats
 from kvstore.ticket import Operation
 from kvstore.values import Leaving
-from kvstore.values.as_tensors import Column
+from kvstore.values.any_arrays import Column
 
 
 class Counts(NamedTuple):

@@ -23,7 +23,7 @@ from kvstore.values import (
     to_buffer,
     without_grad,
 )
-from kvstore.values.as_tensors import Column
+from kvstore.values.any_arrays import Column
 
 Decode: TypeAlias = Callable[[wire.Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
 

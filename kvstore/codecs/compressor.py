@@ -20,7 +20,7 @@ from kvstore.codecs.described import codec
 from kvstore.codecs.options import Compression
 from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import Key, check_key
-from kvstore.values.as_tensors import all_finite
+from kvstore.values.any_arrays import all_finite
 
 _KEPT = ("residual", "velocity", "basis")
 

@@ -1,7 +1,7 @@
 """Arrays in and out: whatever the caller has becomes a torch tensor over the same memory. Torch begins here."""
 
 from kvstore.dynamo import mark_early
-from kvstore.values.as_tensors import (
+from kvstore.values.any_arrays import (
     all_finite,
     as_dtype,
     as_output,

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 
 from kvstore.errors import UsageError
 from kvstore.spec import ITEMSIZE, Spec
-from kvstore.values.as_tensors import DLPACK_CPU, Column, as_dtype, as_output, as_tensor, collect, has_plain_strides
+from kvstore.values.any_arrays import DLPACK_CPU, Column, as_dtype, as_output, as_tensor, collect, has_plain_strides
 
 FEW = 16  # arrays; so many may as well be moved one by one
 PART = 4 << 10  # bytes; arrays that have more, on average, are moved one by one as fast as memory is

@@ -12,7 +12,7 @@ import torch
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.spec import ITEMSIZE
-from kvstore.values.as_tensors import from_buffer
+from kvstore.values.any_arrays import from_buffer
 
 _HALVES = (torch.float16, torch.bfloat16)
 

@@ -16,7 +16,7 @@ import torch
 from kvstore import wire
 from kvstore.errors import KeyNotInitialized, Mismatch, UsageError
 from kvstore.spec import ITEMSIZE, Key, sum_dtype
-from kvstore.values.as_tensors import Column
+from kvstore.values.any_arrays import Column
 
 ClockKey: TypeAlias = "int | tuple[int, ...]"
 

@@ -31,7 +31,7 @@ from kvstore.values import (
     to_buffer,
     without_grad,
 )
-from kvstore.values.as_tensors import LARGE, copy_each
+from kvstore.values.any_arrays import LARGE, copy_each
 
 NUMPY = [name for name in ITEMSIZE if name != "bfloat16"]
 ALL = sorted(ITEMSIZE)
@@ -291,7 +291,7 @@ def test_parts_of_a_flat_tensor_have_shapes_and_share_its_memory(
     shapes: list[tuple[int, ...]], fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not fast:  # a version of torch without its own function for this
-        monkeypatch.setattr("kvstore.values.as_tensors.unflatten", None)
+        monkeypatch.setattr("kvstore.values.any_arrays.unflatten", None)
     shaped = [torch.empty(shape) for shape in shapes]
     sizes = [tensor.numel() for tensor in shaped]
     flat = torch.arange(float(sum(sizes)))
