@@ -66,7 +66,7 @@ def test_with_ids_of_64_bits_it_is_as_good_as_torch() -> None:
     assert trained(args, clicks) == pytest.approx(by_torch(args, clicks), rel=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(180)
 def test_two_workers_and_two_servers() -> None:
     small = [*SMALL, "--steps", "8", "--test-steps", "2", "--row-optimizer", "rowwiseadagrad", "--codec", "int8"]

@@ -79,7 +79,7 @@ def test_users_and_ports_are_for_the_configuration_of_ssh(line: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("trouble", ["refusing", "no interpreter"])
+@pytest.mark.parametrize("trouble", ["refusing", pytest.param("no interpreter", marks=pytest.mark.release)])
 def test_what_fails_before_the_agents_are_there(
     kind: str, trouble: str, hosts: Hosts, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_job_that_waits_says_so_and_ctrl_c_there_cancels_it(site: Site) -> Non
     assert not list(site.directory.glob(".kvstore*"))
 
 
+@pytest.mark.release
 def test_a_job_that_somebody_else_cancels_has_failed(site: Site) -> None:
     assert site.run is not None
     run = site.sleepers()
@@ -199,6 +200,7 @@ def test_a_script_for_sbatch_calls_launch_py_itself(site: Site) -> None:
     assert {line.split()[-1] for line in lines if line.startswith("[worker")} == set(site.hosts.names)
 
 
+@pytest.mark.release
 def test_salloc_runs_launch_py_where_it_is_called(site: Site) -> None:
     assert site.run is not None
     env = [f"PYTHONPATH={Path(kind.__file__).parents[2]}", f"FAKE_SERVER={WAITS}"]

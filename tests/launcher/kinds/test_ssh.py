@@ -73,7 +73,7 @@ def done(run: Running) -> list[str]:
 
 @pytest.mark.parametrize(
     ("options", "order"),
-    [((), [0, 0, 1, 1, 1]), (("--placement", "round-robin"), [0, 1, 0, 1, 1])],
+    [((), [0, 0, 1, 1, 1]), pytest.param(("--placement", "round-robin"), [0, 1, 0, 1, 1], marks=pytest.mark.release)],
 )
 def test_slots_are_filled(over_ssh: Site, hosts: Hosts, options: tuple[str, ...], order: list[int]) -> None:
     lines = ["# two hosts", "", f"{hosts.names[0]} slots=2", f"root@{hosts.names[1]}:22 slots=3  # with more", ""]

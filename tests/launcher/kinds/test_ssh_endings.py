@@ -225,6 +225,7 @@ def hostfile(site: Site, *lines: str) -> str:
     return str(path)
 
 
+@pytest.mark.release
 def test_a_flood_of_output_and_a_slow_reader(over_ssh: Site, hosts: Hosts) -> None:
     """Fifty megabytes, of which nothing is taken for longer than the limit: no line is lost, nor is any agent."""
     lines, length, limit = 500_000, 100, 2.0
