@@ -176,7 +176,7 @@ class Alike:
     def give_buffers(self) -> None:
         """Give all workers rank 0's buffers of the modules that hold the optimizer's parameters.
 
-        A worker whose modules differ keeps its own, as all others do, and says so: they are no part of the optimizer.
+        If the modules differ between workers, every worker keeps its own buffers and logs a warning.
         """
         groups = self._optimizer.param_groups
         buffers = buffers_around(tensor for group in groups for tensor in group["params"])

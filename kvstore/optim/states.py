@@ -128,7 +128,9 @@ class StateStore:
         _require_dense(name, weight)
         expected = self._specs_after_a_step(key, weight)
         given = {which: spec_of(value) for which, value in state.items()}
-        unstepped = {"master": expected["master"]} if "master" in expected else {}  # as after SGD that kept no more
+        unstepped = (
+            {"master": expected["master"]} if "master" in expected else {}
+        )  # SGD without momentum keeps no other state
         if given not in (expected, unstepped):
             raise Mismatch(
                 f"these are not {self._groups.optimizer.name}'s states of key {name!r}: "

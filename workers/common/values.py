@@ -67,7 +67,7 @@ def buffers_around(params: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     An optimizer does not know its model, so this looks at all objects of the process: some 50 ms for a million.
     """
     ours = set(map(id, params))
-    # By type(): isinstance would ask each object for its class, and objects that stand for others import them then.
+    # type() and not isinstance, which reads __class__: a lazy module would be imported by that.
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
