@@ -53,7 +53,7 @@ def test_alone_with_diloco(song, monkeypatch, caplog):
     assert after < before < math.log2(11)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_two_workers_learn(song):
     process = launch(f"train_lm.py {TINY} --text {song}", workers=2, servers=2)
     assert process.returncode == 0, process.stdout

@@ -228,6 +228,7 @@ def test_a_worker_that_is_interrupted_while_it_leaves_has_not_left_in_order(tmp_
     assert "launch.py: worker 0 was killed by SIGINT" in running.output
 
 
+@pytest.mark.release
 def test_a_worker_that_never_pushes_is_named_at_the_deadline(tmp_path: Path) -> None:
     script = """
         import time

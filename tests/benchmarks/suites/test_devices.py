@@ -21,6 +21,6 @@ def test_without_a_device_each_row_says_so(session):
     assert not made.failures
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_job_runs_with_the_stand_in():
     assert len(DeviceRounds("stand-in", WORK, "host", "cpu").run()["stand-in"]) == 2
