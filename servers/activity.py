@@ -1,4 +1,4 @@
-"""What a core that serves has done so far, and who waits in it, for its reports. Pure."""
+"""The work that a core has done so far, and who waits in it, for its reports. Pure."""
 
 from __future__ import annotations
 
@@ -7,37 +7,24 @@ from typing import NamedTuple
 
 
 class Lateness(NamedTuple):
-    """Who came last; see ``ServerReport``.
+    """Which workers came last; see ``ServerReport``."""
 
-    Attributes:
-        waves: how many rounds have been judged.
-        came_last: for each worker of the job, in how many of them it came last.
-        alone_s: for each worker, for how many seconds others have waited for it alone.
-    """
-
-    waves: int
-    came_last: Sequence[int]
-    alone_s: Sequence[float]
+    waves: int  # how many rounds have been judged
+    came_last: Sequence[int]  # by worker, in how many of them it came last
+    alone_s: Sequence[float]  # by worker, for how many seconds others have waited for it alone
 
 
 class Waits(NamedTuple):
-    """The requests that wait at one moment.
+    """The requests that wait at one moment."""
 
-    Attributes:
-        waiting: the workers that wait.
-        missing: those they wait for.
-        oldest_s: for how many seconds the oldest request has waited; 0 for none.
-        why: what it waits for.
-    """
-
-    waiting: Sequence[int] = ()
-    missing: Sequence[int] = ()
-    oldest_s: float = 0.0
-    why: str = ""
+    waiting: Sequence[int] = ()  # workers
+    missing: Sequence[int] = ()  # the workers that they wait for
+    oldest_s: float = 0.0  # for how long the oldest request has waited
+    why: str = ""  # what that request waits for
 
 
 def together(waits: Iterable[Waits]) -> Waits:
-    """Return what ``waits`` of several stores are together: who waits in any, and why the oldest request does."""
+    """Return the waits of several stores as one: who waits in any, and why the oldest request does."""
     parts = [part for part in waits if part.waiting]
     if len(parts) < 2:
         return parts[0] if parts else Waits()
@@ -48,16 +35,9 @@ def together(waits: Iterable[Waits]) -> Waits:
 
 
 class ServedActivity(NamedTuple):
-    """What a core has done so far, and which workers wait in it.
+    """The work that a core has done so far, and which workers wait in it."""
 
-    Attributes:
-        rounds: the highest number of rounds, or of updates, of any segment.
-        held: bytes of parameters.
-        lateness: which workers came last.
-        waits: the requests that wait.
-    """
-
-    rounds: int
-    held: int
+    rounds: int  # the highest number of rounds, or of updates, of any segment
+    held: int  # bytes of parameters
     lateness: Lateness
     waits: Waits

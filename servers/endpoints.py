@@ -14,24 +14,16 @@ log = logging.getLogger(__name__)
 
 
 def server_endpoint(config: Config, name: str) -> str:
-    """Return where the server ``name`` is to listen.
-
-    Raises:
-        ConfigError: this host does not have the address that it is told to use, or none leads to the scheduler.
-    """
+    """Return where the server ``name`` is to listen."""
     if not config.root.startswith("tcp://"):
         return f"ipc://{Path(config.root.removeprefix('ipc://')).parent / name}"
     return tcp_endpoint(_chosen(config).ip, "0")
 
 
 def scheduler_endpoint(config: Config) -> str:
-    """Return where the scheduler is to listen.
+    """Return where the scheduler is to listen: at the root, if that is an address of this host.
 
-    That is the root, if it is an address of this host. Else the root may be that of a cluster's service, which forwards
-    to the same port of this host.
-
-    Raises:
-        ConfigError: see ``server_endpoint``; or others cannot reach the root, such as 0.0.0.0.
+    Else the root may be that of a cluster's service, which forwards to the same port of this host.
     """
     if config.root_fd >= 0 or not config.root.startswith("tcp://"):
         return config.root
@@ -68,7 +60,6 @@ def warn_if_open(config: Config, endpoint: str) -> None:
 
 
 def _chosen(config: Config) -> Address:
-    """Return the address that this host is told to use, or else the one that leads to the scheduler."""
     host = _split(config.root)[0]
     if not config.node_host and not _known(host):
         log.warning("%s cannot be resolved here yet", host)

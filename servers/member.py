@@ -26,29 +26,19 @@ MAX_WHY = 1024  # characters; see ``ServerReport``
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the process of a member is given from outside.
-
-    Attributes:
-        config: the job.
-        make_transport: returns a new end for links.
-        endpoint: where to listen.
-        clock: seconds, monotonic.
-        thread: makes a thread, as ``threading.Thread`` does; see ``Session``.
-    """
+    """What the process of a member is given from outside."""
 
     config: Config
     make_transport: Callable[[], Transport]
-    endpoint: str
-    clock: Callable[[], float]
+    endpoint: str  # where to listen
+    clock: Callable[[], float]  # seconds, monotonic
     thread: Callable[..., threading.Thread]
 
 
 class ServingMember:
     """A member that serves. A subclass has a core, and serves it in ``_serve``; it calls ``_report`` at each tick.
 
-    Args:
-        around: what the process is given.
-        on_line_back: called in the loop when all links have to be made anew.
+    ``on_line_back`` is called in the loop when all links have to be reconnected.
     """
 
     def __init__(self, around: Surroundings, on_line_back: Callable[[], Outbox] | None = None) -> None:
@@ -77,7 +67,6 @@ class ServingMember:
 
     @property
     def name(self) -> str:
-        """What messages to people call this process."""
         return str(self._session.client.node)
 
     def run(self) -> int:
@@ -97,24 +86,20 @@ class ServingMember:
         return JOB_FAILED_EXIT if failure is not None else 0
 
     def _leave(self, error: str | None) -> None:
-        """Leave the job: in order, or because of ``error``."""
         self._session.leave(error)
         self._transport.close(linger=1.0)
 
     def _serve(self) -> None:
-        """Run the service; return when it has been stopped."""
         raise NotImplementedError
 
     def _notice(self, notice: wire.Message) -> Outbox:
-        """Take a notice of the scheduler's; return what to send."""
         raise NotImplementedError
 
     def _activity(self) -> ServedActivity:
-        """Return what the core has done, and who waits in it."""
         raise NotImplementedError
 
     def _report(self) -> None:
-        """Tell the scheduler what this member has done, if it is time for that."""
+        """Send the scheduler this member's report, if it is time for that."""
         now = self._clock()
         if now < self._reports_at:
             return

@@ -46,7 +46,6 @@ def run_server(
     clock: Callable[[], float] = time.monotonic,
     thread: Callable[..., threading.Thread] = threading.Thread,
 ) -> int:
-    """Be a server, one of a pair if the job has replicas; return the exit code."""
     from servers.member import Surroundings
     from servers.server import Server  # brings torch, which the scheduler does without
 

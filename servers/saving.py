@@ -1,4 +1,4 @@
-"""A server's part of a checkpoint: what worker 0 asks for, and the thread that writes the captures to a file.
+"""A server's part of a checkpoint: worker 0's requests, and the thread that writes the captures to a file.
 
 ``CheckpointRequests`` does no I/O: it is part of the shard. ``Saver`` writes, beside the service.
 """
@@ -37,7 +37,7 @@ class _Asker(NamedTuple):
 
 
 class CaptureDesk:
-    """Which captures are under way, how they ended, and who waits for that.
+    """The captures that are under way, the outcomes of others, and who waits for them.
 
     A capture is known by the numbers of its store and of its checkpoint.
     """
@@ -48,21 +48,16 @@ class CaptureDesk:
         self._waiting: dict[tuple[int, int], list[_Asker]] = {}
 
     def begin(self, store: int, number: int) -> None:
-        """Note that a capture is about to begin.
-
-        Raises:
-            UsageError: there was one of this number.
-        """
+        """Note that a capture is about to begin."""
         if (store, number) in self._under_way or (store, number) in self._outcomes:
             raise UsageError(f"checkpoint {number} of store {store} has been asked for before")
         self._under_way.add((store, number))
 
     def forget(self, store: int, number: int) -> None:
-        """Note that a capture has not begun after all."""
         self._under_way.discard((store, number))
 
     def ended(self, store: int, number: int, outcome: wire.Captured | KVStoreError) -> list[Answer]:
-        """Note how a capture ended; ``seq`` of ``outcome`` does not matter. Return the answer to who waits."""
+        """Note how a capture ended; ``seq`` of ``outcome`` does not matter. Return the answers to who waits."""
         self._under_way.discard((store, number))
         self._outcomes[store, number] = outcome
         while len(self._outcomes) > MOST:
@@ -103,10 +98,6 @@ class CaptureDesk:
 class CheckpointRequests:
     """The captures of one server.
 
-    Args:
-        rank: of the server, for messages.
-        stores: of the server.
-
     Attributes:
         save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
         memory: what captures are copied to.
@@ -125,12 +116,7 @@ class CheckpointRequests:
         return sum(served.captures.nbytes for served in self._stores.open.values())
 
     def serve(self, peer: bytes, message: wire.Capture | wire.AwaitCapture) -> list[Answer]:
-        """Begin a capture, or let worker 0 wait for its file; return the answers that need not wait.
-
-        Raises:
-            UsageError: it comes from another worker, or names what cannot be captured.
-            CheckpointError: this server has no directory for checkpoints.
-        """
+        """Begin a capture, or let worker 0 wait for its file; return the answers that need not wait."""
         if message.node.rank != 0 or message.node.role != "worker":
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
         if isinstance(message, wire.AwaitCapture):
@@ -161,19 +147,13 @@ class CheckpointRequests:
         return self._captures.ended(capture.store, capture.number, captured)
 
     def explain(self, node: wire.Node, about: int) -> str:
-        """Say what request ``about`` of ``node`` waits for; empty if it waits for no file."""
         return self._captures.explain(node, about)
 
 
 class Saver:
     """Writes the captures of one server.
 
-    Args:
-        memory: of the captures.
-        directory: of all checkpoints of the job.
-        rank: the server's.
-        done: called in the thread with a capture, the path of its file, and that file or the error.
-        thread: makes threads, with the arguments of ``threading.Thread``.
+    ``done`` is called in the thread with a capture, the path of its file, and that file or the error.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ TRIM_BYTES = 1 << 18  # a log that has grown by so much, and to twice its length
 class InputLog:
     """The file with a scheduler's log, which takes up where the one before it was killed.
 
-    It is in the job's private directory. It holds public keys and what members say, but no secrets. Nothing is synced
+    It is in the job's private directory. It holds public keys and members' messages, but no secrets. Nothing is synced
     to the disk: the scheduler is killed, not the machine.
 
     Args:
@@ -50,9 +50,6 @@ class InputLog:
 
     Attributes:
         earlier: what is in the log already; empty if this is the first scheduler.
-
-    Raises:
-        KVStoreError: the log cannot be read or written, is another job's, is damaged, or was given up.
     """
 
     def __init__(self, path: Path, *shape: int) -> None:
@@ -82,7 +79,6 @@ class InputLog:
             self._give_up(exc)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -131,17 +127,9 @@ class InputLog:
 
 
 class SchedulerTracing:
-    """What the scheduler itself notes for the job's trace, beside what it passes on for members.
+    """The scheduler's own notes for the job's trace, beside those that it passes on for members.
 
-    It lets ``scheduler`` keep what members have noted.
-
-    Args:
-        scheduler: the core.
-        config: the job.
-        clock: seconds, monotonic.
-
-    Attributes:
-        requests: notes what the scheduler handles.
+    It lets ``scheduler`` keep members' notes. ``requests`` notes what the scheduler handles.
     """
 
     def __init__(self, scheduler: Scheduler, config: Config, clock: Callable[[], float]) -> None:
@@ -154,7 +142,7 @@ class SchedulerTracing:
         self.requests = RequestTracer(self._tracer)
 
     def tick(self) -> None:
-        """Put what this process has noted to the rest. Call it now and then."""
+        """Put this process's notes to the rest. Call it now and then."""
         if self._traces.open is not None:  # the scheduler has no rounds: it follows the workers
             self._tracer.open = self._traces.open
         first, events = self._events.after(self._seen)
@@ -172,11 +160,7 @@ class SchedulerTracing:
 
 
 def run_scheduler(config: Config, transport: Transport, clock: Callable[[], float] = time.monotonic) -> int:
-    """Be the scheduler until all members have left; return 0, or ``JOB_FAILED_EXIT`` if the job failed.
-
-    Raises:
-        KVStoreError: this process cannot take the place of the one before it; see ``InputLog``.
-    """
+    """Be the scheduler until all members have left; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
     links = FormerLinks(transport)
     scheduler = Scheduler(
         config.num_workers,

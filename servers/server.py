@@ -37,13 +37,7 @@ def injecting(
     """Return ``handle`` with faults for drills (`launch.py --inject`); itself if there are none.
 
     Only the server knows its rounds, so only it can do this at the worst moment: the round is over, and nobody knows
-    yet.
-
-    Args:
-        handle: takes a message, and returns what to send.
-        faults: an action of ``SIGNALS`` and a round of each, by rounds. Those that have come are removed.
-        rounds: returns how many rounds there have been.
-        send: sends a signal to this process.
+    yet. ``faults`` are actions of ``SIGNALS``, each with its round, by rounds. Those that have come are removed.
     """
     if not faults:
         return handle
@@ -58,13 +52,7 @@ def injecting(
 
 
 class ShardMember(ServingMember):
-    """A member that has a shard: a server, or a server or standby with a partner.
-
-    Args:
-        around: see ``ServingMember``.
-        recorder: see ``Shard``.
-        on_line_back: see ``ServingMember``.
-    """
+    """A member that has a shard: a server, or a server or standby with a partner."""
 
     def __init__(
         self,
@@ -101,7 +89,6 @@ class ShardMember(ServingMember):
             self._shard.checkpoints.save = self._saver.save
 
     def _handling(self, handle: Handle) -> Handle:
-        """Return ``handle`` for the loop, which tells the shard the time, with the faults that there are to be."""
         self._service.timed = self._shard.times
         return injecting(handle, self._faults, lambda: self._shard.rounds)
 

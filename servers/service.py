@@ -30,22 +30,13 @@ PATIENCE_S = 0.05  # work that is due waits no longer than this for a moment in 
 class Between(Protocol):
     """Work for moments in which no message waits."""
 
-    def due(self) -> float | None:
-        """Return when there is some to do; None for none. Called before each wait for messages."""
-        ...
+    def due(self) -> float | None: ...  # when there is some to do; called before each wait for messages
 
-    def do(self) -> Outbox:
-        """Do a little of it; return what to send."""
-        ...
+    def do(self) -> Outbox: ...  # a little of it
 
 
 class Service:
-    """Serves messages until ``stop``.
-
-    Args:
-        transport: bound already; only ``run`` uses it from now on.
-        interval_s: how often, in seconds, ``run`` calls ``tick``.
-        clock: seconds, monotonic.
+    """Serves messages until ``stop``. Only ``run`` uses ``transport``, which is bound already.
 
     Attributes:
         now: when the message came that is being handled, by ``clock``.
@@ -152,12 +143,7 @@ class Service:
             self._send(outbox, self.now, peer, message)
 
     def _send(self, outbox: Outbox, began: float = 0.0, peer: bytes = b"", message: wire.Message | None = None) -> None:
-        """Send ``outbox``, and note it for the trace.
-
-        Args:
-            began: since when this has been worked on; 0 for now.
-            peer, message: what it answers, and from where that came, if it answers a message.
-        """
+        """Send ``outbox``, and trace it as the answer to ``message`` of ``peer``, with its start; 0 for now."""
         tracer = self.tracer
         if tracer is None:
             self._put(outbox)

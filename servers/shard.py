@@ -47,24 +47,15 @@ class Shard:
     """One server's part of all stores.
 
     Args:
-        rank: this server's.
-        num_workers: of the job.
-        memory: for values and sums.
-        admission: admits and refuses links.
         keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
         aggregated: for each aggregator, the ranks of the workers that it speaks for.
-        aggregator_keys: of the aggregators; see ``keys``.
         readers: how many readers there may be at once; 0 for none.
-        reader_key: the public key that readers prove; see ``keys``.
         recorder: is told of each change, in their order and before the answers that depend on it are returned, by a
             message that a standby is to ``apply``; None if there is no standby. The message's buffers refer to memory
             that stays as it is while they exist.
 
     Attributes:
-        rank: this server's.
-        ledger: the requests that may be repeated.
         reading: the requests of readers; None if there are to be none.
-        checkpoints: what is captured for checkpoints.
         times: when pushes come. Its ``now`` is set before a message is handled.
     """
 
@@ -94,21 +85,17 @@ class Shard:
 
     @property
     def stores(self) -> Mapping[int, ServedStore]:
-        """The open stores, by number."""
         return self._stores.open
 
     @property
     def rounds(self) -> int:
-        """The highest number of rounds that are over of any segment."""
         targets = (target for served in self.stores.values() for target in served.buckets.targets())
         return max((target.rounds.version for target in targets), default=0)
 
     def activity(self, now: float) -> ServedActivity:
-        """Return what this server has done, and who waits in it."""
         return self._stores.activity(now)
 
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
-        """Return what to send, and to whom, because ``message`` came from ``peer``."""
         if self.reading is not None and self.reading.links.concerns(peer, message):
             return self.reading.handle(peer, message)
         if not isinstance(message, wire.Request) or not self._reply_links.has(peer, message.sender.node):
@@ -147,22 +134,18 @@ class Shard:
         return None
 
     def depart(self, workers: Collection[int]) -> Outbox:
-        """Note which workers have left in order; fail the requests that wait for them."""
         return self._note(self._stores.depart(workers))
 
     def record(self, recorder: Recorder | None) -> None:
-        """Tell ``recorder`` of each change from now on; None tells nobody."""
         self._stores.record(recorder)
 
     def trace(self, tracer: Tracer) -> None:
-        """Note updates for the job's trace from now on."""
         self._stores.trace(tracer)
 
     def apply(self, message: wire.Message) -> None:
         """Make a change that a primary has recorded. Its answers, which the primary sends, are known here for repeats.
 
-        Raises:
-            ValueError, WireError: the change does not follow from this state, which is in doubt from now on.
+        If it raises, the change does not follow from this state, which is in doubt from now on.
         """
         if isinstance(message, wire.Roster):
             self._note(self._stores.depart(message.departed))
@@ -183,7 +166,7 @@ class Shard:
     def capture(self) -> Iterator[wire.Message]:
         """Return the records that give this state, that of the call, to a new shard which applies them.
 
-        Those of rows of tables are made as they are taken; see ``FrozenPages``.
+        Records of rows of tables are made as they are taken; see ``FrozenPages``.
         """
         return _flattened(deque([*self._stores.capture(), *self._pages()]))
 
@@ -230,7 +213,6 @@ class Shard:
         return Reason(capture) if capture else self._stores.explain(message)
 
     def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> Outbox:
-        """Note that ``capture`` has been written to ``path``, or why not; answer who waits for that."""
         return self._note(self.checkpoints.saved(capture, path, outcome))
 
     def _again(self, peer: bytes, message: wire.Request) -> Outbox:
@@ -308,14 +290,7 @@ CARRIED = (wire.Push, wire.Pull)  # what aggregators send for workers
 
 
 class Speakers:
-    """The members that one server hears.
-
-    Args:
-        num_workers: of the job.
-        worker_keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
-        aggregated: for each aggregator, the ranks of the workers that it speaks for.
-        aggregator_keys: of the aggregators; see ``worker_keys``.
-    """
+    """The members that one server hears. For each aggregator, ``aggregated`` has the workers that it speaks for."""
 
     def __init__(
         self,
@@ -333,7 +308,6 @@ class Speakers:
         return self._keys.get(node)
 
     def require(self, message: wire.Request) -> None:
-        """Raise ``UsageError`` if the sender of ``message``, which is no stranger, may not send it."""
         node = message.sender.node
         if not isinstance(message, CARRIED):
             if node.role == "aggregator":

@@ -28,15 +28,9 @@ class Aggregator:
 
     Args:
         workers: the ranks of this host's workers.
-        memory: for sums.
-        servers: take requests.
         admission: admits and refuses links.
         keys: the public keys that workers have joined with, by rank; empty where links prove no keys.
         loans: opens memory of devices that workers lend; None refuses it.
-
-    Attributes:
-        stores: by number.
-        ledger: the requests that may be repeated.
     """
 
     def __init__(
@@ -63,7 +57,6 @@ class Aggregator:
         self._loans = loans or Loans(None)
 
     def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
-        """Return what to send, and to whom, because ``message`` came from ``peer``."""
         if not isinstance(message, wire.Request) and not isinstance(message, wire.Here):
             log.debug("dropped a %s, which aggregators do not handle", type(message).__name__)
             return []
@@ -88,12 +81,11 @@ class Aggregator:
         return self._note(answers)
 
     def answered(self, exchange: Exchange, reply: wire.Reply) -> Outbox:
-        """Return what to send because a server has answered."""
         store = self.stores.get(exchange.fields["store"])
         return [] if store is None else self._note(store.answered(exchange, reply))
 
     def explained(self, peer: bytes, seq: int, reason: Reason) -> Outbox:
-        """Return the answer to a worker that has asked what a request waits for, which a server has said."""
+        """Return the answer to a worker's question what a request waits for, which a server has answered."""
         return [(peer, reason.reply(seq))]
 
     def depart(self, workers: Collection[int]) -> Outbox:
@@ -102,16 +94,14 @@ class Aggregator:
         return self._each(lambda store: store.depart(workers))
 
     def tick(self, now: float) -> Outbox:
-        """Return what to send because time has passed."""
         return self._each(lambda store: store.tick(now))
 
     def due(self) -> float | None:
-        """Return when ``tick`` has something to send on; None if nothing waits for the time."""
+        """Return when ``tick`` has something to send; None if nothing waits for the time."""
         times = [due for store in self.stores.values() if (due := store.due()) is not None]
         return min(times, default=None)
 
     def activity(self, now: float) -> ServedActivity:
-        """Return what this aggregator has done, and who waits in it."""
         stores = self.stores.values()
         waits = together(store.waits(now) for store in stores)
         rounds = max((store.rounds for store in stores), default=0)

@@ -30,10 +30,7 @@ from servers.requests.replies import Outbox
 
 
 class AggregatorProcess(ServingMember):
-    """A member that serves its host's workers until all workers are done or the job has failed.
-
-    See ``ServingMember``.
-    """
+    """A member that serves its host's workers until all workers are done or the job has failed."""
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around, self._renew)
@@ -97,7 +94,7 @@ class AggregatorProcess(ServingMember):
         return self._with_answers([], self._upstream.tick())
 
     def _with_answers(self, outbox: Outbox, answers: list[tuple[Exchange, wire.Reply]]) -> Outbox:
-        """Return ``outbox`` and what follows from the servers' answers."""
+        """Return ``outbox``, and the answers to workers that follow from the servers' answers."""
         for exchange, reply in answers:
             outbox += self._aggregator.answered(exchange, reply)
         outbox += self._outbox
@@ -112,7 +109,6 @@ def run_aggregator(
     clock: Callable[[], float] = time.monotonic,
     thread: Callable[..., threading.Thread] = threading.Thread,
 ) -> int:
-    """Be an aggregator; see ``AggregatorProcess``."""
     return AggregatorProcess(Surroundings(config, make_transport, endpoint, clock, thread)).run()
 
 
@@ -120,7 +116,7 @@ SILENT_S = 10.0  # after so long without a word of a server a worker is told tha
 
 
 class _Asked(NamedTuple):
-    """A worker's question what its request waits for, which a server was asked."""
+    """A worker's question what its request waits for, which was passed on to a server."""
 
     peer: bytes
     seq: int
@@ -129,18 +125,11 @@ class _Asked(NamedTuple):
 
 
 class Upstream:
-    """The requests to servers, over the same transport as those of this host's workers: one loop serves both.
+    """The requests to servers, over the same transport as the requests of this host's workers: one loop serves both.
 
     ``Links`` has the requests, sends them in turn, and resends them when a link was lost. It sees the transport through
-    ``_MadeLinks``, without the links that workers have made.
-
-    Args:
-        transport: of this process.
-        node: this process.
-        addresses: of the servers, by rank.
-        window: see ``Links``.
-        clock: seconds, monotonic.
-        explained: takes what a server says that a request waits for: the worker's link, its question, and the reason.
+    ``_MadeLinks``, without the links that workers have made. ``explained`` takes a worker's link, the number of its
+    question, and the reason that a server gives.
     """
 
     def __init__(
@@ -164,7 +153,6 @@ class Upstream:
         self._progress = (0, 0.0)  # how many answers had come, and since when requests wait without another
 
     def trace(self, tracer: Tracer) -> None:
-        """Note requests with ``tracer`` from now on."""
         self._links.tracer = tracer
 
     def send(self, exchange: Exchange) -> None:
@@ -191,7 +179,7 @@ class Upstream:
         return self._taken()
 
     def tick(self) -> list[tuple[Exchange, wire.Reply]]:
-        """Do what time asks for; return the requests that have failed."""
+        """Do the work that is due; return the requests that have failed."""
         now = self._clock()
         if self._links.torn:
             self._links.mend()
@@ -210,12 +198,11 @@ class Upstream:
         return self._progress[1] + STALL_S if self._links.congested else None
 
     def move(self, rank: int, address: str) -> None:
-        """Have requests to server ``rank`` go to ``address`` from the next tick on."""
+        """Send requests for server ``rank`` to ``address`` from the next tick on."""
         self._links.move(self._servers[rank], address)
 
     def renew(self) -> None:
-        """Have all links made anew at the next tick. Any thread may call it."""
-        self._links.suspect()
+        self._links.suspect()  # any thread may call it: the links are reconnected at the next tick
 
     def _taken(self) -> list[tuple[Exchange, wire.Reply]]:
         for operation in [operation for operation in self._asked if not operation.open]:
@@ -237,7 +224,6 @@ class _Forwarding(Operation):
         self._answers = answers
 
     def fail(self, error: KVStoreError) -> None:
-        """Note what a server has refused."""
         super().fail(error)
         self._answers.append((self._exchange, wire.Failure(0, type(error).__name__, str(error)[: wire.MAX_REASON])))
 
@@ -257,16 +243,13 @@ class _Forwarded(PendingRequest):
         self.answers = answers
 
     def message(self, sender: wire.Sender) -> wire.Message:
-        """Return the message to send."""
         return self.exchange.kind(sender, **self.exchange.fields)
 
     @property
     def traced(self) -> tuple[str, Sequence[Key], int]:
-        """What a trace says of it."""
         return self.operation.what, list(self.exchange.listed.keys), self.exchange.listed.nbytes
 
     def take(self, reply: wire.Reply) -> None:
-        """Keep the answer until ``Upstream`` is asked for it."""
         self.answers.append((self.exchange, reply))
 
 
@@ -287,22 +270,17 @@ class _MadeLinks:
         return peer in self._routes
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link, and know it as one of this process's."""
         route = self._transport.connect(endpoint, bulk=bulk)
         self._routes.add(route)
         return route
 
     def disconnect(self, peer: Peer) -> None:
-        """Drop a link."""
         self._transport.disconnect(peer)
         self._routes.discard(peer)
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
-        """Return nothing: the loop of this process receives."""
-        return None
+        return None  # the loop of this process receives
 
-    def abandon(self) -> None:
-        """Do nothing: what comes over the old links is not listened to."""
+    def abandon(self) -> None: ...  # the loop drops messages of old links
 
-    def close(self, linger: float = 0.0) -> None:
-        """Do nothing: the loop of this process closes the transport."""
+    def close(self, linger: float = 0.0) -> None: ...  # the loop of this process closes the transport

@@ -24,7 +24,7 @@ from kvstore.values import all_finite, to_buffer
 
 
 class EncodedSum(NamedTuple):
-    """What a push carries of an encoded sum; see ``Push``."""
+    """The fields of a push that has an encoded sum; see ``Push``."""
 
     codec: wire.CodecDescription
     lengths: list[int]
@@ -38,7 +38,7 @@ class Encoding:
     Args:
         key: returns the key of a segment, by its id. Raises ``UsageError`` if there is no such segment.
         size: likewise, how many elements the segment has.
-        keeper: the rank of the worker that saves what is kept here, for all of this host; None for whoever asks.
+        keeper: the rank of the worker that saves the residuals, for all of this host; None for whoever asks.
     """
 
     def __init__(self, key: Callable[[int], Key], size: Callable[[int], int], keeper: int | None = None) -> None:
@@ -58,7 +58,7 @@ class Encoding:
 
         Args:
             codec: how to encode the gradient of one worker; see ``Push.encode``.
-            ids, sizes: the segments, and how many elements each has.
+            sizes: how many elements each segment has.
             values: the sum, flat and of floating point, one segment after the other.
             workers: of how many workers' gradients it is the sum.
 
@@ -82,17 +82,7 @@ class Encoding:
         return EncodedSum(travelling(compressor.compression), lengths, counts, wire.pack_arrays(payloads))
 
     def decode(self, codec: wire.CodecDescription, reply: wire.Values, sizes: Sequence[int], out: torch.Tensor) -> None:
-        """Write the values of a compressed reply to ``out``.
-
-        Args:
-            codec: how they were asked for; see ``Push.back``.
-            reply: from a server.
-            sizes: how many elements each segment has.
-            out: flat, of the segments' dtype, with room for all of them, one after the other.
-
-        Raises:
-            WireError: the payloads are not those of such segments.
-        """
+        """Write the values of a compressed reply to ``out``, flat, one segment after the other, in their dtype."""
         compression = described(codec)
         if compression is None:
             raise WireError("expected compressed values, got a reply to a request for plain ones")
@@ -105,11 +95,11 @@ class Encoding:
             out.copy_(target)
 
     def kept(self, number: int) -> Memo | None:
-        """Return what the encodings of a segment lack, as of now; None if it has neither been encoded nor loaded."""
+        """Return what the encodings of a segment lack; None if it has neither been encoded nor loaded."""
         return self._loaded_sum(number) or (None if self._compressor is None else self._compressor.kept(number))
 
     def get_states(self, message: wire.GetStates) -> wire.OptimizerStates:
-        """Return what the encodings of the message's segments lack, as of now; nothing to others than the keeper."""
+        """Return what the encodings of the message's segments lack; nothing to workers other than the keeper."""
         states: list[SegmentState] = []
         for number in message.ids if self._keeper in (None, message.node.rank) else ():
             memo = self.kept(number)
@@ -122,12 +112,9 @@ class Encoding:
         return wire.OptimizerStates(message.seq, optimizer=None, **pack_states(states))
 
     def put_states(self, message: wire.PutStates) -> None:
-        """Replace what the encodings of the message's segments lack by the sum of what workers have loaded.
+        """Replace what the encodings of the message's segments lack by the sum of all that workers load.
 
         It counts together with what other workers load before the segment is encoded again.
-
-        Raises:
-            UsageError: they are not such states, or there are no such segments. Nothing has changed then.
         """
         states: dict[int, dict[str, torch.Tensor]] = {}
         for number, name, value in unpack_states(message):
@@ -161,7 +148,7 @@ class Encoding:
         self._loaded = {rank: memos for rank, memos in self._loaded.items() if memos}
 
     def _loaded_sum(self, number: int) -> Memo | None:
-        """Return the sum of what workers have loaded for a segment, in the order of ranks; None if none has."""
+        """Return the sum of all that workers have loaded for a segment, in the order of ranks; None if none has."""
         loaded = [memos[number] for _, memos in sorted(self._loaded.items()) if number in memos]
         if not loaded:
             return None

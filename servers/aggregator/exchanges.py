@@ -1,4 +1,4 @@
-"""What is asked of a server, for whom, and what is made of its answer. Pure."""
+"""Requests to servers, the workers that they are for, and the answers. Pure."""
 
 from __future__ import annotations
 
@@ -17,26 +17,19 @@ from servers.requests.replies import Answer
 
 @dataclass(eq=False)
 class Exchange:
-    """A request to a server, and those who wait for its answer.
-
-    Attributes:
-        listed: the segments that it is about.
-        kind, fields: the message, but for its sender.
-        askers: the workers that it is for. A pull may get more while it is under way.
-        passes: whether values are passed on as they come, compressed or not; else they are laid down in plain.
-        seq: its number among this process's requests, once it is made.
-    """
+    """A request to a server, and the workers that wait for its answer."""
 
     listed: SegmentList
     kind: type[wire.Push] | type[wire.Pull]
-    fields: Mapping[str, Any]
-    askers: list[Asker]
-    passes: bool = False
-    seq: int = 0
+    fields: Mapping[str, Any]  # of the message, but for its sender
+    askers: list[Asker]  # a pull may get more while it is in flight
+    passes: bool = (
+        False  # whether values are passed on as they come, compressed or not; else they are laid down in plain
+    )
+    seq: int = 0  # its number among this process's requests, once it is made
 
     @property
     def server(self) -> int:
-        """The rank of the server."""
         return self.listed.server
 
     @property
@@ -46,32 +39,24 @@ class Exchange:
 
     @property
     def turn_bytes(self) -> int:
-        """By how many bytes a window counts this: by those of a piece without compression, which has fewer elements."""
+        """Its bytes in a window: those of a piece without compression, which has fewer elements."""
         return self.listed.nbytes // fold(self.fields.get("codec"), self.fields["back"])
 
     def answers(self, reply: wire.Reply) -> list[Answer]:
-        """Return the answers to those who wait, made of the server's."""
+        """Return the answers to the workers that wait, made of the server's ``reply``."""
         return [Answer(asker.peer, asker.request, _for(asker.request, reply)) for asker in self.askers]
 
 
 class Servers(Protocol):
     """What takes requests to servers. The answer is given to the aggregator's ``answered``, later."""
 
-    def send(self, exchange: Exchange) -> None:
-        """Send a request."""
-        ...
+    def send(self, exchange: Exchange) -> None: ...
 
-    def explain(self, exchange: Exchange, peer: bytes, seq: int) -> None:
-        """Ask what ``exchange`` waits for, for the request ``seq`` of a worker; see the aggregator's ``explained``."""
-        ...
+    def explain(self, exchange: Exchange, peer: bytes, seq: int) -> None: ...  # the answer goes to ``explained``
 
 
 def landed(values: wire.Values, exchange: Exchange, memory: Memory, encoding: Encoding) -> wire.Values:
-    """Return ``values`` with what they bring in one piece of ``memory``, plain, for all who wait for it.
-
-    Raises:
-        UsageError, WireError: they are not those of these segments.
-    """
+    """Return ``values`` plain, and in one piece of ``memory``, for all workers that wait for them."""
     listed, back = exchange.listed, exchange.fields["back"]
     buffer = memory.allocate(listed.nbytes)
     flat = from_buffer(buffer, listed.dtype)
@@ -103,7 +88,6 @@ def _for(request: wire.Push | wire.Pull, reply: wire.Reply) -> wire.Reply:
 
 
 def pull(listed: SegmentList, clocks: Sequence[int], back: Any, asker: Pulled, passes: bool) -> Exchange:
-    """Return the request for values that a worker has asked for."""
     rank = asker.request.node.rank
     fields = {
         "store": asker.request.store,
@@ -127,7 +111,6 @@ def push(
 
     Args:
         askers: in the order of their ranks.
-        rank_clocks: see ``Push``.
         changed: fields that differ from the first asker's.
     """
     first = askers[0].request

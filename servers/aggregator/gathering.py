@@ -36,20 +36,10 @@ class KnownSegment(NamedTuple):
 class SegmentList:
     """Segments on one server, of one dtype, which one message carries.
 
-    Args:
-        ids: of the segments, in order.
-        places: of the segments among all of the store.
-        segments: what is known of them.
-
     Attributes:
-        ids, places, segments: see above.
-        server, dtype: of all segments.
+        places: of the segments among all of the store.
         sizes, size, nbytes: elements of each, elements and bytes of all.
-        sum_dtype, sum_bytes: of the sum of several pushes.
         others: other lists that have some of the segments, too.
-
-    Raises:
-        UsageError: they are not all of one server and one dtype.
     """
 
     def __init__(self, ids: tuple[int, ...], places: Column, segments: Sequence[KnownSegment]) -> None:
@@ -68,7 +58,6 @@ class SegmentList:
 
     @property
     def keys(self) -> dict[Key, None]:
-        """The keys of the segments, each once, in order."""
         return dict.fromkeys(segment.key for segment in self.segments)
 
 
@@ -85,11 +74,7 @@ class HostSegments:
         return len(self._segments)
 
     def add(self, message: wire.Describe) -> None:
-        """Take what a worker tells. Other workers tell the same.
-
-        Raises:
-            Mismatch: another worker has told otherwise; nothing has changed.
-        """
+        """Take a worker's description of segments. Other workers send the same, or it is a ``Mismatch``."""
         new: dict[int, KnownSegment] = {}
         at = 0
         for key, kind, count in zip(message.keys, message.kinds, message.counts, strict=True):
@@ -105,31 +90,20 @@ class HostSegments:
         self._segments += new.values()
 
     def places(self, ids: Sequence[int]) -> Column:
-        """Return the places of segments among all of the store.
-
-        Raises:
-            KeyNotInitialized: nobody has described one of them.
-        """
+        """Return the places of segments among all of the store."""
         try:
             return np.fromiter(map(self._places.__getitem__, ids), np.int64, len(ids))
         except KeyError as exc:
             raise KeyNotInitialized(f"segment {exc.args[0]} is not known to this aggregator; call init first") from None
 
     def key(self, number: int) -> Key:
-        """Return the key of segment ``number``; see ``places`` for errors."""
         return self._segments[int(self.places([number])[0])].key
 
     def size(self, number: int) -> int:
-        """Return how many elements segment ``number`` has; see ``places`` for errors."""
         return self._segments[int(self.places([number])[0])].size
 
     def listed(self, ids: Sequence[int]) -> SegmentList:
-        """Return the list of segments ``ids``, always the same object.
-
-        Raises:
-            KeyNotInitialized: nobody has described one of them.
-            UsageError: they are none, or of several servers or dtypes.
-        """
+        """Return the list of segments ``ids``, always the same object."""
         wanted = tuple(ids)
         known = self._lists.get(wanted)
         if known is not None:
@@ -158,17 +132,11 @@ class HostSegments:
 
 
 class Pushed(NamedTuple):
-    """A worker's push, and the link that it came over.
-
-    Attributes:
-        peer: the link.
-        request: the push.
-        lent: its values, flat, in memory of a device that the worker has lent; None if the request has them.
-    """
+    """A worker's push, and the link that it came over."""
 
     peer: bytes
     request: wire.Push
-    lent: torch.Tensor | None = None
+    lent: torch.Tensor | None = None  # its values, flat, in lent memory of a device; None if the request has them
 
 
 class Pulled(NamedTuple):
@@ -182,25 +150,14 @@ Asker: TypeAlias = "Pushed | Pulled"
 
 
 class Group:
-    """Pushes that belong together.
-
-    Args:
-        listed: the segments.
-        clocks: of the segments.
-        since: when the first push came.
-
-    Attributes:
-        listed, clocks, since: see above.
-        last_at: when the last push came before that which has completed it.
-        pushes: by rank, in the order in which they came.
-    """
+    """Pushes that belong together."""
 
     def __init__(self, listed: SegmentList, clocks: Sequence[int], since: float) -> None:
         self.listed = listed
         self.clocks = clocks
-        self.since = since
-        self.last_at = since
-        self.pushes: dict[int, Pushed] = {}
+        self.since = since  # when the first push came
+        self.last_at = since  # when the last push came before the one that completes it
+        self.pushes: dict[int, Pushed] = {}  # by rank, in the order of their coming
 
     @property
     def key(self) -> ClockKey:
@@ -214,12 +171,7 @@ def clock_key(clocks: Sequence[int]) -> ClockKey:
 
 
 class Gathering:
-    """The open groups of one store.
-
-    Args:
-        workers: the ranks of this host's workers.
-        segments: of the store.
-    """
+    """The open groups of one store."""
 
     def __init__(self, workers: Sequence[int], segments: HostSegments) -> None:
         self._rows = {rank: row for row, rank in enumerate(workers)}
@@ -238,7 +190,6 @@ class Gathering:
         return int(self._pushed.max(initial=0))
 
     def groups(self) -> list[Group]:
-        """Return the open groups."""
         return [group for groups in self._open.values() for group in groups.values()]
 
     def add(self, listed: SegmentList, rank: int, asker: Pushed, now: float) -> list[Group]:
@@ -268,7 +219,6 @@ class Gathering:
         return self._complete(self.groups())
 
     def depart(self, ranks: Collection[int]) -> list[Group]:
-        """Note who has left; return the groups that are complete now."""
         self._departed = frozenset(ranks)
         return self._complete(self.groups())
 
@@ -286,7 +236,6 @@ class Gathering:
 
     @property
     def busy(self) -> set[SegmentList]:
-        """The lists with open groups."""
         return set(self._open)
 
     def _complete(self, groups: Sequence[Group]) -> list[Group]:

@@ -21,9 +21,8 @@ log = logging.getLogger(__name__)
 class Loans:
     """The memory that is open here.
 
-    Args:
-        make_memory: returns what opens it, or raises ``CannotLend``; called when the first worker lends something, for
-            CUDA begins then. None opens nothing.
+    ``make_memory`` returns what opens it, or raises ``CannotLend``. It is called when the first worker lends something,
+    for CUDA begins then. None opens nothing.
     """
 
     def __init__(self, make_memory: Callable[[], DeviceMemory] | None) -> None:
@@ -46,11 +45,7 @@ class Loans:
         return wire.Borrowed(message.seq)
 
     def values(self, push: wire.PushLent, listed: SegmentList) -> torch.Tensor:
-        """Return the values of a push, flat, where they lie.
-
-        Raises:
-            UsageError, WireError: there is no such loan, or it is too small.
-        """
+        """Return the values of a push, flat, where they lie."""
         memory = self._open.get((push.store, push.node.rank), {}).get(push.loan)
         if memory is None:
             raise UsageError(f"{push.node} names loan {push.loan}, which is not open here")
@@ -74,11 +69,7 @@ class Loans:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Within this block, memory of devices is read.
-
-    Raises:
-        ServerError: in place of an error of the device.
-    """
+    """Within this block, memory of devices is read: errors of the device become ``ServerError``."""
     try:
         yield
     except RuntimeError as exc:  # torch's errors of CUDA, too

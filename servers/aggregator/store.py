@@ -42,35 +42,17 @@ HOLD_S = 0.02  # how long a push waits for those of the same host where a round 
 
 
 class SharedPull:
-    """The values of one list of segments at one clock: asked for once, whoever wants them.
-
-    Args:
-        clock: of the segments.
-        exchange: the request to the server.
-
-    Attributes:
-        clock, exchange: see above.
-        values: what has come; None until then.
-        given: the ranks of those that have asked.
-    """
+    """The values of one list of segments at one clock: asked for once, whoever wants them."""
 
     def __init__(self, clock: ClockKey, exchange: Exchange) -> None:
         self.clock = clock
         self.exchange = exchange
-        self.values: wire.Values | None = None
-        self.given: set[int] = set()
+        self.values: wire.Values | None = None  # until the server has answered
+        self.given: set[int] = set()  # the ranks of the workers that have asked
 
 
 class HostStore:
-    """One store.
-
-    Args:
-        rule: of the store.
-        workers: the ranks of this host's workers.
-        memory: for sums and values.
-        servers: take requests.
-        times: when pushes come.
-    """
+    """One store."""
 
     def __init__(
         self, rule: Rule, workers: Sequence[int], memory: Memory, servers: Servers, times: ArrivalTimes
@@ -90,21 +72,10 @@ class HostStore:
         self._queues: dict[SegmentList, list[Pushed]] = {}  # and what has come meanwhile
 
     def describe(self, message: wire.Describe) -> None:
-        """Take what a worker knows of new keys."""
         self._segments.add(message)
 
     def push(self, peer: bytes, message: wire.Push, now: float, lent: torch.Tensor | None = None) -> list[Answer]:
-        """Take a worker's push; return answers.
-
-        Args:
-            peer: the worker's link.
-            message: the push.
-            now: the time.
-            lent: its values, if they are not in its buffers; see ``Pushed``.
-
-        Raises:
-            KVStoreError: it is not a push of this store; nothing has changed.
-        """
+        """Take a worker's push, whose values are ``lent`` if they are not in its buffers; return answers."""
         if not message.ids:
             return [Answer(peer, message, wire.Ack(message.seq))]
         listed = self._segments.listed(message.ids)
@@ -123,12 +94,11 @@ class HostStore:
         return self._next(listed)
 
     def push_lent(self, peer: bytes, message: wire.PushLent, loans: Loans, now: float) -> list[Answer]:
-        """Take a worker's push of values that it has lent; see ``push``."""
         lent = loans.values(message, self._segments.listed(message.ids))
         return self.push(peer, message.plain(), now, lent)
 
     def pull(self, peer: bytes, message: wire.Pull) -> list[Answer]:
-        """Answer a worker's pull if the values are here; else ask the server, or wait for what has been asked."""
+        """Answer a worker's pull if the values are here; else ask the server, or wait for its answer to another."""
         if not message.ids:
             return [Answer(peer, message, wire.Values(message.seq))]
         listed, asker, rank = self._segments.listed(message.ids), Pulled(peer, message), message.node.rank
@@ -153,16 +123,13 @@ class HostStore:
         return answers
 
     def pause(self, message: wire.Pause) -> list[Answer]:
-        """Note that a worker has nothing more to push for now."""
         clocks = dict(zip(message.ids, message.clocks, strict=True))
         return self._go_on(self._gathering.pause(message.node.rank, clocks))
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
-        """Note who has left in order."""
         return self._go_on(self._gathering.depart(workers))
 
     def answered(self, exchange: Exchange, reply: wire.Reply) -> list[Answer]:
-        """Return the answers to those who have waited for a server's answer."""
         self._under_way.pop(exchange, None)
         if isinstance(reply, wire.Values) and not exchange.passes:
             reply = self._landed(exchange, reply)
@@ -178,7 +145,7 @@ class HostStore:
         return answers
 
     def tick(self, now: float) -> list[Answer]:
-        """Send on what has waited for long enough."""
+        """Send the pushes that have waited for long enough."""
         self._segments.forget(self._gathering.busy | {exchange.listed for exchange in self._under_way})
         if self.rule.quorum is None:
             return []
@@ -192,15 +159,13 @@ class HostStore:
         return min((group.since + HOLD_S for group in self._gathering.groups()), default=None)
 
     def get_states(self, message: wire.GetStates) -> wire.OptimizerStates:
-        """Return what the compression of sums has left out so far."""
         return self._encoding.get_states(message)
 
     def put_states(self, message: wire.PutStates) -> None:
-        """Take what a compression has left out before."""
         self._encoding.put_states(message)
 
     def close(self, error: Exception) -> list[Answer]:
-        """Fail all that waits for other workers of this host: the store is closed."""
+        """Fail all pushes that wait for other workers of this host: the store is closed."""
         waiting = [asker for group in self._gathering.groups() for asker in group.pushes.values()]
         waiting += [asker for queue in self._queues.values() for asker in queue]
         return [refuse(asker.peer, asker.request, error) for asker in waiting]
@@ -220,11 +185,10 @@ class HostStore:
 
     @property
     def rounds(self) -> int:
-        """How often the most pushed segment has been pushed."""
         return self._gathering.rounds
 
     def waits(self, now: float) -> Waits:
-        """Return who waits for workers of this host; for servers they wait elsewhere."""
+        """Return who waits for workers of this host; waits for servers are seen there."""
         groups = sorted(self._gathering.groups(), key=lambda group: group.since)
         if not groups:
             return Waits()
@@ -246,7 +210,7 @@ class HostStore:
         return [answer for group in groups for answer in self._send(group.listed, list(group.pushes.values()))]
 
     def _next(self, listed: SegmentList) -> list[Answer]:
-        """Send what has come while an earlier push was under way: of each worker the next one."""
+        """Send the pushes that came while an earlier one was in flight: of each worker the next one."""
         answers: list[Answer] = []
         while (queue := self._queues.get(listed)) and listed not in self._busy:
             firsts: dict[int, Pushed] = {}
@@ -258,7 +222,7 @@ class HostStore:
         return answers
 
     def _send(self, listed: SegmentList, askers: Sequence[Pushed]) -> list[Answer]:
-        """Send pushes of one list of segments on; return the refusals, if they cannot be."""
+        """Forward pushes of one list of segments; return the refusals, if they cannot be forwarded."""
         try:
             exchanges = self._sums.exchanges(listed, askers)
         except KVStoreError as exc:
@@ -309,23 +273,12 @@ def _is(asker: Asker, rank: int, about: int) -> bool:
 
 
 class HostSums:
-    """Makes what is sent to servers of what workers of this host push to one store: pushes as one, or each by itself.
+    """Forwards the pushes of this host's workers to one store: as one, or each by itself.
 
     They become one if they agree on all but their values. Pushes that workers have compressed, or that name different
-    hyper-parameters, are sent on as they are: the server says what is wrong, and names the worker. So are those whose
+    hyper-parameters, are sent on as they are: the server says what is wrong, and names the worker. So are pushes whose
     sum is not finite, where the store checks that. Values in memory of devices that all workers have lent are summed
     there.
-
-    A sum of half precision goes on in float32. Rounded, it could be infinite, where the sum of all hosts or the update
-    is not; and the server would round it once more. So a host of two sends as many bytes as it is given.
-
-    Args:
-        rule: of the store.
-        memory: for the sums.
-        encoding: compresses sums.
-
-    Attributes:
-        merges: whether pushes of several workers may become one.
     """
 
     def __init__(self, rule: Rule, memory: Memory, encoding: Encoding) -> None:
@@ -335,11 +288,7 @@ class HostSums:
         self._encoding = encoding
 
     def exchanges(self, listed: SegmentList, askers: Sequence[Pushed]) -> list[Exchange]:
-        """Return the requests that pushes of one list become, in the order of ranks.
-
-        Raises:
-            UsageError: a sum cannot be encoded; see ``Encoding``.
-        """
+        """Return the requests that pushes of one list become, in the order of ranks."""
         ordered = sorted(askers, key=lambda asker: asker.request.node.rank)
         merged = self._merged(listed, ordered) if len({_terms(asker) for asker in ordered}) == 1 else None
         return [merged] if merged is not None else [self._alone(listed, asker) for asker in ordered]
@@ -366,11 +315,7 @@ class HostSums:
             return None
 
     def _add_up(self, listed: SegmentList, askers: Sequence[Pushed], out: torch.Tensor) -> bool:
-        """Write the sum of ``askers``, in their order, to ``out``; return whether the store takes its values.
-
-        Raises:
-            ServerError: memory of a device could not be read.
-        """
+        """Write the sum of ``askers``, in their order, to ``out``; return whether the store takes its values."""
         lent = [asker.lent for asker in askers if asker.lent is not None]
         if len(lent) < len(askers):
             sum_ranges([_payload(listed, asker) for asker in askers], out)
@@ -407,6 +352,8 @@ class HostSums:
         rank_clocks: Sequence[int],
     ) -> Exchange:
         first = askers[0].request
+        # A sum of half precision goes on in float32. Rounded, it could be infinite, where the sum of all hosts or the
+        # update is not; and the server would round it once more. So a host of two sends as many bytes as it is given.
         wide = first.in_float32 if len(askers) == 1 else listed.sum_dtype != listed.dtype
         changed: dict[str, Any] = {"in_float32": wide}
         if total is not None and first.encode is not None and listed.dtype in FLOATS:
@@ -417,7 +364,6 @@ class HostSums:
 
 
 def _payload(listed: SegmentList, asker: Pushed) -> list[TensorRange]:
-    """Return the values of a push, on the host."""
     if asker.lent is None:
         return ranges_of(asker.request.buffers, asker.request.dtype(listed.dtype), listed.size)
     with reading():
@@ -425,7 +371,7 @@ def _payload(listed: SegmentList, asker: Pushed) -> list[TensorRange]:
 
 
 def _terms(asker: Pushed) -> tuple[Any, ...]:
-    """Return what pushes must agree on to become one."""
+    """Return the fields on which pushes must agree to become one."""
     request = asker.request
     return (
         request.lr,

@@ -44,15 +44,6 @@ class ValueRead:
     A message that referred to the values themselves would make the next round move them to other memory, so that
     workers would wait for readers. So readers get a copy, which is made when no worker's message waits. If a round
     changes a segment of which only a part is copied, its copy begins anew.
-
-    Args:
-        store: of the segments.
-        message: the request.
-        memory: for the copies.
-
-    Raises:
-        KeyNotInitialized: a segment is not here.
-        UsageError: it asks for more than fits into one answer.
     """
 
     def __init__(self, store: ServedStore, message: wire.ReadValues, memory: Memory) -> None:
@@ -83,11 +74,7 @@ class ValueRead:
         self._tries = 0
 
     def step(self, nbytes: int) -> wire.ValuesRead | None:
-        """Copy about so many bytes; return the answer if that was the last piece.
-
-        Raises:
-            UsageError, WeightsInDoubt: it cannot be answered.
-        """
+        """Copy about so many bytes; return the answer if that was the last piece."""
         self._store.buckets.require_sound(self._message.ids)
         while self._at < len(self._positions) and nbytes > 0:
             nbytes -= max(LEAST_BYTES, self._copy(nbytes))
@@ -118,15 +105,9 @@ class ValueRead:
 
 
 class ReadDesk:
-    """What readers wait for at this server, and the request that is being answered.
+    """The requests of readers that wait at this server, and the one that is being answered.
 
-    Args:
-        stores: the open stores, by number.
-        memory: for copies of values.
-        links: of the readers.
-
-    Attributes:
-        taken: how many messages of readers have come.
+    ``taken`` is how many messages of readers have come.
     """
 
     def __init__(self, stores: Mapping[int, ServedStore], memory: Memory, links: ReaderLinks) -> None:
@@ -141,7 +122,6 @@ class ReadDesk:
 
     @property
     def busy(self) -> bool:
-        """Whether ``step`` has something to do."""
         return self._current is not None or bool(self._waiting)
 
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
@@ -166,7 +146,7 @@ class ReadDesk:
         return []
 
     def step(self, nbytes: int) -> Outbox:
-        """Do a piece of about so many bytes of what waits; return the answer that is complete, if one is."""
+        """Do a piece of about so many bytes of the work; return the answer that is complete, if one is."""
         if self._current is None:
             if not self._waiting:
                 return []
@@ -186,7 +166,6 @@ class ReadDesk:
         return [(peer, reply)]
 
     def _next(self) -> tuple[bytes, Read]:
-        """Return the next request of the reader whose turn it is."""
         node, waiting = self._waiting.popitem(last=False)
         chosen = waiting.pop(next(iter(waiting)))
         if waiting:
@@ -215,17 +194,7 @@ PIECE_ROWS = 1024  # narrow rows cost more than their bytes
 
 
 class RowRead:
-    """A reader's request for rows: they are gathered a piece at a time, all as one update has left them.
-
-    Args:
-        store: of the table.
-        message: the request.
-        memory: for the rows.
-
-    Raises:
-        UsageError: there is no such table here, an id cannot be in it, or it asks for too many rows at once.
-        WireError: its buffers have not the lengths that it says.
-    """
+    """A reader's request for rows: they are gathered a piece at a time, all as one update has left them."""
 
     def __init__(self, store: ServedStore, message: wire.ReadRows, memory: Memory) -> None:
         self._store = store
@@ -252,7 +221,6 @@ class RowRead:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin with the rows as they are now."""
         at = self._at = self._table.at
         self._tries += 1
         self._positions: Any = None  # of the rows that are to come; None: of all

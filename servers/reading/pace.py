@@ -1,4 +1,4 @@
-"""How much of a server's time readers get: what is left, within a budget. Clocks are passed in.
+"""The part of a server's time that readers get: what is left, within a budget. Clocks are passed in.
 
 A piece of work for readers is done when no worker's message waits. On a host that computes all the time even that
 slows workers down, since they share its cores. So the time that readers may take is saved up: a small share of all
@@ -32,9 +32,7 @@ class ReaderPace:
     """When readers get a piece of this thread's time.
 
     Args:
-        desk: the requests of readers.
         share: the part of this thread's time that they get in any case.
-        clock: seconds, monotonic.
         spent: returns the processor time of this thread, in seconds.
         idle: returns how many cores have been idle of late, and how many there are.
     """
@@ -81,12 +79,11 @@ class ReaderPace:
         return now + min(LOOK_S, (LEAST_S - self._saved_s) / self._rate)
 
     def do(self) -> Outbox:
-        """Do a piece of work for readers; return what to send. Until ``due`` is called, this thread works for them."""
+        """Do a piece of work for readers. Until ``due`` is called, this thread works for them."""
         self._billed_from, self._ready_at = self._spent(), None
         return self._desk.step(PIECE_BYTES)
 
     def _settle(self) -> None:
-        """Charge what has been done for readers."""
         if self._billed_from is not None:
             self._saved_s -= self._spent() - self._billed_from
             self._billed_from = None
@@ -98,10 +95,7 @@ class ReaderPace:
 class IdleCores:
     """How many of the cores that this process may use are idle, as Linux counts; 0 where it does not.
 
-    Args:
-        clock: seconds, monotonic.
-        read: returns the text of /proc/stat.
-        cores: which this process may use.
+    ``read`` returns the text of /proc/stat.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One of the two processes of a server's rank as a process: it joins the job, and serves or stands by as it is told."""
+"""One of the two processes of a server's rank: it joins the job, and serves or stands by as the scheduler says."""
 
 from __future__ import annotations
 
@@ -20,16 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class StandbyLink:
-    """The primary's link to its standby, over the transport of this process, so that one loop serves all.
-
-    Args:
-        transport: of this process.
-        address: of the standby.
-        node: this process.
-
-    Attributes:
-        peer: the link's name here.
-    """
+    """The primary's link to its standby, over the transport of this process, so that one loop serves all."""
 
     def __init__(self, transport: Transport, address: str, node: wire.Node) -> None:
         self._transport = transport
@@ -38,12 +29,11 @@ class StandbyLink:
         self.peer = self._connect()
 
     def renew(self) -> None:
-        """Make the link anew."""
         self.close()
         self.peer = self._connect()
 
     def introduce(self) -> None:
-        """Say whose link this is, as has to be said again when the transport has made the link anew."""
+        """Say whose link this is, as has to be said again when the transport has reconnected it."""
         self.send(wire.Here(self._node))
 
     def send(self, message: wire.Message) -> None:
@@ -51,7 +41,6 @@ class StandbyLink:
         self._transport.send(self.peer, wire.encode(message))
 
     def close(self) -> None:
-        """Drop the link for good."""
         self._transport.disconnect(self.peer)
 
     def _connect(self) -> Peer:
@@ -61,11 +50,6 @@ class StandbyLink:
 
 
 def stored(frames: list[wire.Buffer]) -> wire.Stored:
-    """Return what a standby says.
-
-    Raises:
-        WireError: it is something else.
-    """
     message = wire.decode(frames)
     if not isinstance(message, wire.Stored):
         raise WireError(f"expected Stored of a standby, got {type(message).__name__}")
@@ -73,7 +57,7 @@ def stored(frames: list[wire.Buffer]) -> wire.Stored:
 
 
 class ReplicaProcess(ShardMember):
-    """A member that is the primary or the standby of a server's rank, as the scheduler says. See ``ShardMember``."""
+    """A member that is the primary or the standby of a server's rank, as the scheduler says."""
 
     def __init__(self, around: Surroundings) -> None:
         super().__init__(around, recorder=self, on_line_back=self._renew)
@@ -87,14 +71,14 @@ class ReplicaProcess(ShardMember):
         )
 
     def run(self) -> int:
-        """Serve; return ``REPLACED_EXIT`` if another process has this one's place. See ``ServingMember``."""
+        """Serve; return ``REPLACED_EXIT`` if another process has this one's place."""
         code = super().run()
         if self._replaced is None:
             return code
         report_consequence(f"{self.name} ends", str(self._replaced))
         return REPLACED_EXIT
 
-    # ---- what the shard does: see ``Recorder``
+    # ---- as the shard's ``Recorder``
 
     @property
     def shares(self) -> bool:
@@ -103,29 +87,24 @@ class ReplicaProcess(ShardMember):
         return link is not None and not self._replica.capturing and self._transport.shares(link.peer)
 
     def note(self, message: wire.Message) -> None:
-        """Take a change of the shard."""
         self._replica.record(message)
 
-    # ---- what the replica does to others: see ``Neighbors``
+    # ---- as the replica's ``Neighbors``
 
     def link(self, address: str) -> None:
-        """Make a link to the standby at ``address``, in place of any other."""
         self.unlink()
         self._link = StandbyLink(self._transport, address, self._session.client.node)
 
     def record(self, record: wire.Record) -> None:
-        """Send ``record`` to the standby, if there is one."""
         if self._link is not None:
             self._link.send(record)
 
     def unlink(self) -> None:
-        """Do without a standby."""
         if self._link is not None:
             self._link.close()
             self._link = None
 
     def tell(self, standing: wire.Standing) -> None:
-        """Tell the scheduler how this rank stands."""
         self._session.report(standing)
 
     # ---- in the loop
@@ -148,7 +127,7 @@ class ReplicaProcess(ShardMember):
         link = self._link
         if link is None or peer != link.peer:
             return None
-        if not frames:  # the link has been made anew
+        if not frames:  # the link has been reconnected
             link.introduce()
             self._replica.link_made_anew()
             return []

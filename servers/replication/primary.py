@@ -14,12 +14,7 @@ from servers.shard import Shard
 class Primary:
     """A shard that serves, its journal for the standby, and the gate at which its answers wait.
 
-    Args:
-        shard: serves. Its recorder is to be ``record``.
-
-    Attributes:
-        gate: where answers wait.
-        journal: the records for the standby; None while there is none.
+    ``journal`` has the records for the standby; None while there is none.
     """
 
     def __init__(self, shard: Shard) -> None:
@@ -31,7 +26,7 @@ class Primary:
 
     @property
     def synced(self) -> bool:
-        """Whether the standby has all that anybody has been answered for."""
+        """Whether the standby has stored the changes behind all answers so far."""
         return self.journal is not None and self._synced_at is not None and self.journal.stored >= self._synced_at
 
     @property
@@ -41,16 +36,13 @@ class Primary:
 
     @property
     def capturing(self) -> bool:
-        """Whether ``go_on`` has something to send."""
         return self.journal is not None and self.journal.capturing
 
     def record(self, message: wire.Message) -> None:
-        """Send a change of the shard to the standby, if there is one."""
         if self.journal is not None:
             self.journal.add(message)
 
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
-        """Return what to send, and to whom, because ``message`` came from ``peer``."""
         outbox = self._shard.handle(peer, message)
         if isinstance(message, wire.Explain) and self.gate.holds(peer, message.about):
             text = f"waits for the standby of server {self._shard.rank}, which has not stored it"
@@ -58,22 +50,18 @@ class Primary:
         return self.answer(outbox)
 
     def depart(self, workers: Collection[int]) -> Outbox:
-        """Note which workers have left in order."""
         return self.answer(self._shard.depart(workers))
 
     def answer(self, outbox: Outbox) -> Outbox:
-        """Return what of ``outbox``, which the shard has just returned, may leave now."""
+        """Return the part of ``outbox``, which the shard has just returned, that may leave now."""
         if not self._gates or self.journal is None:
             return outbox
         return self.gate.take(outbox, self.journal.newest, self.journal.stored)
 
     def pair(self, epoch: int, empty: bool, send: Callable[[wire.Record], None]) -> Outbox:
-        """Have a standby from now on; return what waited for the one before.
+        """Have a standby from now on; return the answers that waited for the one before.
 
-        Args:
-            epoch: of the view.
-            empty: whether both processes are new, so that there is no state to copy.
-            send: sends a record to the standby.
+        ``empty``: whether both processes are new, so that there is no state to copy.
         """
         outbox = self.part()
         if empty:
@@ -84,22 +72,18 @@ class Primary:
         return outbox
 
     def part(self) -> Outbox:
-        """Have no standby any more; return what waited for it."""
+        """Have no standby any more; return the answers that waited for it."""
         self.journal, self._gates, self._synced_at = None, False, None
         return self.gate.open()
 
     def go_on(self) -> None:
-        """Send the next piece of what a new standby lacks."""
+        """Send the next piece of the state that a new standby lacks."""
         if self.journal is not None:
             self.journal.go_on()
             self._gate_if_caught_up(self.journal)
 
     def stored(self, message: wire.Stored) -> Outbox:
-        """Take what the standby says that it has; return the answers that have waited for it.
-
-        Raises:
-            WireError: see ``Journal.store``.
-        """
+        """Take the standby's word up to which record it has all; return the answers that have waited for it."""
         journal = self.journal
         if journal is None:
             return []
@@ -128,12 +112,9 @@ class Gate:
         self._waiting: deque[tuple[int, Outbox]] = deque()
 
     def take(self, outbox: Outbox, newest: int, stored: int) -> Outbox:
-        """Return what of ``outbox`` may leave now; explanations always may.
+        """Return the part of ``outbox`` that may leave now; explanations always may.
 
-        Args:
-            outbox: made when ``newest`` was the number of the newest record.
-            newest: see above.
-            stored: the number up to which the standby has the records.
+        It was made when ``newest`` was the number of the newest record. The standby has the records up to ``stored``.
         """
         if not outbox or (newest <= stored and not self._waiting):
             return outbox
@@ -147,14 +128,13 @@ class Gate:
         return leaves
 
     def open(self, stored: int | None = None) -> Outbox:
-        """Return what may leave now that the standby has the records up to ``stored``; None: there is no standby."""
+        """Return the answers that may leave once the standby has the records up to ``stored``; None: there is none."""
         outbox: Outbox = []
         while self._waiting and (stored is None or self._waiting[0][0] <= stored):
             outbox += self._waiting.popleft()[1]
         return outbox
 
     def holds(self, peer: bytes, seq: int) -> bool:
-        """Whether the answer to request ``seq`` for link ``peer`` waits here."""
         return any(
             link == peer and isinstance(message, wire.Reply) and message.seq == seq
             for _, outbox in self._waiting
@@ -166,18 +146,16 @@ PIECE_BYTES = 4 << 20  # of the capture, sent at a time: workers' messages come 
 
 
 class Journal:
-    """The records that one standby has not stored yet: numbered from 1, sent in order, sent again over a new link.
+    """The records that one standby has not stored yet: numbered from 1, sent in order, resent over a new link.
 
     The standby may not have its view yet. So the first record goes alone: the standby keeps it, and says that it is
     stored when the view is there. Then the rest follows.
 
     Args:
         epoch: of the view in which primary and standby were put together.
-        send: sends a record over the link to the standby.
         capture: makes the state that the standby lacks, as the first records; none if both are new.
 
     Attributes:
-        epoch: see above.
         newest: the number of the newest record; 0 before the first.
         stored: the standby has all records up to this number.
         captured: the number of the last record of the capture; None until that is made.
@@ -209,7 +187,7 @@ class Journal:
             self._add(message)
 
     def go_on(self) -> None:
-        """Send the next piece of the capture, and after its last piece what has changed since."""
+        """Send the next piece of the capture, and after its last piece the changes since."""
         if self._capture is None:
             return
         until = self.nbytes + PIECE_BYTES
@@ -223,11 +201,7 @@ class Journal:
             self.nbytes += sum(map(len, self._add(message)))
 
     def store(self, message: wire.Stored) -> None:
-        """Forget the records that the standby has.
-
-        Raises:
-            WireError: it says that it has records that do not exist.
-        """
+        """Forget the records that the standby has."""
         if message.epoch != self.epoch:
             return
         if message.number > self.newest:
@@ -239,7 +213,7 @@ class Journal:
         self._flush()
 
     def send_again(self) -> None:
-        """Send all that is not stored over a new link."""
+        """Resend all that is not stored over a new link."""
         self._sent = self.stored
         self._flush()
 

@@ -26,38 +26,21 @@ class Replaced(Exception):
 
 
 class Neighbors(Protocol):
-    """Those that a replica speaks to, other than in answer."""
+    """The other processes to which a replica sends, other than in answer."""
 
-    def link(self, address: str) -> None:
-        """Make a link to the standby at ``address``, in place of any other."""
-        ...
+    def link(self, address: str) -> None: ...  # to the standby, in place of any other
 
-    def record(self, record: wire.Record) -> None:
-        """Send a record over that link."""
-        ...
+    def record(self, record: wire.Record) -> None: ...  # over that link
 
-    def unlink(self) -> None:
-        """Do without a standby."""
-        ...
+    def unlink(self) -> None: ...
 
-    def tell(self, standing: wire.Standing) -> None:
-        """Tell the scheduler."""
-        ...
+    def tell(self, standing: wire.Standing) -> None: ...  # the scheduler
 
 
 class Replica:
-    """The part of this process in its rank: primary, standby, or neither yet.
+    """The part of this process in its rank: primary, standby, or neither yet. ``serves`` is whether it is the primary.
 
-    Args:
-        node: this process.
-        shard: of this process; see ``record``.
-        admission: of the transport.
-        neighbors: see the class.
-        limit_s: the standby may leave records unanswered for so many seconds; then the scheduler is told that this
-            rank has none that is in step.
-
-    Attributes:
-        serves: whether it is the primary.
+    If the standby leaves records unanswered for ``limit_s`` seconds, the scheduler is told that it is not in step.
     """
 
     def __init__(
@@ -79,21 +62,14 @@ class Replica:
 
     @property
     def gated(self) -> int:
-        """How many answers have waited for the standby so far."""
         return self._primary.gate.held
 
     # ---- what comes
 
     def record(self, message: wire.Message) -> None:
-        """Take a change of the shard: its recorder."""
         self._primary.record(message)
 
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
-        """Return what to send, and to whom, because ``message`` came from ``peer``.
-
-        Raises:
-            WireError: a record is not for this process to take.
-        """
         if isinstance(message, wire.Record):
             if self._view is not None and self.serves:  # from a primary before this one
                 return [(peer, wire.Stored(self._view.epoch, 0))]
@@ -107,16 +83,11 @@ class Replica:
         return self._hold(peer, message)
 
     def answer(self, outbox: Outbox) -> Outbox:
-        """Return what may leave now of answers of the shard that no message has asked for at this moment."""
+        """Return the part that may leave now of answers that no message has asked for at this moment."""
         return self._primary.answer(outbox)
 
     def stored(self, message: wire.Stored) -> Outbox:
-        """Take what the standby says that it has.
-
-        Raises:
-            Replaced: it serves this rank itself.
-            WireError: see ``Primary.stored``.
-        """
+        """Take what the standby has stored; raise ``Replaced`` if it serves this rank itself."""
         if self._view is not None and message.epoch > self._view.epoch:
             raise Replaced(f"server {self._node.rank} is served by another process, in view {message.epoch}")
         outbox = self._primary.stored(message)
@@ -124,16 +95,12 @@ class Replica:
         return outbox
 
     def link_made_anew(self) -> None:
-        """Send to the standby again what it has not stored."""
+        """Resend to the standby the records that it has not stored."""
         if self._primary.journal is not None:
             self._primary.journal.send_again()
 
     def look(self, view: wire.View) -> Outbox:
-        """Take a view of this rank.
-
-        Raises:
-            Replaced: it names this process neither as primary nor as standby.
-        """
+        """Take a view of this rank; raise ``Replaced`` if it names this process neither as primary nor as standby."""
         before = self._view
         if before is not None and view.epoch <= before.epoch:
             return []
@@ -153,16 +120,14 @@ class Replica:
 
     @property
     def capturing(self) -> bool:
-        """Whether a new standby is being sent the state; what changes meanwhile waits."""
         return self._primary.capturing
 
     @property
     def busy(self) -> bool:
-        """Whether ``go_on`` has something to do."""
         return self._standby.ready or self.capturing
 
     def go_on(self) -> None:
-        """Do a part of what is left to do between messages: apply a record, or send a piece of the capture."""
+        """Do a part of the work between messages: apply a record, or send a piece of the capture."""
         self._standby.go_on()
         self._primary.go_on()
         self._say_if_synced()
@@ -170,8 +135,7 @@ class Replica:
     def stand(self, now: float | None = None) -> None:
         """Tell the scheduler how this rank stands, if this process serves it.
 
-        Args:
-            now: the time, in seconds, where that is what this is called for.
+        At times it is called for ``now`` alone.
         """
         if self._view is None or not self.serves:
             return
@@ -224,7 +188,10 @@ class Replica:
         return f"waits for the standby of server {rank}, which has not taken over yet"
 
     def _overdue(self, now: float) -> bool:
-        """Return whether the standby has stored nothing for too long of what waits. Answers go on waiting for it."""
+        """Return whether the standby has stored nothing for too long while records wait.
+
+        Answers go on waiting for it.
+        """
         journal = self._primary.journal
         waits = 0 if journal is None or journal.stored == journal.newest else journal.stored + 1
         if waits != self._waits[0] or not waits:
@@ -239,9 +206,9 @@ class Replica:
 class HeldRequests:
     """Requests that came before this process serves its rank: kept in order, each once, with its last link.
 
-    Workers hear of a new primary from the scheduler, perhaps before that primary does. They repeat over a new link what
-    has not been answered, so there is never more here than they wait for. What its sender has an answer for is
-    forgotten, or never kept.
+    Workers hear of a new primary from the scheduler, perhaps before that primary does. They resend over a new link the
+    requests without an answer, so there is never more here than they wait for. A request that its sender has an answer
+    for is forgotten, or never kept.
     """
 
     def __init__(self) -> None:
@@ -252,7 +219,6 @@ class HeldRequests:
         return len(self._requests)
 
     def add(self, peer: bytes, request: wire.Request) -> None:
-        """Keep ``request``."""
         node, seq, done = request.sender
         if done > self._done.get(node, 0):
             self._done[node] = done

@@ -1,4 +1,4 @@
-"""A standby: takes the records of its primary in order, says that it has them, and applies them. Pure.
+"""A standby: takes the records of its primary in order, acknowledges them, and applies them. Pure.
 
 A record is stored when it is here: it is applied even if the primary is lost. A standby takes records over links that
 are its primary's, and of the view that has put the two together.
@@ -24,12 +24,7 @@ KEPT = 8  # links of servers that are remembered, and records that are kept befo
 
 
 class Standby:
-    """The records of one primary: stored as they come, applied when time allows, or when this process takes over.
-
-    Args:
-        apply: makes the change that a record is of.
-        admission: of the transport: knows what key a link has proved.
-    """
+    """The records of one primary: stored as they come, applied when time allows, or when this process takes over."""
 
     def __init__(self, apply: Callable[[wire.Message], None], admission: Admission) -> None:
         self._apply = apply
@@ -44,16 +39,13 @@ class Standby:
 
     @property
     def behind(self) -> int:
-        """How many records are stored, and not applied yet."""
         return len(self._records) + len(self._backlog)
 
     @property
     def ready(self) -> bool:
-        """Whether ``go_on`` has something to do."""
         return bool(self._records) or self._backlog.ready
 
     def here(self, peer: bytes, node: wire.Node) -> None:
-        """Note that link ``peer`` names ``node``."""
         if peer not in self._links and len(self._links) >= KEPT:
             del self._links[next(iter(self._links))]
         self._links[peer] = node
@@ -61,7 +53,7 @@ class Standby:
             self._admit(peer, self._view)
 
     def look(self, view: wire.View) -> Outbox:
-        """Take the view that makes this process the standby of ``view.primary``; return what to send."""
+        """Take the view that makes this process the standby of ``view.primary``; return messages."""
         if self._view is not None and self._view.primary == view.primary:
             return []  # records keep the epoch of the first view
         self._view = view
@@ -78,11 +70,7 @@ class Standby:
         return outbox
 
     def take(self, peer: bytes, record: wire.Record) -> Outbox:
-        """Store a record; return what to say.
-
-        Raises:
-            WireError: it is not for this process to take, or a record before it is missing.
-        """
+        """Store a record; return its acknowledgement."""
         view = self._view
         if view is None:
             self._early.append((peer, record))
@@ -100,7 +88,7 @@ class Standby:
         return [(peer, wire.Stored(view.epoch, self._stored))]
 
     def go_on(self) -> None:
-        """Apply what is next, if it is due. An error must end this process, which would differ from its primary."""
+        """Apply the next record, if it is due. An error must end this process, which would differ from its primary."""
         while self._records and not self._backlog.ready:
             self._backlog.add(wire.decode(self._records.popleft().buffers))
         message = self._backlog.take()
@@ -108,7 +96,6 @@ class Standby:
             self._apply(message)
 
     def catch_up(self) -> None:
-        """Apply all records that are stored."""
         while self.behind:
             if not self.ready:
                 self._backlog.hurry()
@@ -132,10 +119,10 @@ _Arrays: TypeAlias = "tuple[int, tuple[int, ...], tuple[int, ...]]"
 class Backlog:
     """The records that a standby has not applied, in the order in which it does.
 
-    A standby may keep a round until the primary hands over what it has made of it. Then the standby drops the round,
-    and keeps what it was handed, until the next hand-over replaces that, too. Nothing is lost with that: a record is
-    stored when it is here, and a standby that takes over applies all of them first. Rounds of different arrays, and of
-    tables, can be applied in any order. Any other record comes after all that came before it.
+    A standby may keep a round until the primary hands over its result. Then the standby drops the round, and keeps the
+    result, until the next hand-over replaces that, too. Nothing is lost with that: a record is stored when it is here,
+    and a standby that takes over applies all of them first. Rounds of different arrays, and of tables, can be applied
+    in any order. Any other record comes after all that came before it.
     """
 
     def __init__(self) -> None:
@@ -148,11 +135,9 @@ class Backlog:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to apply now."""
         return bool(self._due)
 
     def add(self, message: wire.Message) -> None:
-        """Take the next record."""
         if isinstance(message, wire.ClosedRowRounds):
             self._due.append(message)
         elif isinstance(message, wire.ClosedRounds) and message.kept:
@@ -164,11 +149,10 @@ class Backlog:
             self._due.append(message)
 
     def take(self) -> wire.Message | None:
-        """Return what is to be applied next; None if nothing is due."""
         return self._due.popleft() if self._due else None
 
     def hurry(self) -> None:
-        """Keep nothing any more."""
+        """Let all rounds that were kept be due."""
         for messages in self._kept.values():
             self._due.extend(messages)
         self._kept.clear()
@@ -187,7 +171,7 @@ class Backlog:
             self.hurry()
 
     def _replaces(self, message: wire.Updated) -> bool:
-        """Return whether ``message`` is what all kept rounds of its arrays have made."""
+        """Return whether ``message`` is the result of all kept rounds of its arrays."""
         kept = self._kept.get(_arrays_of(message))
         return kept is not None and kept[-1].versions == message.versions
 

@@ -1,7 +1,7 @@
 """The links of guests at one process: of processes that are no members, and may ask for some things only. Pure.
 
-All guests of a role have one key, if links prove keys. What comes over a link with that key, or in the name of that
-role, may be one of the role's requests, and nothing else, whatever it says who it is.
+All guests of a role have one key, if links prove keys. A message over a link with that key, or in the name of that
+role, may be one of the role's requests, and nothing else, whatever sender it names.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ class GuestLinks:
     """The links of the guests of one role.
 
     Args:
-        role: which.
         asks: what they may ask, beside ``Explain`` and ``Leave``.
         good_for: what their key is good for, in one word.
         most: how many links there may be at once. If there are more, the one that has been silent for longest is
             dropped.
         key: the public key that all of them have proved; empty where links prove no keys.
-        admission: admits and refuses links; by default all are admitted.
     """
 
     def __init__(
@@ -96,13 +94,7 @@ READER = "reader"  # the role of those who take no part in training
 
 
 class ReaderLinks(GuestLinks):
-    """The links of readers.
-
-    Args:
-        most: how many there may be at once. If there are more, the one that has been silent for longest is dropped.
-        key: the public key that all readers have proved; empty where links prove no keys.
-        admission: admits and refuses links; by default all are admitted.
-    """
+    """The links of readers."""
 
     def __init__(self, most: int, key: str = "", admission: Admission | None = None) -> None:
         super().__init__(READER, READS, "reading", most, key, admission)

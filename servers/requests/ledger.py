@@ -1,4 +1,4 @@
-"""Which requests have been seen, and how they were answered, so that a repeated request does no harm. Pure.
+"""The requests that have been seen, and their answers, so that a repeated request does no harm. Pure.
 
 A request is identified by its sender's node and its number. A repeat is answered again, never applied again. Senders
 say below which number all their requests have been answered, so the ledger stays small. A repeat from below that
@@ -39,7 +39,6 @@ class Ledger(Generic[T]):
         self._pages: dict[tuple[str, int], _Page[T]] = {}  # by role and rank, which all incarnations have in common
 
     def admit(self, request: wire.Request) -> Verdict:
-        """Note ``request``, and return what to do with it."""
         node, seq, done = request.sender
         incarnation = node.incarnation
         page = self._pages.get(node[:2])

@@ -9,16 +9,10 @@ from kvstore import wire
 
 
 class Reason(NamedTuple):
-    """Why a request has no answer yet.
+    """Why a request has no answer yet."""
 
-    Attributes:
-        text: in words, after the name of who says it; empty if it does not wait here.
-        missing: the ranks of the workers that it waits for.
-    """
-
-    text: str = ""
-    missing: Collection[int] = ()
+    text: str = ""  # after the name of the process that says it; empty if the request does not wait there
+    missing: Collection[int] = ()  # the ranks of the workers that it waits for
 
     def reply(self, seq: int) -> wire.Explanation:
-        """Return the answer to question ``seq``."""
         return wire.Explanation(seq, self.text[: wire.MAX_REASON], sorted(self.missing))

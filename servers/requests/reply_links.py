@@ -32,27 +32,19 @@ KEPT = 16  # links of one member, which needs three; when there are more, the ol
 class AdmitAll:
     """An ``Admission`` without a transport: every link is admitted, none proves a key."""
 
-    def admit(self, peer: bytes) -> None:
-        """Do nothing."""
+    def admit(self, peer: bytes) -> None: ...
 
-    def refuse(self, peer: bytes) -> None:
-        """Do nothing."""
+    def refuse(self, peer: bytes) -> None: ...
 
     def identity(self, peer: bytes) -> str:
-        """Return the empty key."""
         return ""
 
     def gone(self, peer: bytes) -> bool:
-        """Return False: it is not known."""
         return False
 
 
 class ReplyLinks:
-    """The links of all members.
-
-    Args:
-        admission: admits and refuses links; by default all are admitted.
-    """
+    """The links of all members."""
 
     def __init__(self, admission: Admission | None = None) -> None:
         self._admission = admission or AdmitAll()
@@ -65,7 +57,6 @@ class ReplyLinks:
         return self._admission.identity(peer)
 
     def has(self, peer: bytes, node: wire.Node) -> bool:
-        """Return whether link ``peer`` has been admitted as one of ``node``."""
         links = self._links.get(node)
         return links is not None and peer in links
 
@@ -87,12 +78,10 @@ class ReplyLinks:
         return True
 
     def forget(self, node: wire.Node) -> None:
-        """Drop the links of ``node``, which is not a member any more."""
         for peer in self._links.pop(node, ()):
             self._admission.refuse(peer)
 
     def repeat(self, peer: bytes, request: wire.Request) -> None:
-        """Note that a request that waits has been repeated over link ``peer``."""
         self._repeated.setdefault(_identity(request), deque(maxlen=KEPT)).append(peer)
 
     def again(self, peer: bytes, request: wire.Request, ledger: Ledger[wire.Reply]) -> Outbox:
@@ -104,7 +93,6 @@ class ReplyLinks:
         return [(peer, before)]
 
     def outbox(self, answers: Sequence[Answer]) -> Outbox:
-        """Return the replies to send, and the link of each."""
         outbox: Outbox = [(peer, reply) for peer, _, reply in answers if peer]
         if self._repeated:
             for answer in answers:

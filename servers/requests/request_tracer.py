@@ -1,4 +1,4 @@
-"""What a process that serves notes for the job's trace: the requests that it has handled, and the replies that left."""
+"""The trace of a process that serves: the requests that it has handled, and the replies that left."""
 
 from __future__ import annotations
 
@@ -13,26 +13,17 @@ MOST_LINKS = 1 << 14  # whose links are remembered: of all members of a job ther
 
 
 class RequestTracer:
-    """Notes the requests that a process has handled, and the replies that left, for the job's trace.
-
-    Args:
-        tracer: of this process.
-
-    Attributes:
-        tracer: see above.
-    """
+    """Traces the requests that a process has handled, and the replies that left."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self._nodes: dict[bytes, wire.Node] = {}  # who speaks over each link
 
     def note(self, began: float, left: float, outbox: Outbox, peer: bytes, message: wire.Message | None) -> None:
-        """Note that ``outbox`` has been sent because ``message`` came from ``peer``, if that is of interest.
+        """Trace ``outbox``, which was sent because ``message`` came from ``peer``, if that is of interest.
 
-        Args:
-            began: since when this has been worked on.
-            left: when the replies left, at the earliest.
-            message: None if no message has asked for it at this moment.
+        Work on it ``began`` then; the replies ``left`` not before then. ``message`` of None: no message has asked for
+        it.
         """
         tracer = self.tracer
         if not isinstance(message, wire.Request):

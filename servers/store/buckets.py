@@ -29,16 +29,11 @@ MAX_SPLITS = 2  # segments that were split more often are not merged again: work
 class Buckets:
     """The buckets of one store.
 
-    Args:
-        rounds: makes the rounds of a new bucket.
-        memory: for the values.
-        recording: of the store.
-
     Attributes:
         grouping: another object whenever segments have come, or are grouped otherwise.
         groups: of its tables.
-        doubts: the segments whose values an optimizer may have half updated, and how. Nothing reads these, or updates
-            them: whoever does looks here first. A dict of segments, for buckets and groups are split and merged.
+        doubts: the segments whose values an optimizer may have half updated, and how. Whoever reads or updates segments
+            looks here first, and then does not. A dict of segments, for buckets and groups are split and merged.
     """
 
     def __init__(self, rounds: Callable[[], Progress], memory: Memory, recording: Recording | None = None) -> None:
@@ -58,7 +53,6 @@ class Buckets:
 
     @property
     def ids(self) -> Collection[int]:
-        """All segments, those of tables, too."""
         return self._at.keys() | self._tables.keys() if self._tables else self._at.keys()
 
     def doubt(self, ids: Collection[int], error: WeightsInDoubt) -> WeightsInDoubt:
@@ -71,11 +65,9 @@ class Buckets:
         return made
 
     def follow_doubt(self, ids: Collection[int], why: str) -> None:
-        """Serve segments ``ids`` no more, as another server does."""
         self.doubts |= dict.fromkeys(ids, WeightsInDoubt(why))
 
     def doubt_of(self, ids: Collection[int]) -> WeightsInDoubt | None:
-        """Return why one of segments ``ids`` is not served; None if all are."""
         if not self.doubts:
             return None
         return next((again(self.doubts[number]) for number in ids if number in self.doubts), None)
@@ -88,21 +80,16 @@ class Buckets:
 
     @property
     def tables(self) -> Collection[RowTarget]:
-        """All tables, each for itself."""
+        """All tables, each in no group."""
         self.groups.split_all()
         return self._tables.values()
 
     def read_tables(self, ids: Collection[int] | None = None) -> list[RowTarget]:
-        """Return tables whose rows are only read, by their segments; all by default. They may be in groups.
-
-        Raises:
-            UsageError: see ``table``.
-        """
+        """Return tables whose rows are only read, by their segments; all by default. They may be in groups."""
         return list(self._tables.values() if ids is None else map(self._table, ids))
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of the sums of a round of all arrays."""
         grouping, nbytes = self._size
         if grouping is not self.grouping:
             nbytes = sum(bucket.sum_bytes for bucket in self.all())
@@ -110,30 +97,22 @@ class Buckets:
         return nbytes
 
     def all(self) -> list[Bucket]:
-        """Return all buckets, each once."""
         return list(dict.fromkeys(self._at.values()))
 
     def targets(self) -> list[AnyTarget]:
-        """Return all that contributions go to, each once."""
         return [*self.all(), *dict.fromkeys(target.group or target for target in self._tables.values())]
 
     def target(self, number: int) -> AnyTarget:
-        """Return what contributions to segment ``number`` go to."""
         target = self._tables.get(number)
         return self.holding(number) if target is None else target.group or target
 
     def targets_of(self, ids: Sequence[int]) -> Sequence[AnyTarget]:
-        """Return what contributions to segments ``ids`` go to, each once."""
         if self._tables and not self._tables.keys().isdisjoint(ids):
             return list(dict.fromkeys(map(self.target, ids)))
         return self.of(ids)
 
     def table(self, number: int) -> RowTarget:
-        """Return the table that segment ``number`` is of, for itself.
-
-        Raises:
-            UsageError: it is of an array, or there is none.
-        """
+        """Return the table of segment ``number``, in no group."""
         return self.groups.split(self._table(number))
 
     def _table(self, number: int) -> RowTarget:
@@ -145,11 +124,9 @@ class Buckets:
         )
 
     def tables_of(self, ids: Sequence[int]) -> list[RowTarget]:
-        """Return the tables that segments ``ids`` are of; see ``table``."""
         return list(map(self.table, ids))
 
     def require_new_tables(self, ids: Sequence[int]) -> None:
-        """Raise ``AlreadyInitialized`` if one of ``ids`` has a value that may have been used."""
         for number in ids:
             known = self._tables.get(number)
             if number in self._at or (known is not None and not self.target(number).rounds.untouched):
@@ -166,11 +143,7 @@ class Buckets:
     def add(
         self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[TensorRange]
     ) -> None:
-        """Take new segments of one dtype, and their first values.
-
-        Raises:
-            AlreadyInitialized: one of them has a value that may have been used.
-        """
+        """Take new segments of one dtype, and their first values."""
         if not ids:
             return
         for number in ids if self._tables else ():
@@ -190,7 +163,6 @@ class Buckets:
         self._put(bucket)
 
     def segment(self, number: int) -> HeldSegment:
-        """Return segment ``number``."""
         bucket, place = self.find(number)
         return bucket.segments.segment(place)
 
@@ -201,12 +173,10 @@ class Buckets:
         return bucket.value[start : start + bucket.sizes[place]].view(bucket.segments.specs[place].shape)
 
     def find(self, number: int) -> tuple[Bucket, int]:
-        """Return the bucket of segment ``number``, and its place in it."""
         bucket = self.holding(number)
         return bucket, bucket.places[number]
 
     def holding(self, number: int) -> Bucket:
-        """Return the bucket of segment ``number``."""
         try:
             return self._at[number]
         except KeyError:
@@ -220,7 +190,6 @@ class Buckets:
             ) from None
 
     def of(self, ids: Sequence[int]) -> list[Bucket]:
-        """Return the buckets that hold segments ``ids``, each once."""
         listed = self._lists.get(tuple(ids))
         if listed is not None:
             return listed
@@ -255,7 +224,6 @@ class Buckets:
         return ranges
 
     def versions(self, ids: Sequence[int]) -> list[int]:
-        """Return, for each of segments ``ids``, how many of its rounds are over."""
         return [self.target(number).rounds.version for number in ids]
 
     def pushed(self, ids: Sequence[int], clocks: Sequence[int]) -> list[Bucket]:
@@ -300,11 +268,7 @@ class Buckets:
         return self.all()
 
     def group(self, ids: Sequence[int], sizes: Sequence[int]) -> list[Bucket]:
-        """Split and merge buckets so that they are as another server's: the first ``sizes[0]`` of ``ids`` are one, etc.
-
-        Raises:
-            ValueError: they cannot be one, or are not here.
-        """
+        """Split and merge buckets to be as another server's: the first ``sizes[0]`` of ``ids`` are one, and so on."""
         if sum(sizes) != len(ids):
             raise ValueError(f"{len(ids)} segments cannot be buckets of {sum(sizes)}")
         stops = list(itertools.accumulate(sizes))

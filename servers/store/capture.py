@@ -54,7 +54,7 @@ class TableCapture:
         self._pages: list[int] = []  # the first slot of each page that has rows
 
     def headers(self) -> Iterator[TensorHeader]:
-        """Yield what a file says of the tensors; for the thread, and before ``contents``."""
+        """Yield the headers of the tensors; for the thread, and before ``contents``."""
         self._pages = []
         for start in range(0, self._frozen.slots, self._slots):
             count = self._frozen.count(start, self._slots)
@@ -65,7 +65,6 @@ class TableCapture:
             yield TensorHeader(rest_name(self._segment, name), "int64", (len(array),))
 
     def contents(self) -> Iterator[memoryview]:
-        """Yield the bytes of what ``headers`` lists."""
         for start in self._pages:
             ids, rows, parts = self._frozen.page(start, self._slots)
             yield from map(bytes_of, (ids, rows, *parts.values()))
@@ -73,7 +72,6 @@ class TableCapture:
             yield bytes_of(np.ascontiguousarray(array, np.int64))
 
     def drop(self) -> None:
-        """Let go of it: the table keeps nothing for it any more."""
         self._frozen.thaw()
 
     def _page_headers(self, page: int, count: int) -> Iterator[TensorHeader]:
@@ -86,7 +84,7 @@ class TableCapture:
 
 
 class _Piece:
-    """Bytes to copy once. Whoever comes first copies; the other waits for it."""
+    """Bytes to copy once: the thread or the update copies, whichever comes first, and the other waits for it."""
 
     __slots__ = ("_lock", "_source", "_target")
 
@@ -106,17 +104,12 @@ class StoreCapture:
     """The values and optimizer states of a store's segments, each at its own round.
 
     Args:
-        store: its number.
         number: of the checkpoint.
         clocks: by segment: the round to capture it at, or the first one after that.
         on_complete: called when all segments have reached their rounds.
-        memory: to copy to; new memory by default.
 
     Attributes:
-        store, number: see above.
-        ids: the segments.
         clocks: by segment, the round that it was captured at.
-        copied: whether all has been copied.
         optimizer: the name of the rule that updates; None if there is none.
         doubt: why there can be no checkpoint, though all segments count as captured; None if there can.
     """
@@ -146,15 +139,12 @@ class StoreCapture:
 
     @property
     def complete(self) -> bool:
-        """Whether all segments have reached their rounds."""
         return not self._missing
 
     def reached(self, target: AnyTarget, updater: Updater | None, doubt: WeightsInDoubt | None) -> None:
         """Note the segments of ``target`` that have reached their rounds. Where there are no rounds, it is now.
 
-        Args:
-            updater: has the optimizer's states, if there is one.
-            doubt: why the segments are not served; None if they are.
+        ``doubt`` is why the segments are not served; None if they are.
         """
         version = target.rounds.version
         now = not isinstance(target.rounds, Rounds)
@@ -215,12 +205,12 @@ class StoreCapture:
 
     @property
     def headers(self) -> list[TensorHeader]:
-        """What was captured, in order. For the thread: it takes a look at each row of tables."""
+        """The headers of the captured tensors, in order. For the thread: it looks at each row of tables."""
         arrays = (header for header, _ in self._tensors.values())
         return [*arrays, *(header for table in self._tables for header in table.headers())]
 
     def contents(self) -> Iterator[memoryview]:
-        """Yield the bytes of what ``headers`` lists, and let go of each."""
+        """Yield the bytes of the tensors in ``headers``, and let go of each."""
         while self._tensors:
             _, target = self._tensors.pop(next(iter(self._tensors)))
             yield target.data
@@ -239,11 +229,7 @@ class StoreCapture:
 
 
 class Captures:
-    """The captures of one store that are under way.
-
-    Args:
-        buckets, updates: of the store.
-    """
+    """The captures of one store that are under way."""
 
     def __init__(self, buckets: Buckets, updates: Updates) -> None:
         self._buckets = buckets
@@ -270,11 +256,7 @@ class Captures:
         on_complete: Callable[[StoreCapture], None],
         memory: CaptureMemory | None = None,
     ) -> StoreCapture:
-        """Begin a capture; see ``StoreCapture``. Segments that are there already are noted at once.
-
-        Raises:
-            KeyNotInitialized: there is no such segment.
-        """
+        """Begin a capture; see ``StoreCapture``. Segments that have reached their rounds are noted at once."""
         self._buckets.groups.split_all()
         targets = self._buckets.targets_of(list(clocks))
         capture = StoreCapture(store, number, clocks, on_complete, memory)
@@ -298,13 +280,11 @@ class Captures:
                 capture.secure(bucket.ids)
 
     def reached(self, targets: Iterable[AnyTarget]) -> None:
-        """Note that ``targets`` have come to their next round."""
         for capture in [capture for capture in self._active if not capture.complete]:
             for target in targets:
                 self._reached(capture, target)
 
     def end(self, capture: StoreCapture) -> None:
-        """Forget ``capture``."""
         self._active = [each for each in self._active if each is not capture]
 
     def _reached(self, capture: StoreCapture, target: AnyTarget) -> None:
@@ -319,12 +299,7 @@ ALIGN = 64
 class CaptureMemory:
     """One block of memory, divided among the captures that are under way. Any thread may call it.
 
-    It is touched before it is needed. A page that no process has used since a virtual machine has started costs far
-    more than the copy itself: 28 us for 4 KB where we measured it, so 1.5 s for 204 MB. An update that has to wait for
-    a copy would wait for that, too.
-
-    Attributes:
-        wanted: bytes that the captures under way have asked for.
+    ``wanted`` is how many bytes these captures have asked for.
     """
 
     def __init__(self) -> None:
@@ -336,18 +311,18 @@ class CaptureMemory:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes are kept."""
         return len(self._block)
 
     def reserve(self, nbytes: int) -> None:
         """Have at least so many bytes, all of them touched, unless a capture is under way.
 
-        Raises:
-            MemoryError: there is not so much; what there was stays.
+        MemoryError leaves all as it was.
         """
         if nbytes <= len(self._block):
             return
         block = np.empty(nbytes, np.uint8)
+        # A page that no process has used since a virtual machine has started costs far more than the copy itself: 28 us
+        # for 4 KB where we measured it, so 1.5 s for 204 MB. An update that waits for a copy would wait for that, too.
         for start in range(0, nbytes, TOUCHED):
             block[start : min(nbytes, start + TOUCHED) : PAGE] = 0
         with self._lock:
@@ -355,7 +330,6 @@ class CaptureMemory:
                 self._block = block
 
     def hold(self) -> None:
-        """Note that a capture begins."""
         with self._lock:
             self._holders += 1
 
@@ -370,7 +344,7 @@ class CaptureMemory:
         return np.empty(nbytes, np.uint8)
 
     def release(self) -> int:
-        """Note that a capture needs nothing any more; return how many bytes all have asked for, if it was the last."""
+        """Note that a capture ends; return how many bytes all have asked for, if it was the last."""
         with self._lock:
             self._holders -= 1
             if self._holders:

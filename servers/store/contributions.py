@@ -1,4 +1,4 @@
-"""What a push contributes to which buckets, checked. Pure."""
+"""The contributions of a push to buckets, checked. Pure."""
 
 from __future__ import annotations
 
@@ -42,11 +42,7 @@ def require_mergeable(message: wire.Push, rule: Rule) -> None:
 
 
 def updates_of(message: wire.Push, buckets: Sequence[Bucket], rule: Rule, optimizer: Optimizer | None) -> list[Update]:
-    """Return what a push contributes to each of ``buckets``, which together are its segments.
-
-    Raises:
-        UsageError: an open round does not take its contribution, which is not late either, and no repeat.
-    """
+    """Return what a push contributes to each of ``buckets``, which together are its segments."""
     ranks = message.workers
     ranges: Sequence[PayloadRange] = payload_of(message, buckets)
     hyper = asked(message, optimizer)
@@ -67,7 +63,6 @@ def updates_of(message: wire.Push, buckets: Sequence[Bucket], rule: Rule, optimi
 
 
 def contribute(message: PushRequest, target: AnyTarget, part: Contribution | RowContribution) -> None:
-    """Take ``part``, which ``message`` contributes to ``target``."""
     own = message.rank_clocks if isinstance(message, wire.Push) else ()
     if not own:
         target.rounds.contribute(part.ranks, part.clock, part)
@@ -77,11 +72,7 @@ def contribute(message: PushRequest, target: AnyTarget, part: Contribution | Row
 
 
 def payload_of(message: wire.Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
-    """Return the elements of a push to ``buckets``, checked.
-
-    Raises:
-        UsageError, WireError: they are not those of these buckets.
-    """
+    """Return the elements of a push to ``buckets``, checked."""
     if not buckets:
         return []
     compression = described(message.codec)
@@ -100,30 +91,22 @@ class CompressedSegments:
 
     @property
     def values(self) -> torch.Tensor:
-        """The elements, in new memory."""
         out = torch.empty(self.stop - self.start, dtype=torch.float32, device="cpu")
         self.write(out, False)
         return out
 
     def cut(self, start: int, stop: int) -> PayloadRange:
-        """See ``PayloadRange``. Buckets are divided between segments; another worker's buffers may end within one."""
+        """Buckets are divided between segments; another worker's buffers may end within one."""
         if start <= self.start and self.stop <= stop:
             return CompressedSegments(self.start - start, self.stop - start, self.payload)
         return TensorRange(self.start, self.values).cut(start, stop)
 
     def write(self, out: torch.Tensor, add: bool) -> None:
-        """See ``PayloadRange``."""
         with one_thread():  # codecs work in chunks, for which to wake other threads takes longer than the work
             self.payload.write(out, add)
 
 
 def _compressed(message: wire.Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
-    """Return the elements of a compressed push, checked.
-
-    Raises:
-        UsageError: the segments are not of floating point.
-        WireError: a payload is not that of its segments.
-    """
     dtype = buckets[0].dtype
     if dtype not in FLOATS:
         raise UsageError(f"compressed values for segments of {dtype}; compression is for floating point only")

@@ -13,10 +13,9 @@ from servers.names import workers
 
 
 class UpdateHyperparameters(NamedTuple):
-    """The hyper-parameters to update with.
+    """The hyper-parameters of an update. For ``lr`` and ``rescale``, None takes the optimizer's own.
 
     Attributes:
-        lr, rescale: None takes the optimizer's own.
         changes: others that differ from the optimizer's: ((group, name), value), in order. Group 0 is of all keys.
         pushed, back: the compression of the contribution and of the answer, on which a round's workers must agree, too:
             else their replicas get other values. None is not compared.
@@ -29,12 +28,10 @@ class UpdateHyperparameters(NamedTuple):
     back: str | None = None
 
     def listed(self) -> list[list[Any]]:
-        """Return the changes as messages carry them; see ``Push``."""
         return [[*which, list(value) if isinstance(value, tuple) else value] for which, value in self.changes]
 
 
 def changed(changes: Sequence[Sequence[Any]]) -> dict[tuple[int, str], Any]:
-    """Return the changes that a message lists."""
     return {(number, name): tuple(value) if isinstance(value, list) else value for number, name, value in changes}
 
 
@@ -56,11 +53,7 @@ def compressions(message: wire.Push) -> tuple[str, str | None]:
 
 
 def asked(message: wire.Push | wire.PushRows, optimizer: Optimizer | None) -> UpdateHyperparameters:
-    """Return the hyper-parameters of a push.
-
-    Raises:
-        UsageError, UnknownName: the optimizer does not take them, or there is none.
-    """
+    """Return the hyper-parameters of a push; raise ``UsageError`` if no optimizer takes them."""
     if not message.changes:
         return UpdateHyperparameters(message.lr, message.rescale)
     changes = changed(message.changes)
@@ -71,22 +64,15 @@ def asked(message: wire.Push | wire.PushRows, optimizer: Optimizer | None) -> Up
 
 
 class Contributed:
-    """What one worker, or several whose pushes have been summed, contribute to a round.
-
-    Attributes:
-        ranks: of the workers; they rise.
-        clock: the number of the push among each worker's pushes.
-        hyper: the hyper-parameters to update with.
-    """
+    """The push of one worker, or the sum of several workers' pushes, as a contribution to a round."""
 
     __slots__ = ()
-    ranks: Sequence[int]
-    clock: int
+    ranks: Sequence[int]  # of the workers; they rise
+    clock: int  # the number of the push among each worker's pushes
     hyper: UpdateHyperparameters
 
     @property
     def who(self) -> str:
-        """The workers, for messages."""
         return workers(self.ranks)
 
 
@@ -101,12 +87,7 @@ def agreed_by(items: Sequence[Contributed], keys: Iterable[Key]) -> UpdateHyperp
 def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None]) -> UpdateHyperparameters:
     """Return the hyper-parameters of a round, on which all workers that give one must agree.
 
-    Args:
-        given: by the workers that give them, as messages name them.
-        keys: of the round, for messages.
-
-    Raises:
-        Mismatch: workers disagree; the message says which value each gave.
+    ``given``: by the workers that give them, as messages name them. ``keys``: of the round, for messages.
     """
 
     def common(name: str, values: Mapping[str, Any]) -> Any:

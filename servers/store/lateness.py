@@ -1,11 +1,11 @@
-"""When pushes come: who comes last, and how long others have waited for a worker alone. Pure: it is told the time.
+"""Lateness: which worker pushes last, and how long others have waited for a worker alone. Pure; takes the time.
 
 A wave is over when a round is, or, where each push is an update, when the lowest clock rises. The worker whose push
 ends it came last. Others wait for that worker alone from the moment at which nothing else is missing and a request
 waits, until its push comes. In even runs somebody comes last in each wave, too; but then nobody waits long for one
 worker alone.
 
-This is for people to look at. It is not part of what a standby gets, and decides nothing.
+This is for people to look at. No standby gets it, and it decides nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ from servers.store.target import AnyTarget, ParkedRequest
 
 
 class ArrivalTimes:
-    """When the pushes of one process's stores come.
-
-    Args:
-        workers: how many ranks there are.
-
-    Attributes:
-        now: when the message came that is being handled.
-    """
+    """When the pushes of one process's stores come; ``now`` is when the message came that is being handled."""
 
     def __init__(self, workers: int) -> None:
         self.now = 0.0
@@ -35,14 +28,12 @@ class ArrivalTimes:
 
     @property
     def lateness(self) -> Lateness:
-        """What has been counted so far."""
         return Lateness(self._waves, list(self._came_last), list(self._alone_s))
 
     def wave(self, ranks: Sequence[int], since: float | None) -> None:
         """Note that the contribution of ``ranks``, which has just come, has ended a wave.
 
-        Args:
-            since: from when on nothing else was missing; None if nobody waited, or others were missing, too.
+        Nothing else was missing from ``since`` on; None if nobody waited, or others were missing, too.
         """
         now, counted = self.now, self._counted
         self._waves += 1
@@ -56,10 +47,7 @@ class ArrivalTimes:
     def contributed(self, ranks: Sequence[int], clock: int, targets: Sequence[AnyTarget], quorum: bool) -> None:
         """Note that ``ranks`` have contributed to round ``clock`` of ``targets``, whose rounds are closed if complete.
 
-        The others have been waiting since the last contribution before the one that closes the round.
-
-        Args:
-            quorum: whether rounds can do without some workers: then nobody is awaited alone.
+        With a ``quorum`` rounds can do without some workers: then nobody is awaited alone.
         """
         now = since = self.now
         over = False
@@ -67,6 +55,7 @@ class ArrivalTimes:
             rounds = target.rounds
             version = rounds.version
             if version > target.judged:
+                # Others have been waiting since the last contribution before the one that closes the round.
                 over, target.judged, last_at = True, version, target.last_at
                 if last_at is not None and last_at < since:
                     since = last_at
@@ -79,8 +68,7 @@ class ArrivalTimes:
     def updated(self, ranks: Sequence[int], targets: Sequence[AnyTarget], ready: Sequence[ParkedRequest]) -> None:
         """Note that ``ranks`` have pushed to ``targets``, where each push is an update.
 
-        Args:
-            ready: the requests that waited for this push.
+        ``ready`` requests waited for it.
         """
         since, over = self.now, False
         for target in targets:

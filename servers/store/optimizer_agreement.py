@@ -22,10 +22,9 @@ A = TypeVar("A")  # an asker
 
 
 class Agreement(Generic[T, A]):
-    """One kind of call. The n-th call of one worker is compared with the n-th of the others: that is its ``version``.
+    """One kind of call.
 
-    Args:
-        what: the name of the call, for messages.
+    The n-th call of one worker is compared with the n-th of the others: that is its ``version``.
     """
 
     def __init__(self, what: str) -> None:
@@ -39,12 +38,10 @@ class Agreement(Generic[T, A]):
         return [(version, who, error) for version, (_, error, who) in self._decided.items()]
 
     def restore(self, version: int, proposal: T, who: A, error: Exception | None) -> None:
-        """Note a call of rank 0's on which another server has acted."""
         self._decided[version] = (proposal, error, who)
 
     @property
     def waiting(self) -> list[A]:
-        """Those whose call waits for rank 0's."""
         return [who for waiting in self._waiting.values() for who, _ in waiting]
 
     def decide(self, version: int, proposal: T, who: A, act: Callable[[T], None]) -> list[tuple[A, Exception | None]]:
@@ -79,14 +76,7 @@ class Agreement(Generic[T, A]):
 
 
 class OptimizerAgreement:
-    """The calls of ``set_optimizer`` of one store.
-
-    Args:
-        store: its number.
-        updates: of the store.
-        set_optimizer: has the store's arrays and tables updated with an optimizer.
-        rank: of the server, for messages.
-    """
+    """The calls of ``set_optimizer`` of one store; ``set_optimizer`` takes effect on its arrays and tables."""
 
     def __init__(self, store: int, updates: Updates, set_optimizer: Callable[[Optimizer], None], rank: int) -> None:
         self._store = store
@@ -97,15 +87,10 @@ class OptimizerAgreement:
 
     @property
     def waiting(self) -> list[wire.SetOptimizer]:
-        """The calls that wait for worker 0's."""
         return [request for _, request in self._calls.waiting]
 
     def take(self, peer: bytes, message: wire.SetOptimizer) -> list[Answer]:
-        """Take a worker's call; return the answers to those that need not wait any more.
-
-        Raises:
-            UsageError: there is no such optimizer on this server.
-        """
+        """Take a worker's call; return the answers to those that need not wait any more."""
         proposal = self._proposal(message)
         outcomes = (
             self._calls.decide(message.version, proposal, (peer, message), self._set_optimizer)
@@ -118,16 +103,10 @@ class OptimizerAgreement:
         ]
 
     def abandon(self, error: Exception) -> list[Answer]:
-        """Fail the calls that wait for worker 0's."""
         return [refuse(*asker, error) for asker in self._calls.abandon()]
 
     def abandon_if_vain(self, departed: Collection[int], inside: Collection[int]) -> list[Answer]:
-        """Fail the calls that wait for worker 0's if it has left the job, or is inside ``join``.
-
-        Args:
-            departed: the workers that have left in order.
-            inside: the workers inside ``join``.
-        """
+        """Fail the calls that wait for worker 0's if it has left the job, or is ``inside`` ``join``."""
         if 0 in departed:
             return self.abandon(NodeLost("worker 0 has left the job without calling set_optimizer"))
         if 0 in inside:
@@ -157,11 +136,7 @@ class OptimizerAgreement:
         )
 
     def restore(self, message: wire.OptimizerCalls) -> None:
-        """Have the calls that another server has recorded, and its optimizer.
-
-        Raises:
-            ValueError: something else is among them.
-        """
+        """Have the calls that another server has recorded, and its optimizer."""
         failures = {version: rebuild(kind, text) for version, kind, text in message.failures}
         optimizer: Optimizer | None = None
         for version, frame in zip(message.versions, message.buffers, strict=True):

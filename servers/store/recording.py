@@ -1,4 +1,4 @@
-"""What one store's primary records, so that a standby comes to the same state bit by bit. Pure.
+"""The records of one store's primary, which bring a standby to the same state bit by bit. Pure.
 
 Contributions to rounds that are open are not recorded: workers repeat them, should the primary be lost. A round is
 recorded when it is closed: its sum before the optimizer steps with it, or its value where sums are assigned.
@@ -27,28 +27,20 @@ from servers.store.target import AnyTarget, Bucket
 
 
 class Recorder(Protocol):
-    """Takes records, each before what it records has left the server."""
+    """Takes records, each before the change that it describes has left the server."""
 
     @property
     def shares(self) -> bool:
         """Whether the standby reads this process's memory: then large frames cost nothing."""
         ...
 
-    def note(self, message: wire.Message) -> None:
-        """Take the next record."""
-        ...
+    def note(self, message: wire.Message) -> None: ...
 
 
 class Recording:
-    """Makes the records of one store.
+    """Makes the records of one store. Ask ``on``, which is whether there is a recorder, before each call.
 
-    Args:
-        store: its number.
-        recorder: is given each record; None if there is no standby.
-        memory: for sums of rows, and copies of states.
-
-    Attributes:
-        on: whether there is a recorder. Ask before each call.
+    ``memory`` is for sums of rows, and copies of states.
     """
 
     def __init__(self, store: int = 0, recorder: Recorder | None = None, memory: Memory | None = None) -> None:
@@ -57,17 +49,14 @@ class Recording:
         self.use(recorder)
 
     def use(self, recorder: Recorder | None) -> None:
-        """Give records to ``recorder`` from now on."""
         self._recorder = recorder
         self.on = recorder is not None
 
     @property
     def shares(self) -> bool:
-        """See ``Recorder``."""
         return self._recorder is not None and self._recorder.shares
 
     def note(self, message: wire.Message) -> None:
-        """Record a request as it came."""
         if self._recorder is not None:
             self._recorder.note(message)
 
@@ -87,10 +76,7 @@ class Recording:
         """Record closed rounds with which the optimizer steps.
 
         Args:
-            buckets: those that are updated.
-            sums: the sum for each, in the dtype of its sums. It must not change while the record exists.
-            scales: the factor of each sum.
-            hyper: what to update with.
+            sums: the sum for each bucket, in the dtype of its sums. It must not change while the record exists.
             failures: the buckets whose round has failed, and why.
             kept: whether ``updated`` will follow, now or later.
         """
@@ -113,12 +99,7 @@ class Recording:
     ) -> None:
         """Record closed rounds of tables; see ``sums``.
 
-        Args:
-            targets: those that are updated.
-            sums: the ids and rows for each. The rows must not change while the record exists.
-            hyper: what to update with.
-            failures: the tables whose round has failed, and why.
-            together: the rows of all ``sums``, if they are one array.
+        ``together`` are the rows of all ``sums``, if they are one array.
         """
         rows = [rows for _, rows in sums] if together is None else [together]
         every = [*targets, *failures]
@@ -143,12 +124,7 @@ class Recording:
         return np.frombuffer(self._memory.allocate(nbytes), dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
 
     def updated(self, buckets: Sequence[Bucket], states: StateParts) -> None:
-        """Record what an update has made.
-
-        Args:
-            buckets: those that were updated.
-            states: theirs; see ``StateStore.parts``. They are copied, for updates change them in place.
-        """
+        """Record the result of an update. The ``states`` are copied, for updates change them in place."""
         described, frames = pack_parts(self._copied(states))
         versions = [bucket.version for bucket in buckets]
         values = [bucket.whole() for bucket in buckets]
@@ -203,18 +179,17 @@ class Recording:
             yield [int(number) for number in numbers], name, copy
 
     def _ids(self, parts: Sequence[Ids]) -> Ids:
-        """Return a copy of all ``parts``: they may be a message's."""
+        """Return a copy of all ``parts``, which may lie in a message."""
         whole = self.room((sum(map(len, parts)),), np.dtype(np.int64))
         return np.concatenate(parts, out=whole) if parts else whole
 
 
 def grouped_record(store: int, buckets: Sequence[Bucket]) -> wire.Grouped:
-    """Return a record that ``buckets`` are there, with these segments."""
     return wire.Grouped(store, *_segments(buckets))
 
 
 def in_doubt_record(store: int, ids: Collection[int], error: Exception) -> wire.InDoubt:
-    """Return a record that segments ``ids`` are served no more, because of ``error``."""
+    """Return the record of ``Recording.doubt``."""
     return wire.InDoubt(store, list(ids), str(error)[: wire.MAX_REASON])
 
 
@@ -225,7 +200,7 @@ def states_record(store: int, states: StateTensors) -> wire.StatesState:
 
 
 def _contributors(rounds: Sequence[object]) -> list[list[int]]:
-    """Return who has contributed to each of ``rounds``; nothing if none of them has a quorum."""
+    """Return the contributors of each of ``rounds``; nothing if none of them has a quorum."""
     contributors = [list(each.contributors) for each in rounds if isinstance(each, Rounds)]
     return contributors if any(contributors) else []
 

@@ -22,28 +22,17 @@ _RANK = itemgetter(0)
 
 
 class _OpenRound(Generic[T]):
-    """What has been contributed to a round that is not over.
-
-    Attributes:
-        ranks: all that have contributed.
-        items: by the first rank of each contribution: all its ranks, and the item.
-    """
+    """The contributions to a round that is not over."""
 
     __slots__ = ("items", "ranks")
 
     def __init__(self) -> None:
         self.ranks: set[int] = set()
-        self.items: dict[int, tuple[Sequence[int], T]] = {}
+        self.items: dict[int, tuple[Sequence[int], T]] = {}  # by the first rank of each: all its ranks, and the item
 
 
 class Rounds(Generic[T]):
     """The rounds of one bucket.
-
-    Args:
-        workers: the ranks of the workers that contribute.
-        version: how many rounds are over.
-        quorum: how many workers' contributions complete a round; None for all.
-        keep: whether a contribution to a round that is over counts in the next one; else it does not count.
 
     Attributes:
         version: how many rounds are over.
@@ -73,17 +62,15 @@ class Rounds(Generic[T]):
 
     @property
     def untouched(self) -> bool:
-        """Whether nobody has contributed yet."""
         return not self.version and self.idle
 
     @property
     def idle(self) -> bool:
-        """Whether no round is open: nobody has contributed to one that is not over."""
         return not self._open and not self._late
 
     @property
     def one_behind(self) -> bool:
-        """False: see ``WorkerClocks``. Whom a round waits for, its contributions say."""
+        """Always False: ``contributions`` say whom a round waits for; compare ``WorkerClocks``."""
         return False
 
     @property
@@ -107,7 +94,6 @@ class Rounds(Generic[T]):
         return len(self._paused) < self._number or self.version >= max(self._paused.values())
 
     def copy(self) -> Rounds[T]:
-        """Return rounds of the same version and pauses, of which none is open."""
         made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
         made._paused = dict(self._paused)
         made._left = self._left
@@ -143,11 +129,7 @@ class Rounds(Generic[T]):
         return self._quorum is not None and clock <= self.version and not self.counts(ranks, clock)
 
     def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:
-        """Take the contribution of ``ranks``, which rise, to round ``clock``.
-
-        Returns:
-            Whether it counts there: not if the round is over, has a contribution of one of them, or one is not in it.
-        """
+        """Take the contribution of ``ranks``, which rise, to round ``clock``; return whether it counts there."""
         if not self._has(ranks) or (self._paused and self._beyond(ranks, clock)):
             return False
         if clock <= self.version:
@@ -185,19 +167,14 @@ class Rounds(Generic[T]):
         return items
 
     def factor(self, contributors: int) -> float:
-        """Return the factor for the sum of the last round: with a quorum, as if each worker of it had contributed.
+        """Return the factor for the sum of the last round, to which so many workers have contributed.
 
-        Args:
-            contributors: the workers that have.
+        With a quorum it is as if each worker of the round had contributed.
         """
         return 1.0 if self._quorum is None else self.share / contributors
 
     def follow(self, version: int, contributors: Collection[int] = ()) -> None:
-        """Close the next round, which is ``version``, as another server has.
-
-        Raises:
-            ValueError: the next round is another one.
-        """
+        """Close the next round, which is ``version``, as another server has."""
         if version != self.version + 1:
             raise ValueError(f"round {version} was closed after round {self.version}")
         self.reach(version)
@@ -205,11 +182,7 @@ class Rounds(Generic[T]):
         self._late.clear()
 
     def reach(self, version: int) -> None:
-        """Close all rounds up to ``version``, as another server has; without a quorum that is all.
-
-        Raises:
-            ValueError: more are over.
-        """
+        """Close all rounds up to ``version``, as another server has; without a quorum that is all."""
         if version < self.version:
             raise ValueError(f"round {version} was closed after round {self.version}")
         self.version = self._followed = version
@@ -232,7 +205,7 @@ class Rounds(Generic[T]):
         return missing
 
     def leave(self, ranks: Collection[int]) -> None:
-        """Note which workers have left. With a quorum, rounds do without them; else theirs can never be complete."""
+        """Note which workers have left. Only with a quorum do rounds go on without them."""
         if self._quorum is not None:
             self._left = frozenset(ranks) & self._workers
             self._look()
@@ -250,7 +223,6 @@ class Rounds(Generic[T]):
         self._look()
 
     def _has(self, ranks: Sequence[int]) -> bool:
-        """Return whether all ``ranks``, which rise, are of workers."""
         if self._dense:
             return ranks[0] >= 0 and ranks[-1] < self._number
         return self._workers.issuperset(ranks)
@@ -260,11 +232,10 @@ class Rounds(Generic[T]):
             self._counted[rank] = max(clock, self._counted.get(rank, 0))
 
     def _beyond(self, ranks: Sequence[int], clock: int) -> bool:
-        """Return whether one of ``ranks`` has paused before its push ``clock``."""
         return any(clock > self._paused.get(rank, clock) for rank in ranks)
 
     def _enough(self) -> int:
-        """Return how many contributions complete the next round. It is asked at each contribution."""
+        """Return how many contributions complete the next round."""
         within = self._number - len(self._absent)
         return within if self._quorum is None else max(1, min(self._quorum, within))
 
@@ -279,13 +250,6 @@ class WorkerClocks(Generic[T]):
     It has the interface of ``Rounds``. Its ``version`` is how often the slowest worker has pushed, so a read by
     a worker that is too far ahead waits for a version, as one in rounds does. A worker that pauses is not counted until
     all resume, at the highest clock.
-
-    Args:
-        workers: their ranks.
-        clocks: by rank; None for zeros.
-
-    Attributes:
-        version: the lowest clock.
     """
 
     idle = True
@@ -299,38 +263,33 @@ class WorkerClocks(Generic[T]):
 
     @property
     def untouched(self) -> bool:
-        """Whether nobody has pushed yet."""
         return not any(self._clocks.values()) and not self._paused
 
     @property
     def one_behind(self) -> bool:
-        """Whether one worker has pushed less often than all others."""
         return self._counts[self.version] == 1 and len(self._clocks) > 1
 
     @property
     def state(self) -> tuple[dict[int, int], dict[int, int]]:
-        """What must be equal for two buckets to be merged."""
         return self._clocks, self._paused
 
     @property
     def clocks(self) -> Mapping[int, int]:
-        """By rank, how often a worker has pushed, one that pauses too."""
+        """By rank, how often each worker has pushed, including those that pause."""
         return self._clocks | self._paused
 
     def restore(self, version: int, clocks: Mapping[int, int]) -> None:
-        """Be where another server is, whose ``clocks`` these are; nobody pauses. The version follows from them."""
+        """Be where another server is. The version follows from ``clocks``; nobody pauses."""
         self._clocks, self._paused = dict(sorted(clocks.items())), {}
         self._look()
 
     def copy(self) -> WorkerClocks[T]:
-        """Return clocks with the same values."""
         made: WorkerClocks[T] = WorkerClocks((), dict(self._clocks))
         made._paused = dict(self._paused)
         made._look()
         return made
 
     def open(self) -> list[tuple[int, Sequence[int], T]]:
-        """Return nothing: every contribution becomes an update at once."""
         return []
 
     def expects(self, ranks: Sequence[int], clock: int) -> bool:
@@ -342,7 +301,6 @@ class WorkerClocks(Generic[T]):
         return False
 
     def is_late(self, ranks: Sequence[int], clock: int) -> bool:
-        """Return False: every push is an update."""
         return False
 
     def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:
@@ -361,19 +319,16 @@ class WorkerClocks(Generic[T]):
         return True
 
     def complete(self) -> list[T] | None:
-        """Return None: there are no rounds to close."""
         return None
 
     def factor(self, contributors: int) -> float:
-        """Return 1: each push is an update of its own."""
         return 1.0
 
     def missing(self, clock: int) -> dict[int, int]:
-        """Return who has pushed less often than ``clock``: by rank, the first push that is missing."""
+        """Return the workers that have pushed less often than ``clock``: by rank, the first push that is missing."""
         return {rank: pushed + 1 for rank, pushed in self._clocks.items() if pushed < clock}
 
     def leave(self, ranks: Collection[int]) -> None:
-        """Note that workers have left: nobody waits for them any more."""
         for rank in ranks:
             self._clocks.pop(rank, None)
             self._paused.pop(rank, None)

@@ -50,7 +50,7 @@ CheckedUpdates: TypeAlias = Sequence[Update] | Sequence[RowUpdate]
 
 
 class _Known(NamedTuple):
-    """What has been found out about a push: its only bucket, and the hyper-parameters to update it with."""
+    """A push that has been checked once: its only bucket, and the hyper-parameters to update it with."""
 
     buckets: tuple[Bucket]
     hyper: UpdateHyperparameters
@@ -60,23 +60,9 @@ class ServedStore:
     """One store.
 
     Args:
-        rule: of the store.
-        workers: the ranks of the job's workers.
-        memory: for values and sums.
         recording: tells a standby, if there is one.
         times: when pushes come; None keeps no account.
         lineage: in which its arrays are, and its tables begin; see ``kvstore.lineage``.
-
-    Attributes:
-        rule, lineage: see above.
-        buckets: its segments.
-        captures: the captures for checkpoints that are under way.
-        updates: what contributions do to its arrays.
-        tables: its tables, and what requests do to them.
-        values: makes the answers that bring values.
-        recording: tells a standby, if there is one.
-        waiting: the requests that wait for rounds, and the workers inside ``join``.
-        tracer: notes updates for the job's trace; None notes nothing.
     """
 
     def __init__(
@@ -116,11 +102,9 @@ class ServedStore:
 
     @property
     def parked(self) -> list[WaitingRequest]:
-        """The requests that wait for rounds."""
         return self.waiting.parked
 
     def init(self, message: wire.Init) -> None:
-        """Take new segments and their first values."""
         kinds = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
         specs = list(map(kinds.__getitem__, message.kinds))
         ranges = ranges_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
@@ -142,7 +126,6 @@ class ServedStore:
         return self._push(peer, message, buckets, updates)
 
     def push_rows(self, peer: bytes, message: wire.PushRows) -> list[Answer]:
-        """Take a worker's contributions to tables, and answer the requests that need not wait any more."""
         answers = self.push_to_group(peer, message)
         if answers is None:
             self.pauses.require_before(message)
@@ -157,8 +140,7 @@ class ServedStore:
     def push_as_before(self, peer: bytes, message: wire.Push) -> list[Answer] | None:
         """Take a push that repeats an earlier one but for worker, round and values; return None if it does not.
 
-        Raises:
-            UsageError, WireError: its values are not those of the segments; nothing has changed.
+        If it raises, the values do not fit the segments, and nothing has changed.
         """
         if self._grouping is not self.buckets.grouping:
             self._forget_known()
@@ -200,10 +182,9 @@ class ServedStore:
         return self._contributed(message, [group])
 
     def follow_push(self, message: PushRequest) -> Exception | None:
-        """Take contributions that another server has recorded: an update, or those of them that are late.
+        """Take contributions that another server has recorded: an update, or the late ones among them.
 
-        Returns:
-            The error of an update.
+        Return its error.
         """
         updates: CheckedUpdates
         if isinstance(message, wire.Push):
@@ -222,7 +203,7 @@ class ServedStore:
     def _push(
         self, peer: bytes, message: PushRequest, targets: Sequence[AnyTarget], updates: CheckedUpdates
     ) -> list[Answer]:
-        """Take ``updates``, which have been checked: to ``targets``, one each."""
+        """Take checked ``updates``: to ``targets``, one each."""
         rule, late = self.rule, 0
         if rule.quorum is not None:
             late = sum(len(target.ids) for target, (p,), *_ in updates if target.rounds.is_late(p.ranks, p.clock))
@@ -243,7 +224,6 @@ class ServedStore:
         return self._pushed(peer, message, targets, late, error or self.buckets.doubt_of(message.ids))
 
     def _make(self, message: PushRequest, updates: Sequence[Any]) -> dict[Any, Exception]:
-        """Make the updates of a push that is one by itself; return the errors."""
         errors: dict[Any, Exception] = {}
         errors |= self.updates.make(updates) if isinstance(message, wire.Push) else self.tables.updates.make(updates)
         return errors
@@ -253,7 +233,7 @@ class ServedStore:
         return updates_of(message, buckets, self.rule, self.updates.optimizer)
 
     def _learn(self, message: wire.Push, buckets: list[Bucket]) -> None:
-        """Remember what has been found out about a push to ``buckets``; see ``push_as_before``."""
+        """Remember the checks of a push to ``buckets`` for ``push_as_before``."""
         if not self._knows or message.shared is None or message.changes:
             return
         if len(buckets) != 1 or buckets[0].dtype not in FLOATS:  # an optimizer does not take others
@@ -264,7 +244,6 @@ class ServedStore:
         self._known[message.shared] = _Known((buckets[0],), hyper)
 
     def _forget_known(self) -> None:
-        """Forget all pushes: where segments are grouped otherwise, buckets would be kept that nobody has any more."""
         self._known.clear()
         self._grouping = self.buckets.grouping
 
@@ -277,7 +256,7 @@ class ServedStore:
     def when_due(
         self, peer: bytes, message: wire.Pull | wire.PullRows | wire.FreezeTable | wire.EvictRows
     ) -> list[Answer]:
-        """Do what ``message`` asks now, or when the rounds are over that it names."""
+        """Do what ``message`` asks now, or when the rounds that it names are over."""
         if isinstance(message, wire.PullRows):
             self.tables.require_wanted(message)
         elif not isinstance(message, wire.Pull):
@@ -285,24 +264,17 @@ class ServedStore:
         return self._answer(self.waiting.park(peer, message))
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Update with ``optimizer`` from now on; its state stays if the update rule is the same.
-
-        Raises:
-            UsageError: it cannot update an array or a table that is here; nothing has changed.
-        """
         use = self.tables.updaters(optimizer)
         self.updates.set_optimizer(optimizer)
         use()
 
     def close(self, error: Exception) -> list[Answer]:
-        """Fail all requests that wait: the store is closed."""
         self.tables.freezes.close()
         parked, inside_join = self.waiting.close()
         waiters = [(waiter.peer, waiter.request) for waiter in parked] + inside_join
         return [refuse(peer, request, error) for peer, request in waiters]
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
-        """Note which workers have left in order; fail or answer the requests that wait for them, as the rule says."""
         self.waiting.depart(workers)
         self.tables.freezes.depart(workers)
         targets = self.buckets.targets()
@@ -327,11 +299,7 @@ class ServedStore:
     # ---- as a standby
 
     def follow_rounds(self, message: wire.ClosedRounds | wire.ClosedRowRounds) -> list[Answer]:
-        """Close rounds as another server has; answer the workers inside ``join``, if it is over.
-
-        Raises:
-            ValueError: they are not the next rounds of this store.
-        """
+        """Close rounds as another server has; answer the workers inside ``join``, if it is over."""
         began = 0.0 if self.tracer is None else self.tracer.clock()
         if isinstance(message, wire.ClosedRounds):
             self.updates.follow(message)
@@ -342,7 +310,6 @@ class ServedStore:
         return self._resume()
 
     def follow_updated(self, message: wire.Updated) -> list[Answer]:
-        """Take what updates have made on another server; see ``follow_rounds`` and ``Updates.follow_updated``."""
         self.updates.follow_updated(message)
         return self._resume()
 
@@ -372,8 +339,7 @@ class ServedStore:
     def _advance(self, touched: Sequence[AnyTarget], push: PushRequest | None = None) -> list[Answer]:
         """Close the rounds of ``touched`` that are complete, and answer the requests that waited for them.
 
-        Args:
-            push: which has changed ``touched``, if one has.
+        ``push`` has changed ``touched``, if one has.
         """
         if not self._sync:
             ready = self.waiting.release(touched, {})
@@ -418,7 +384,7 @@ class ServedStore:
     def _note(
         self, tracer: Tracer, name: str, began: float, rounds: Sequence[int], targets: Sequence[AnyTarget] = ()
     ) -> None:
-        """Note that ``targets`` have been updated since ``began``, if these rounds of them are of interest."""
+        """Trace an update of ``targets`` since ``began``, if these rounds of them are of interest."""
         if rounds and tracer.reached(rounds[0]):
             tracer.span(name, began, targets[0].segments.keys if targets else (), round_=rounds[0])
 
@@ -469,7 +435,6 @@ class ServedStore:
         return max(0, clock - min(target.rounds.version for target in self.buckets.targets_of(message.ids)))
 
     def _resume(self) -> list[Answer]:
-        """Answer the workers inside ``join``, if it is over."""
         ended = self.waiting.end_join()
         if ended is None:
             return []
@@ -493,7 +458,7 @@ class ServedStore:
 
 
 def _behind_most(message: PushRequest) -> Sequence[int]:
-    """Return those workers whose contribution a push is that have pushed least, of several with clocks of their own."""
+    """Return the workers of a push that have pushed least."""
     own = message.rank_clocks if isinstance(message, wire.Push) else ()
     if not own:
         return message.workers

@@ -1,4 +1,4 @@
-"""The open stores of one server: which there are, who has opened and closed them, and what a standby is told. Pure."""
+"""The open stores of one server, which workers have opened and closed them, and the records of a standby. Pure."""
 
 from __future__ import annotations
 
@@ -48,18 +48,7 @@ WHOLE = (
 
 
 class ServedStores:
-    """The open stores.
-
-    Args:
-        rank: of the server, for messages.
-        workers: the ranks of the job's workers.
-        memory: for values and sums.
-        times: when pushes come.
-
-    Attributes:
-        open: the stores, by number.
-        recorder: is told of each change; None if there is no standby. See ``record``.
-    """
+    """The open stores; ``recorder`` is told of each change, and is None without a standby."""
 
     def __init__(self, rank: int, workers: Collection[int], memory: Memory, times: ArrivalTimes) -> None:
         self.open: dict[int, ServedStore] = {}
@@ -75,19 +64,17 @@ class ServedStores:
         self._departed: Collection[int] = ()
 
     def record(self, recorder: Recorder | None) -> None:
-        """Tell ``recorder`` of each change from now on."""
         self.recorder = recorder
         for served in self.open.values():
             served.recording.use(recorder)
 
     def trace(self, tracer: Tracer) -> None:
-        """Note updates with ``tracer`` from now on."""
+        """Trace updates with ``tracer`` from now on."""
         self._tracer = tracer
         for served in list(self.open.values()):  # the heartbeat's thread may call this
             served.tracer = tracer
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
-        """Note which workers have left in order; fail the requests that wait for them."""
         if self.recorder is not None:
             self.recorder.note(wire.Roster(0, sorted(workers)))
         self._departed = workers
@@ -96,12 +83,7 @@ class ServedStores:
     # ---- as a standby
 
     def follow(self, message: wire.Message) -> list[Answer]:
-        """Make a change that another server has recorded, which no request describes; return the answers it gives.
-
-        Raises:
-            ValueError: it does not follow from this state.
-            WireError: its buffers do not fit.
-        """
+        """Make a change that another server has recorded, and that no request describes; return its answers."""
         if isinstance(message, wire.StoreState):
             served = self._new(message.store, Rule.of(message), message.lineage)
             self._opened_by[message.store] = set(message.opened_by)
@@ -133,7 +115,7 @@ class ServedStores:
         return []
 
     def capture(self) -> Iterator[wire.Message | Iterable[wire.Message]]:
-        """Return the records that make this state of a server without one. See ``snapshot``, ``table_snapshot``."""
+        """Return the records that give this state to a server without one. See ``snapshot``, ``table_snapshot``."""
         yield wire.Roster(0, sorted(self._departed))
         for store, served in self.open.items():
             opened_by, closed_by = sorted(self._opened_by[store]), sorted(self._closed_by[store])
@@ -158,7 +140,6 @@ class ServedStores:
         return served
 
     def require(self, store: int) -> ServedStore:
-        """Return an open store; raise ``UsageError`` if it is not open."""
         served = self.open.get(store)
         if served is None:
             raise UsageError(f"store {store} is not open; send Open first")
@@ -167,7 +148,7 @@ class ServedStores:
     # ---- requests
 
     def serve(self, peer: bytes, message: wire.Request) -> list[Answer]:
-        """Do what ``message`` asks; return the answers that need not wait any more, and record what has changed."""
+        """Do what ``message`` asks; return the answers that need not wait any more, and record the change."""
         answers = self._serve(peer, message)
         if self.recorder is not None and isinstance(message, WHOLE):
             self.recorder.note(message)
@@ -219,7 +200,6 @@ class ServedStores:
         opened_by.add(message.node.rank)
 
     def _close(self, message: wire.Close) -> list[Answer]:
-        """Note that a worker has closed a store; when all have, drop its values."""
         closed_by = self._closed_by.get(message.store)
         if closed_by is None:
             return []
@@ -241,7 +221,7 @@ class ServedStores:
     # ---- reports
 
     def activity(self, now: float) -> ServedActivity:
-        """Return what has been done in all stores, and who waits in them. The cost does not grow with the requests."""
+        """Return the work done in all stores, and who waits in them. The cost does not grow with the requests."""
         rounds = held = 0
         for served in self.open.values():
             buckets, tables = served.buckets.all(), served.buckets.read_tables()
@@ -264,7 +244,7 @@ class ServedStores:
         return Reason()
 
     def _unmade(self, store: int, missing: Collection[int]) -> str:
-        """Say which of the workers that are ``missing`` have not made the store: they may never do so."""
+        """Say which of the ``missing`` workers have not made the store: they may never do so."""
         absent = set(missing) - self._opened_by[store]
         if not absent:
             return ""
@@ -296,11 +276,7 @@ FOLLOWED = (
 
 
 def serve_rows(served: ServedStore, peer: bytes, message: RowRequest) -> list[Answer]:
-    """Do what ``message`` asks of the tables of ``served``; return the answers that need not wait any more.
-
-    Raises:
-        UsageError, WireError: it cannot be done. Nothing has changed.
-    """
+    """Do what ``message`` asks of the tables of ``served``; return the answers that need not wait any more."""
     if isinstance(message, wire.PushRows):
         return served.push_rows(peer, message)
     if isinstance(message, OfWorkerZero) and message.node.rank != 0:

@@ -1,6 +1,6 @@
-"""The tables of one store on one server: what requests do to their rows. No I/O, no clock.
+"""The tables of one store on one server: the requests for their rows. No I/O, no clock.
 
-``ServedStore`` knows which requests wait for rounds, of tables as of arrays; here is what is particular to rows.
+``ServedStore`` knows which requests wait for rounds, of tables as of arrays; what differs for rows is here.
 """
 
 from __future__ import annotations
@@ -36,17 +36,8 @@ from servers.store.updates import Updates
 class ServedTables:
     """The tables of one store.
 
-    Args:
-        rule: of the store.
-        buckets: of the store, which have the tables' segments, too.
-        updates: those of the store's arrays.
-        memory: for rows that are sent.
-        recording: tells a standby, if there is one.
-        rounds: makes the rounds of a new table.
-        lineage: in which new tables begin.
-
     Attributes:
-        updates: what contributions do to rows.
+        updates: sums the contributions, and steps.
         freezes: what workers read while training goes on.
     """
 
@@ -72,12 +63,6 @@ class ServedTables:
         self._spaces: dict[tuple[int, str], SlabSpace] = {}  # by width and dtype of rows
 
     def init(self, message: wire.InitTables) -> None:
-        """Take new tables.
-
-        Raises:
-            AlreadyInitialized: one of them may have been used.
-            UsageError: there can be no such table, or not in this store.
-        """
         if message.stripe >= message.stripes:
             raise UsageError(f"stripe {message.stripe} of {message.stripes}: stripes count from 0")
         if self._rule.compensation and message.ids:
@@ -90,11 +75,7 @@ class ServedTables:
         self.add(list(zip(message.ids, message.keys, tables, strict=True)), message.stripe, message.stripes)
 
     def add(self, tables: Sequence[tuple[int, Key, Table]], stripe: int, stripes: int) -> list[RowTarget]:
-        """Have new tables, each with the number of its segment and its key; return them.
-
-        Raises:
-            UsageError: the optimizer has no rule for rows of one of them.
-        """
+        """Have new tables, each with the number of its segment and its key; return them."""
         targets = [
             RowTarget(number, key, table, stripe, stripes, self._rounds(), self._space(table), self._lineage)
             for number, key, table in tables
@@ -106,19 +87,13 @@ class ServedTables:
         return targets
 
     def _space(self, table: Table) -> SlabSpace:
-        """Return the memory of all tables whose rows are like those of ``table``."""
         kind = table.width, table.dtype
         if kind not in self._spaces:
             self._spaces[kind] = SlabSpace(table.row_bytes)
         return self._spaces[kind]
 
     def contributions(self, message: wire.PushRows) -> list[RowUpdate]:
-        """Return what a push contributes to each of its tables. Nothing has changed yet.
-
-        Raises:
-            UsageError: it must not contribute this; the message names key, position and worker.
-            WireError: its buffers do not fit.
-        """
+        """Return what a push contributes to each of its tables. Nothing has changed yet."""
         targets = self._buckets.tables_of(message.ids)
         if targets:
             self._arrays.require_optimizer()
@@ -141,7 +116,6 @@ class ServedTables:
         require_wanted(message, self._buckets.read_tables(message.ids))
 
     def reply(self, message: wire.PushRows | wire.PullRows, late: int, ahead: int) -> wire.Rows | wire.Ack:
-        """Return the answer to a request that need not wait."""
         if isinstance(message, wire.PushRows) and not message.want:
             return wire.Ack(message.seq, late)
         union = isinstance(message, wire.PushRows) and message.union
@@ -174,12 +148,6 @@ class ServedTables:
         )
 
     def put(self, message: wire.PutRows) -> None:
-        """Replace rows by those that ``message`` brings.
-
-        Raises:
-            UsageError: they cannot be of this table and stripe; nothing has changed.
-            WireError: the buffers do not fit.
-        """
         target = self._buckets.table(message.id)
         table = target.table
         if len(message.buffers) != 2 + len(message.names):
@@ -201,12 +169,6 @@ class ServedTables:
         table.put(ids, rows, parts, message.version, message.steps)
 
     def put_rest(self, message: wire.PutTableRest) -> None:
-        """Have a table go on as the one that ``message`` is of.
-
-        Raises:
-            UsageError: it is of another kind of table; nothing has changed.
-            WireError: the buffers do not fit.
-        """
         table = self._buckets.table(message.id).table
         if len(message.buffers) != len(message.names):
             raise WireError(f"{len(message.buffers)} buffers for {len(message.names)} parts of a table")
@@ -217,13 +179,11 @@ class ServedTables:
         table.restore(rest)
 
     def evict(self, message: wire.EvictRows) -> None:
-        """Let rows go now, as the rules of their table say."""
         self._buckets.table(message.id).table.evict()
         if self._recording.on:
             self._recording.note(message)
 
     def describe(self, message: wire.DescribeTable) -> wire.TableCounts:
-        """Return the statistics of a table."""
         counts = self._buckets.table(message.id).table.statistics()
         return wire.TableCounts(message.seq, list(counts), list(counts.values()))
 
@@ -251,11 +211,7 @@ class ServedTables:
 
 
 def _updaters(optimizer: Optimizer | None, targets: Sequence[RowTarget]) -> list[RowUpdater | None]:
-    """Return what steps with sums of rows of each of ``targets``, should ``optimizer`` be that of the store.
-
-    Raises:
-        UsageError: it has no rule for rows of such a table.
-    """
+    """Return row updaters of ``targets`` for ``optimizer``; raise ``UsageError`` if it has no rule for such rows."""
     if optimizer is None:
         return [None for _ in targets]
     with refusals(optimizer):
@@ -323,11 +279,7 @@ class RowFreezes:
         )
 
     def read(self, message: wire.ReadFrozen) -> wire.FrozenPage:
-        """Return the rows in the slots that ``message`` asks for, as far as there are any.
-
-        Raises:
-            UsageError: nothing is frozen under that number, or it is too much for one message.
-        """
+        """Return the rows in the slots that ``message`` asks for, as far as there are any."""
         held = self._held.get((message.node, message.number))
         if held is None:
             raise UsageError(
@@ -345,17 +297,14 @@ class RowFreezes:
         return wire.FrozenPage(message.seq, len(ids), list(map(_buffer, [ids, rows, *parts.values()])))
 
     def thaw(self, node: wire.Node, number: int) -> None:
-        """Forget what ``node`` has frozen as ``number``, if it is there."""
         if (node, number) in self._held:
             self._drop((node, number))
 
     def depart(self, workers: Collection[int]) -> None:
-        """Forget what ``workers``, which have left, have frozen."""
         for which in [which for which in self._held if which[0].role == "worker" and which[0].rank in workers]:
             self._drop(which)
 
     def close(self) -> None:
-        """Forget everything."""
         for which in list(self._held):
             self._drop(which)
 

@@ -36,7 +36,7 @@ from servers.store.value_replies import CompressedReplies, ReplyEncoder
 
 
 def snapshot(store: int, buckets: Buckets, updates: Updates, compressed: CompressedReplies) -> Iterator[wire.Message]:
-    """Return the records of all values, their progress, and what is kept of them. The store has number ``store``.
+    """Return the records of all values, their progress, and what is kept of them.
 
     Take all of them before the next message is handled. They refer to the values, and have copies of the rest.
     """
@@ -79,12 +79,6 @@ def restore(
     updates: Updates,
     compressed: CompressedReplies,
 ) -> None:
-    """Take a part of another server's state.
-
-    Raises:
-        ValueError: there is no such optimizer or compression.
-        WireError: the buffers do not fit.
-    """
     if isinstance(message, wire.BucketState):
         _restore_bucket(buckets, message)
     elif isinstance(message, wire.StatesState):
@@ -168,9 +162,9 @@ PAGE_BYTES = 1 << 20
 
 
 def table_snapshot(store: int, buckets: Buckets) -> Iterator[wire.Message | Iterable[wire.Message]]:
-    """Return the records of all tables, some of them as iterables of records. The store has number ``store``.
+    """Return the records of all tables, some of them as iterables of records.
 
-    Take all that this yields before the next message is handled; what is in the iterables may be taken later.
+    Take all that this yields before the next message is handled; the records in the iterables may be taken later.
     """
     for target in buckets.tables:
         yield _stripe(store, target)
@@ -183,12 +177,6 @@ def table_snapshot(store: int, buckets: Buckets) -> Iterator[wire.Message | Iter
 def restore_table(
     message: wire.StripeState | wire.TablePage | wire.TableRest, buckets: Buckets, tables: ServedTables
 ) -> None:
-    """Take a part of another server's table.
-
-    Raises:
-        UsageError: there can be no such table.
-        WireError: the buffers do not fit.
-    """
     if isinstance(message, wire.StripeState):
         _restore_stripe(tables, message)
         return
@@ -200,12 +188,7 @@ def restore_table(
 
 
 class FrozenPages(Iterable[wire.Message]):
-    """The rows of a table as they were when this was made, and what else decides how it goes on. Can be read once.
-
-    Args:
-        store: the number of the store.
-        target: the table.
-    """
+    """The rows of a table as they were when this was made, and the rest of its state. Can be read once."""
 
     def __init__(self, store: int, target: RowTarget) -> None:
         self._store, self._target = store, target
@@ -232,11 +215,7 @@ class FrozenPages(Iterable[wire.Message]):
 
 
 def page_of(table: Table, message: wire.TablePage) -> tuple[Ids, Any, dict[str, Any]]:
-    """Return the ids, rows and what else each row has of a page of ``table``.
-
-    Raises:
-        WireError: the buffers do not fit.
-    """
+    """Return the ids, rows and other parts of a page of ``table``."""
     if len(message.buffers) != 2 + len(message.names):
         raise WireError(f"{len(message.buffers)} buffers for ids, rows and {len(message.names)} parts")
     ids, rows, *others = message.buffers

@@ -1,7 +1,6 @@
-"""What contributions go to: segments with one set of rounds, and the requests that wait for these. No I/O, no clock.
+"""Targets of contributions: segments with one set of rounds, and the requests that wait for them. No I/O, no clock.
 
-A ``Bucket`` is such a target of values that are pushed whole, a ``RowTarget`` is the stripe of a table. Both count
-rounds, and are waited for, alike.
+A ``Bucket`` holds arrays that are pushed whole, a ``RowTarget`` the stripe of a table.
 """
 
 from __future__ import annotations
@@ -33,22 +32,13 @@ WaitingRequest: TypeAlias = PushRequest | wire.Pull | wire.PullRows | wire.Freez
 
 @dataclass(slots=True)
 class ParkedRequest:
-    """A request that waits for rounds.
-
-    Attributes:
-        peer: the link that it came over.
-        request: the request.
-        late: how many of its segments came after their round was over.
-        left: how many targets it still waits for.
-        error: the first error among the rounds that it has waited for.
-        since: when it came.
-    """
+    """A request that waits for rounds."""
 
     peer: bytes
     request: WaitingRequest
-    late: int = 0
-    left: int = 0
-    error: Exception | None = None
+    late: int = 0  # how many of its segments came after their round was over
+    left: int = 0  # how many targets it still waits for
+    error: Exception | None = None  # the first error among the rounds that it has waited for
     since: float = 0.0
 
 
@@ -62,7 +52,7 @@ class HeldSegment(NamedTuple):
 
 
 class HeldSegments(NamedTuple):
-    """The columns of a list of segments, so that thousands of them need no object each. See ``HeldSegment``."""
+    """The columns of a list of ``HeldSegment``, so that thousands of them need no object each."""
 
     ids: Sequence[int]
     keys: Sequence[Key]
@@ -70,42 +60,29 @@ class HeldSegments(NamedTuple):
     splits: Sequence[int]
 
     def segment(self, place: int) -> HeldSegment:
-        """Return the segment in row ``place``."""
         return HeldSegment(self.ids[place], self.keys[place], self.specs[place], self.splits[place])
 
 
 class Target(Generic[Item]):
-    """Segments that share rounds.
-
-    Args:
-        segments: in order.
-        rounds: of the segments.
-
-    Attributes:
-        ids: of the segments.
-        parked: the requests that wait for a round, with its number.
-        failures: why the last rounds have failed that another server has closed, by number.
-        judged, last_at: of ``ArrivalTimes``: the last version that it has seen, and when the last contribution to the
-            next round came; where each push is an update, since when one worker alone is behind all others.
-    """
+    """Segments that share rounds."""
 
     def __init__(self, segments: HeldSegments, rounds: Rounds[Item] | WorkerClocks[Item]) -> None:
         self.segments = segments
         self.ids = tuple(segments.ids)
         self.rounds = rounds
-        self.parked: list[tuple[int, ParkedRequest]] = []
-        self.failures: dict[int, Exception] = {}
+        self.parked: list[tuple[int, ParkedRequest]] = []  # with the round that each waits for
+        self.failures: dict[int, Exception] = {}  # why the last rounds failed that another server has closed
+        # For ``ArrivalTimes``: the last version that it has seen, when the last contribution to the next round came.
+        # Where each push is an update, it is since when one worker alone is behind all others.
         self.judged = rounds.version
         self.last_at: float | None = None
 
     @cached
     def places(self) -> dict[int, int]:
-        """The place of each segment, by its id."""
         return {number: place for place, number in enumerate(self.ids)}
 
     @property
     def idle(self) -> bool:
-        """Whether no round is open and no request waits."""
         return self.rounds.idle and not self.parked
 
     def require_open(self, ranks: Sequence[int], clock: int) -> None:
@@ -135,9 +112,7 @@ class Target(Generic[Item]):
     def divide(self, parts: Sequence[Target[Any]], part_of: Callable[[Item, int], Any]) -> None:
         """Give ``parts``, which have this target's segments from now on, its rounds and the requests that wait.
 
-        Args:
-            parts: each at its place.
-            part_of: returns what of a contribution belongs to the part at a place.
+        ``part_of`` returns the share of a contribution that belongs to the part at a place.
         """
         waiting = [(clock, parked, set(parked.request.ids)) for clock, parked in self.parked]
         contributed = self.rounds.open()
@@ -154,7 +129,7 @@ class Target(Generic[Item]):
             parked.left -= 1
 
     def fail(self, version: int, error: Exception) -> None:
-        """Note why round ``version`` has failed, for pushes that will be repeated."""
+        """Keep the reason why round ``version`` failed, for pushes that will be repeated."""
         self.failures[version] = error
         for old in sorted(self.failures)[:-FAILURES]:
             del self.failures[old]
@@ -184,12 +159,6 @@ class Bucket(Target[Contribution]):
 
     A list of a thousand keys costs one sum, one step of the optimizer and one buffer of the reply, as long as workers
     push the list as a whole. When one of them pushes another list, ``Buckets`` splits the bucket.
-
-    Args:
-        segments: in order.
-        dtype: of all segments.
-        rounds: of the bucket.
-        memory: for the values.
 
     Attributes:
         value: all elements, flat.
@@ -224,25 +193,19 @@ class Bucket(Target[Contribution]):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the segments."""
         return [spec.shape for spec in self.segments.specs]
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of the sum of a round."""
         return self.size * ITEMSIZE[sum_dtype(self.dtype)]
 
     def load(self, ranges: Sequence[PayloadRange]) -> None:
-        """Take the first values."""
         sum_ranges([ranges], self.value)
 
     def adopt(self, buffer: wire.Buffer) -> None:
-        """Make ``buffer`` the value, without a copy: it does not change while this bucket has it.
+        """Make ``buffer`` the value, without a copy.
 
-        The memory may be another process's, so nothing is ever written into it.
-
-        Raises:
-            WireError: it has another length.
+        It may be another process's memory, so nothing is written into it.
         """
         for part in ranges_of([buffer], self.dtype, self.size):
             self.value, self._buffer, self._own = part.values, memoryview(buffer).cast("B"), False
@@ -254,20 +217,14 @@ class Bucket(Target[Contribution]):
         scale: float = 1.0,
         check: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        """Make the sum of ``payloads`` the value. In half precision it is rounded once, when it has been scaled.
-
-        Args:
-            payloads: all elements, once for each contribution.
-            scale: of the sum, if it is of floating point.
-            check: raises if the sum must not become the value, which then is unchanged.
-        """
+        """Make the sum of ``payloads``, times ``scale``, the value. If ``check`` raises, the value stays as it was."""
         before = self._buffer, self.value, self._own
         if check is not None or self._read:
             self._move()
         wide = summed_in(self.value.dtype)
         total = self.value if self.value.dtype == wide else torch.empty(self.size, dtype=wide, device="cpu")
         sum_ranges(payloads, total)
-        if scale != 1 and total.is_floating_point():
+        if scale != 1 and total.is_floating_point():  # before half precision is rounded, so that it is rounded once
             total.mul_(scale)
         if total is not self.value:
             self.value.copy_(total)
@@ -294,14 +251,14 @@ class Bucket(Target[Contribution]):
         return self._buffer[start * itemsize : stop * itemsize]
 
     def lend(self, message: object) -> None:
-        """Keep the memory of the current value unchanged while ``message`` exists, which refers to that memory."""
+        """Keep the memory of the current value unchanged while ``message`` exists."""
         if len(self._messages) >= self._prune_at:
             self._messages = [other for other in self._messages if other() is not None]
             self._prune_at = MANY + 2 * len(self._messages)  # thousands that stay must not be looked at each time
         self._messages.append(ref(message))
 
     def whole(self) -> memoryview:
-        """Return the bytes of all elements. They do not change while what is returned exists; see ``readable``."""
+        """Return the bytes of all elements. They do not change while the returned view exists."""
         buffer = self.readable(0, self.size)
         self.lend(buffer)
         return buffer
@@ -316,7 +273,7 @@ class Bucket(Target[Contribution]):
 
     @property
     def _read(self) -> bool:
-        """Whether the memory is not to be written: a message refers to it, or may be read from it, or it is adopted."""
+        """Whether the memory must not be written: it is adopted, or a message that exists or is being read has it."""
         if not self._own:
             return True
         if not self._sent:
@@ -332,7 +289,6 @@ class Bucket(Target[Contribution]):
         self.changes += 1
 
     def _move(self) -> None:
-        """Take new memory for the value."""
         self._buffer = self._memory.allocate(self.size * ITEMSIZE[self.dtype])
         self.value = from_buffer(self._buffer, self.dtype)
         self._own = True

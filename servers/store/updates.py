@@ -1,4 +1,4 @@
-"""What contributions do to one store's buckets: their sum is assigned, or the optimizer steps with it. No I/O."""
+"""Updates of one store's arrays: the sum of contributions is assigned, or the optimizer steps with it. No I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from servers.store.target import Bucket, Contribution
 
 
 class Update(NamedTuple):
-    """What to update, with the sum of which contributions times ``scale``, and with which numbers."""
+    """A bucket, the contributions whose sum times ``scale`` updates it, and the numbers to update it with."""
 
     bucket: Bucket
     items: list[Contribution]
@@ -37,17 +37,7 @@ class Update(NamedTuple):
 
 
 class Updates:
-    """The updates of one store.
-
-    Args:
-        rule: of the store.
-        buckets: of the store.
-        memory: for sums.
-        recording: of the store.
-
-    Attributes:
-        updater: applies the optimizer; None if sums are assigned.
-    """
+    """The updates of one store; ``updater`` applies the optimizer, and is None where sums are assigned."""
 
     def __init__(self, rule: Rule, buckets: Buckets, memory: Memory, recording: Recording | None = None) -> None:
         self.updater: Updater | None = None
@@ -60,7 +50,6 @@ class Updates:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer; None if sums are assigned."""
         return None if self.updater is None else self.updater.optimizer
 
     @property
@@ -82,7 +71,7 @@ class Updates:
         self.updater = new
 
     def restore(self, optimizer: Optimizer, last: UpdateHyperparameters) -> None:
-        """Update with ``optimizer`` from now on, as another server does, which has done so with ``last``."""
+        """Update with ``optimizer`` from now on, as another server does; its last updates were made with ``last``."""
         updater = self.updater = Updater(optimizer, self._key)
         updater.lr = optimizer.lr if last.lr is None else last.lr
         updater.rescale_grad = optimizer.rescale_grad if last.rescale is None else last.rescale
@@ -100,7 +89,6 @@ class Updates:
             self.require_optimizer()
 
     def require_optimizer(self) -> None:
-        """Raise ``UsageError`` if pushes need an optimizer, and there is none."""
         if self.updater is None and self._rule.mode == "async":
             raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
 
@@ -127,12 +115,8 @@ class Updates:
     def make(self, updates: Sequence[Update], recording: Recording | None = None) -> dict[Bucket, Exception]:
         """Make ``updates``: one call of the optimizer for all that have the same hyper-parameters.
 
-        Args:
-            updates: what to make.
-            recording: records the updates, which are those of closed rounds; None if nobody does.
-
-        Returns:
-            The errors, by bucket; such a bucket is unchanged, unless it is ``WeightsInDoubt``.
+        ``recording`` records them if they are those of closed rounds. The errors are by bucket; such a bucket is
+        unchanged, unless it is ``WeightsInDoubt``.
         """
         errors: dict[Bucket, Exception] = {}
         if self._buckets.doubts:
@@ -177,12 +161,6 @@ class Updates:
         return wire.OptimizerStates(message.seq, optimizer=rule, **pack_states(copies))
 
     def put_states(self, message: wire.PutStates) -> None:
-        """Replace states by those that ``message`` brings.
-
-        Raises:
-            UsageError: there is no optimizer.
-            Mismatch: the states are not those of this optimizer; nothing has changed.
-        """
         if self.updater is None:
             raise UsageError("the servers have no optimizer to load states for; call set_optimizer first")
         weights: dict[Key, torch.Tensor] = {
@@ -195,12 +173,7 @@ class Updates:
         self.updater.states.load(states, weights)
 
     def follow(self, message: wire.ClosedRounds) -> None:
-        """Close rounds as another server has, which has recorded them.
-
-        Raises:
-            ValueError: they are not the next ones of this store.
-            WireError: the buffers do not fit.
-        """
+        """Close rounds that another server has recorded."""
         buckets = self._buckets.group(message.ids, message.sizes)
         failures = {place: rebuild(kind, text) for place, kind, text in message.failures}
         if len(message.buffers) + len(failures) != len(buckets):
@@ -229,12 +202,7 @@ class Updates:
             bucket.fail(bucket.rounds.version, error)
 
     def follow_updated(self, message: wire.Updated) -> None:
-        """Take what updates have made on another server, with all rounds up to then.
-
-        Raises:
-            ValueError: it is older than what is here, or there is no optimizer.
-            WireError: the buffers do not fit.
-        """
+        """Take the results of updates on another server, with all rounds up to then."""
         if self.updater is None:
             raise ValueError("what an optimizer has made, and there is none")
         buckets = self._buckets.group(message.ids, message.sizes)
@@ -312,7 +280,6 @@ class Updates:
         return errors
 
     def _failed(self, exc: Exception, buckets: Collection[Bucket]) -> dict[Bucket, Exception]:
-        """Return why an update of ``buckets`` has failed. What it may have changed is not served from now on."""
         errors: dict[Bucket, Exception] = {}
         if isinstance(exc, WeightsInDoubt):
             ids = [int(number) for number in exc.keys]
@@ -322,7 +289,6 @@ class Updates:
         return errors | dict.fromkeys(unchanged, _none_made(exc, unchanged))
 
     def _interval(self, updater: Updater, buckets: Sequence[Bucket]) -> int:
-        """Return after how many rounds the standby is handed ``buckets``; see ``interval``."""
         if self._rule.quorum is not None:  # who has contributed to a round is known from its record
             return 0
         round_bytes = sum(bucket.sum_bytes for bucket in buckets)
@@ -335,7 +301,7 @@ class Updates:
         return partial(_require_finite, bucket, items)
 
     def _corrected(self, updater: Updater, update: Update, total: torch.Tensor) -> torch.Tensor:
-        """Return the gradient to update a bucket with, whose contributions have the sum ``total``."""
+        """Return the gradient for a bucket, whose contributions have the sum ``total``."""
         bucket = update.bucket
         if update.scale != 1:
             total = total * update.scale
@@ -420,11 +386,8 @@ MOST_BYTES = 256 << 20  # of all sums of a store that are kept
 def interval(random: bool, shares: bool, round_bytes: int, store_bytes: int) -> int:
     """Return after how many rounds of arrays a standby is handed them; 0 if it makes their updates itself.
 
-    Args:
-        random: whether nobody else could make the same updates.
-        shares: whether the standby reads this server's memory.
-        round_bytes: of the sums of the arrays.
-        store_bytes: of the sums of all arrays of their store.
+    ``random``: nobody else could make the same updates. ``shares``: the standby reads this server's memory. The bytes
+    are those of the sums of the arrays, and of all arrays of their store.
     """
     if random:
         return 1
@@ -447,9 +410,7 @@ class HandOver:
     def keeps(self, buckets: Sequence[Bucket], every: int) -> bool:
         """Note a round of ``buckets``; return whether the standby may keep its sums until it is handed the buckets.
 
-        Args:
-            buckets: those that are updated.
-            every: see ``interval``.
+        ``every``: after how many rounds that is; see ``interval``.
         """
         # A standby learns that an update has failed by making it. So it makes all that it has kept with the next round.
         if not every or self._failed:
@@ -460,7 +421,6 @@ class HandOver:
         return True
 
     def due(self, buckets: Sequence[Bucket], every: int) -> bool:
-        """Return whether the standby is to be handed ``buckets`` now, after their update."""
         if not every or max(self._rounds.get(bucket, 0) for bucket in buckets) < every:
             return False
         for bucket in buckets:
@@ -468,5 +428,4 @@ class HandOver:
         return True
 
     def fail(self) -> None:
-        """Note that the update of a round has failed."""
         self._failed = True

@@ -22,17 +22,7 @@ from servers.store.updates import Updates
 
 
 class ValueReplies:
-    """Makes the answers of one store.
-
-    Args:
-        rule: of the store.
-        buckets: of the store.
-        updates: of the store: weights are compressed without error feedback.
-        recording: tells a standby, if there is one.
-
-    Attributes:
-        compressed: what is kept for answers that are compressed.
-    """
+    """Makes the answers of one store; ``compressed`` keeps the encodings for answers that are compressed."""
 
     def __init__(self, rule: Rule, buckets: Buckets, updates: Updates, recording: Recording) -> None:
         self.compressed = CompressedReplies(lambda number: buckets.segment(number).key, recording)
@@ -44,13 +34,8 @@ class ValueReplies:
     def reply(self, message: wire.Push | wire.Pull, late: int, ahead: int) -> wire.Values | wire.Ack:
         """Return the answer to a request that need not wait.
 
-        Args:
-            message: the request.
-            late: how many of its segments came after their round was over.
-            ahead: how many pushes the asker is ahead of the slowest worker.
-
-        Raises:
-            UsageError: the values cannot be compressed, for they are not finite.
+        ``late`` of its segments came after their round was over. The asker is so many pushes ``ahead`` of the slowest
+        worker.
         """
         if isinstance(message, wire.Push) and not message.want:
             return wire.Ack(message.seq, late)
@@ -102,13 +87,6 @@ class CompressedReplies:
 
     Sums that are assigned are encoded with error feedback (DoubleSqueeze, arXiv:1905.05957): the residual stays here,
     and is added to the next sum. Weights are encoded without, for the next weights do not add to these.
-
-    Args:
-        key: returns the key of a segment, by its id.
-        recording: of the store.
-
-    Attributes:
-        encoders: what encodes, by compression.
     """
 
     def __init__(self, key: Callable[[int], Key], recording: Recording | None = None) -> None:
@@ -121,13 +99,7 @@ class CompressedReplies:
     ) -> tuple[list[int], list[int], list[wire.Buffer]]:
         """Return the payloads of segments: their lengths, how many segments each is of, and a message's buffers.
 
-        Args:
-            ranges: the segments; see ``Buckets.segment_ranges``.
-            compression: how to encode.
-            feedback: whether the values are sums, and are encoded with error feedback.
-
-        Raises:
-            UsageError: the compression is right for sums only, and these are weights.
+        ``feedback``: whether the values are sums, and are encoded with error feedback.
         """
         if not feedback and compression.type not in CLOSE:
             raise UsageError(
@@ -143,7 +115,6 @@ class CompressedReplies:
         return [part.nbytes for part in parts], [segments.number for segments in chosen], wire.pack_arrays(parts)
 
     def encoder(self, compression: Compression) -> ReplyEncoder:
-        """Return what encodes with ``compression``."""
         encoder = self.encoders.get(compression)
         if encoder is None:
             encoder = self.encoders[compression] = ReplyEncoder(Compressor(compression, self._key))
@@ -163,7 +134,7 @@ _NEVER = (None, None)
 
 
 class _KeptPayload(Encoded):
-    """A payload that another server has made."""
+    """A payload that another server has encoded."""
 
     def __init__(self, payload: torch.Tensor, size: int) -> None:
         super().__init__(size)
@@ -182,16 +153,11 @@ class _KeptPayload(Encoded):
     def take(self, number: int, values: torch.Tensor, left: torch.Tensor) -> None:
         raise AssertionError("it is encoded already")
 
-    def finish(self) -> None:
-        """Do nothing."""
+    def finish(self) -> None: ...
 
 
 class ReplyEncoder:
-    """Encodes with one compression, and keeps the last encoding of each segment.
-
-    Attributes:
-        compressor: keeps the residuals.
-    """
+    """Encodes with one compression, and keeps the last encoding of each segment."""
 
     def __init__(self, compressor: Compressor) -> None:
         self.compressor = compressor
@@ -226,7 +192,6 @@ class ReplyEncoder:
         return kept
 
     def restore(self, number: int, size: int, version: int, payload: torch.Tensor) -> None:
-        """Have ``payload`` as the encoding of segment ``number``, of ``size`` elements, of round ``version``."""
         self._last[number] = version, _EncodedSegments(_KeptPayload(payload, size), 0, size)
 
     def lacking(self, bucket: Bucket, first: int, stop: int, feedback: bool) -> list[int]:

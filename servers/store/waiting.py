@@ -1,7 +1,9 @@
 """Requests of one store that wait: for which rounds, for whose pushes, and when that is over. No I/O, no clock.
 
-``Waiting`` says which requests wait no more, and why; ``ServedStore`` answers them. Nothing here ends the wait of a
-request when a worker dies: the scheduler tells the worker that waits, and ``Client.fail`` ends the call there.
+``Waiting`` says which requests wait no more, and why; ``ServedStore`` answers them.
+
+Nobody on the server ends a waiting call when a worker dies. The scheduler tells the waiting worker, and ``Client.fail``
+ends the call there. The server could not decide it: a worker that is silent here may be alive, and its round may close.
 """
 
 from __future__ import annotations
@@ -48,12 +50,10 @@ class Pauses:
 
     @property
     def ranks(self) -> Set[int]:
-        """The ranks of the workers that pause, now and later."""
         return self._paused.keys()
 
     @property
     def requests(self) -> list[wire.Pause]:
-        """Those of the workers that pause now."""
         return [paused.request for paused in self._paused.values()]
 
     @property
@@ -62,11 +62,7 @@ class Pauses:
         return max(self._paused, key=lambda rank: (self._paused[rank].request.pushes, rank))
 
     def add(self, peer: bytes, request: wire.Pause) -> dict[int, int]:
-        """Note that a worker pauses; return how often it has pushed each segment that it knows.
-
-        Raises:
-            UsageError: the worker pauses already.
-        """
+        """Note that a worker pauses; return how often it has pushed each segment that it knows."""
         if request.node.rank in self._paused:
             raise UsageError(f"{request.node} is inside join() already")
         clocks = dict(zip(request.ids, request.clocks, strict=True))
@@ -104,7 +100,7 @@ class Pauses:
         return everyone
 
     def explain(self, node: wire.Node, seq: int, workers: Collection[int]) -> Reason:
-        """Say what request ``seq`` of ``node`` waits for; nothing if it is not a pause that waits."""
+        """Say what request ``seq`` of ``node`` waits for; nothing if it is no pause that waits."""
         paused = self._paused.get(node.rank)
         if paused is None or (paused.request.node, paused.request.seq) != (node, seq):
             return Reason()
@@ -115,27 +111,15 @@ class Pauses:
 
 
 class JoinEnd(NamedTuple):
-    """No worker is inside ``join`` any more.
+    """No worker is inside ``join`` any more."""
 
-    Attributes:
-        waiters: those who were, with the links of their requests.
-        last: which of them has pushed most.
-        error: why they cannot go on; None if they can.
-    """
-
-    waiters: list[tuple[bytes, wire.Pause]]
-    last: int
-    error: NodeLost | None
+    waiters: list[tuple[bytes, wire.Pause]]  # with their links
+    last: int  # the rank that has pushed most
+    error: NodeLost | None  # why the workers cannot go on; None if they can
 
 
 class Waiting:
     """The requests that wait.
-
-    Args:
-        rule: of the store.
-        workers: the ranks of the job's workers.
-        buckets: of the store.
-        times: says what time it is.
 
     Attributes:
         pauses: the workers inside ``join``.
@@ -154,7 +138,6 @@ class Waiting:
 
     @property
     def parked(self) -> list[WaitingRequest]:
-        """The requests that wait for rounds."""
         return [parked.request for parked in self._parked.values()]
 
     @property
@@ -167,9 +150,7 @@ class Waiting:
     ) -> list[ParkedRequest]:
         """Keep ``message`` until the rounds that it needs are over; return it if it does not have to wait, or must not.
 
-        Args:
-            late: how many of its segments came when their round was over.
-            targets: what it is about; None if that is still to be looked up.
+        ``late`` of its segments came when their round was over. ``targets`` of None are still to be looked up.
         """
         parked = ParkedRequest(peer, message, late, since=self._times.now)
         for target, clock in self._needs(message, targets):
@@ -184,7 +165,7 @@ class Waiting:
         return [parked] if (self.uneven or self._buckets.doubts) and self._give_up_if_hopeless(parked) else []
 
     def wait(self, peer: bytes, message: PushRequest, target: AnyTarget, clock: int) -> None:
-        """Keep ``message`` until round ``clock`` of ``target``, which is open, is over. See ``uneven``."""
+        """Keep ``message`` until round ``clock`` of ``target``, which is open, is over. Not for ``uneven`` stores."""
         parked = ParkedRequest(peer, message, left=1, since=self._times.now)
         target.parked.append((clock, parked))
         self._parked[message.sender[:2]] = parked
@@ -199,13 +180,12 @@ class Waiting:
         return ready
 
     def depart(self, workers: Collection[int]) -> None:
-        """Note which workers have left in order."""
         self.departed = frozenset(workers)
 
     def give_up_hopeless(self) -> list[ParkedRequest]:
         """Give up, and return with their errors, the requests that wait in vain.
 
-        They wait for workers which will not push, or for values that are served no more.
+        They wait for workers that will not push, or for values that are served no more.
         """
         if (
             not self._buckets.doubts
@@ -216,11 +196,7 @@ class Waiting:
         return [parked for parked in list(self._parked.values()) if self._give_up_if_hopeless(parked)]
 
     def end_join(self) -> JoinEnd | None:
-        """End ``join``, if all are inside and their pushes have taken effect, or if somebody can never come.
-
-        Returns:
-            Who was inside, and how it ended; None if it goes on.
-        """
+        """End ``join`` if all are inside and their pushes have taken effect, or if one can never come; else None."""
         inside = self.pauses.ranks
         if not inside or (len(inside) + len(self.departed) < len(self._workers) and not self._needs_all):
             return None
@@ -234,7 +210,7 @@ class Waiting:
         return JoinEnd(self.pauses.end(), last, error)
 
     def close(self) -> tuple[list[ParkedRequest], list[tuple[bytes, wire.Pause]]]:
-        """Return, and forget, everybody: those who wait for rounds, and those inside ``join``."""
+        """Return, and forget, the requests that wait for rounds, and those inside ``join``."""
         parked = list(self._parked.values())
         self._parked.clear()
         return parked, self.pauses.end()
@@ -248,7 +224,7 @@ class Waiting:
         return Reason(f"waits for {_words(missing)}", {rank for rank, _ in missing})
 
     def waits(self, now: float) -> Waits:
-        """Return who waits for whom. The cost is bounded: of who is missing, only the oldest requests are asked."""
+        """Return who waits for whom. The cost is bounded: only the oldest requests are asked who is missing."""
         if not self._parked:
             return Waits()
         everybody = list(self._parked.values())
@@ -267,7 +243,7 @@ class Waiting:
     def _needs(
         self, message: WaitingRequest, targets: Sequence[AnyTarget] | None = None
     ) -> list[tuple[AnyTarget, int]]:
-        """Return what a request is about, each with the round that must be over before it is answered; see ``park``."""
+        """Return the targets of a request, each with the round that must be over before the answer; see ``park``."""
         if self._rule.mode == "async" and isinstance(message, PushRequest) and not message.want:
             return []  # the push has taken effect
         targets = self._buckets.targets_of(message.ids) if targets is None else targets
@@ -282,12 +258,6 @@ class Waiting:
         return list(latest.items())
 
     def _give_up_if_hopeless(self, parked: ParkedRequest) -> bool:
-        """Give up a request that waits for workers which have left, or are inside ``join`` and do not know its keys, or
-        for values in doubt.
-
-        Returns:
-            Whether it is one: it has its error then, and waits no more.
-        """
         error = self._hopeless(parked.request)
         if error is None:
             return False
@@ -317,8 +287,7 @@ class Waiting:
     def _missing(self, message: WaitingRequest, among: Callable[[int, int], bool], most: int | None = None) -> Missing:
         """Return the pushes that a request waits for, of the workers for which ``among(rank, segment)`` is true.
 
-        Args:
-            most: look at so many of its segments only, from all over it; None for all.
+        ``most`` of its segments are looked at, from all over it; None for all.
         """
         missing: Missing = {}
         rounds: dict[tuple[AnyTarget, int], dict[int, int]] = {}
@@ -338,7 +307,7 @@ def _words(missing: Missing) -> str:
 
 
 def _uneven(missing: Missing, waiting: Sequence[int]) -> str:
-    """Say which push each worker that has left was the last, and which one the workers ``waiting`` need."""
+    """Say which push of each worker that has left was its last, and which one the workers ``waiting`` need."""
     wait = "waits" if len(waiting) == 1 else "wait"
     reasons = _first(
         missing,

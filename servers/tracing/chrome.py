@@ -47,17 +47,11 @@ TOLERANCE_S = 1e-6  # clocks that drift contradict each other by no more than th
 
 @dataclass(frozen=True)
 class Aligned(Generic[C]):
-    """The clocks on one time line.
+    """The clocks on one time line."""
 
-    Attributes:
-        shifts: what to add to the times of each clock, in seconds.
-        errors: by how much that may be wrong; infinite where nothing is known.
-        consistent: whether there are shifts that fit all that is known. If not, messages may seem to go back in time.
-    """
-
-    shifts: Mapping[C, float]
-    errors: Mapping[C, float]
-    consistent: bool
+    shifts: Mapping[C, float]  # what to add to the times of each clock, in seconds
+    errors: Mapping[C, float]  # by how much that may be wrong; infinite where nothing is known
+    consistent: bool  # whether some shifts fit all that is known; if not, messages may seem to go back in time
 
 
 class Bounds(Generic[C]):
@@ -69,7 +63,6 @@ class Bounds(Generic[C]):
         self._clocks: dict[C, None] = {}
 
     def add(self, clock: C) -> None:
-        """Note that there is a clock."""
         self._clocks[clock] = None
 
     def measure(self, clock: C, other: C, offset: float, error: float) -> None:
@@ -82,7 +75,6 @@ class Bounds(Generic[C]):
         self._note(self._messages, sender, receiver, received - sent)
 
     def align(self, first: C) -> Aligned[C]:
-        """Return the clocks on the time line of ``first``."""
         both = dict(self._measured)
         for pair, bound in self._messages.items():
             both[pair] = min(bound, both.get(pair, math.inf))
@@ -132,13 +124,7 @@ class Bounds(Generic[C]):
 
 @dataclass
 class TrackSpan:
-    """Something that took a while.
-
-    Attributes:
-        start, end: in seconds.
-        name: what it was.
-        args: what else is known of it.
-    """
+    """Something that took a while: from ``start`` to ``end``, in seconds."""
 
     start: float
     end: float
@@ -147,14 +133,7 @@ class TrackSpan:
 
 
 class Track:
-    """The spans of one thread.
-
-    Args:
-        spans: in any order; they are put in order, outer ones first, and cut where they overlap.
-
-    Attributes:
-        spans: in order.
-    """
+    """The spans of one thread: in order, outer ones first, and cut where they overlap."""
 
     def __init__(self, spans: Sequence[TrackSpan]) -> None:
         self.spans = sorted(spans, key=lambda span: (span.start, -span.end))
@@ -183,7 +162,6 @@ class Track:
         return self.spans[outer] if outer >= 0 else None
 
     def _same(self, one: int, other: int) -> bool:
-        """Whether both begin and end at one moment."""
         first, second = self.spans[one], self.spans[other]
         return first.start == second.start and first.end == second.end
 
@@ -201,15 +179,7 @@ class Moment(NamedTuple):
 
 @dataclass
 class TracedRequest:
-    """A request, as far as it was noted.
-
-    Attributes:
-        name, key, keys, nbytes, round, peer: what was asked of whom; see ``kvstore.wire.tracing.ASKED``.
-        asked: when it left; None if that was not noted.
-        handled: when a process began to work on it: twice if it came twice.
-        left: when an answer left.
-        answered: when the answer came.
-    """
+    """A request, as far as it was noted; see ``kvstore.wire.tracing.ASKED``."""
 
     name: str = ""
     key: Key | None = None
@@ -218,13 +188,12 @@ class TracedRequest:
     round: int = 0
     peer: str = ""
     asked: Moment | None = None
-    handled: list[Moment] = field(default_factory=list)
-    left: list[Moment] = field(default_factory=list)
+    handled: list[Moment] = field(default_factory=list)  # when a process began to work on it: twice if it came twice
+    left: list[Moment] = field(default_factory=list)  # when an answer left
     answered: Moment | None = None
 
 
 def requests_of(records: Mapping[wire.Node, Iterable[list[Any]]]) -> dict[RequestId, TracedRequest]:
-    """Return the requests that members have noted, whose ``records`` these are."""
     found: dict[RequestId, TracedRequest] = {}
     for node, noted in records.items():
         for record in noted:
@@ -259,15 +228,7 @@ def _take_handled(node: wire.Node, record: list[Any], found: dict[RequestId, Tra
 
 
 class ChromeTrace:
-    """The events of a job's trace.
-
-    Args:
-        collected: what members have noted.
-        rounds: which rounds, in words.
-
-    Attributes:
-        aligned: the clocks of the members.
-    """
+    """The events of a job's trace. ``aligned`` has the clocks of the members."""
 
     def __init__(self, collected: CollectedNotes, rounds: str = "") -> None:
         self._collected = collected
@@ -287,7 +248,6 @@ class ChromeTrace:
         self._last = max((span.end for track in self._tracks.values() for span in track.spans), default=self._first)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events: names first."""
         for member in self._members:
             yield from self._names(member)
         for (node, thread), track in self._tracks.items():
@@ -299,7 +259,6 @@ class ChromeTrace:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What is known of the trace itself."""
         lost = {_title(member.node): member.lost for member in self._members if member.lost}
         errors = {
             _title(member.node): round(1e6 * error, 1)
@@ -356,7 +315,6 @@ class ChromeTrace:
         return self._tids.setdefault((node, thread), 1 + sum(other == node for other, _ in self._tids))
 
     def _spans(self, member: MemberNotes) -> dict[int, list[TrackSpan]]:
-        """Return what each thread of a member did."""
         shift = self.aligned.shifts[member.node]
         spans: dict[int, list[TrackSpan]] = {}
         for record in self._records[member.node]:
@@ -462,7 +420,6 @@ class ChromeTrace:
             }
 
     def _is_shown(self, moment: Moment) -> bool:
-        """Whether an arrow can begin or end there: viewers tie it to a span."""
         track = self._tracks.get((moment.node, moment.thread))
         return track is not None and track.around(self._at(moment)) is not None
 
@@ -507,7 +464,7 @@ def _labelled(name: str, key: Key | None, keys: int) -> str:
 
 
 def _about(**known: Any) -> dict[str, Any]:
-    """Return what is known, without what says nothing."""
+    """Return the fields that say something."""
     return {name: value for name, value in known.items() if value}
 
 

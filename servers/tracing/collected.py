@@ -1,4 +1,4 @@
-"""What members have noted for the job's trace, as far as it has been fetched. Pure, and bounded.
+"""The notes of members for the job's trace, as far as they have been fetched. Pure, and bounded.
 
 Records are kept as they came, some 80 bytes each, and read when a file is made of them.
 """
@@ -18,15 +18,13 @@ MOST_RECORDS = 200_000  # of all members; the file has some 300 bytes for each, 
 
 @dataclass
 class MemberNotes:
-    """What one member has noted.
+    """The notes of one member.
 
     Attributes:
-        node: who it is.
         offsets: for each start of the scheduler, the offset that is wrong by least, and by how much; see
             ``ClockOffsets.known``.
         threads: the names of its threads, by their numbers.
-        count: how many records of it are here.
-        oldest, newest: the numbers of the first and the latest of them; a process counts on from trace to trace.
+        oldest, newest: the numbers of the first and the latest records; a process counts on from trace to trace.
         refused: chunks whose records were not valid.
     """
 
@@ -41,7 +39,6 @@ class MemberNotes:
 
     @property
     def lost(self) -> int:
-        """How many records it has made that are not here."""
         return max(0, self.newest - self.oldest + 1 - self.count) if self.oldest else 0
 
     def records(self) -> list[list[Any]]:
@@ -75,13 +72,9 @@ class MemberNotes:
 
 
 class CollectedNotes:
-    """What has been fetched of one job.
-
-    Args:
-        most: how many records are kept; those that come later are counted as lost.
+    """The notes of one job; records that come after ``most`` are counted as lost.
 
     Attributes:
-        members: by who they are.
         after: the number of the latest chunk, for the next ``FetchTrace``.
         dropped: chunks that the scheduler had no room for.
     """
@@ -95,7 +88,6 @@ class CollectedNotes:
 
     @property
     def count(self) -> int:
-        """How many records are here."""
         return sum(member.count for member in self.members.values())
 
     @property
@@ -120,16 +112,11 @@ class CollectedNotes:
         )
 
     def forget(self) -> None:
-        """Forget all records: they are of rounds that nobody wants any more."""
         self.members.clear()
         self._left = self._most
 
     def take(self, fetched: wire.TraceFetched) -> int:
-        """Take an answer of the scheduler; return how many chunks it has brought.
-
-        Raises:
-            WireError: it has something else than chunks.
-        """
+        """Take an answer of the scheduler; return how many chunks it has brought."""
         chunks = fetched.chunks
         for number, chunk in enumerate(chunks, fetched.first):
             if number <= self.after:

@@ -30,17 +30,7 @@ MOST_S = 300.0  # between two writings, whatever they take
 
 
 class TraceWriter:
-    """Fetches and writes one trace. One thread at a time may use it.
-
-    Args:
-        path: the file.
-        rounds: which rounds the trace has.
-        clock: seconds, monotonic.
-
-    Attributes:
-        path, rounds: see above.
-        notes: what has been fetched.
-    """
+    """Fetches and writes one trace. One thread at a time may use it."""
 
     def __init__(
         self, path: Path, rounds: RoundWindow = UNCHANGED, clock: Callable[[], float] = time.monotonic
@@ -56,12 +46,8 @@ class TraceWriter:
     def step(self, source: ObserverSession, ask: RoundWindow = UNCHANGED) -> None:
         """Fetch what is new; write the file if it is time for that. Call it about once a second.
 
-        Args:
-            source: where.
-            ask: what members are to note from now on; ``UNCHANGED`` for what they note already.
-
-        Raises:
-            KVStoreError: the scheduler does not answer, or has no trace. Call it again, or ``finish``.
+        ``ask`` is what members are to note from now on; ``UNCHANGED`` for what they note already. If the scheduler does
+        not answer, or has no trace, it raises ``KVStoreError``: call it again, or ``finish``.
         """
         self._fetch(source, ask)
         if self.notes.count > self._written and self._clock() >= self._due:
@@ -69,7 +55,6 @@ class TraceWriter:
 
     @property
     def _due(self) -> float:
-        """When to write the file next."""
         if self._written < 0 and not self.notes.count:
             return self._written_at  # an empty trace says which rounds there will be
         return self._written_at + min(MOST_S, max(LEAST_S, self.notes.count * RECORD_S / SHARE))
@@ -98,11 +83,6 @@ class TraceWriter:
 
 
 def write_trace(path: Path, trace: ChromeTrace) -> None:
-    """Replace the file at ``path`` by ``trace``.
-
-    Raises:
-        OSError: it cannot be written.
-    """
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     with replacing(path, durable=False) as draft, draft.open("w", encoding="utf-8") as file:
         file.write(f'{{"displayTimeUnit":"ms","otherData":{encode(trace.about)},"traceEvents":[')
