@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kvstore import wire
-from kvstore.errors import Mismatch, UsageError, WireError
-from kvstore.rule import Rule
+from kvstore.errors import UsageError, WireError
 from kvstore.transport.memory import Memory
 from kvstore.transport.transport import Admission
 from servers.activity import ServedActivity, together
@@ -15,6 +14,7 @@ from servers.aggregator.exchanges import Exchange, Servers
 from servers.aggregator.loans import Loans
 from servers.aggregator.store import HostStore
 from servers.requests.ledger import Ledger, Verdict
+from servers.requests.openers import Openers
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
@@ -48,8 +48,7 @@ class Aggregator:
         self._times = ArrivalTimes(max(workers, default=0) + 1)
         self._servers = servers
         self.stores: dict[int, HostStore] = {}
-        self._opened_by: dict[int, set[int]] = {}
-        self._closed_by: dict[int, set[int]] = {}
+        self._openers = Openers(workers)
         self._departed: Collection[int] = ()
         self.ledger: Ledger[wire.Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)
@@ -140,32 +139,17 @@ class Aggregator:
         raise UsageError(f"an aggregator does not handle a {type(message).__name__}; send it to the servers")
 
     def _open(self, message: wire.Open) -> None:
-        rule = Rule.of(message)
-        store = self.stores.get(message.store)
-        others = self._opened_by.setdefault(message.store, set()) - {message.node.rank}
-        # A worker that was interrupted while it made a store may make another with the same number.
-        if store is None or (store.rule != rule and not others):
-            store = self.stores[message.store] = HostStore(
-                rule, self._workers, self._memory, self._servers, self._times
-            )
+        known = self.stores.get(message.store)
+        rule = self._openers.open(message, None if known is None else known.rule)
+        if rule is not None:
+            store = HostStore(rule, self._workers, self._memory, self._servers, self._times)
+            self.stores[message.store] = store
             store.depart(self._departed)
-            self._closed_by[message.store] = set()
-        elif store.rule != rule:
-            raise Mismatch(
-                f"store {message.store} is {rule} on {message.node}, but {store.rule} on worker {min(others)}"
-            )
-        self._opened_by[message.store].add(message.node.rank)
 
     def _close(self, message: wire.Close) -> list[Answer]:
-        """Note that a worker has closed a store; when all of this host have, forget it."""
         self._loans.forget(message.store, message.node.rank)
-        closed_by = self._closed_by.get(message.store)
-        if closed_by is None:
+        if not self._openers.close(message):
             return []
-        closed_by.add(message.node.rank)
-        if closed_by < set(self._workers):
-            return []
-        del self._opened_by[message.store], self._closed_by[message.store]
         return self.stores.pop(message.store).close(UsageError("this store has been closed by all workers of its host"))
 
     def _explain(self, peer: bytes, message: wire.Explain) -> Outbox:

@@ -102,13 +102,9 @@ class Gate:
 
     So a worker that has been answered loses nothing with the primary: neither an update that was acknowledged, nor a
     value that it has read.
-
-    Attributes:
-        held: how many answers have had to wait so far.
     """
 
     def __init__(self) -> None:
-        self.held = 0
         self._waiting: deque[tuple[int, Outbox]] = deque()
 
     def take(self, outbox: Outbox, newest: int, stored: int) -> Outbox:
@@ -123,7 +119,6 @@ class Gate:
         for entry in outbox:
             (leaves if isinstance(entry[1], wire.Explanation) else waits).append(entry)
         if waits:
-            self.held += len(waits)
             self._waiting.append((newest, waits))
         return leaves
 

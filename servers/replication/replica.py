@@ -60,10 +60,6 @@ class Replica:
         self._limit_s = limit_s
         self._waits = (0, 0.0)  # for which record to be stored, and since when, as far as ``stand`` has seen
 
-    @property
-    def gated(self) -> int:
-        return self._primary.gate.held
-
     # ---- what comes
 
     def record(self, message: wire.Message) -> None:

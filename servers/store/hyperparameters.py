@@ -27,6 +27,10 @@ class UpdateHyperparameters(NamedTuple):
     pushed: str | None = None
     back: str | None = None
 
+    @classmethod
+    def of(cls, message: wire.ClosedRounds | wire.ClosedRowRounds | wire.OptimizerCalls) -> UpdateHyperparameters:
+        return cls(message.lr, message.rescale, tuple(changed(message.changes).items()))
+
     def listed(self) -> list[list[Any]]:
         return [[*which, list(value) if isinstance(value, tuple) else value] for which, value in self.changes]
 

@@ -22,7 +22,7 @@ from kvstore.table import Table
 from kvstore.transport.memory import SMALL, Memory
 from kvstore.values import all_finite
 from servers.store.buckets import Buckets
-from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
+from servers.store.hyperparameters import UpdateHyperparameters, agreed_by
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.row_target import GroupContribution, RequestName, RowContribution, RowTarget, TableGroup
@@ -160,7 +160,7 @@ class RowUpdates:
         if len(message.counts) != len(updated):
             raise ValueError(f"{len(message.counts)} sums for {len(targets)} tables, {len(failures)} without")
         sums, batch = _recorded_sums(message, [target.description for target in updated])
-        hyper = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
+        hyper = UpdateHyperparameters.of(message)
         for place, (target, version) in enumerate(zip(targets, message.versions, strict=True)):
             if not isinstance(target.rounds, Rounds):
                 raise ValueError("a closed round of a store without rounds")

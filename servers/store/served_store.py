@@ -13,7 +13,7 @@ push, or says what is wrong with it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from kvstore import wire
 from kvstore.errors import UsageError, WeightsInDoubt
@@ -47,13 +47,6 @@ OF_ARRAYS = (wire.Push, wire.Pull)
 OF_ROWS = (wire.PushRows, wire.PullRows)
 
 CheckedUpdates: TypeAlias = Sequence[Update] | Sequence[RowUpdate]
-
-
-class _Known(NamedTuple):
-    """A push that has been checked once: its only bucket, and the hyper-parameters to update it with."""
-
-    buckets: tuple[Bucket]
-    hyper: UpdateHyperparameters
 
 
 class ServedStore:
@@ -92,7 +85,8 @@ class ServedStore:
         # Where a quorum closes a round, a push may be late: the short ways would have to look for that.
         self._knows = self._sync and rule.quorum is None
         self._groups = rule.quorum is None and not rule.finite
-        self._known: dict[SharedFields | None, _Known] = {}
+        # Of a push that has been checked once: its only bucket, and the hyper-parameters to update it with.
+        self._known: dict[SharedFields | None, tuple[list[Bucket], UpdateHyperparameters]] = {}
         self._grouping = self.buckets.grouping
 
     @property
@@ -151,12 +145,13 @@ class ServedStore:
         clock = clocks[0]
         if message.rank_clocks or clocks.count(clock) < len(clocks):
             return None
-        bucket = known.buckets[0]
-        part = Contribution(ranks, clock, payload_of(message, known.buckets), known.hyper)
+        buckets, hyper = known
+        bucket = buckets[0]
+        part = Contribution(ranks, clock, payload_of(message, buckets), hyper)
         if not bucket.rounds.contribute(ranks, clock, part):
             return None
         self.waiting.wait(peer, message, bucket, clock)
-        return self._contributed(message, known.buckets)
+        return self._contributed(message, buckets)
 
     def push_to_group(self, peer: bytes, message: wire.PushRows) -> list[Answer] | None:
         """Take a push to all tables of a group; return None if it is unusual, or there is no such group."""
@@ -241,7 +236,7 @@ class ServedStore:
         if len(self._known) >= MOST_KNOWN or self._grouping is not self.buckets.grouping:
             self._forget_known()
         hyper = UpdateHyperparameters(message.lr, message.rescale, (), *compressions(message))
-        self._known[message.shared] = _Known((buckets[0],), hyper)
+        self._known[message.shared] = buckets, hyper
 
     def _forget_known(self) -> None:
         self._known.clear()
@@ -438,13 +433,14 @@ class ServedStore:
         ended = self.waiting.end_join()
         if ended is None:
             return []
-        if ended.error is not None:
-            return [refuse(peer, request, ended.error) for peer, request in ended.waiters]
+        waiters, last, error = ended
+        if error is not None:
+            return [refuse(peer, request, error) for peer, request in waiters]
         for target in self.buckets.targets():
             target.rounds.resume()
         return [
-            Answer(peer, request, wire.Resume(request.seq, ended.last, self.buckets.versions(request.ids)))
-            for peer, request in ended.waiters
+            Answer(peer, request, wire.Resume(request.seq, last, self.buckets.versions(request.ids)))
+            for peer, request in waiters
         ]
 
     def _new_rounds(self) -> Rounds[Any] | WorkerClocks[Any]:

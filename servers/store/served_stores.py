@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from kvstore import wire
-from kvstore.errors import Mismatch, UsageError
+from kvstore.errors import UsageError
 from kvstore.rule import Rule
 from kvstore.tracing.tracer import Tracer
 from kvstore.transport.memory import Memory
 from servers.activity import ServedActivity, together
 from servers.names import have, name
+from servers.requests.openers import Openers
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer
 from servers.store.lateness import ArrivalTimes
@@ -19,32 +21,6 @@ from servers.store.optimizer_agreement import OptimizerAgreement
 from servers.store.recording import Recorder, Recording, grouped_record
 from servers.store.served_store import ServedStore
 from servers.store.snapshot import restore, restore_table, snapshot, table_snapshot
-
-OfWorkerZero: TypeAlias = wire.InitTables | wire.PutRows | wire.PutTableRest | wire.EvictRows
-RowRequest: TypeAlias = (
-    wire.PushRows | wire.PullRows | wire.FreezeTable | wire.ReadFrozen | wire.Thaw | wire.DescribeTable | OfWorkerZero
-)
-SERVED: TypeAlias = (
-    wire.Init | wire.Pull | wire.Pause | wire.SetOptimizer | wire.GetStates | wire.PutStates | RowRequest
-)
-OF_VALUES = (
-    wire.Pull,
-    wire.PullRows,
-    wire.FreezeTable,
-    wire.EvictRows,
-    wire.GetStates,
-    wire.PutStates,
-)  # a push contributes to its round first
-WHOLE = (
-    wire.Open,
-    wire.Close,
-    wire.Init,
-    wire.InitTables,
-    wire.PutRows,
-    wire.PutTableRest,
-    wire.SetOptimizer,
-    wire.PutStates,
-)  # what is recorded as it came, once it is done
 
 
 class ServedStores:
@@ -58,8 +34,7 @@ class ServedStores:
         self._workers = workers
         self._memory = memory
         self._times = times
-        self._opened_by: dict[int, set[int]] = {}
-        self._closed_by: dict[int, set[int]] = {}
+        self._openers = Openers(workers)
         self._agreements: dict[int, OptimizerAgreement] = {}
         self._departed: Collection[int] = ()
 
@@ -85,15 +60,16 @@ class ServedStores:
     def follow(self, message: wire.Message) -> list[Answer]:
         """Make a change that another server has recorded, and that no request describes; return its answers."""
         if isinstance(message, wire.StoreState):
-            served = self._new(message.store, Rule.of(message), message.lineage)
-            self._opened_by[message.store] = set(message.opened_by)
-            self._closed_by[message.store] = set(message.closed_by)
+            self._make(message.store, Rule.of(message), message.lineage)
+            self._openers.opened_by[message.store] = set(message.opened_by)
+            self._openers.closed_by[message.store] = set(message.closed_by)
             return []
-        if not isinstance(message, FOLLOWED):
+        store: int | None = getattr(message, "store", None)
+        if store is None:
             raise ValueError(f"a {type(message).__name__} is no change of a server's state")
-        if message.store not in self.open:
-            raise ValueError(f"a {type(message).__name__} of store {message.store}, which is not open")
-        served = self.open[message.store]
+        if store not in self.open:
+            raise ValueError(f"a {type(message).__name__} of store {store}, which is not open")
+        served = self.open[store]
         if isinstance(message, wire.ClosedRounds | wire.ClosedRowRounds):
             return served.follow_rounds(message)
         if isinstance(message, wire.Updated):
@@ -107,18 +83,21 @@ class ServedStores:
         elif isinstance(message, wire.EncodedAnswer):
             served.values.follow(message)
         elif isinstance(message, wire.OptimizerCalls):
-            self._agreements[message.store].restore(message)
+            self._agreements[store].restore(message)
         elif isinstance(message, wire.StripeState | wire.TablePage | wire.TableRest):
             restore_table(message, served.buckets, served.tables)
-        else:
+        elif isinstance(message, wire.BucketState | wire.StatesState | wire.EncoderState):
             restore(message, served.buckets, served.updates, served.values.compressed)
+        else:
+            raise ValueError(f"a {type(message).__name__} is no change of a server's state")
         return []
 
     def capture(self) -> Iterator[wire.Message | Iterable[wire.Message]]:
         """Return the records that give this state to a server without one. See ``snapshot``, ``table_snapshot``."""
         yield wire.Roster(0, sorted(self._departed))
         for store, served in self.open.items():
-            opened_by, closed_by = sorted(self._opened_by[store]), sorted(self._closed_by[store])
+            openers = self._openers
+            opened_by, closed_by = sorted(openers.opened_by[store]), sorted(openers.closed_by[store])
             yield wire.StoreState(store, opened_by, closed_by, **served.rule.described, lineage=served.lineage)
             agreement = self._agreements[store]
             yield agreement.record()
@@ -130,14 +109,12 @@ class ServedStores:
             yield grouped_record(store, buckets)
             yield from agreement.waiting
 
-    def _new(self, store: int, rule: Rule, lineage: int) -> ServedStore:
+    def _make(self, store: int, rule: Rule, lineage: int) -> None:
         recording = Recording(store, self.recorder, self._memory)
         served = self.open[store] = ServedStore(rule, self._workers, self._memory, recording, self._times, lineage)
         served.tracer = self._tracer
         served.depart(self._departed)
-        self._closed_by[store] = set()
         self._agreements[store] = OptimizerAgreement(store, served.updates, served.set_optimizer, self._rank)
-        return served
 
     def require(self, store: int) -> ServedStore:
         served = self.open.get(store)
@@ -149,67 +126,49 @@ class ServedStores:
 
     def serve(self, peer: bytes, message: wire.Request) -> list[Answer]:
         """Do what ``message`` asks; return the answers that need not wait any more, and record the change."""
-        answers = self._serve(peer, message)
-        if self.recorder is not None and isinstance(message, WHOLE):
-            self.recorder.note(message)
-        return answers
-
-    def _serve(self, peer: bytes, message: wire.Request) -> list[Answer]:
-        if isinstance(message, wire.Push):  # first what comes most often
+        if isinstance(message, wire.Push):  # the most frequent kind goes first; a push is recorded with its round
             return self.require(message.store).push(peer, message)
         if isinstance(message, wire.Open):
             self._open(message)
-            return [Answer(peer, message, wire.Ack(message.seq))]
-        if isinstance(message, wire.Close):
-            return [Answer(peer, message, wire.Ack(message.seq)), *self._close(message)]
-        if not isinstance(message, SERVED):
+            answers = [Answer(peer, message, wire.Ack(message.seq))]
+        elif isinstance(message, wire.Close):
+            answers = [Answer(peer, message, wire.Ack(message.seq)), *self._close(message)]
+        elif isinstance(message, wire.SetOptimizer):
+            self.require(message.store)
+            answers = self._agreements[message.store].take(peer, message) + self._abandoned()
+        else:
+            answers = self._serve(peer, message)
+            if isinstance(message, wire.Pause):
+                answers += self._abandoned()
+        if self.recorder is not None and isinstance(message, RECORDED):
+            self.recorder.note(message)
+        return answers
+
+    def _serve(self, peer: bytes, message: Any) -> list[Answer]:
+        kind = KINDS.get(type(message))
+        if kind is None:
             raise UsageError(f"servers do not handle a {type(message).__name__}")
         served = self.require(message.store)
-        if isinstance(message, OF_VALUES):
-            served.buckets.require_sound(message.ids)
-        elif isinstance(message, wire.PutRows | wire.PutTableRest):
-            served.buckets.require_sound([message.id])
-        if isinstance(message, RowRequest):
-            return serve_rows(served, peer, message)
-        if isinstance(message, wire.Pull):
-            return served.when_due(peer, message)
-        if isinstance(message, wire.Pause):
-            return served.pause(peer, message) + self._abandoned()
-        if isinstance(message, wire.GetStates):
-            return [Answer(peer, message, served.updates.get_states(message))]
-        if isinstance(message, wire.SetOptimizer):
-            return self._agreements[message.store].take(peer, message) + self._abandoned()
-        if message.node.rank != 0:
+        if kind.values is not None:
+            served.buckets.require_sound(kind.values(message))
+        if kind.zero and message.node.rank != 0:
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-        if isinstance(message, wire.Init):
-            served.init(message)
-        else:
-            served.updates.put_states(message)
-        return [Answer(peer, message, wire.Ack(message.seq))]
+        done = kind.serve(served, peer, message)
+        if isinstance(done, list):
+            return done
+        return [Answer(peer, message, wire.Ack(message.seq) if done is None else done)]
 
     def _open(self, message: wire.Open) -> None:
-        rule = Rule.of(message)
-        served = self.open.get(message.store)
-        opened_by = self._opened_by.setdefault(message.store, set())
-        # A worker that was interrupted while it made a store may make another with the same number.
-        if served is None or (served.rule != rule and opened_by <= {message.node.rank}):
-            self._new(message.store, rule, message.lineage)
-        elif served.rule != rule:
-            other = min(opened_by - {message.node.rank})
-            raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {served.rule} on worker {other}")
-        opened_by.add(message.node.rank)
+        known = self.open.get(message.store)
+        rule = self._openers.open(message, None if known is None else known.rule)
+        if rule is not None:
+            self._make(message.store, rule, message.lineage)
 
     def _close(self, message: wire.Close) -> list[Answer]:
-        closed_by = self._closed_by.get(message.store)
-        if closed_by is None:
-            return []
-        closed_by.add(message.node.rank)
-        if len(closed_by) < len(self._workers):
+        if not self._openers.close(message):
             return []
         error = UsageError("this store has been closed by all workers")
-        served, agreement = self.open.pop(message.store), self._agreements.pop(message.store)
-        del self._opened_by[message.store], self._closed_by[message.store]
-        return served.close(error) + agreement.abandon(error)
+        return self.open.pop(message.store).close(error) + self._agreements.pop(message.store).abandon(error)
 
     def _abandoned(self) -> list[Answer]:
         """Fail the calls of ``set_optimizer`` that wait for worker 0's in vain."""
@@ -245,7 +204,7 @@ class ServedStores:
 
     def _unmade(self, store: int, missing: Collection[int]) -> str:
         """Say which of the ``missing`` workers have not made the store: they may never do so."""
-        absent = set(missing) - self._opened_by[store]
+        absent = set(missing) - self._openers.opened_by[store]
         if not absent:
             return ""
         who = f"{name('worker', absent)} {have(absent)} not made this store"
@@ -257,43 +216,38 @@ class ServedStores:
         return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
 
 
-FOLLOWED = (
-    wire.Grouped,
-    wire.InDoubt,
-    wire.ClosedRounds,
-    wire.ClosedRowRounds,
-    wire.Updated,
-    wire.ReadBy,
-    wire.EncodedAnswer,
-    wire.OptimizerCalls,
-    wire.BucketState,
-    wire.StatesState,
-    wire.EncoderState,
-    wire.StripeState,
-    wire.TablePage,
-    wire.TableRest,
-)
+class Kind(NamedTuple):
+    """How requests of one kind are served."""
+
+    # Returns answers, the one reply to the request, or None for an ``Ack``.
+    serve: Callable[[ServedStore, bytes, Any], list[Answer] | wire.Reply | None]
+    values: Callable[[Any], Collection[int]] | None = None  # the segments whose values it reads or replaces at once
+    zero: bool = False  # whether only worker 0 may send it
+    recorded: bool = False  # whether it is recorded as it came, once it is done
 
 
-def serve_rows(served: ServedStore, peer: bytes, message: RowRequest) -> list[Answer]:
-    """Do what ``message`` asks of the tables of ``served``; return the answers that need not wait any more."""
-    if isinstance(message, wire.PushRows):
-        return served.push_rows(peer, message)
-    if isinstance(message, OfWorkerZero) and message.node.rank != 0:
-        raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-    if isinstance(message, wire.PullRows | wire.FreezeTable | wire.EvictRows):
-        return served.when_due(peer, message)
-    tables = served.tables
-    if isinstance(message, wire.ReadFrozen):
-        return [Answer(peer, message, tables.freezes.read(message))]
-    if isinstance(message, wire.DescribeTable):
-        return [Answer(peer, message, tables.describe(message))]
-    if isinstance(message, wire.Thaw):
-        tables.freezes.thaw(message.node, message.number)
-    elif isinstance(message, wire.InitTables):
-        tables.init(message)
-    elif isinstance(message, wire.PutRows):
-        tables.put(message)
-    else:
-        tables.put_rest(message)
-    return [Answer(peer, message, wire.Ack(message.seq))]
+_ids = attrgetter("ids")
+
+
+def _id(message: wire.PutRows | wire.PutTableRest) -> Collection[int]:
+    return [message.id]
+
+
+KINDS: dict[type[wire.Request], Kind] = {
+    wire.PushRows: Kind(ServedStore.push_rows),  # a push contributes to its round first; then it hears of doubts
+    wire.Pull: Kind(ServedStore.when_due, _ids),
+    wire.PullRows: Kind(ServedStore.when_due, _ids),
+    wire.FreezeTable: Kind(ServedStore.when_due, _ids),
+    wire.EvictRows: Kind(ServedStore.when_due, _ids, zero=True),
+    wire.Pause: Kind(ServedStore.pause),
+    wire.Init: Kind(lambda served, _, message: served.init(message), zero=True, recorded=True),
+    wire.GetStates: Kind(lambda served, _, message: served.updates.get_states(message), _ids),
+    wire.PutStates: Kind(lambda served, _, message: served.updates.put_states(message), _ids, True, True),
+    wire.InitTables: Kind(lambda served, _, message: served.tables.init(message), zero=True, recorded=True),
+    wire.PutRows: Kind(lambda served, _, message: served.tables.put(message), _id, True, True),
+    wire.PutTableRest: Kind(lambda served, _, message: served.tables.put_rest(message), _id, True, True),
+    wire.DescribeTable: Kind(lambda served, _, message: served.tables.describe(message)),
+    wire.ReadFrozen: Kind(lambda served, _, message: served.tables.freezes.read(message)),
+    wire.Thaw: Kind(lambda served, _, message: served.tables.freezes.thaw(message.node, message.number)),
+}
+RECORDED = (wire.Open, wire.Close, wire.SetOptimizer, *(kind for kind, how in KINDS.items() if how.recorded))

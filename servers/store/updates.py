@@ -21,7 +21,7 @@ from kvstore.spec import ITEMSIZE, Key, require_floats, shorten, sum_dtype
 from kvstore.transport.memory import Memory
 from kvstore.values import PayloadRange, all_finite, as_dtype, from_buffer, ranges_of, sum_ranges
 from servers.store.buckets import Buckets
-from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
+from servers.store.hyperparameters import UpdateHyperparameters, agreed_by
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.target import Bucket, Contribution
@@ -180,7 +180,7 @@ class Updates:
             raise ValueError(f"{len(message.buffers)} sums for {len(buckets)} buckets, {len(failures)} without")
         if message.buffers and message.assigned != (self.updater is None):
             raise ValueError("sums are assigned on one server, and the optimizer steps on the other")
-        hyper = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
+        hyper = UpdateHyperparameters.of(message)
         buffers = iter(message.buffers)
         updates: list[Update] = []
         for place, (bucket, version) in enumerate(zip(buckets, message.versions, strict=True)):

@@ -12,7 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvstore import wire
 from kvstore.errors import NodeLost, UsageError
@@ -110,14 +110,6 @@ class Pauses:
         return Reason(f"waits for {name('worker', missing)} to join", missing)
 
 
-class JoinEnd(NamedTuple):
-    """No worker is inside ``join`` any more."""
-
-    waiters: list[tuple[bytes, wire.Pause]]  # with their links
-    last: int  # the rank that has pushed most
-    error: NodeLost | None  # why the workers cannot go on; None if they can
-
-
 class Waiting:
     """The requests that wait.
 
@@ -195,8 +187,12 @@ class Waiting:
             return []
         return [parked for parked in list(self._parked.values()) if self._give_up_if_hopeless(parked)]
 
-    def end_join(self) -> JoinEnd | None:
-        """End ``join`` if all are inside and their pushes have taken effect, or if one can never come; else None."""
+    def end_join(self) -> tuple[list[tuple[bytes, wire.Pause]], int, NodeLost | None] | None:
+        """End ``join`` if all are inside and their pushes have taken effect, or if one can never come; else None.
+
+        Returns:
+            The requests of the workers inside, with their links; the rank that has pushed most; why they cannot go on.
+        """
         inside = self.pauses.ranks
         if not inside or (len(inside) + len(self.departed) < len(self._workers) and not self._needs_all):
             return None
@@ -207,7 +203,7 @@ class Waiting:
         elif len(inside) + len(gone) < len(self._workers) or not self._settled():
             return None
         last = self.pauses.last
-        return JoinEnd(self.pauses.end(), last, error)
+        return self.pauses.end(), last, error
 
     def close(self) -> tuple[list[ParkedRequest], list[tuple[bytes, wire.Pause]]]:
         """Return, and forget, the requests that wait for rounds, and those inside ``join``."""

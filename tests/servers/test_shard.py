@@ -269,7 +269,7 @@ def test_an_unexpected_error_is_answered_with_its_name_and_a_bounded_text(monkey
     def fail(*_args: Any) -> None:
         raise RuntimeError("x" * 10_000)
 
-    monkeypatch.setattr(desk.shard.stores[0], "when_due", fail)
+    monkeypatch.setattr(desk.shard.stores[0].waiting, "park", fail)
     reply = desk.reply(a, a.pull([1]))
     assert isinstance(reply, wire.Failure)
     assert reply.kind == "ServerError"

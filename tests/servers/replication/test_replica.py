@@ -161,7 +161,6 @@ def test_a_newcomer_is_brought_into_step_and_the_scheduler_hears_of_it() -> None
     (last,) = old.records[passed:]
     ((_, stored),) = new.replica.handle(b"p", arrived(last))
     assert old.replica.stored(stored) == [(b"w", wire.Ack(3))]  # type: ignore[arg-type]
-    assert old.replica.gated == 1
 
 
 def test_over_a_new_link_the_standby_is_sent_what_it_lacks() -> None:

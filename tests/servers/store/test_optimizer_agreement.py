@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from asking import Desk, floats, text_of
 from pairs import Pair, copied
 
 from kvstore import wire
-from kvstore.errors import Mismatch
-from servers.store.optimizer_agreement import Agreement
 
 
 def test_workers_that_disagree_on_the_optimizer_learn_it():
@@ -103,64 +102,23 @@ def test_a_call_of_set_optimizer_is_answered_by_the_standby(captured: bool):
     assert pair.ask(a, a.set_optimizer("sgd", lr=0.5, version=3)).keys() == {(0, a.seq), (1, late.seq)}
 
 
-@pytest.fixture
-def acts() -> list[str]:
-    return []
+def test_an_optimizer_that_does_not_fit_here_fails_for_all_who_agreed():
+    desk = Desk(4, values={1: torch.tensor([0])})
+    a, b, c, d = desk.workers
+    early, other = b.set_optimizer("sgd", 0.1), c.set_optimizer("adam", 0.1)
+    assert desk.ask(b, early) == desk.ask(c, other) == {}
+    replies = desk.ask(a, a.set_optimizer("sgd", 0.1))
+    assert list(replies) == [(0, a.seq), (1, early.seq), (2, other.seq)]
+    text = text_of(replies[0, a.seq], "Mismatch")
+    assert text_of(replies[1, early.seq], "Mismatch") == text
+    assert "differs from worker 0's" in text_of(replies[2, other.seq], "Mismatch")
+    assert text_of(desk.reply(d, d.set_optimizer("sgd", 0.1)), "Mismatch") == text
 
 
-@pytest.fixture
-def agreement() -> Agreement[str, str]:
-    return Agreement("the call")
-
-
-def test_rank_0s_call_acts_once_and_answers_those_who_waited(agreement, acts):
-    assert agreement.propose(1, "a", "w1") == []
-    assert agreement.propose(1, "a", "w2") == []
-    assert agreement.waiting == ["w1", "w2"]
-    assert agreement.decide(1, "a", "w0", acts.append) == [("w0", None), ("w1", None), ("w2", None)]
-    assert acts == ["a"]
-    assert agreement.waiting == []
-
-
-def test_who_calls_after_rank_0_is_answered_at_once(agreement, acts):
-    agreement.decide(1, "a", "w0", acts.append)
-    assert agreement.propose(1, "a", "w1") == [("w1", None)]
-    assert acts == ["a"]
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_who_says_something_else_learns_both_sides(agreement, acts, early):
-    outcomes = agreement.propose(1, "b", "w1") if early else []
-    outcomes += agreement.decide(1, "a", "w0", acts.append)
-    outcomes += [] if early else agreement.propose(1, "b", "w1")
-    results = dict(outcomes)
-    assert results["w0"] is None
-    assert isinstance(results["w1"], Mismatch)
-    assert str(results["w1"]) == "the call differs from worker 0's: b here, a there"
-
-
-def test_an_action_that_fails_fails_for_all_who_agreed(agreement):
-    def act(_proposal: str) -> None:
-        raise ValueError("no")
-
-    agreement.propose(1, "a", "w1")
-    agreement.propose(1, "b", "w2")
-    results = dict(agreement.decide(1, "a", "w0", act)) | dict(agreement.propose(1, "a", "w3"))
-    assert [str(results[who]) for who in ("w0", "w1", "w3")] == ["no"] * 3
-    assert isinstance(results["w2"], Mismatch)
-
-
-def test_the_nth_call_meets_the_nth(agreement, acts):
-    assert agreement.propose(2, "b", "w1") == []
-    assert agreement.decide(1, "a", "w0", acts.append) == [("w0", None)]
-    assert agreement.waiting == ["w1"]
-    assert agreement.decide(2, "b", "w0", acts.append) == [("w0", None), ("w1", None)]
-    assert acts == ["a", "b"]
-
-
-def test_who_waits_in_vain_is_let_go(agreement, acts):
-    agreement.propose(1, "a", "w1")
-    agreement.propose(2, "a", "w2")
-    assert agreement.abandon() == ["w1", "w2"]
-    assert agreement.abandon() == []
-    assert agreement.decide(1, "a", "w0", acts.append) == [("w0", None)]
+def test_the_nth_call_meets_the_nth():
+    desk = Desk(2)
+    a, b = desk.workers
+    second = b.set_optimizer("adam", version=2)
+    assert desk.ask(b, second) == {}
+    assert desk.reply(a, a.set_optimizer("sgd", version=1)) == wire.Ack(a.seq)
+    assert desk.ask(a, a.set_optimizer("adam", version=2)).keys() == {(0, a.seq), (1, second.seq)}

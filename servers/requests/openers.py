@@ -1,0 +1,43 @@
+"""Which workers have opened and closed each store of a process. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from kvstore import wire
+from kvstore.errors import Mismatch
+from kvstore.rule import Rule
+
+
+class Openers:
+    """The workers that have opened each store, and closed it, by the store's number; ``workers`` are all that may."""
+
+    def __init__(self, workers: Collection[int]) -> None:
+        self.opened_by: dict[int, set[int]] = {}
+        self.closed_by: dict[int, set[int]] = {}
+        self._workers = frozenset(workers)
+
+    def open(self, message: wire.Open, known: Rule | None) -> Rule | None:
+        """Note that a worker opens a store, which has the rule ``known`` here; return its rule if it must be made."""
+        rule = Rule.of(message)
+        opened_by = self.opened_by.setdefault(message.store, set())
+        others = opened_by - {message.node.rank}
+        # A worker that was interrupted while it made a store may make another with the same number.
+        made = known is None or (known != rule and not others)
+        if not made and known != rule:
+            raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {known} on worker {min(others)}")
+        opened_by.add(message.node.rank)
+        if made:
+            self.closed_by[message.store] = set()
+        return rule if made else None
+
+    def close(self, message: wire.Close) -> bool:
+        """Note that a worker closes a store; return whether all have, so that it is to be forgotten."""
+        closed_by = self.closed_by.get(message.store)
+        if closed_by is None:
+            return False
+        closed_by.add(message.node.rank)
+        if not closed_by >= self._workers:
+            return False
+        del self.opened_by[message.store], self.closed_by[message.store]
+        return True
