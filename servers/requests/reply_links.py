@@ -29,24 +29,6 @@ NOWHERE = b""  # the link of a request that another server has recorded; its ans
 KEPT = 16  # links of one member, which needs three; when there are more, the oldest is dropped
 
 
-class AdmitAll:
-    """An ``Admission`` without a transport: every link is admitted, none proves a key."""
-
-    def admit(self, peer: bytes) -> None:
-        """Do nothing."""
-
-    def refuse(self, peer: bytes) -> None:
-        """Do nothing."""
-
-    def identity(self, peer: bytes) -> str:
-        """Return the empty key."""
-        return ""
-
-    def gone(self, peer: bytes) -> bool:
-        """Return False: it is not known."""
-        return False
-
-
 class ReplyLinks:
     """The links of all members.
 
@@ -55,7 +37,7 @@ class ReplyLinks:
     """
 
     def __init__(self, admission: Admission | None = None) -> None:
-        self._admission = admission or AdmitAll()
+        self._admission = admission or Admission()
         self._links: dict[wire.Node, deque[bytes]] = {}
         self._repeated: dict[tuple[wire.Node, int], deque[bytes]] = {}
         self._drops = Drops(log)
