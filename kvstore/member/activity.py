@@ -16,12 +16,7 @@ MICRO = 1_000_000
 
 
 class StoreActivity(NamedTuple):
-    """What a worker has done in one store.
-
-    Attributes:
-        rounds: how often it has pushed its most pushed key.
-        ahead: how many pushes it was ahead of the slowest worker when it last read.
-    """
+    """How often a worker has pushed its most pushed key, and how far it was ahead of the slowest when it last read."""
 
     rounds: int
     ahead: int = 0
@@ -30,13 +25,7 @@ class StoreActivity(NamedTuple):
 class WorkerActivity:
     """What one worker has done so far. Any thread may use it; a report may be of two moments that are close.
 
-    Args:
-        client: sends this worker's requests.
-        clock: seconds, monotonic.
-        peers: returns the links to what takes its pushes: the servers, or the aggregator alone.
-
-    Attributes:
-        stores: returns, for each open store, what has been done in it.
+    ``peers`` returns the links that take its pushes. ``stores`` return, for each open store, what has been done in it.
     """
 
     def __init__(self, client: Client, clock: Callable[[], float], peers: Callable[[], list[Peer]]) -> None:
@@ -49,7 +38,7 @@ class WorkerActivity:
         self._rounds = 0
 
     def read_input(self, seconds: float) -> None:
-        """Note that the program has waited so long for data."""
+        """The program has waited so long for data."""
         self._input_s = (self._input_s or 0.0) + seconds
 
     def log(self, values: Mapping[str, float]) -> None:
@@ -59,7 +48,6 @@ class WorkerActivity:
         self._values = dict(list(merged.items())[:MOST_VALUES])
 
     def report(self) -> wire.WorkerReport:
-        """Return the report of this moment."""
         now = self._clock()
         stores = [activity() for activity in list(self.stores)]
         self._rounds = max((self._rounds, *(store.rounds for store in stores)))  # closing a store loses no rounds

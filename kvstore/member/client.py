@@ -68,20 +68,13 @@ def _locate(client: Client, guide: Peer, operation: Operation, explanations: Exp
 class Client:
     """Sends requests to peers, and waits for their replies. Any thread may use it.
 
-    Args:
-        make_transport: returns a new transport, which only this object uses.
-        clock: seconds, monotonic.
-        limits: of a wait without limits of its own.
-        role, incarnation: who this process is, until the scheduler gives it a rank.
-        window: how many bytes of answers to requests that wait their turn may be in flight from one peer.
+    ``make_transport`` returns a new transport, which only this object uses. ``clock`` is monotonic. Waits without
+    limits of their own have ``limits``. ``window`` bounds the bytes of answers in flight from one peer.
 
     Attributes:
-        limits: see above.
         links: the links and the requests on them. Only code that runs ``alone`` may change them.
         alone: calls a function while no other thread uses the links; see ``LinkAccess.alone``.
         failure: the error that has ended the job; None as long as it goes on.
-        blocked: how long callers have waited.
-        mutual: whether they wait for workers that wait for this one.
         guide: the link to the scheduler, which can tell where members are; None where it is not asked.
     """
 
@@ -107,7 +100,6 @@ class Client:
 
     @property
     def node(self) -> wire.Node:
-        """This process, as every request names it."""
         return self.links.node
 
     @node.setter
@@ -115,17 +107,12 @@ class Client:
         self.links.node = node
 
     def trace(self, tracer: Tracer | None) -> None:
-        """Note requests and waits with ``tracer`` from now on."""
         self._tracer = self.links.tracer = tracer
 
     # ---- links
 
     def connect(self, endpoint: str, name: str, *, bulk: bool = False, window: WindowSize | None = None) -> Peer:
-        """Make a link to a peer, which is called ``name`` in messages; see ``Transport.connect``.
-
-        Args:
-            window: of requests that wait their turn; by default that of all links.
-        """
+        """Connect to a peer, which is called ``name`` in messages. ``window`` is the send window of its link alone."""
         return self.alone(self.links.connect, name.encode(), endpoint, bulk, window)
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -141,7 +128,6 @@ class Client:
         return self.links.gathers(peer)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the links."""
         self.alone(self.links.close, linger)
 
     # ---- requests
@@ -181,12 +167,7 @@ class Client:
     def call(
         self, peer: Peer, what: str, kind: type[wire.Request], timeout: float | None = None, /, **fields: Any
     ) -> Any:
-        """Send one request and wait; return the reply.
-
-        Args:
-            what: the call, for messages.
-            kind, fields: the request.
-        """
+        """Send one request and wait; return the reply. ``what`` names the call in messages."""
         operation = Operation(what, (), self)
         self.ask(operation, Question(peer, operation, kind, fields, operation.take))
         return operation.wait(timeout)
@@ -217,7 +198,6 @@ class Client:
         self.links.lent.pop(operation, None)
 
     def of(self, kind: type[T]) -> list[T]:
-        """Return the unanswered requests of a class."""
         return [request for request in self.links.outstanding if isinstance(request, kind)]
 
     # ---- the job
@@ -403,11 +383,7 @@ _PLURALS = {"is": "are", "has": "have", "does": "do"}
 
 
 class Explanations:
-    """What some peers say their late answers wait for, as it comes.
-
-    Args:
-        peers: that are asked, in the order in which messages name them.
-    """
+    """What peers say their late answers wait for, as it comes; messages name ``peers`` in this order."""
 
     def __init__(self, peers: Iterable[Peer]) -> None:
         self._texts: dict[Peer, str | None] = dict.fromkeys(peers)
@@ -446,7 +422,6 @@ class Explanations:
 
     @property
     def known(self) -> str:
-        """What there is so far, in words."""
         said = [
             f"{peer.decode()} {text or _SILENT}" for peer, text in self._texts.items() if peer not in self._silent_too
         ]

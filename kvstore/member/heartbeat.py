@@ -49,9 +49,8 @@ class Listener(NamedTuple):
     """What the heartbeat calls, in its own thread.
 
     Attributes:
-        on_notice: called with each notice of the scheduler's.
         on_lost: called once, when the scheduler is lost.
-        on_back: called when the scheduler is heard again over a link that had to be made anew.
+        on_back: called when the scheduler is heard again over a link that had to be reconnected.
         on_traced: called with the rounds that are to be noted for the job's trace, each time the scheduler says them.
     """
 
@@ -62,20 +61,15 @@ class Listener(NamedTuple):
 
 
 class Heartbeat:
-    """Beats for ``node`` until stopped.
+    """Sends heartbeats for ``node`` until stopped.
 
     Args:
         make_transport: returns a transport of its own.
-        root: the scheduler's endpoint.
-        node: this process.
-        interval_s: the time between beats.
         limit_s: how long the scheduler may be silent before it is lost.
-        clock: seconds, monotonic.
-        listener: what to call.
-        beside: starts a process that beats, too, until this ends; None for no such process.
-        tracer: what this process notes for the job's trace, which goes over this link; None for nothing.
+        beside: starts a process that sends heartbeats, too, until this ends; None for no such process.
         thread: makes the thread, with the arguments of ``threading.Thread``.
-        report: returns what goes to the scheduler behind each beat, None for nothing. Called in the heartbeat's thread.
+        report: returns what follows each heartbeat, None for nothing. Called in the heartbeat's thread.
+        tracer: its notes go over this link.
     """
 
     def __init__(
@@ -144,7 +138,7 @@ class Heartbeat:
         self._transport.interrupt()
 
     def stop(self) -> None:
-        """End, and close the link. Returns when the thread is gone."""
+        """Returns when the thread is gone."""
         self._stop.set()
         self._transport.interrupt()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -235,7 +229,6 @@ class Heartbeat:
         return min(self._interval_s, CLOCK_S)
 
     def _send_trace(self) -> None:
-        """Send what has been noted since the last time."""
         self._trace_now = False
         if self._tracer is not None:
             for chunk in self._tracer.chunks(self._node):
@@ -250,7 +243,6 @@ class Heartbeat:
                 self._drops.note("a note where this process is", repr(exc))
 
     def _redial(self) -> None:
-        """Make the link anew."""
         before, self._transport = self._transport, self._make_transport()
         self._scheduler = self._transport.connect(self._root)
         before.abandon()

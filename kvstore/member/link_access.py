@@ -29,8 +29,7 @@ T = TypeVar("T")
 class IOLock:
     """One thread at a time uses the links. Threads that send go before threads that wait for messages.
 
-    Args:
-        interrupt: makes a thread that waits for messages return soon. Any thread may call it.
+    ``interrupt`` makes a thread that waits for messages return soon.
     """
 
     def __init__(self, interrupt: Callable[[], None]) -> None:
@@ -42,7 +41,6 @@ class IOLock:
 
     @property
     def entered(self) -> bool:
-        """Whether the calling thread is noted as holding the lock."""
         return threading.get_ident() in self._inside
 
     @property
@@ -73,7 +71,6 @@ class IOLock:
         return False
 
     def release(self) -> None:
-        """Release the lock."""
         self._lock.release()
         self._inside.discard(threading.get_ident())
         if self._sleepers:
@@ -124,12 +121,7 @@ def under_way(code: CodeType) -> bool:
 
 
 class LinkAccess:
-    """Lets one thread at a time use links. Any thread may call it.
-
-    Args:
-        links: used by nobody else.
-        answer_s: how long a thread waits for another that uses the links.
-    """
+    """Lets one thread at a time use links. Any thread may call it, and waits ``answer_s`` for another thread."""
 
     def __init__(self, links: Links, answer_s: float) -> None:
         self._links = links

@@ -39,12 +39,9 @@ class _LinkAddress(NamedTuple):
 
 
 class Routes:
-    """The links of one transport. An exception may end a method between two lines: then use ``renewed``.
+    """The links of one transport: ``names`` is what the transport calls each peer, ``peers`` the reverse.
 
-    Attributes:
-        transport: the transport in use, which only the owner of these routes uses.
-        names: what the transport calls each peer.
-        peers: the reverse.
+    An exception may end a method between two lines: then use ``renewed``.
     """
 
     __slots__ = ("_addresses", "names", "peers", "transport")
@@ -57,15 +54,12 @@ class Routes:
 
     @property
     def endpoints(self) -> dict[Peer, str]:
-        """Where each peer listens."""
         return {peer: address.endpoint for peer, address in self._addresses.items()}
 
     def leads(self, peer: Peer, endpoint: str, bulk: bool) -> bool:
-        """Whether there is such a link."""
         return self._addresses.get(peer) == (endpoint, bulk)
 
     def add(self, peer: Peer, endpoint: str, bulk: bool) -> None:
-        """Make a link to ``peer``; see ``Transport.connect``."""
         self._addresses[peer] = _LinkAddress(endpoint, bulk)
         self._connect(peer)
 
@@ -83,11 +77,7 @@ class Routes:
         self.transport.disconnect(before)
 
     def renewed(self, transport: Transport, moves: Mapping[Peer, str]) -> Routes:
-        """Return routes to the same peers over another transport. These here stay as they are.
-
-        Args:
-            moves: endpoints of peers that are elsewhere now.
-        """
+        """Return routes to the same peers over another transport, to ``moves`` for peers that are elsewhere now."""
         routes = Routes(transport)
         for peer, (endpoint, bulk) in self._addresses.items():
             routes.add(peer, moves.get(peer, endpoint), bulk)
@@ -102,18 +92,10 @@ class Routes:
 class Links:
     """The links of one process, and its requests on them.
 
-    Args:
-        make_transport: returns a new transport, which only this object uses.
-        node: this process, as every request names it.
-        window: how many bytes of answers to requests that wait their turn may be in flight from one peer, unless its
-            link is made with another size.
-
     Attributes:
-        outstanding: the requests that have not been answered.
         answers: how many answers have come.
         sent, received: bytes of what messages to and from each peer carry, repeats included, headers apart.
         lent: operations whose requests may read the caller's arrays, and the thread of that call.
-        closed: whether this member has left.
         tracer: notes requests and answers; None notes nothing.
         blamed: an exception that an operation has been given, so that the thread at the links must not raise it.
     """
@@ -142,12 +124,10 @@ class Links:
     # ---- any thread may call these
 
     def interrupt(self) -> None:
-        """Make ``receive`` return soon."""
         self._routes.transport.interrupt()
 
     @property
     def endpoints(self) -> dict[Peer, str]:
-        """Where each peer listens."""
         return self._routes.endpoints
 
     @property
@@ -165,7 +145,6 @@ class Links:
 
     @property
     def congested(self) -> bool:
-        """Whether requests wait for their turn."""
         return any(self._windows.values())
 
     # ---- memory, and what a link can do
@@ -185,7 +164,6 @@ class Links:
     # ---- each of these puts the links in doubt until it is done
 
     def connect(self, peer: Peer, endpoint: str, bulk: bool, window: WindowSize | None = None) -> Peer:
-        """Make a link to ``peer``; see ``Transport.connect``."""
         if self._routes.leads(peer, endpoint, bulk):  # made already, but an exception came before the caller knew
             return peer
         self._doubtful = True
@@ -227,7 +205,6 @@ class Links:
             self.lent.pop(operation, None)
 
     def notify(self, peer: Peer, notice: wire.Message) -> None:
-        """Send a notice, which is not answered."""
         self._doubtful = True
         self._routes.transport.send(self._routes.names[peer], wire.encode(notice))
         self._doubtful = False
@@ -271,7 +248,6 @@ class Links:
         self._doubtful = False
 
     def close(self, linger: float) -> None:
-        """Close the links, for good."""
         self.closed = True
         self._doubtful = True
         self._routes.transport.close(linger)

@@ -27,13 +27,10 @@ MOST_TEXT = 2000  # characters
 
 
 class ThreadWaits:
-    """Of one thread.
+    """Of one thread: the seconds of its waits that are over, when the present one began, and what it waits for.
 
-    Attributes:
-        over_s: the seconds of its waits that are over.
-        since: when the one began that goes on; 0 for none.
-        operation: what it waits for; None if the call has a timeout of its own, or if there is no wait.
-        verdict: the number of a wait that has been found to be in vain, and why.
+    ``operation`` is None if the call has a timeout of its own, or if there is no wait. ``verdict`` is the number of a
+    wait that has been found to be in vain, and why.
     """
 
     __slots__ = ("operation", "over_s", "since", "verdict")
@@ -66,11 +63,9 @@ class BlockedTime:
         return waits
 
     def waiting(self) -> dict[int, ThreadWaits]:
-        """Return the records of the threads that wait, by their identifiers."""
         return {ident: waits for ident, waits in list(self._threads.items()) if waits.since}
 
     def total(self, now: float) -> float:
-        """Return the seconds so far."""
         records = [(waits.over_s, waits.since) for waits in list(self._threads.values())]
         # A wait may have begun since the caller looked at the clock.
         return sum(over_s + (max(0.0, now - since) if since else 0.0) for over_s, since in records)
@@ -87,14 +82,9 @@ class Findings(NamedTuple):
 class MutualWaits:
     """The waits of one worker, as far as they may be in vain.
 
-    Args:
-        blocked: the waits of the worker's threads.
-
     Attributes:
         say: tells the scheduler ``Findings``, and the number of its latest prompt; None where nobody is told.
         prompted: whether the scheduler has asked to look again, or has found something, since the last look.
-        only_these_act: whether nothing happens in this process unless one of these threads, by their identifiers, goes
-            on.
     """
 
     def __init__(self, blocked: BlockedTime) -> None:

@@ -94,13 +94,7 @@ class PendingRequest:
 
 
 class Question(PendingRequest):
-    """A request whose message is known when it is made, but for its sender.
-
-    Args:
-        kind: the class of the message.
-        fields: its fields, by name.
-        on_reply: takes the answer, unless it is a failure.
-    """
+    """A request of class ``kind`` whose fields are known; ``on_reply`` takes the answer if it is no failure."""
 
     __slots__ = ("fields", "kind", "on_reply", "remembered")
 
@@ -119,11 +113,9 @@ class Question(PendingRequest):
         self.on_reply = on_reply
 
     def message(self, sender: wire.Sender) -> wire.Message:
-        """Return the message of this request."""
         return self.kind(sender, **self.fields)
 
     def take(self, reply: Any) -> Effect | None:
-        """Hand the answer to the caller."""
         if self.on_reply is not None:
             self.on_reply(reply)
         return None
@@ -137,7 +129,6 @@ def ready(
 
 
 def _refusal(exc: Exception) -> KVStoreError:
-    """Return the error of an operation whose answer could not be taken."""
     if isinstance(exc, KVStoreError):
         return exc
     error = KVStoreError(f"the answer could not be taken: {type(exc).__name__}: {exc}")
@@ -146,7 +137,7 @@ def _refusal(exc: Exception) -> KVStoreError:
 
 
 class Outstanding:
-    """The requests that have not been answered, by sequence number."""
+    """The requests without an answer, by sequence number."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -157,7 +148,6 @@ class Outstanding:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[PendingRequest]:
-        """In the order in which they were made."""
         return iter(list(self._requests.values()))
 
     @property
@@ -206,7 +196,6 @@ class Outstanding:
             raise interrupt
 
     def finish(self) -> None:
-        """Complete the change that an exception has cut short."""
         if self._unfinished is not None:
             self._do(self._unfinished)
 
@@ -215,7 +204,6 @@ class Outstanding:
         return {request.seq: request.peer for request in self.requests_of(operation)}
 
     def requests_of(self, operation: Operation) -> list[PendingRequest]:
-        """Return the unanswered requests of ``operation``, in order."""
         return [self._requests[seq] for seq in sorted(operation.open) if seq in self._requests]
 
     def _do(self, effect: Effect) -> None:

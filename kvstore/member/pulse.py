@@ -50,19 +50,11 @@ _LONGEST_TEXT = 512  # bytes of the text
 
 
 class LastPlace:
-    """Where a process was at its last beat, in memory that the process beside it reads.
+    """Where a process was at its last heartbeat, in memory that the process beside it reads.
 
     A call that keeps the interpreter's lock, and a stop, end all answers of the process. What it has written stays.
-    Nobody waits for the reader, and the reader is not woken.
-
-    Args:
-        fd: of the memory, inherited from who writes; None makes new memory.
-
-    Attributes:
-        fd: see above.
-
-    Raises:
-        OSError: the system has none.
+    Nobody waits for the reader, and the reader is not woken. ``fd`` is inherited from the writer; None makes new
+    memory.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -70,7 +62,6 @@ class LastPlace:
         self._written = ""
 
     def write(self, text: str) -> None:
-        """Replace the text."""
         if text != self._written:
             data = text.encode()[:_LONGEST_TEXT]
             os.pwrite(self.fd, _HEADER.pack(zlib.crc32(data), len(data)) + data, 0)
@@ -86,20 +77,11 @@ class LastPlace:
         return text.decode(errors="replace") if zlib.crc32(text) == checksum else ""
 
     def close(self) -> None:
-        """Give this end up."""
         os.close(self.fd)
 
 
 class PulseProcess:
-    """The process that beats for this one.
-
-    Args:
-        config: how to reach the scheduler.
-        node: this process.
-
-    Raises:
-        OSError: the system allows no more processes or open files.
-    """
+    """The process that sends heartbeats for this one; ``OSError`` says that the system allows no more processes."""
 
     def __init__(self, config: Config, node: wire.Node) -> None:
         self._place: LastPlace | None = None
@@ -149,7 +131,6 @@ class PulseProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended by itself."""
         return self._look(0.0)
 
     def _look(self, timeout: float) -> bool:
@@ -165,12 +146,10 @@ class PulseProcess:
         return False
 
     def note_place(self, place: str) -> None:
-        """Let it know where this process is in its code."""
         if self._place is not None:
             self._place.write(place)
 
     def end(self) -> None:
-        """End it."""
         self._forget_place()
         with contextlib.suppress(BrokenPipeError):
             self._pipe.write(b"\n")  # a fork of this process may keep the pipe open
@@ -198,7 +177,6 @@ def available() -> bool:
 
 
 def runs(stat: str) -> bool:
-    """Whether a process is neither stopped nor dead; ``stat`` is its line in /proc."""
     return not stopped(stat)
 
 
@@ -232,7 +210,6 @@ class _Pulse:
         self._scheduler = self._transport.connect(told["root"])
 
     def run(self) -> None:
-        """Do it."""
         threading.Thread(target=self._watch, daemon=True).start()
         pulse, due, said = wire.encode(wire.ProcessAlive(self._node)), time.monotonic(), ""
         try:
@@ -256,7 +233,6 @@ class _Pulse:
             self._transport.close()
 
     def _watch(self) -> None:
-        """Wait until the pipe is closed."""
         os.read(sys.stdin.fileno(), 1)
         self._ended = True
         with contextlib.suppress(OSError):  # it is closed already
@@ -276,7 +252,6 @@ class _Pulse:
                 self._tell(message.number)
 
     def _tell(self, number: int) -> None:
-        """Send what is known of the parent."""
         place = "" if self._place is None else self._place.read()
         self._transport.send(
             self._scheduler, wire.encode(wire.Stacks(self._node, number, place, stopped(self._stat()), []))
@@ -284,7 +259,6 @@ class _Pulse:
 
 
 def main() -> None:
-    """Read the input, and beat."""
     try:
         os.write(sys.stdout.fileno(), b"%d\n" % os.getpid())
     except BrokenPipeError:  # the worker has ended meanwhile

@@ -181,7 +181,6 @@ class Session:
             take(self.tracer)
 
     def _trace(self, window: RoundWindow) -> None:
-        """Note these rounds for the job's trace."""
         if self.tracer is not None and self.tracer.window == window:
             return
         if self.tracer is not None:
@@ -214,7 +213,6 @@ class Session:
         self._asked = operation
 
     def _unresolved(self) -> str:
-        """What is wrong with the name of the scheduler's host, for a message; empty if nothing is."""
         root = split_key(self.config.root)[0]
         try:
             if root.startswith("tcp://"):
@@ -247,7 +245,6 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """This member's rank within its role."""
         return self.client.node.rank
 
     def check(self, store: int) -> None:
@@ -266,7 +263,6 @@ class Session:
             self._heartbeat.say(notice)
 
     def num_dead_nodes(self) -> int:
-        """Return how many members the scheduler has lost."""
         counted = self.client.call(self.scheduler, "asking for the dead", wire.Census)
         return int(counted.count)
 
@@ -340,8 +336,6 @@ class Session:
 
 
 class _JoinRequest(PendingRequest):
-    """Asks to join, with the rank that this process would like."""
-
     __slots__ = ("address", "config")
 
     def __init__(self, peer: Peer, operation: Operation, config: Config, address: str) -> None:
@@ -350,7 +344,6 @@ class _JoinRequest(PendingRequest):
         self.address = address
 
     def message(self, sender: wire.Sender) -> wire.Join:
-        """Return the message of this request."""
         me = sender._replace(node=sender.node._replace(rank=self.config.rank_hint))
         return wire.Join(
             me,
@@ -362,5 +355,4 @@ class _JoinRequest(PendingRequest):
         )
 
     def take(self, reply: wire.Welcome) -> None:
-        """Hand the welcome to the operation that waits for it."""
         self.operation.take(reply)

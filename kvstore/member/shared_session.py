@@ -27,11 +27,7 @@ _FORKED = "this process was forked from a member of the job: create and use stor
 
 
 class SharedSession:
-    """Joins the job when the session is first asked for, and leaves it when the process ends.
-
-    Attributes:
-        session: the session, once this process has joined; None before.
-    """
+    """Joins the job when the session is first asked for, and leaves it when the process ends."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -41,11 +37,7 @@ class SharedSession:
         self._lock = threading.RLock()  # an exception may leave it locked; the same thread can take it again
 
     def get(self, config: Config) -> Session:
-        """Return the session, joining the job (see ``bootstrap``) the first time.
-
-        Raises:
-            ConfigError: the environment describes no job, or this process was forked from a member.
-        """
+        """Return the session, joining the job the first time; ``ConfigError`` says why this process cannot."""
         with self._lock:
             if self.session is not None:
                 if self._pid != os.getpid():
@@ -104,14 +96,12 @@ os.register_at_fork(after_in_child=_here.fail_after_fork)
 
 
 def shared(config: Config) -> Session:
-    """Return this process's session as a worker; see ``SharedSession.get``."""
     if _here.session is None:
         _require_worker(config)
     return _here.get(config)
 
 
 def joined() -> Session | None:
-    """The session of this process; None if it has not joined a job."""
     return _here.session
 
 

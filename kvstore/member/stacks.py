@@ -52,14 +52,7 @@ _DOINGS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 
 class Place(NamedTuple):
-    """A line of code that a thread is at.
-
-    Attributes:
-        file: as messages name it.
-        line: 0 if it is not known.
-        function: its name.
-        path: of the file, as Python has it.
-    """
+    """A line of code that a thread is at. ``file`` is for messages, ``path`` Python's; ``line`` is 0 if unknown."""
 
     file: str
     line: int

@@ -16,23 +16,14 @@ T = TypeVar("T")
 
 
 class WindowSize(NamedTuple):
-    """How many bytes of answers may be in flight.
-
-    Attributes:
-        most: at any time.
-        first: until the first answer comes, when nothing was in flight before.
-    """
+    """How many bytes of answers may be in flight, and how many until the first answer comes."""
 
     most: int
     first: int
 
 
 class Window(Generic[T]):
-    """Requests to one server.
-
-    Args:
-        size: how many bytes of answers may be in flight. A request for more goes when nothing else is in flight.
-    """
+    """Requests to one server. A request for more than the window goes when nothing else is in flight."""
 
     def __init__(self, size: WindowSize) -> None:
         self._size = size
@@ -43,22 +34,21 @@ class Window(Generic[T]):
         self._waiting: list[tuple[int, int, int, int, T]] = []
 
     def __len__(self) -> int:
-        """How many requests wait."""
         return len(self._waiting)
 
     def add(self, number: int, nbytes: int, priority: int, item: T) -> None:
-        """Let request ``number`` wait for its turn, behind those of higher priority and earlier ones of the same."""
+        """Let request ``number`` wait for its turn: by priority, then in order."""
         if not self._on_way and not self._waiting:
             self._room = self._size.first
         heapq.heappush(self._waiting, (-priority, next(self._order), number, nbytes, item))
 
     def begin(self, number: int, nbytes: int) -> None:
-        """Note that request ``number`` has been sent."""
+        """Count request ``number`` as sent."""
         self._on_way[number] = nbytes
         self._total += nbytes
 
     def answered(self, number: int) -> None:
-        """Note that request ``number`` has been answered, or will not be."""
+        """Count request ``number`` as in flight no more: it has been answered, or will not be."""
         if number in self._on_way:
             self._total -= self._on_way.pop(number)
             self._room = self._size.most

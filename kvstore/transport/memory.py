@@ -28,7 +28,6 @@ class ScatteredFrame(list[memoryview]):
 
 
 def nbytes_of(frame: wire.Buffer | ScatteredFrame) -> int:
-    """Return the length of a frame in bytes."""
     return sum(map(len, frame)) if isinstance(frame, ScatteredFrame) else len(frame)
 
 
@@ -57,10 +56,9 @@ class Memory(Protocol):
 
 
 class Heap:
-    """Plain memory; see ``Memory``."""
+    """Plain memory, which does not tell whether it is still read."""
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Return fresh memory."""
         import numpy  # only now: processes that move no arrays do without
 
         array = numpy.empty(nbytes + ALIGN, dtype=numpy.uint8)
@@ -68,5 +66,4 @@ class Heap:
         return array[start : start + nbytes].data
 
     def busy(self, buffer: wire.Buffer) -> bool:
-        """Always True: plain memory does not tell."""
-        return True
+        return True  # plain memory does not tell

@@ -20,11 +20,7 @@ _NAME = 16  # bytes of a congestion control's name
 
 
 def listen(endpoint: str) -> tuple[socket.socket, str]:
-    """Listen at ``tcp://host:port``; port 0 takes a free one. Return the socket, and the endpoint with its address.
-
-    Raises:
-        ConfigError: that is not possible; the message says why.
-    """
+    """Listen at ``tcp://host:port``; port 0 takes a free one. Return the socket, and the endpoint with its address."""
     addresses = resolved(*host_and_number(endpoint))
     if isinstance(addresses, str):
         raise ConfigError(f"cannot listen at {endpoint}: {addresses}")
@@ -67,9 +63,6 @@ def congestion_control(wanted: str) -> bytes:
 
     Args:
         wanted: its name; empty for the system's, but not BBR, where there is another.
-
-    Raises:
-        ConfigError: this process may not use ``wanted``.
     """
     for name in [wanted] if wanted else ["cubic", "reno"] if _system().startswith("bbr") else []:
         with socket.socket() as probe, ignored(AttributeError):
@@ -84,17 +77,13 @@ def congestion_control(wanted: str) -> bytes:
 
 
 def set_congestion_control(made: socket.socket, name: bytes) -> None:
-    """Give a connection, or all that a listening socket accepts, a congestion control; empty leaves it.
-
-    Raises:
-        OSError: it is no TCP socket, it has ended, or this process may not use that congestion control.
-    """
+    """Give a connection, or all that a listening socket accepts, a congestion control; empty leaves it."""
     if name:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
 
 
 def _system() -> str:
-    """The congestion control that connections have by default; empty where the system does not tell."""
+    """Return the congestion control that connections have by default; empty where the system does not tell."""
     with ignored(AttributeError), socket.socket() as probe:
         return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME).rstrip(b"\0").decode()
     return ""
@@ -145,7 +134,6 @@ class Bell:
         self._ear.setblocking(False)
 
     def fileno(self) -> int:
-        """The file descriptor to wait for."""
         return self._ear.fileno()
 
     def ring(self) -> None:
@@ -159,6 +147,5 @@ class Bell:
             self._ear.recv(4096)
 
     def close(self) -> None:
-        """Close the bell. Ringing it has no effect from now on."""
         self._hand.close()
         self._ear.close()

@@ -38,7 +38,7 @@ from kvstore.errors import ConfigError
 from kvstore.job.address import host_and_port
 from kvstore.job.curve_keys import CurveKeys, no_keys, split_key, with_key
 from kvstore.rare_log import worth_a_line
-from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed, whole
+from kvstore.transport.memory import ScatteredFrame, keep_freed, whole
 from kvstore.transport.sockets.link import RETRY_MAX_HERE_S, RETRY_MAX_S, RETRY_S, STALLED_S
 from kvstore.transport.sockets.stream import GREETING
 from kvstore.transport.system_errors import ignored
@@ -49,7 +49,7 @@ from kvstore.transport.system_sockets import (
     require_socket_path,
     set_congestion_control,
 )
-from kvstore.transport.transport import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
+from kvstore.transport.transport import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer, Transport
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
@@ -73,13 +73,7 @@ DOMAIN = "kvstore"
 # listen, connect, and use unix sockets too. None of a peer's frames reaches the socket before the peer has proved
 # that it has the secret key of one of the job's public keys, and that it knows ours.
 class Curve:
-    """The keys of one socket.
-
-    Args:
-        context: the socket's, and of no other socket: an authenticator checks the keys of a whole context.
-        sock: whose options to set.
-        keys: the job's, and this process's own.
-    """
+    """The keys of one socket, whose context is of no other socket: an authenticator checks a whole context's keys."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], keys: CurveKeys) -> None:
         self._context = context
@@ -107,11 +101,7 @@ class Curve:
         self._socket.set(zmq.CURVE_SERVER, 1)
 
     def link(self, endpoint: str, key: str) -> None:
-        """Let the next ``connect``, to ``endpoint``, demand that the listener has the public key ``key``.
-
-        Raises:
-            ConfigError: ``key`` is empty, or not one of the job's.
-        """
+        """Let the next ``connect``, to ``endpoint``, demand that the listener has the public key ``key``."""
         if not endpoint.startswith("tcp://"):
             self.plain()
             return
@@ -142,24 +132,16 @@ class Curve:
         return known
 
     def close(self) -> None:
-        """Stop the authenticator: nobody can connect any more. The socket must be closed already."""
         if self._checker is not None:
             self._checker.stop()
             self._checker = None
 
 
 class Connections:
-    """Watches the connections that a socket makes.
+    """Watches the connections that a socket makes, and gives each its congestion control.
 
-    A connection without a successful handshake cannot be lost: nothing has left over it.
-
-    Args:
-        context: the socket's, and of no other.
-        sock: whose connections to watch.
-        congestion: the congestion control that they are given; see ``set_congestion_control``.
-
-    Attributes:
-        monitor: is readable when there is something to find.
+    A connection without a successful handshake cannot be lost: nothing has left over it. ``context`` must be of no
+    other socket. ``monitor`` is readable when there is something to find.
     """
 
     def __init__(
@@ -174,20 +156,16 @@ class Connections:
         self.monitor.connect(_MONITOR)
 
     def watch(self, endpoint: str) -> None:
-        """Watch those to ``endpoint``, from one on that begins now."""
+        """Watch the connections to ``endpoint``, from one on that begins now."""
         self._endpoints.add(endpoint)
         self._begun.discard(endpoint)
 
     def forget(self, endpoint: str) -> None:
-        """Watch those to ``endpoint`` no more."""
         self._endpoints.discard(endpoint)
         self._begun.discard(endpoint)
 
     def find(self) -> set[str]:
-        """Return the endpoints to which a connection has been lost since they were last returned, or watched.
-
-        New connections are given what they are to have.
-        """
+        """Return the endpoints to which a connection was lost since the last call, or since they are watched."""
         lost: set[str] = set()
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             event, name = self.monitor.recv_multipart()
@@ -203,7 +181,6 @@ class Connections:
         return lost
 
     def close(self) -> None:
-        """Watch no more. The socket must be closed already."""
         self.monitor.close(linger=0)
 
 
@@ -229,8 +206,12 @@ def _is_name(host: str) -> bool:
     return ":" not in host and bool(host.strip("0123456789."))
 
 
-class ZmqTransport(Heap):
-    """One member's end of its ZeroMQ links; see ``Transport``.
+class ZmqTransport(Transport):
+    """One member's end of its ZeroMQ links.
+
+    Frames are copied when they are sent, so nothing gathers and nothing is left to detach: what ZeroMQ has been given
+    cannot be taken back. ``admit`` and ``refuse`` have no effect: with keys all peers are members, and without them
+    ZeroMQ can end no single link.
 
     Args:
         root_fd: a listening socket to use at the first ``bind`` to TCP, opened by whoever started this process.
@@ -307,7 +288,7 @@ class ZmqTransport(Heap):
         return with_key(endpoint, self._public) if secured else endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link; ZeroMQ goes on trying until someone listens there.
+        """ZeroMQ goes on trying until a process listens there.
 
         Raises:
             ConfigError: the endpoint is not valid; or it has a key and this process has none, or the other way round.
@@ -318,7 +299,7 @@ class ZmqTransport(Heap):
         return peer
 
     def disconnect(self, peer: Peer) -> None:
-        """Drop a link that this side has made. ZeroMQ ends the connection with the last link to its endpoint."""
+        """ZeroMQ ends the connection with the last link to its endpoint."""
         bare = split_key(self._endpoints.pop(peer))[0]
         self._take_all()
         self._received = deque(entry for entry in self._received if entry[0] != peer)
@@ -329,7 +310,6 @@ class ZmqTransport(Heap):
             self._socket.disconnect(bare)
 
     def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        """Queue copies of ``frames``. They leave in order: ZeroMQ has no priorities."""
         if self._closed or peer in self._renewed:  # the caller asks again, in order, when it is told
             return
         self._socket.send(self._routes.get(peer, peer), zmq.SNDMORE)
@@ -337,33 +317,11 @@ class ZmqTransport(Heap):
         for i, frame in enumerate(map(whole, frames)):
             self._socket.send(frame, zmq.SNDMORE if i < last else 0)
 
-    def admit(self, peer: Peer) -> None:
-        """No effect: with keys all peers are members, and without them ZeroMQ has no limits for strangers."""
-
-    def refuse(self, peer: Peer) -> None:
-        """No effect: ZeroMQ can end no single link."""
-
     def identity(self, peer: Peer) -> str:
-        """The public key whose secret key the peer that made the link has proved to have."""
         return self._greeted.get(peer, "")
 
-    def gone(self, peer: Peer) -> bool:
-        """Always False: ZeroMQ does not tell."""
-        return False
-
-    def gathers(self, peer: Peer) -> bool:
-        """False: what ZeroMQ has been given cannot be taken back."""
-        return False
-
-    def shares(self, peer: Peer) -> bool:
-        """False: all frames are copied."""
-        return False
-
-    def detach(self) -> None:
-        """No effect, and none is needed where ``gathers`` is False."""
-
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
-        """Return the next message. Large frames are views of ZeroMQ's own buffers."""
+        """Large frames are views of ZeroMQ's own buffers."""
         if self._closed:
             return None
         deadline = time.monotonic() + timeout
@@ -386,11 +344,10 @@ class ZmqTransport(Heap):
         return int(self._socket.get(zmq.FD))
 
     def interrupt(self) -> None:
-        """Wake ``recv``."""
         self._bell.ring()
 
     def abandon(self) -> None:
-        """Drop all links at once; a message of which only a part has been given to ZeroMQ goes with them."""
+        """A message of which only a part has been given to ZeroMQ goes with the links."""
         self._closed = True
         self._context.destroy(linger=0)
         if self._curve is not None:
@@ -398,7 +355,6 @@ class ZmqTransport(Heap):
         self._bell.close()
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the socket; what is queued has ``linger`` seconds to leave."""
         if self._closed:
             return
         self._closed = True
@@ -423,7 +379,7 @@ class ZmqTransport(Heap):
         return listener.detach(), endpoint
 
     def _dial(self, peer: Peer, endpoint: str) -> None:
-        """Make a link, or make it anew, under a name that ZeroMQ has not had yet."""
+        """Connect or reconnect, under a name that ZeroMQ has not had yet."""
         bare, key = split_key(endpoint)
         if self._curve is None and key:
             raise no_keys(bare)
@@ -446,7 +402,7 @@ class ZmqTransport(Heap):
         self._socket.send_multipart([route, GREETING])
 
     def _look(self) -> None:
-        """See whether links of this side's are lost, and make them anew."""
+        """Reconnect the outgoing links that are lost."""
         lost_endpoints = self._connections.find() if self._connections is not None else set()
         if lost_endpoints:
             self._take_all()
@@ -463,7 +419,6 @@ class ZmqTransport(Heap):
             self._received.append(received)
 
     def _next(self) -> tuple[Peer, Frames] | None:
-        """Take the next message of a member's that is here."""
         while True:
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -481,7 +436,7 @@ class ZmqTransport(Heap):
                 self._greeted[route] = self._proved(parts[1])
 
     def _proved(self, frame: zmq.Frame) -> str:
-        """The public key of the sender of ``frame``, as the authenticator has found it."""
+        """Return the public key of the sender of ``frame``, as the authenticator has found it."""
         if self._curve is None:
             return ""
         try:

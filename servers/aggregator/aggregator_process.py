@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from kvstore import wire
 from kvstore.devices import device_memory
@@ -146,7 +146,7 @@ class Upstream:
         self._asked: dict[Operation, _Asked] = {}
         self._answers: list[tuple[Exchange, wire.Reply]] = []
         self._made = _MadeLinks(transport)
-        self._links = Links(lambda: self._made, node, window)
+        self._links = Links(lambda: cast("Transport", self._made), node, window)
         self._servers = [
             self._links.connect(f"server {rank}".encode(), address, True) for rank, address in enumerate(addresses)
         ]
@@ -254,7 +254,7 @@ class _Forwarded(PendingRequest):
 
 
 class _MadeLinks:
-    """The links that this process has made, of a transport that others use, too. A ``Transport`` for ``Links``."""
+    """The links that this process has made, of a transport that others use, too: what ``Links`` uses of one."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

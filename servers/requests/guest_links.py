@@ -13,7 +13,7 @@ from kvstore import wire
 from kvstore.transport.transport import Admission
 from kvstore.wire.guests import READS
 from servers.requests.replies import Outbox
-from servers.requests.reply_links import AdmitAll, turn_away
+from servers.requests.reply_links import turn_away
 
 
 class GuestLinks:
@@ -41,7 +41,7 @@ class GuestLinks:
         self._good_for = good_for
         self._most = most
         self._key = key
-        self._admission = admission or AdmitAll()
+        self._admission = admission or Admission()
         self._links: OrderedDict[bytes, None] = OrderedDict()  # the longest silent first
 
     def __len__(self) -> int:

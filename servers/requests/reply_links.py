@@ -29,25 +29,11 @@ NOWHERE = b""  # the link of a request that another server has recorded; its ans
 KEPT = 16  # links of one member, which needs three; when there are more, the oldest is dropped
 
 
-class AdmitAll:
-    """An ``Admission`` without a transport: every link is admitted, none proves a key."""
-
-    def admit(self, peer: bytes) -> None: ...
-
-    def refuse(self, peer: bytes) -> None: ...
-
-    def identity(self, peer: bytes) -> str:
-        return ""
-
-    def gone(self, peer: bytes) -> bool:
-        return False
-
-
 class ReplyLinks:
     """The links of all members."""
 
     def __init__(self, admission: Admission | None = None) -> None:
-        self._admission = admission or AdmitAll()
+        self._admission = admission or Admission()
         self._links: dict[wire.Node, deque[bytes]] = {}
         self._repeated: dict[tuple[wire.Node, int], deque[bytes]] = {}
         self._drops = Drops(log)

@@ -18,20 +18,7 @@ from servers.scheduler.members import JobMember, Members, MemberState
 
 
 class Beats:
-    """The signs of life of one job's members.
-
-    Args:
-        members: of the job.
-        reply_links: of the members.
-        failover: has the views of servers with standbys.
-        rosters: has the news of workers that have left.
-        send: sends a message over a link.
-        failure: of the job.
-        start: how often the scheduler has been started.
-
-    Attributes:
-        traced: the first and the last round that members are to note for the job's trace, if an observer has asked.
-    """
+    """The signs of life of one job's members. Members are to note the rounds ``traced``, if an observer has asked."""
 
     def __init__(
         self,

@@ -30,14 +30,7 @@ REMIND_S = 60.0  # between two log lines that say who has not joined yet
 
 
 class JoinRequests:
-    """The requests to join one job.
-
-    Args:
-        members: of the job.
-        reply_links: of the members.
-        failover: is told of servers' processes that were started again.
-        tell: sends a message over a link.
-    """
+    """The requests to join one job."""
 
     def __init__(
         self,
@@ -55,11 +48,11 @@ class JoinRequests:
 
     @property
     def servers(self) -> list[str]:
-        """The address of who serves each server's rank, as it is now; empty until all have joined."""
+        """The address of the process that serves each server's rank, as it is now; empty until all have joined."""
         return [] if self._welcomes is None else self._welcomes.servers
 
     def predecessor(self, peer: bytes, request: wire.Join) -> JobMember | None:
-        """Return who has ended, as ``request`` of a later start in the same seat shows; None if nobody has."""
+        """Return the member that a later start in the same seat (``request``) shows to have ended; None if none has."""
         role, rank, _ = request.node
         before = self._members.find(role, rank) if self._members.restarts(role) else None
         if before is None or before.start >= request.start or before.key != self._reply_links.key(peer):
@@ -67,11 +60,7 @@ class JoinRequests:
         return before
 
     def join(self, peer: bytes, request: wire.Join, now: float) -> None:
-        """Let a process in, or note that it has asked again.
-
-        Raises:
-            UsageError: see ``Members.join``; or another process has joined in its name.
-        """
+        """Let a process in, or welcome it once more if it has asked again; ``UsageError`` says why it may not join."""
         role, hint, nonce = request.node
         member = self._members.by_nonce(nonce)
         if member is not None:
@@ -108,7 +97,6 @@ class JoinRequests:
                 self._welcome(other)
 
     def withdraw(self, member: JobMember, request: wire.Leave) -> None:
-        """Let a process go that has not been welcomed yet."""
         self._members.withdraw(member)
         self._reply_links.forget(wire.Node(member.role, member.hint, member.nonce))
         log.warning("a %s has left before all had joined: %s", member.role, request.error)
@@ -130,22 +118,14 @@ class Scheduler:
     """The scheduler of one job.
 
     Args:
-        num_workers, num_servers: of the job.
         limit_s: after how many seconds of silence a member is lost.
         farewell_s: how many seconds after a worker has left the others are told; see ``Departures``.
-        admission: admits and refuses links; by default all are admitted.
-        key: the scheduler's own public key; empty where links prove no keys.
-        num_aggregators: of the job.
+        key: the scheduler's own public key; empty where links prove no keys. Likewise ``reader_key``, ``observer_key``.
         replicas: how many standbys each server has.
         readers: how many readers there may be at once; 0 for none.
-        reader_key: the public key that readers prove; empty where links prove no keys.
-        observer_key: the public key that observers prove; likewise.
         start: how often the scheduler has been started.
 
     Attributes:
-        members: of the job.
-        ledger: the requests that may be repeated.
-        observing: how the job is, and who asks for it.
         silent: the members that the last tick has found overdue, each with the time of its last sign of life.
     """
 
@@ -279,7 +259,6 @@ class Scheduler:
 
     @property
     def failure(self) -> str | None:
-        """Why the job has failed; None if it has not."""
         return self._failure.text
 
     @property

@@ -14,15 +14,7 @@ from servers.scheduler.members import JobMember
 
 
 class Departures:
-    """The workers of one job that have left.
-
-    Args:
-        farewell_s: how many seconds after a worker has left the others are told.
-
-    Attributes:
-        left: the ranks of those that have left.
-        known: those of them that the others have been told of.
-    """
+    """The workers of one job that have left, and those of them that the others have been told of (``known``)."""
 
     def __init__(self, farewell_s: float) -> None:
         self.left: set[int] = set()
@@ -31,7 +23,7 @@ class Departures:
         self._recent: deque[tuple[float, int]] = deque()  # (when, rank) of those not yet known
 
     def add(self, rank: int, now: float) -> None:
-        """Note that worker ``rank`` has left. ``now`` must not decrease from call to call."""
+        """Add worker ``rank``. ``now`` must not decrease from call to call."""
         self.left.add(rank)
         self._recent.append((now, rank))
 
@@ -45,15 +37,7 @@ class Departures:
 
 
 class Rosters:
-    """What servers and aggregators are told of departures.
-
-    Args:
-        tell: sends a message over a link.
-
-    Attributes:
-        over: whether all workers have left.
-        epoch: how often there were news.
-    """
+    """What servers and aggregators are told of departures, with an ``epoch`` that counts the news."""
 
     def __init__(self, tell: Callable[[bytes, wire.Message], None]) -> None:
         self.over = False

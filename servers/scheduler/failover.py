@@ -26,14 +26,7 @@ from servers.scheduler.members import SEATS, JobMember, Members, MemberState, We
 
 
 class ServerView(NamedTuple):
-    """Who serves one rank.
-
-    Attributes:
-        epoch: grows with every change.
-        primary: serves workers.
-        standby: takes over when the primary is lost; None if there is none.
-        synced: whether it can.
-    """
+    """The processes that serve one rank. ``epoch`` grows with every change; ``synced``: the standby can take over."""
 
     epoch: int
     primary: wire.Node
@@ -50,13 +43,7 @@ class _Takeover(NamedTuple):
 
 
 class Views:
-    """The views of all ranks.
-
-    Attributes:
-        moved: by rank, the latest epoch in which another primary has taken over.
-        takeovers: how many there have been.
-        news: lines for the user.
-    """
+    """The views of all ranks. ``moved`` has, by rank, the latest epoch in which another primary has taken over."""
 
     def __init__(self) -> None:
         self.moved: dict[int, int] = {}
@@ -78,11 +65,7 @@ class Views:
         return self._views[rank] if 0 <= rank < len(self._views) else None
 
     def lose(self, node: wire.Node, how: str, now: float) -> str:
-        """Go on without ``node``. Return why that is impossible; empty if it is possible.
-
-        Args:
-            how: it was lost: "was killed by SIGKILL".
-        """
+        """Go on without ``node``, which ``how`` ("was killed by SIGKILL"). Return why that is impossible, or ""."""
         view = self._views[node.rank]
         server = f"server {node.rank}"
         if node == view.standby:
@@ -121,7 +104,7 @@ class Views:
         return view.standby if view.synced and not standing.synced else None
 
     def stand(self, standing: wire.Standing, now: float) -> None:
-        """Take in what a primary says of itself. That of an older view, or of another member, says nothing."""
+        """Take what a primary says of itself. An older view, or another member, says nothing."""
         node = standing.node
         view = self.of(node.rank)
         if view is None or (node, standing.epoch) != (view.primary, view.epoch):
@@ -156,12 +139,7 @@ def _size(nbytes: int) -> str:
 
 
 class Failover:
-    """The servers of a job with replicas. In a job without, it has nothing to say.
-
-    Args:
-        members: of the job.
-        tell: sends a message over a link.
-    """
+    """The servers of a job with replicas. In a job without, it has nothing to say."""
 
     def __init__(self, members: Members, tell: Callable[[bytes, wire.Message], None]) -> None:
         self._members = members
@@ -177,16 +155,11 @@ class Failover:
             self._views.begin([server.node for server in self._members.of("server")], [one.node for one in standbys])
 
     def take_news(self) -> list[str]:
-        """Return the lines for the user that have come up since the last call."""
         news, self._views.news = self._views.news, []
         return news
 
     def lose(self, member: JobMember, how: str, now: float) -> str:
-        """Go on without ``member``, which has ended. Return why that is impossible; empty if it is possible.
-
-        Args:
-            how: it has ended: "was killed by SIGKILL".
-        """
+        """Go on without ``member``, which ``how`` ("was killed by SIGKILL"). Return why that is impossible, or ""."""
         takeovers = self._views.takeovers
         why = self._views.lose(member.node, how, now)
         if why:
@@ -211,7 +184,6 @@ class Failover:
         return None if standby is None else self._members.identify(standby)
 
     def stand(self, standing: wire.Standing, now: float) -> None:
-        """Take in what a member says of itself."""
         self._views.stand(standing, now)
         self._show_rank(standing.node.rank)
 

@@ -20,17 +20,9 @@ from servers.scheduler.members import JobMember, MemberEvent, Members, MemberSta
 
 
 class JobFailure:
-    """The failure of one job, which its first cause makes.
+    """The failure of one job, which its first cause makes. ``note`` takes a line for observers when the job fails.
 
-    Args:
-        members: of the job, who are told.
-        send: sends a message over a link.
-        note: is told when the job fails, and takes a line for observers.
-
-    Attributes:
-        text: why the job has failed; None as long as it has not.
-        at: when it has failed.
-        cause: the process of a server or standby whose loss has failed it, by name; empty if something else has.
+    ``cause`` is the process of a server or standby whose loss has failed it, by name; empty if something else has.
     """
 
     def __init__(
@@ -61,11 +53,9 @@ class JobFailure:
                 self._send(member.join_peer, refuse(member.join_peer, joining, NodeLost(self.text, cause)).reply)
 
     def told(self) -> wire.JobFailed:
-        """What members are told once the job has failed."""
         return wire.JobFailed(self.text or "", self.cause)
 
     def check(self) -> None:
-        """Raise ``NodeLost`` with the reason if the job has failed."""
         if self.text is not None:
             raise NodeLost(self.text, self.cause)
 
@@ -74,15 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class Losses:
-    """The losses of one job.
-
-    Args:
-        members: of the job.
-        reply_links: of the members.
-        failover: sees to servers with standbys.
-        key: the scheduler's own public key; empty where links prove no keys.
-        failure: of the job.
-    """
+    """The losses of one job. ``key`` is the scheduler's own public key; empty where links prove no keys."""
 
     def __init__(
         self,
@@ -100,7 +82,7 @@ class Losses:
         self._drops = Drops(log)
 
     def report(self, peer: bytes, lost: wire.Lost, now: float) -> None:
-        """Take in the launcher's report that a member has ended."""
+        """Take the launcher's report that a member has ended."""
         member = self._members.find(lost.role, lost.rank)
         who = f"{lost.role} {lost.rank}" if lost.role != "scheduler" else "the scheduler"
         if not self._may_report(self._reply_links.key(peer), member):
@@ -116,7 +98,6 @@ class Losses:
         self._failure.happen(f"{who} {lost.how}", now)
 
     def silent(self, member: JobMember, now: float) -> None:
-        """Note that a member has been silent for too long."""
         silent = f"has been silent for {now - member.heard:.1f} s"
         self._members.happens(member, MemberEvent.DIES)
         if self._members.restarts(member.role):
@@ -146,7 +127,7 @@ class Losses:
                 self._failure.happen(why, now, process_name(member.role, member.rank, member.start))
 
     def stand(self, peer: bytes, standing: wire.Standing, now: float) -> None:
-        """Take in what a server says of itself, and of its standby."""
+        """Take what a server says of itself, and of its standby."""
         member = self._members.identify(standing.node)
         if member is None or member.state is not MemberState.READY:
             return  # its next beat is answered

@@ -29,14 +29,7 @@ class _Seat(NamedTuple):
 
 
 class Guests:
-    """The guests of one role. A subclass answers what they ask.
-
-    Args:
-        links: of the guests.
-        most: how many guests there may be at once.
-        full: what the job has so many of, for the guest that is one too many.
-        silent_s: after how many seconds of silence a guest is not counted any more.
-    """
+    """The guests of one role. A subclass answers what they ask. ``full`` is what the job has too many of."""
 
     def __init__(self, links: GuestLinks, most: int, full: str, silent_s: float) -> None:
         self.links = links
@@ -69,11 +62,7 @@ class Guests:
         self._seats.pop(nonce, None)
 
     def _seat(self, nonce: int, now: float) -> int:
-        """Return the number of a guest, and note that it was heard.
-
-        Raises:
-            UsageError: there are too many.
-        """
+        """Return the number of a guest that was heard; ``UsageError`` says that there are too many."""
         while self._seats and now - next(iter(self._seats.values())).heard > self._silent_s:
             self._seats.popitem(last=False)
         seat = self._seats.get(nonce)
@@ -88,14 +77,10 @@ class Guests:
 
 
 class Readers(Guests):
-    """The readers of a job: they ask who may read, where the servers are, and which keys there are.
+    """The readers of a job: they ask which process may read, where the servers are, and which keys there are.
 
-    Args:
-        most: how many readers there may be at once.
-        key, admission: as ``ReaderLinks`` has them.
-        stores: of the job.
-        servers: returns the addresses of the servers, by rank; empty until all members have joined.
-        ended: returns the error that tells why nobody can read any more; None while the job goes on.
+    ``servers`` is empty until all members have joined. ``ended`` returns the error that says why nobody can read any
+    more; None while the job goes on.
     """
 
     def __init__(

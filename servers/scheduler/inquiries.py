@@ -24,12 +24,7 @@ MOST_LOOKS = 256  # questions that are under way at once; of more, the oldest is
 
 
 class Sighting(NamedTuple):
-    """Where a member is.
-
-    Attributes:
-        words: that follow its name: ``is at train.py:41 in load_batch``.
-        stacks: what it has answered; None if it has not.
-    """
+    """Where a member is: words that follow its name, and the stacks that it has answered; None if it has not."""
 
     words: str
     stacks: wire.Stacks | None = None
@@ -40,15 +35,7 @@ Found: TypeAlias = Callable[[Mapping[int, Sighting]], None]
 
 @dataclass(eq=False)
 class _Look:
-    """A question about members of one role.
-
-    Attributes:
-        role: of the members.
-        until: when it is answered at the latest.
-        found: takes the answer.
-        sightings: of those that are known, by rank.
-        waiting: the ranks of the others.
-    """
+    """A question about members of one role: what is known by rank, and the ranks that have not answered."""
 
     role: str
     until: float
@@ -59,13 +46,7 @@ class _Look:
 
 @dataclass
 class _MemberQuestion:
-    """A member that has been asked and has not answered.
-
-    Attributes:
-        number: of the question.
-        at: when.
-        beside: what the process beside it has answered; None if it has not.
-    """
+    """A member that has been asked and has not answered; ``beside`` is the answer of the process beside it."""
 
     number: int
     at: float
@@ -73,13 +54,7 @@ class _MemberQuestion:
 
 
 class Inquiries:
-    """The questions of one job.
-
-    Args:
-        members: of the job.
-        reply_links: of the members.
-        send: sends a message over a link.
-    """
+    """The questions of one job."""
 
     def __init__(self, members: Members, reply_links: ReplyLinks, send: Callable[[bytes, wire.Message], None]) -> None:
         self._members = members
@@ -147,7 +122,6 @@ class Inquiries:
                 self._finish(look, now)
 
     def tick(self, now: float) -> None:
-        """Answer the questions whose time is over."""
         while self._looks and self._looks[0].until <= now:
             self._finish(self._looks.pop(0), now)
 

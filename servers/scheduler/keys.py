@@ -30,14 +30,9 @@ class Columns(NamedTuple):
 
 
 class Placements:
-    """The keys that have been placed.
+    """The placed keys of one store, by key, and those whose first values are on the servers (``ready``).
 
-    Args:
-        loads: bytes of each server, shared by all stores of the job.
-
-    Attributes:
-        specs: by key.
-        ready: the keys whose first values are on the servers.
+    ``loads`` are the bytes of each server, shared by all stores of the job.
     """
 
     def __init__(self, loads: list[int]) -> None:
@@ -84,15 +79,10 @@ class Placements:
         return first_other(specs, self.specs)
 
     def missing(self, keys: Collection[Key]) -> set[Key]:
-        """Return those of ``keys`` that have no value yet."""
         return set(keys) - self.ready
 
     def columns(self, keys: Sequence[Key]) -> Columns:
-        """Return where ``keys`` are.
-
-        Raises:
-            UsageError: they have more segments than fit into one message; keys may have been placed call by call.
-        """
+        """Return where ``keys`` are; ``UsageError`` if they have more segments than fit into one message."""
         placed = list(map(self._segments.__getitem__, keys))
         counts = list(map(len, placed))
         require_few(keys, counts)
@@ -135,12 +125,7 @@ Declaration = tuple[tuple[Key, ...], tuple[int, ...], tuple[Spec, ...]]  # keys,
 class _DeclarationGroup:
     """Equal declarations that wait. One for all workers, because each may name all keys of a model.
 
-    Attributes:
-        number: grows from group to group.
-        declaration: what all of them say.
-        specs: of the keys.
-        missing: how many of the keys have no value yet.
-        askers: the workers that wait.
+    ``missing`` is how many of the keys have no value yet. ``number`` grows from group to group.
     """
 
     number: int
@@ -151,11 +136,7 @@ class _DeclarationGroup:
 
 
 class DeclaredKeys:
-    """The keys of one store.
-
-    Args:
-        loads: bytes of each server, shared by all stores of the job.
-    """
+    """The keys of one store, and the declarations that wait for first values."""
 
     def __init__(self, loads: list[int]) -> None:
         self._placements = Placements(loads)
@@ -170,9 +151,8 @@ class DeclaredKeys:
     def declare(self, peer: bytes, request: wire.Declare) -> tuple[list[Outcome], Exception | None]:
         """Take a worker's declaration.
 
-        Returns:
-            The outcomes, segments or an error, of this worker and of those that it contradicts; and the error that rank
-            0 must be told, whose own declaration was answered before.
+        Return the outcomes, segments or an error, of this worker and of the workers that it contradicts; and the error
+        that rank 0 must be told, whose own declaration was answered before.
         """
         asker = Asker(peer, request)
         declaration = (tuple(request.keys), tuple(request.kinds), self._known(request))
@@ -230,11 +210,7 @@ class DeclaredKeys:
         return self._placements.ready
 
     def look_up(self, keys: Sequence[Key]) -> tuple[list[Spec], Columns]:
-        """Return what ``keys`` that have values are, and where; of an array whose rows a table has, what the table is.
-
-        Raises:
-            UsageError: see ``Placements.columns``.
-        """
+        """Return what ``keys`` with values are, and where; of an array whose rows a table has, what the table is."""
         keys = [self._moved.get(key, key) for key in keys]
         return list(map(self._placements.specs.__getitem__, keys)), self._placements.columns(keys)
 
@@ -264,11 +240,9 @@ class DeclaredKeys:
 
     @property
     def waiting(self) -> list[int]:
-        """The ranks whose declarations wait."""
         return sorted(self._by_rank)
 
     def waits(self, rank: int) -> bool:
-        """Return whether a declaration of ``rank`` waits."""
         return rank in self._by_rank
 
     def explain(self, rank: int, seq: int) -> str:
@@ -280,7 +254,6 @@ class DeclaredKeys:
         return f"waits for worker 0 to init {shorten(key for key in group.specs if key in missing)}"
 
     def _known(self, request: wire.Declare) -> tuple[Spec, ...]:
-        """Return the specs of a declaration's kinds."""
         tables = request.tables or [None] * len(request.shapes)
         specs = [
             Spec(tuple(shape), dtype) if table is None else TableSpec.of(Table.of(table))
@@ -302,7 +275,6 @@ class DeclaredKeys:
         self._by_rank.setdefault(request.node.rank, {})[request.seq] = group
 
     def _remove(self, group: _DeclarationGroup) -> None:
-        """Forget ``group``."""
         del self._waiting[group.declaration]
         for key in group.specs:
             listed = self._by_key.pop(key)
@@ -334,7 +306,7 @@ class DeclaredKeys:
         return contradicted
 
     def _settle(self, declaration: Declaration, askers: Sequence[Asker]) -> list[Outcome]:
-        """Return the outcomes of those who have declared ``declaration``, whose keys all have their values."""
+        """Return the outcomes of ``askers``, which have declared ``declaration``, whose keys all have their values."""
         outcome: Columns | Exception
         try:
             outcome = self._placements.columns(declaration[0])

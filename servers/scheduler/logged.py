@@ -71,11 +71,7 @@ Record = Succession | Came | Ticked
 
 
 def beginning(*shape: int) -> bytes:
-    """The first bytes of a log.
-
-    Args:
-        shape: numbers that tell this job from another, such as how many workers it has.
-    """
+    """The first bytes of a log: numbers that tell this job from another, such as how many workers it has."""
     return _framed(["kvstore scheduler log", VERSION, list(shape)])
 
 
@@ -103,29 +99,19 @@ class RecordPacker:
         return new + _framed([_SHARED, now, peer, key, [role, rank, incarnation, seq, done], number])
 
     def know(self, body: bytes) -> None:
-        """Note the next body that is in the log already."""
+        """Take the next body that is in the log already."""
         self._bodies[body] = len(self._bodies)
 
 
 class Unpacked(NamedTuple):
-    """A record that was in a log.
-
-    Attributes:
-        record: what it says; None for the body of later ones.
-        data: all of it, as bytes.
-    """
+    """A record that was in a log, and all of its bytes. The body of later records is no record of its own."""
 
     record: Record | None
     data: bytes
 
 
 def unpack(log: bytes, begins: bytes, packer: RecordPacker) -> Iterator[Unpacked]:
-    """Yield the records of a log, but not the last one if it was cut short.
-
-    Args:
-        log: its bytes.
-        begins: the ``beginning`` that it must have.
-        packer: is told what is in the log.
+    """Yield the records of a log, but not the last one if it was cut short. ``packer`` is told what is in the log.
 
     Raises:
         KVStoreError: the log is of another job or version, or damaged.
@@ -193,12 +179,6 @@ class LiveRecords:
     All are needed but those of barriers that are over: all workers have come to such a barrier, and each has said since
     that it has its answer. A job may have a barrier in every step. What else is logged grows with what the job
     declares.
-
-    Args:
-        num_workers: of the job.
-
-    Attributes:
-        nbytes: of all of them together.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -212,7 +192,6 @@ class LiveRecords:
         ] = {}  # by store and number, then by record
 
     def add(self, data: bytes, record: Record | None) -> None:
-        """Add a record to the end of the log."""
         number = next(self._numbers)
         self._records[number] = data
         self.nbytes += len(data)
@@ -242,12 +221,8 @@ class LiveRecords:
 # ---- the scheduler
 
 
-class FormerLinks:
-    """The links of this process, and of the processes before it, which have ended.
-
-    Args:
-        admission: of the former.
-    """
+class FormerLinks(Admission):
+    """The links of this process, and of the processes before it, which have ended."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -259,37 +234,26 @@ class FormerLinks:
         return b"%s%d %s" % (_FORMER, start, peer)
 
     def admit(self, peer: bytes) -> None:
-        """Admit a link that is there."""
         if not is_former(peer):
             self._admission.admit(peer)
 
     def refuse(self, peer: bytes) -> None:
-        """Refuse a link that is there."""
         if not is_former(peer):
             self._admission.refuse(peer)
 
     def identity(self, peer: bytes) -> str:
-        """Return the key that a link has proved."""
         return self._key if is_former(peer) else self._admission.identity(peer)
 
     def gone(self, peer: bytes) -> bool:
-        """Return whether a link has ended: a former one has."""
         return is_former(peer) or self._admission.gone(peer)
 
 
 def is_former(peer: bytes) -> bool:
-    """Whether a link has ended with a process before this one."""
     return peer.startswith(_FORMER)
 
 
 class LoggedScheduler:
-    """Logs what changes a scheduler, before anybody is told of the change.
-
-    Args:
-        scheduler: as it begins, with ``links`` as its admission.
-        links: of this process, and of those before it.
-        log: is called with each record.
-    """
+    """Logs what changes a scheduler, before anybody is told of the change."""
 
     def __init__(self, scheduler: Scheduler, links: FormerLinks, log: Callable[[Record], None]) -> None:
         self._scheduler = scheduler

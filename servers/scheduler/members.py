@@ -27,7 +27,7 @@ SEATS = ("server", "standby")  # the roles that are started again in a job with 
 
 
 class MemberState(Enum):
-    """The state of a member."""
+    """What a member is: it has asked to join, all are here, it has left, or it is lost."""
 
     JOINED = auto()
     READY = auto()
@@ -102,7 +102,6 @@ class JobMember:
 
     @property
     def node(self) -> wire.Node:
-        """Its role, rank and incarnation."""
         return wire.Node(self.role, self.rank, self.incarnation)
 
 
@@ -110,9 +109,7 @@ class Members:
     """The members of one job.
 
     Args:
-        num_workers, num_servers, num_aggregators: of the job.
         limit_s: after how many seconds of silence a member is lost.
-        replicas: how many standbys each server has.
         news: is told, line by line, what happens to members.
 
     Attributes:
@@ -156,7 +153,6 @@ class Members:
 
     @property
     def everyone(self) -> list[JobMember]:
-        """All members, in the order in which they joined."""
         return list(self._by_nonce.values())
 
     def restarts(self, role: str) -> bool:
@@ -185,22 +181,15 @@ class Members:
         return member if member is not None and member.incarnation == node.incarnation else None
 
     def by_nonce(self, nonce: int) -> JobMember | None:
-        """Return the member that joined with ``nonce``."""
         return self._by_nonce.get(nonce)
 
     def has_joined(self, key: str) -> bool:
-        """Return whether a member has joined with this public key."""
         return key in self._keys
 
     # ---- joining
 
     def join(self, member: JobMember, now: float = 0.0) -> JobMember | None:
-        """Let ``member`` in. Return the lost one whose seat it takes; None if it takes none.
-
-        Raises:
-            UsageError: the job is full, or has not the aggregator that the member names, or a member has joined with
-                its key.
-        """
+        """Let ``member`` in. Return the lost one whose seat it takes; None if it takes none."""
         wanted = self.wanted.get(member.role)
         if wanted is None:
             raise UsageError(f"workers, servers and aggregators join a job, a {member.role} does not")
@@ -232,11 +221,7 @@ class Members:
         return None
 
     def _predecessor(self, member: JobMember) -> JobMember | None:
-        """Return who has been lost from the seat that ``member`` takes; None if it takes none.
-
-        Raises:
-            UsageError: this start of the member has ended.
-        """
+        """Return the member lost from the seat that ``member`` takes; None if it takes none."""
         seat = member.role, member.hint
         if not self.restarts(member.role):
             return None
@@ -252,7 +237,6 @@ class Members:
         return before
 
     def _replace(self, before: JobMember, member: JobMember, now: float) -> None:
-        """Give ``member`` the seat of ``before``."""
         del self._by_nonce[before.nonce]
         self._by_nonce[member.nonce] = member
         self._by_rank[before.role, before.rank] = member
@@ -376,14 +360,7 @@ class Members:
 
 
 class Welcomes:
-    """What welcomes say, once all have joined: addresses, public keys, and which aggregator speaks for whom.
-
-    Args:
-        members: of the job.
-
-    Attributes:
-        servers: the address of who serves each server's rank; it may change.
-    """
+    """What welcomes say once all have joined: addresses, public keys, and the workers of each aggregator."""
 
     def __init__(self, members: Members) -> None:
         self._num_workers = members.wanted["worker"]
@@ -399,7 +376,6 @@ class Welcomes:
                 self._aggregated[worker.aggregator].append(worker.rank)
 
     def of(self, member: JobMember) -> wire.Welcome:
-        """Return the answer to a member's request to join."""
         welcome = wire.Welcome(
             member.join_seq,
             rank=member.rank,

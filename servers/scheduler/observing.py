@@ -43,12 +43,11 @@ class Events:
         self._count = 0
 
     def add(self, now: float, text: str) -> None:
-        """Note that something has happened."""
         self._lines.append((now, text[: wire.MAX_REASON]))
         self._count += 1
 
     def after(self, number: int) -> tuple[int, list[list[Any]]]:
-        """Return those after event ``number`` that are kept, each as its time and a line, behind the first's number.
+        """Return the kept events after ``number``, each as its time and a line, behind the first's number.
 
         If there is no event ``number`` yet, it was one of a scheduler before this, and all are returned.
         """
@@ -58,24 +57,7 @@ class Events:
 
 
 class Observing(Guests):
-    """How one job is, and its observers.
-
-    Args:
-        members: of the job.
-        reply_links: of the members.
-        beats: knows which links are members'.
-        send: sends a message over a link.
-        key, admission: as ``GuestLinks`` has them.
-        failure: of the job.
-        waits: returns what members wait for at the scheduler.
-        start: how often the scheduler has been started.
-
-    Attributes:
-        events: what has happened.
-        reports: what members report of themselves.
-        inquiries: the questions where members are in their code.
-        traces: what members have noted for the job's trace; None until there is to be one.
-    """
+    """How one job is, and its observers. ``waits`` returns what members wait for at the scheduler."""
 
     def __init__(
         self,
@@ -123,7 +105,6 @@ class Observing(Guests):
         return True
 
     def locate(self, peer: bytes, message: wire.Locate, now: float) -> None:
-        """Take a member's question where others are; it is answered later."""
         self.inquiries.locate(peer, message, now)
 
     def begin(self, now: float) -> None:
@@ -159,7 +140,6 @@ class Observing(Guests):
         return [(peer, wire.Ack(NOTHING)) for peer in self.links]
 
     def take_news(self) -> list[str]:
-        """Return the lines for the user that have come up since the last call."""
         news = list(self._news)
         self._news.clear()
         return news

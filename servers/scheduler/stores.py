@@ -30,14 +30,7 @@ class Joins:
     """How often each worker has called ``join``, in one store.
 
     Servers decide when ``join`` returns. The scheduler must know, because a worker inside it comes to no barrier and
-    gives no key its first value.
-
-    Args:
-        workers: the ranks of all workers.
-        gone: those of them that have left.
-
-    Attributes:
-        inside: the ranks that wait for others which have called it less often, and have not left.
+    gives no key its first value. ``inside`` are the ranks that wait for others.
     """
 
     def __init__(self, workers: Collection[int], gone: Collection[int] = ()) -> None:
@@ -47,7 +40,7 @@ class Joins:
         self._least = 0  # the smallest number of calls of any worker
 
     def arrive(self, rank: int, number: int) -> bool:
-        """Note a worker's ``number``-th call, before servers learn of it; return whether it is inside."""
+        """Take a worker's ``number``-th call, before servers learn of it; return whether it is inside."""
         before = self._calls.get(rank)
         if before is not None and number > before:
             self._calls[rank] = number
@@ -57,7 +50,7 @@ class Joins:
         return rank in self.inside
 
     def depart(self, rank: int) -> None:
-        """Note that a worker has left: nobody waits for it any more."""
+        """A worker has left: nobody waits for it any more."""
         before = self._calls.pop(rank, None)
         if before is not None:
             self.inside.discard(rank)
@@ -75,12 +68,7 @@ class Joins:
 
 
 class UnfinishedBarrier(NamedTuple):
-    """A barrier at which somebody waits.
-
-    Attributes:
-        waiting, missing: the ranks that wait, and those that have not come.
-        since: when the first of them came.
-    """
+    """A barrier at which some wait, the first of them since ``since``, and ``missing`` have not come."""
 
     waiting: list[int]
     missing: Set[int]
@@ -88,11 +76,7 @@ class UnfinishedBarrier(NamedTuple):
 
 
 class Barriers:
-    """The barriers of one store. The n-th call of each worker is its coming to barrier n.
-
-    Args:
-        workers: the ranks of all workers.
-    """
+    """The barriers of one store. The n-th call of each worker is its coming to barrier n."""
 
     def __init__(self, workers: Collection[int]) -> None:
         self._workers = frozenset(workers)
@@ -101,7 +85,7 @@ class Barriers:
         self._since: dict[int, float] = {}  # by number: when the first of those came
 
     def arrive(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Waiter]:
-        """Note that a worker has come; return all to be answered if it was the last."""
+        """Let a worker come; return all to be answered if it was the last."""
         arrived = self._arrived.setdefault(request.number, {})
         self._since.setdefault(request.number, now)
         arrived[request.node.rank] = (peer, request)
@@ -111,7 +95,7 @@ class Barriers:
         return _waiting(arrived)
 
     def missing(self, number: int, among: Collection[int]) -> set[int]:
-        """Return those of ``among`` who have not come to barrier ``number``."""
+        """Return the ranks ``among`` these that have not come to barrier ``number``."""
         arrived = self._arrived.get(number, {})
         return {rank for rank in among if rank not in arrived}
 
@@ -135,7 +119,6 @@ class Barriers:
         return _waiting({rank: waiter for rank, waiter in arrived.items() if rank not in left})
 
     def waits(self, rank: int) -> bool:
-        """Return whether ``rank`` waits at any barrier."""
         return any(arrived.get(rank) is not None for arrived in self._arrived.values())
 
     def awaited(self, rank: int, seq: int) -> Set[int]:
@@ -147,7 +130,6 @@ class Barriers:
         return frozenset()
 
     def unfinished(self) -> list[UnfinishedBarrier]:
-        """Return the barriers at which somebody waits."""
         barriers = []
         for number, arrived in self._arrived.items():
             waiting = sorted(rank for rank, waiter in arrived.items() if waiter is not None)
@@ -167,16 +149,7 @@ class Store:
 
     Workers wait for each other at a barrier, and for worker 0 to give a key its first value. A wait for a worker that
     has left, or that is inside ``join``, fails at once: the former never comes, and the latter not before all others
-    have called ``join``, too.
-
-    Args:
-        workers: the ranks of all workers.
-        loads: bytes of each server, shared by all stores of the job.
-        departures: the workers that have left.
-
-    Attributes:
-        keys: of the store.
-        barriers: of the store.
+    have called ``join``, too. ``loads`` are the bytes of each server, shared by all stores of the job.
     """
 
     def __init__(self, workers: Collection[int], loads: list[int], departures: Departures) -> None:
@@ -227,7 +200,6 @@ class Store:
 
     @property
     def inside_join(self) -> Collection[int]:
-        """The ranks that are inside ``join``."""
         return self._joins.inside
 
     def _without(self, rank: int) -> list[Answer]:
@@ -285,13 +257,7 @@ def _placed(outcomes: list[Outcome]) -> list[Answer]:
 
 
 class Stores:
-    """The stores of one job.
-
-    Args:
-        workers: the ranks of all workers.
-        num_servers: over which keys are placed.
-        departures: the workers that have left.
-    """
+    """The stores of one job."""
 
     def __init__(self, workers: Collection[int], num_servers: int, departures: Departures) -> None:
         self._workers = frozenset(workers)
@@ -304,11 +270,7 @@ class Stores:
         self._stores: dict[int, Store] = {}  # by number
 
     def open(self, ordinal: int) -> int:
-        """Return the number of everybody's ``ordinal``-th store.
-
-        Raises:
-            UsageError: no number is left.
-        """
+        """Return the number of everybody's ``ordinal``-th store; ``UsageError`` says that no number is left."""
         number = self._numbers.get(ordinal)
         if number is None:
             free = set(range(wire.MAX_STORES)) - set(self._numbers.values())
@@ -326,7 +288,6 @@ class Stores:
 
         Raises:
             Mismatch: another worker has made another store there.
-            UsageError: no number is left.
         """
         number = self.open(request.ordinal)
         self._makers.note(request)
@@ -335,7 +296,7 @@ class Stores:
         return number
 
     def close(self, rank: int, number: int) -> None:
-        """Note that ``rank`` has closed store ``number``; when all have, forget it."""
+        """Close store ``number`` for ``rank``; when all have, forget it."""
         closed = self._closed.get(number)
         if closed is None:
             return
@@ -352,18 +313,13 @@ class Stores:
             store.forget()
 
     def of(self, number: int) -> Store:
-        """Return the store with this number."""
         store = self._stores.get(number)
         if store is None:
             store = self._stores[number] = Store(self._workers, self._loads, self._departures)
         return store
 
     def find(self, name: str) -> tuple[int, Store]:
-        """Return the store that readers find by ``name``, with its number.
-
-        Raises:
-            KeyNotInitialized: no worker has made it, or all have closed it.
-        """
+        """Return the store that readers find by ``name``, with its number; ``KeyNotInitialized`` if there is none."""
         ordinal = self._named.get(name)
         if ordinal is None:
             raise KeyNotInitialized(f"the job has no store {name}: no worker has made it yet, or all have closed it")
@@ -380,8 +336,7 @@ class Stores:
     ) -> tuple[list[Answer], wire.Fault | None] | None:
         """Do what a worker asks of a store.
 
-        Returns:
-            Answers, and what rank 0 must be told of a call of its own; None if it is not such a request.
+        Return answers, and what rank 0 must be told of a call of its own; None if it is not such a request.
         """
         node, done = request.node, [Answer(peer, request, wire.Ack(request.seq))]
         if node.role != "worker":
@@ -482,7 +437,7 @@ class Makers:
         self._apart: dict[int, _Pair] = {}  # by ordinal
 
     def note(self, request: wire.OpenStore) -> None:
-        """Note that a worker makes a store.
+        """Take the news that a worker makes a store.
 
         Raises:
             Mismatch: another worker has made something else there, or makes this one at another number.

@@ -43,13 +43,9 @@ LONG_S, LONG_SPACING_S = 600.0, 30.0  # likewise of the time before
 
 @dataclass
 class _Kept:
-    """The reports of one member.
+    """The reports of one member: the latest, earlier ones and when they came, and old ones before these.
 
-    Attributes:
-        incarnation: of the member. Another process's counts begin anew.
-        latest: the last one that came.
-        earlier: when others came, and these; one of them is ``WINDOW_S`` old if it can.
-        old: likewise, those before.
+    One of the earlier ones is ``WINDOW_S`` old if it can. Another process's counts begin anew, hence ``incarnation``.
     """
 
     incarnation: int
@@ -98,12 +94,10 @@ class Reports:
         return (kept.latest,) if before is kept.latest else (before, kept.latest)
 
     def over(self, node: wire.Node, seconds: float, fewest: int = 0) -> tuple[AnyReport, AnyReport] | None:
-        """Return a member's report of some time ago and its latest one; None if it has made none.
+        """Return a member's report of ``seconds`` ago or more and its latest one; None if it has made none.
 
-        Args:
-            seconds: how old the earlier one is to be, at least.
-            fewest: how many rounds a worker must have done since then, how many waves a server must have seen. If there
-                is no such report, it is the oldest one.
+        A worker must have done ``fewest`` rounds since then, a server must have seen so many waves. If there is no such
+        report, it is the oldest one.
         """
         kept = self._find(node)
         if kept is None:
@@ -124,14 +118,7 @@ def _progress(report: AnyReport) -> int:
 
 
 class StragglerWatch:
-    """Names the straggler of one job.
-
-    Args:
-        members: of the job.
-        reports: of the members.
-        look: asks members of a role where they are, at a time; see ``Inquiries.look``.
-        news: takes lines for the user.
-    """
+    """Names the straggler of one job."""
 
     def __init__(
         self,
@@ -166,7 +153,6 @@ class StragglerWatch:
             self._look("worker", sorted((looks.rank, looks.other)), now, lambda seen: _take(looks, seen))
 
     def due(self) -> float | None:
-        """Return when ``tick`` has to look; None if it has not."""
         return self._looks_at if self._looking else None
 
     @property

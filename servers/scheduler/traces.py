@@ -28,15 +28,9 @@ class _KeptChunk(NamedTuple):
 
 
 class Traces:
-    """The chunks of one job that wait for the observer.
+    """The chunks of one job that wait for the observer, ``most`` bytes of them.
 
-    Args:
-        now: the time.
-        start: how often the scheduler has been started.
-        most: bytes of chunks that are kept.
-
-    Attributes:
-        open: whether workers are in rounds that are of interest; None as long as none has said.
+    ``open`` says whether workers are in rounds that are of interest; None as long as none has said.
     """
 
     def __init__(self, now: float, start: int = 1, most: int = MOST_BYTES) -> None:
@@ -50,7 +44,6 @@ class Traces:
         self._reader: int | None = None  # the observer that fetches
 
     def take(self, chunk: wire.TraceChunk) -> None:
-        """Keep a chunk."""
         if chunk.node.role == "worker":
             self.open = not chunk.over
         frames = wire.encode(chunk.whole)  # which is not a transport's memory
@@ -63,7 +56,7 @@ class Traces:
             self._dropped += 1
 
     def begin(self) -> None:
-        """Forget what is of another trace."""
+        """Forget the chunks of another trace."""
         self._kept.clear()
         self._nbytes = 0
         self._dropped = 0
@@ -89,7 +82,6 @@ class Traces:
             self._reader = None
 
     def fetch(self, message: wire.FetchTrace, now: float) -> wire.TraceFetched:
-        """Return the next chunks for the observer that fetches."""
         self._patient_until = now + ATTENTIVE_S
         while self._kept and self._kept[0].number <= message.after:
             self._nbytes -= self._kept.popleft().nbytes

@@ -47,7 +47,6 @@ _CHUNK = 48  # a key is the chunk's number above so many bits of offset: chunks 
 
 
 def rounded(nbytes: int) -> int:
-    """Return the size of the block for ``nbytes``."""
     grain = GRAIN if nbytes < LARGE else PAGE
     return -(-nbytes // grain) * grain
 
@@ -55,9 +54,8 @@ def rounded(nbytes: int) -> int:
 class Block:
     """``size`` bytes of chunk ``chunk`` from ``offset``.
 
-    Attributes that the arena uses: ``cells`` are those of the references to it that were sent, ``prune_at`` is how many
-    of them there may be before the arena looks which are free, ``lent`` is whether a transport has it that does not
-    tell when it has read it.
+    ``cells`` are the cells of the sent references to it, ``prune_at`` is how many there may be before the arena
+    looks which are free, ``lent`` is whether a transport has it that does not tell when it has read it.
     """
 
     __slots__ = ("cells", "chunk", "key", "lent", "offset", "prune_at", "size")
@@ -88,7 +86,6 @@ class Blocks:
         self._ends: dict[int, int] = {}  # where a hole ends -> where it starts
 
     def grow(self, chunk: int, size: int) -> None:
-        """Add a chunk."""
         self._add_hole(chunk << _CHUNK, size)
 
     def take_same(self, size: int) -> Block | None:
@@ -104,7 +101,6 @@ class Blocks:
         return block
 
     def give(self, block: Block) -> None:
-        """Take back a block."""
         heappush(self._spare.setdefault(block.size, []), (block.key, block))
 
     def find(self, chunk: int, offset: int) -> Block | None:
@@ -117,7 +113,7 @@ class Blocks:
         return block if key < block.key + block.size else None
 
     def all(self) -> list[Block]:
-        """Return all blocks, those that were given back among them."""
+        """Return all blocks, including those that were given back."""
         return list(self._blocks.values())
 
     @property
@@ -171,15 +167,7 @@ class Blocks:
 
 
 class ArenaUsage(NamedTuple):
-    """How much of an arena is in use.
-
-    Attributes:
-        chunks: the sizes of its chunks, in bytes.
-        blocks: how many blocks there are, free ones of a size that was used included.
-        free: how many bytes are free.
-        references: how many references are out.
-        free_cells: how many more there may be.
-    """
+    """How much of an arena is in use, in bytes and references. ``blocks`` include free ones of a size that was used."""
 
     chunks: tuple[int, ...]
     blocks: int
@@ -189,13 +177,7 @@ class ArenaUsage(NamedTuple):
 
 
 class _BlockView(weakref.ref[Bytes]):
-    """Notices when the last view of a block is gone: all views refer to one array, and this refers to it.
-
-    Attributes:
-        block: it.
-        key: of the array, among those that there are.
-        nbytes: of the array.
-    """
+    """Notices when the last view of a block is gone: all views refer to one array, and this refers to it."""
 
     __slots__ = ("block", "key", "nbytes")
     block: Block
@@ -204,14 +186,7 @@ class _BlockView(weakref.ref[Bytes]):
 
 
 class Arena:
-    """The owner's side. Any thread may use it. In a child after fork it refuses to work.
-
-    Args:
-        job: the job's name, a part of the file names.
-
-    Raises:
-        OSError: /dev/shm has no room for the control file.
-    """
+    """The owner's side. Any thread may use it. In a child after fork it refuses to work."""
 
     def __init__(self, job: str) -> None:
         sweep()
@@ -232,15 +207,10 @@ class Arena:
 
     @property
     def usable(self) -> bool:
-        """Whether the arena is open, and this process owns it."""
         return not (self._closed or self.presence.inherited)
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Return ``nbytes`` of memory, writable and aligned to 64 bytes, that can be sent without a copy.
-
-        Raises:
-            OSError: /dev/shm is full.
-        """
+        """Return ``nbytes`` of memory, writable and aligned to 64 bytes, that can be sent without a copy."""
         size = rounded(max(nbytes, 1))
         with self._lock:
             if not self.usable:
@@ -255,11 +225,7 @@ class Arena:
     def refer(self, frame: wire.Buffer, reader: PeerPresence) -> tuple[int, int, int, int] | None:
         """Make a reference to ``frame`` for ``reader``. A frame outside of the arena is copied into it.
 
-        Returns:
-            Chunk, cell, offset and length of the reference; None if too many are out.
-
-        Raises:
-            OSError: the frame had to be copied, and /dev/shm is full.
+        Return chunk, cell, offset and length of the reference; None if too many are out.
         """
         place = self._locate(frame)
         if place is None:
@@ -285,7 +251,7 @@ class Arena:
         return chunk, cell, offset, len(frame)
 
     def lend(self, frame: wire.Buffer) -> None:
-        """Note that a transport has ``frame`` that does not tell when it has read it."""
+        """Mark the block of ``frame`` as read by a transport that does not tell when it is done."""
         place = self._locate(frame)
         if place is not None:
             place[2].lent = True
@@ -325,7 +291,7 @@ class Arena:
             self.presence.unlink()
 
     def abandon(self) -> None:
-        """``close``, whatever state an exception has left the arena in."""
+        """``close``, whatever state an exception has left the arena in: it may have left the lock taken."""
         self._closed = True
         self.presence.unlink()
 

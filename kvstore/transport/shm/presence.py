@@ -46,11 +46,7 @@ def available() -> bool:
 
 
 def room() -> tuple[float, float]:
-    """How large /dev/shm is, and how much of that is free, in bytes; infinite if it has no limit.
-
-    Raises:
-        OSError: it is not there.
-    """
+    """Return how large /dev/shm is, and how much of that is free, in bytes; infinite if it has no limit."""
     status = os.statvfs(DIRECTORY)
     if not status.f_blocks:
         return float("inf"), float("inf")
@@ -58,14 +54,7 @@ def room() -> tuple[float, float]:
 
 
 class Presence:
-    """This process's control file. It stays locked until nothing refers to this object, even if it is closed before.
-
-    Args:
-        job: the job's name, a part of the file's name.
-
-    Raises:
-        OSError: /dev/shm is full.
-    """
+    """This process's control file. It stays locked until nothing refers to this object, even if it is closed before."""
 
     def __init__(self, job: str) -> None:
         self.inherited = False  # in a child after fork: all that is here is the parent's
@@ -85,7 +74,7 @@ class Presence:
         _presences.add(self)
 
     def unlink(self) -> None:
-        """Remove the files. Processes that have mapped them keep what they hold."""
+        """Remove the files. Processes that have mapped them keep their views."""
         self._unlink()
 
     def disown(self) -> None:
@@ -112,11 +101,7 @@ class OwnerGoneError(WireError):
 
 
 class PeerPresence:
-    """Another process's presence, as its sender sees it.
-
-    Raises:
-        WireError: that process is not on this host.
-    """
+    """Another process's presence, as its sender sees it; ``WireError`` says that it is not on this host."""
 
     def __init__(self, name: str, nonce: bytes) -> None:
         fd, _ = open_control(name, nonce)
@@ -173,11 +158,7 @@ def open_peers(name: str, number: int) -> tuple[int, int]:
 
 
 def open_control(name: str, nonce: bytes) -> tuple[int, int]:
-    """Open another process's control file, and check by its nonce that it is the announced one.
-
-    Raises:
-        WireError: it is another one.
-    """
+    """Open another process's control file, and check by its nonce that it is the announced one."""
     fd, size = open_peers(name, 0)
     if size != CONTROL or len(nonce) != NONCE or os.pread(fd, NONCE, 0) != nonce:
         os.close(fd)

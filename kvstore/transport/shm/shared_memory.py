@@ -25,7 +25,7 @@ from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.rare_log import Drops
-from kvstore.transport.memory import Heap, ScatteredFrame
+from kvstore.transport.memory import ScatteredFrame
 from kvstore.transport.shm.arena import Arena, ArenaUsage
 from kvstore.transport.shm.presence import (
     CELLS,
@@ -84,11 +84,6 @@ def _let_go(view: weakref.ref[Bytes]) -> None:
 class Mapped:
     """The arena of one peer.
 
-    Args:
-        name: the arena's name.
-        nonce: what its control file must begin with.
-        presence: this process's, by which the peer knows how long this process may hold what it sends.
-
     Raises:
         WireError: this host has no such arena: the peer is on another host, or lies.
     """
@@ -143,11 +138,7 @@ def introduction(kind: int, name: str, nonce: bytes) -> bytes:
 
 
 def introduced(own: wire.Buffer) -> tuple[str, bytes]:
-    """Return the name and the nonce in a ``HELLO`` or a ``MAPPED``.
-
-    Raises:
-        WireError: it has something else.
-    """
+    """Return the name and the nonce in a ``HELLO`` or a ``MAPPED``; raise ``WireError`` if it has something else."""
     try:
         fields = msgpack.unpackb(own[2:]) if len(own) <= MAX_HELLO else None
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
@@ -163,9 +154,6 @@ def resolved(frames: Frames, view: Callable[[int, int, int, int], memoryview] | 
     Args:
         frames: as they came.
         view: returns the memory at a chunk, a cell, an offset and a length; None if the peer has shown no arena.
-
-    Raises:
-        WireError: they make no message, or ``view`` raises it.
     """
     references = memoryview(frames[0])[2:]
     if len(references) % REFERENCE.size:
@@ -195,7 +183,7 @@ def sharing(make: Callable[[], Transport], config: Config) -> Callable[[], Trans
 
 
 class _Sharing:
-    """What is known of one link: the reader of our references, and the arena of the peer."""
+    """The reader of our references over one link, and the arena of the peer."""
 
     __slots__ = ("asked", "mapped", "reader")
 
@@ -205,18 +193,12 @@ class _Sharing:
         self.mapped: Mapped | None = None
 
 
-class SharedMemoryTransport:
-    """One member's end of its links, which shares memory with peers on the same host; see ``Transport``.
-
-    Args:
-        inner: carries messages; closed with this transport.
-        job: the job's name, a part of the file names.
-    """
+class SharedMemoryTransport(Transport):
+    """One member's end of its links, which shares memory with peers on the same host. ``inner`` carries messages."""
 
     def __init__(self, inner: Transport, job: str) -> None:
         self._inner = inner
         self._job = job
-        self._heap = Heap()
         self._making = threading.Lock()
         self._arena: Arena | None = None
         self._tried = self._closed = False
@@ -224,18 +206,16 @@ class SharedMemoryTransport:
         self._drops = Drops(log)
 
     def bind(self, endpoint: str) -> str:
-        """Listen; see the inner transport."""
         return self._inner.bind(endpoint)
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link; see the inner transport. With ``bulk`` the peers meet at once."""
+        """With ``bulk``, say hello now, so that the first large frame can go by reference already."""
         peer = self._inner.connect(endpoint)
         if bulk:
             self._greeted(peer)
         return peer
 
     def disconnect(self, peer: Peer) -> None:
-        """See the inner transport."""
         self._inner.disconnect(peer)
         self._links.pop(peer, None)
 
@@ -248,20 +228,18 @@ class SharedMemoryTransport:
             except OSError as exc:
                 require_systems(exc)
                 _notice(nbytes, exc)
-        return self._heap.allocate(nbytes)
+        return super().allocate(nbytes)
 
     def usage(self) -> ArenaUsage | None:
-        """Return how much of this process's shared memory is in use; None if it has none."""
         arena = self._arena
         return None if arena is None else arena.usage()
 
     def busy(self, buffer: wire.Buffer) -> bool:
-        """Whether a peer may still read a message that was sent from ``buffer``'s memory."""
         arena = self._arena
         return arena is None or arena.busy(buffer)
 
     def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        """Queue ``frames``. Large ones go as references if the peer can map their memory."""
+        """Large frames go as references if the peer can map their memory."""
         if self._closed:
             return
         left: list[wire.Buffer | ScatteredFrame] = []
@@ -281,19 +259,15 @@ class SharedMemoryTransport:
         self._inner.send(peer, left, priority)
 
     def admit(self, peer: Peer) -> None:
-        """See the inner transport."""
         self._inner.admit(peer)
 
     def refuse(self, peer: Peer) -> None:
-        """See the inner transport."""
         self._inner.refuse(peer)
 
     def identity(self, peer: Peer) -> str:
-        """See the inner transport."""
         return self._inner.identity(peer)
 
     def gone(self, peer: Peer) -> bool:
-        """See the inner transport."""
         return self._inner.gone(peer)
 
     def gathers(self, peer: Peer) -> bool:
@@ -302,16 +276,15 @@ class SharedMemoryTransport:
         return (link is None or link.reader is None) and self._inner.gathers(peer)
 
     def shares(self, peer: Peer) -> bool:
-        """Whether ``peer`` can map this process's memory."""
         link = self._links.get(peer)
         return link is not None and link.reader is not None
 
     def detach(self) -> None:
-        """See the inner transport. What peers read by reference is not the caller's memory."""
+        """What peers read by reference is this process's shared memory, not the caller's."""
         self._inner.detach()
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
-        """Return the next message. Its large frames may be views of the sender's memory."""
+        """The large frames of a message may be views of the sender's memory."""
         deadline = 0.0
         for _ in range(MAX_OWN):
             received = self._inner.recv(timeout)
@@ -338,11 +311,10 @@ class SharedMemoryTransport:
         return None
 
     def interrupt(self) -> None:
-        """Wake ``recv``."""
         self._inner.interrupt()
 
     def abandon(self) -> None:
-        """Drop all links. Allocated memory stays valid."""
+        """Allocated memory stays valid."""
         self._closed = True
         self._inner.abandon()
         arena, self._arena = self._arena, None
@@ -351,7 +323,7 @@ class SharedMemoryTransport:
         self._links.clear()
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the links. Peers have ``linger`` seconds to receive what was sent, and keep what they hold."""
+        """Peers have ``linger`` seconds to receive what was sent, and keep what they hold."""
         if self._closed:
             return
         with self._making:
@@ -366,7 +338,7 @@ class SharedMemoryTransport:
         self._links.clear()
 
     def _own(self) -> Arena | None:
-        """The arena, made on first use; None if that is not possible."""
+        """Return the arena, made on first use; None if that is not possible."""
         if self._arena is None and not self._tried:
             with self._making:
                 if self._arena is None and not self._tried and not self._closed:

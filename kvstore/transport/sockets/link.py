@@ -63,7 +63,6 @@ class Outgoing:
         self._numbers = itertools.count()
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
         return bool(self._begun) or bool(self._waiting)
 
     def put(self, parts: Sequence[wire.Buffer], priority: int | None = None) -> None:
@@ -104,13 +103,11 @@ class Outgoing:
             self._begun.popleft()
 
     def clear(self) -> None:
-        """Drop all messages."""
         self._begun.clear()
         self._left = 0
         self._waiting.clear()
 
     def detach(self) -> None:
-        """Replace all parts by copies."""
         self._begun = deque(_copies(self._begun))
         self._waiting = [entry._replace(parts=_copies(entry.parts)) for entry in self._waiting]
 
@@ -122,18 +119,8 @@ def _copies(parts: Iterable[wire.Buffer]) -> list[wire.Buffer]:
 class Link:
     """A link, which outlives its connection: a lost connection is made again when the other side is back.
 
-    Args:
-        peer: the link's name at this end.
-        endpoint: where to connect; empty if the other side connects.
-
-    Attributes:
-        socket: the connection, or the attempt at one; None if there is neither.
-        connected: whether the connection is established.
-        queue: what has not left yet.
-        incoming: takes messages out of the bytes that come.
-        lost: whether a connection that this side has made was lost, and the caller has not been told yet.
-        due: when to try to connect next, if there is no connection.
-        wakes_at: how many bytes must have come before the socket counts as readable.
+    ``endpoint`` is empty if the other side connects. ``lost`` says that an outgoing connection was lost, of which the
+    caller has not been told yet; ``due`` when to connect next; ``wakes_at`` how many bytes make the socket readable.
     """
 
     def __init__(self, peer: Peer, endpoint: str = "") -> None:
@@ -154,12 +141,10 @@ class Link:
 
     @property
     def lonely(self) -> bool:
-        """Whether the link has to be connected, and no attempt is under way."""
         return self.socket is None and bool(self.endpoint)
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to do for the link, now or soon."""
         return bool(self.queue) or (bool(self.endpoint) and not self.connected)
 
     def put(self, parts: Sequence[wire.Buffer], priority: int | None = None) -> bool:
@@ -212,15 +197,12 @@ class Link:
         return self._stuck[1] + STALLED_S
 
     def detach(self) -> None:
-        """Replace what is queued by copies."""
         self.queue.detach()
 
     def known(self) -> None:
-        """Take messages of any length from now on: the peer is known."""
         self.incoming = Incoming(greeted=True)
 
     def take(self, made: socket.socket) -> None:
-        """Use an established connection."""
         self.socket, self.connected, self.wakes_at = made, True, 1
         self.queue.first(GREETING)
 
@@ -272,7 +254,6 @@ class Link:
         self.lost = True
 
     def hang_up(self) -> None:
-        """Close the connection, or end the attempt at one."""
         if self.socket is not None:
             self.socket.close()
         self.socket, self.connected = None, False

@@ -70,10 +70,6 @@ class Pacing(Generic[T]):
         """Return how many bytes a second each connection may send from now on; None leaves that as it is.
 
         Only connections count that have waited for the line, or for those who share it, since the last look.
-
-        Args:
-            seen: all connections.
-            now: seconds.
         """
         elapsed = now - self._at
         least, least_s = LEAST * max(1.0, elapsed / LOOK_S), BUSY * elapsed
@@ -101,11 +97,9 @@ class Places:
     """One kind of sockets: how to listen and connect, and who may connect."""
 
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
-        """Return a listening socket and its endpoint; raise ``ConfigError`` if that is not possible."""
         raise NotImplementedError
 
     def check(self, endpoint: str) -> None:
-        """Raise ``ConfigError`` if ``endpoint`` cannot be connected to."""
         raise NotImplementedError
 
     def addresses(self, endpoint: str, wait: bool) -> list[Address]:
@@ -131,16 +125,7 @@ class Places:
 
 
 class TcpPlaces(Places):
-    """TCP sockets without encryption.
-
-    Args:
-        root_fd: a listening socket for the first ``listen``, opened by whoever started this process; -1 for none.
-        congestion: see ``congestion_control``.
-        pacing: whether connections keep to a rate, so that they share network lines fairly; see ``Pacing``.
-
-    Raises:
-        ConfigError: this process may not use that congestion control.
-    """
+    """TCP sockets without encryption. A launcher may have opened ``root_fd``, the socket of the first ``listen``."""
 
     def __init__(self, root_fd: int = -1, congestion: str = "", pacing: bool = True) -> None:
         self._root_fd = root_fd
@@ -148,7 +133,6 @@ class TcpPlaces(Places):
         self._pacing: Pacing[socket.socket] | None = Pacing() if pacing and sys.platform == "linux" else None
 
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
-        """Listen at ``tcp://host:port``; port 0 takes a free one."""
         if self._root_fd >= 0:
             fd, self._root_fd = self._root_fd, -1
             return socket.socket(fileno=fd), endpoint
@@ -162,7 +146,6 @@ class TcpPlaces(Places):
             raise no_keys(plain)
 
     def addresses(self, endpoint: str, wait: bool) -> list[Address]:
-        """The host's addresses. Those of a name take a while to resolve, and may change."""
         addresses = resolved(*host_and_number(endpoint), 0 if wait else socket.AI_NUMERICHOST)
         return [] if isinstance(addresses, str) else addresses
 
@@ -178,7 +161,6 @@ class TcpPlaces(Places):
         return True
 
     def wake_at(self, made: socket.socket, count: int) -> None:
-        """Readable when so many bytes have come, or the system's buffer is full, or the connection has ended."""
         with ignored():  # it has ended already
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
@@ -211,7 +193,6 @@ class TcpPlaces(Places):
 
 
 def progress_of(made: socket.socket) -> LinkProgress:
-    """Return how far a connection is, as Linux tells."""
     acked, more, busy_us, held_up_us = _INFO.unpack(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
     return LinkProgress(acked, (busy_us - held_up_us) / 1e6, more > 0)
 
@@ -227,7 +208,7 @@ class UnixPlaces(Places):
         self._made: list[Path] = []
 
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
-        """Listen at ``ipc://path``. Takes the path over from an earlier listener."""
+        """Take the path over from an earlier listener."""
         path = _path(endpoint)
         require_socket_path(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -242,11 +223,9 @@ class UnixPlaces(Places):
         return listener, endpoint
 
     def check(self, endpoint: str) -> None:
-        """Require a path."""
         _path(endpoint)
 
     def addresses(self, endpoint: str, wait: bool) -> list[Address]:
-        """The path."""
         return [(socket.AF_UNIX, str(_path(endpoint)))]
 
     def admit(self, made: socket.socket) -> bool:
@@ -254,7 +233,6 @@ class UnixPlaces(Places):
         return not hasattr(socket, "SO_PEERCRED") or _user(made) in (os.getuid(), 0)
 
     def leave(self) -> None:
-        """Remove the sockets' files."""
         for path in self._made:
             path.unlink(missing_ok=True)
 
@@ -267,6 +245,5 @@ def _path(endpoint: str) -> Path:
 
 
 def _user(made: socket.socket) -> int:
-    """The user of the process that has made this connection."""
     _, uid, _ = _CREDENTIALS.unpack(made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(uid)

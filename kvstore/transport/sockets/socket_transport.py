@@ -22,14 +22,14 @@ from functools import partial
 
 from kvstore import wire
 from kvstore.errors import WireError
-from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed
+from kvstore.transport.memory import ScatteredFrame, keep_freed
 from kvstore.transport.sockets.link import Address, Link
 from kvstore.transport.sockets.places import LOOK_S, Places, TcpPlaces, UnixPlaces
 from kvstore.transport.sockets.strangers import StrangerLimits, Strangers
 from kvstore.transport.sockets.stream import packed
 from kvstore.transport.system_errors import require_systems
 from kvstore.transport.system_sockets import Bell
-from kvstore.transport.transport import Frames, Peer
+from kvstore.transport.transport import Frames, Peer, Transport
 
 _ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
 _READS = 128  # from one link, before it is another's turn
@@ -42,7 +42,6 @@ class Courier:
     It begins when it is started or called.
 
     Args:
-        links: all links, by peer.
         changed: guards the links; notified when something has left.
         addresses: returns the addresses of an endpoint; may take as long as resolving a name.
         begin: called with a link that has just been connected, and its socket.
@@ -157,7 +156,7 @@ class Courier:
         return poll, 1000 * max(0.0, min(due) - now) + 1 if due else None
 
 
-class SocketTransport(Heap):
+class SocketTransport(Transport):
     """One member's end of its links over sockets; see ``Transport``.
 
     Args:
@@ -189,22 +188,13 @@ class SocketTransport(Heap):
         self._closed = False
 
     def bind(self, endpoint: str) -> str:
-        """Listen at ``endpoint``.
-
-        Raises:
-            ConfigError: it cannot be bound; the message says why.
-        """
         listener, endpoint = self._places.listen(endpoint)
         listener.setblocking(False)
         self.strangers.listen(listener)
         return endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link. The courier tries until somebody listens there, and again if the listener is gone.
-
-        Raises:
-            ConfigError: the endpoint is not valid.
-        """
+        """The courier tries until somebody listens there, and again if the listener is gone."""
         self._places.check(endpoint)
         peer = b"to:%d" % next(self._numbers)
         link = Link(peer, endpoint)
@@ -220,7 +210,6 @@ class SocketTransport(Heap):
         return peer
 
     def disconnect(self, peer: Peer) -> None:
-        """Drop a link that this side has made, and what has come over it."""
         self._received = deque(entry for entry in self._received if entry[0] != peer)
         with self._changed:
             link = self.links.pop(peer, None)
@@ -232,7 +221,7 @@ class SocketTransport(Heap):
             self.courier.call()
 
     def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        """Send ``frames``. The courier sends later what does not fit now, so the buffers must not change."""
+        """The courier sends later what does not fit into the socket now."""
         link = self.links.get(peer)
         if link is None:
             if peer in self.strangers.links:
@@ -249,18 +238,12 @@ class SocketTransport(Heap):
         """True: one system call takes many buffers."""
         return True
 
-    def shares(self, peer: Peer) -> bool:
-        """False: all frames are copied."""
-        return False
-
     def detach(self) -> None:
-        """Copy what is queued."""
         with self._changed:
             for link in self.links.values():
                 link.detach()
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
-        """Return the next message."""
         now = time.monotonic()
         self._settle(now)
         if now >= self._look_at:
@@ -296,7 +279,6 @@ class SocketTransport(Heap):
         return peer, frames
 
     def admit(self, peer: Peer) -> None:
-        """Take messages of any length from ``peer``, and charge them to no stranger."""
         self._settle(time.monotonic())  # what is done for a member from now on is not done for a stranger
         link = self.strangers.admit(peer)
         if link is None or link.socket is None:
@@ -307,7 +289,6 @@ class SocketTransport(Heap):
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
     def refuse(self, peer: Peer) -> None:
-        """Drop a link that the other side has made, and what has come over it."""
         link = self.links.get(peer)
         if link is not None and link.endpoint:
             return
@@ -319,19 +300,12 @@ class SocketTransport(Heap):
             self._lose(link)
 
     def gone(self, peer: Peer) -> bool:
-        """Whether a link that the other side has made was lost."""
         return peer not in self.links and peer not in self.strangers.links
 
-    def identity(self, peer: Peer) -> str:
-        """Empty: there are no keys."""
-        return ""
-
     def interrupt(self) -> None:
-        """Wake ``recv``."""
         self._bell.ring()
 
     def abandon(self) -> None:
-        """Drop all links at once."""
         self._closed = True
         with self._changed:  # the courier must not be at what is closed; this thread may hold it already
             self.courier.abandon()
@@ -347,7 +321,6 @@ class SocketTransport(Heap):
         self._bell.close()
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the links; what is queued has ``linger`` seconds to leave."""
         if self._closed:
             return
         deadline = time.monotonic() + linger
@@ -356,7 +329,7 @@ class SocketTransport(Heap):
                 self._changed.wait(left)
             self._closed = True
         self.courier.stop()
-        while self._on_way() and time.monotonic() < deadline:
+        while any(map(self._places.on_way, self._connections())) and time.monotonic() < deadline:
             time.sleep(_ARRIVING_S)
         self._selector.close()
         self.strangers.close()
@@ -369,9 +342,6 @@ class SocketTransport(Heap):
 
     def _connections(self) -> list[socket.socket]:
         return [link.socket for link in self.links.values() if link.socket is not None and link.connected]
-
-    def _on_way(self) -> bool:
-        return any(map(self._places.on_way, self._connections()))
 
     def _look(self, now: float) -> None:
         """Balance the connections that share a network line."""
@@ -460,12 +430,7 @@ class SocketTransport(Heap):
 
 
 class TcpTransport(SocketTransport):
-    """One member's end of its plain links over TCP; see ``Transport``.
-
-    Args:
-        root_fd, congestion, pacing: see ``TcpPlaces``.
-        limits: see ``SocketTransport``.
-    """
+    """Plain links over TCP."""
 
     def __init__(
         self, root_fd: int = -1, congestion: str = "", pacing: bool = True, limits: StrangerLimits | None = None
@@ -474,11 +439,7 @@ class TcpTransport(SocketTransport):
 
 
 class UnixTransport(SocketTransport):
-    """One member's end of its links over unix sockets; see ``Transport``.
-
-    Args:
-        limits: see ``SocketTransport``.
-    """
+    """Links over unix sockets."""
 
     def __init__(self, limits: StrangerLimits | None = None) -> None:
         super().__init__(UnixPlaces(), limits)

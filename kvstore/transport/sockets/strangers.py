@@ -24,12 +24,8 @@ from kvstore.transport.transport import Frames, Peer
 
 
 class Budget:
-    """A token bucket of seconds. An expense may exceed it; then nothing is left until the debt is paid off.
-
-    Args:
-        share: the part of all time that may be spent in the long run.
-        burst_s: the size of the bucket: how much may be spent at once after a while without expenses.
-        least_s: once all is spent, how much must be there before anything may be spent again.
+    """A token bucket of seconds, filled by ``share`` of all time. An expense may exceed it; then nothing is left until
+    ``least_s`` are there again.
     """
 
     def __init__(self, share: float, burst_s: float, least_s: float) -> None:
@@ -40,7 +36,7 @@ class Budget:
         self._at = float("-inf")  # when that was so
 
     def spend(self, seconds: float, now: float) -> bool:
-        """Note an expense; return whether anything is left."""
+        """Take an expense; return whether anything is left."""
         if self._saved_s < self._burst_s:
             self._saved_s = min(self._burst_s, self._saved_s + self._share * (now - self._at))
         self._saved_s -= seconds
@@ -83,14 +79,7 @@ class StrangerLimits:
 
 @dataclass
 class Stranger:
-    """One stranger.
-
-    Attributes:
-        link: carries answers to it.
-        introduction: takes its messages out of the bytes that come.
-        heard: when something last came from it.
-        cost: how long it has taken to hear it, in seconds.
-    """
+    """One stranger: when it was last heard, and how many seconds of processor time that has taken."""
 
     link: Link
     introduction: Introduction
@@ -99,12 +88,11 @@ class Stranger:
 
 
 class Strangers:
-    """See the module. One thread at a time may use it.
+    """The strangers of one transport. One thread at a time may use it.
 
     Args:
         members: the selector of the members' links.
         arrive: prepares a new connection and returns its link; None if the peer may not connect.
-        limits: what strangers may cost.
     """
 
     def __init__(
@@ -126,14 +114,13 @@ class Strangers:
     # ---- who there is
 
     def listen(self, listener: socket.socket) -> None:
-        """Accept strangers at a listening socket."""
         self._selector.register(listener, selectors.EVENT_READ)
         if not self._listeners:
             self._members.register(self._selector, selectors.EVENT_READ, self)
         self._listeners.append(listener)
 
     def admit(self, peer: Peer) -> Link | None:
-        """Return the link of a peer that is known from now on; None if it was not a stranger."""
+        """Return the link of a peer that is a member from now on; None if it was not a stranger."""
         stranger = self._release(peer)
         if stranger is None:
             return None
@@ -141,7 +128,6 @@ class Strangers:
         return stranger.link
 
     def drop(self, peer: Peer) -> None:
-        """Drop a stranger."""
         stranger = self._release(peer)
         if stranger is not None:
             stranger.link.lose(time.monotonic())
@@ -153,12 +139,11 @@ class Strangers:
         return stranger
 
     def answer(self, peer: Peer, parts: Sequence[wire.Buffer]) -> None:
-        """Send to a stranger. One that has not read what was sent before is dropped."""
+        """Send to a stranger. One that has not read the last answer is dropped."""
         if not self.links[peer].link.put(parts):
             self.drop(peer)
 
     def close(self) -> None:
-        """Close all links. May be called again."""
         for sock in [*self._listeners, *(stranger.link.socket for stranger in self.links.values())]:
             if sock is not None:
                 sock.close()
@@ -178,7 +163,6 @@ class Strangers:
         self.opens_at = self._budget.due()
 
     def open(self) -> None:
-        """Hear strangers again."""
         self.opens_at = math.inf
         self._members.register(self._selector, selectors.EVENT_READ, self)
 
@@ -214,7 +198,7 @@ class Strangers:
             self.drop(peer)
 
     def _look(self, now: float) -> None:
-        """Note which strangers have sent something."""
+        """Find the strangers that have sent something."""
         for key, _ in self._selector.select(0):
             self._ready.append(key)
             if key.data is not None:
@@ -247,7 +231,6 @@ class Strangers:
             self.drop(next(iter(self.links)))
 
     def _hear(self, stranger: Stranger) -> tuple[Peer, Frames] | None:
-        """Read until a whole message has come."""
         link, introduction = stranger.link, stranger.introduction
         if link.peer not in self.links or link.socket is None:  # known by now, or gone
             return None

@@ -27,7 +27,6 @@ _LENGTH = 8
 
 
 def _header(count: int) -> struct.Struct:
-    """What a message of ``count`` frames begins with: their number, and the length of each."""
     return struct.Struct(f"<I{count}Q")
 
 
@@ -57,11 +56,7 @@ def packed(frames: Sequence[wire.Buffer | ScatteredFrame]) -> list[wire.Buffer]:
 
 
 def is_greeting(start: wire.Buffer) -> bool:
-    """Whether ``start``, the first bytes of a stream, are the whole greeting.
-
-    Raises:
-        WireError: they are not even the start of it.
-    """
+    """Whether the first bytes of a stream are the whole greeting; raise ``WireError`` if they differ from it."""
     if not GREETING.startswith(start):
         raise WireError(f"a stream must begin with the greeting {GREETING!r}, not {bytes(start)!r}")
     return len(start) == len(GREETING)
@@ -71,11 +66,7 @@ class Introduction:
     """Takes the greeting, and then short messages, out of a stranger's stream.
 
     It asks for no byte more than the next part needs. So a silent stranger costs next to no memory, and what follows a
-    message stays in the system's buffer until it is decided whether the stranger is a member. Then ``Incoming`` goes
-    on.
-
-    Attributes:
-        greeted: whether the stream has begun with the greeting.
+    message stays in the system's buffer until the stranger turns out to be a member. Then ``Incoming`` goes on.
     """
 
     def __init__(self) -> None:
@@ -88,11 +79,7 @@ class Introduction:
         return memoryview(self._part)[self._filled :]
 
     def take(self, count: int) -> Frames | None:
-        """Note that so many bytes have been put there; return the message if it is whole now.
-
-        Raises:
-            WireError: the stream does not hold short messages.
-        """
+        """Take so many bytes that have been put there; return the message if it is whole now."""
         self._filled += count
         return self._step(self._part) if self._filled == len(self._part) else None
 
@@ -125,14 +112,7 @@ class Introduction:
 
 
 class Incoming:
-    """Takes messages out of a stream. Large frames are received where they stay.
-
-    Args:
-        greeted: whether the greeting has been taken already.
-
-    Attributes:
-        greeted: whether the stream has begun with the greeting.
-    """
+    """Takes messages out of a stream. Large frames are received where they stay."""
 
     def __init__(self, greeted: bool = False) -> None:
         self.greeted = greeted
@@ -161,11 +141,7 @@ class Incoming:
         return 1 if self._large is None else min(len(self._large) - self._filled, _ENOUGH)
 
     def take(self, count: int) -> list[Frames]:
-        """Note that so many bytes have been put there; return the messages that are whole now.
-
-        Raises:
-            WireError: the stream does not hold messages.
-        """
+        """Take so many bytes that have been put there; return the messages that are whole now."""
         if self._large is not None:
             self._filled += count
             if self._filled < len(self._large):
@@ -188,7 +164,6 @@ class Incoming:
         return messages
 
     def _greet(self) -> bool:
-        """Take the greeting, if it is whole."""
         buffered = self._stop - self._start
         if not is_greeting(self._bytes[self._start : self._start + min(buffered, len(GREETING))]):
             return False
