@@ -185,15 +185,7 @@ def _load(
 
 
 class Relay:
-    """Sends one worker's bytes to all.
-
-    Args:
-        kvstore: see ``broadcast_parameters``.
-        root: the rank of that worker.
-
-    Raises:
-        UsageError: no such rank; before ``init``.
-    """
+    """Sends one worker's bytes to all."""
 
     def __init__(self, kvstore: KVStore | str | None, root: int) -> None:
         if isinstance(kvstore, str) and kvstore != AUTO:
@@ -211,10 +203,9 @@ class Relay:
             )
 
     def agree(self, what: str) -> None:
-        """Require that all workers broadcast the same thing, from the same root.
+        """Require that all workers broadcast the same from the same root.
 
-        Args:
-            what: describes it; a line for each tensor, so that the error can name the first that differs.
+        ``what`` has a line for each tensor, for the error.
         """
         rows = self._gather.exchange([self._root_rank + 1, digest(what)])
         for rank, (root, _) in enumerate(rows):
@@ -236,7 +227,6 @@ class Relay:
         )
 
     def send_bytes(self, data: bytes) -> bytes:
-        """Return the root's ``data``, of any length."""
         _, length = self._gather.exchange([1, len(data)])[self._root_rank]
         mine = np.frombuffer(bytearray(data) if self.root else bytearray(length), dtype=np.uint8)
         tensor = torch.from_numpy(mine)
@@ -254,7 +244,6 @@ class Relay:
 
     @torch.no_grad()
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Write the root's dense ``tensors`` into everybody's."""
         if self._store.num_workers == 1:
             return
         flat = {str(number): flat_bytes(tensor) for number, tensor in enumerate(tensors)}

@@ -47,7 +47,7 @@ class Reducer:
 
     @classmethod
     def over(cls, store: KVStore) -> Reducer:
-        """Return a reducer that uses ``store``: synchronous, without optimizer, for this alone."""
+        """A reducer that uses ``store``: synchronous, without optimizer, for this alone."""
         reducer = cls("local")
         reducer._store = store
         return reducer

@@ -14,13 +14,9 @@ MODES = ("auto", "max", "min")
 
 
 def improves(name: str, value: float, best: float | None, mode: str, least: float = 0.0) -> bool:
-    """Return whether ``value`` of the metric ``name`` is better than ``best``, by more than ``least``.
+    """Whether ``value`` is better than ``best``, by more than ``least``.
 
-    Args:
-        name, value: of the metric. NaN is never better.
-        best: the best value so far; None before the first.
-        mode: ``max``, ``min``, or ``auto``: larger accuracies are better, and smaller values of other metrics.
-        least: a number of at least 0.
+    NaN never is. ``auto``: larger accuracies are better.
     """
     if math.isnan(value):
         return False

@@ -102,11 +102,7 @@ def _is_pipe() -> bool:
 
 
 class TerminalBar:
-    """A bar on this process's own terminal. What the process writes to standard error appears above it.
-
-    Args:
-        length: the width of the bar, in characters.
-    """
+    """A bar on this process's own terminal. What the process writes to standard error appears above it."""
 
     def __init__(self, length: int) -> None:
         from rich.console import Console
@@ -121,23 +117,16 @@ class TerminalBar:
         self._task = self._progress.add_task("")
 
     def show(self, param: BatchEndParam, total: int | None) -> None:
-        """See ``Bar``."""
         _update(self._progress, self._task, param, total)
 
     def end(self) -> None:
-        """See ``Bar``."""
         self._progress.stop()
         for handler in self._redirected:
             handler.setStream(sys.stderr)
 
 
 class RelayedBar:
-    """A bar on the terminal of ``launch.py``, which shows what ends with a carriage return below all lines.
-
-    Args:
-        length: the width of the bar, in characters.
-        columns: the width of the terminal.
-    """
+    """A bar on the terminal of ``launch.py``, which shows what ends with a carriage return below all lines."""
 
     def __init__(self, length: int, columns: int) -> None:
         from rich.console import Console
@@ -148,7 +137,6 @@ class RelayedBar:
         self._drawn = -_REDRAW_S
 
     def show(self, param: BatchEndParam, total: int | None) -> None:
-        """See ``Bar``."""
         _update(self._progress, self._task, param, total)
         now = time.monotonic()
         if now - self._drawn >= _REDRAW_S or param.nbatch + 1 == total:
@@ -159,7 +147,6 @@ class RelayedBar:
             sys.stderr.flush()
 
     def end(self) -> None:
-        """See ``Bar``."""
         sys.stderr.write(" \r")
         sys.stderr.flush()
 
@@ -171,7 +158,6 @@ class ProgressLines:
         self._since = time.monotonic()
 
     def show(self, param: BatchEndParam, total: int | None) -> None:
-        """See ``Bar``."""
         now, done = time.monotonic(), param.nbatch + 1
         if now - self._since >= _LINE_S:
             self._since = now
@@ -179,7 +165,7 @@ class ProgressLines:
             log_line(param.rank, "Epoch[%d] %d%s", param.epoch, done, of)
 
     def end(self) -> None:
-        """See ``Bar``."""
+        pass
 
 
 def _progress(console: Any, length: int, live: bool) -> Progress:

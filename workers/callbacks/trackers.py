@@ -36,7 +36,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackerOfFunctions:
-    """See ``tracker_of``."""
+    """What ``tracker_of`` returns."""
 
     log: Callable[..., object]
     close: Callable[[], object]
@@ -56,7 +56,7 @@ def tracker_of(log: Callable[..., Any], close: Callable[[], Any] | None = None) 
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass
 
 
 _BLOCK = 1 << 16
@@ -69,12 +69,10 @@ class LineFile:
     is cut off first.
 
     Args:
-        path: the file. It is created with its folders if missing, and continued otherwise.
         start: what the file begins with, unless it is empty.
 
     Raises:
         UsageError: the file begins with something else, so it is not one of ours.
-        OSError: the file cannot be opened or written to.
     """
 
     def __init__(self, path: Path, start: bytes) -> None:
@@ -91,14 +89,7 @@ class LineFile:
             raise
 
     def append(self, line: str) -> None:
-        """Write a line, or nothing of it.
-
-        Args:
-            line: the line, with its end.
-
-        Raises:
-            OSError: it could not be written.
-        """
+        """Write a line, which has its end, or nothing of it."""
         data = line.encode()
         try:
             written = os.write(self._fd, data)
@@ -110,7 +101,6 @@ class LineFile:
         self._size += len(data)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)
 
 
@@ -283,14 +273,7 @@ class TensorBoard:
 
 
 def tracker_by_path(path: str | os.PathLike[str]) -> Callable[[], Tracker]:
-    """Return a function that makes the tracker that ``path`` stands for, by its ending.
-
-    Args:
-        path: a file that ends in ``.jsonl`` or ``.csv``, or a folder, with a slash at its end, for TensorBoard.
-
-    Raises:
-        UnknownName: it has another ending.
-    """
+    """Return a function that makes the tracker that ``path`` stands for, by its ending."""
     text = os.fspath(path)
     if text.endswith(".jsonl"):
         return partial(JSONLines, text)

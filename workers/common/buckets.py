@@ -18,7 +18,6 @@ def divide(sizes: Sequence[int], small: bool = False) -> list[range]:
     A bucket is full when it has reached its size. A parameter larger than a bucket is not divided.
 
     Args:
-        sizes: the size of each parameter in bytes, in the order of registration.
         small: make all buckets as small as the first.
     """
     buckets: list[range] = []
@@ -35,7 +34,6 @@ class Progress:
     """The progress of one step. A bucket is sent when all of its gradients, and all earlier buckets, are complete.
 
     Args:
-        buckets: the result of ``divide``.
         skipped: positions that never have a gradient.
     """
 
@@ -47,11 +45,9 @@ class Progress:
 
     @property
     def num_buckets(self) -> int:
-        """The number of buckets."""
         return len(self._buckets)
 
     def restart(self) -> None:
-        """Begin a new step."""
         self._missing = [set(bucket) - self._skipped for bucket in self._buckets]
         self._gone = 0
 
@@ -69,5 +65,4 @@ class Progress:
 
     @property
     def complete(self) -> bool:
-        """Whether every bucket has been sent."""
         return self._gone == len(self._buckets)

@@ -24,13 +24,9 @@ class Gather:
     """An all-gather: each worker adds its row to a table of zeros.
 
     Args:
-        store: a synchronous store without optimizer.
         key: the key of the table. Names of parameters do not begin with a slash, so begin it with one.
         width: the number of 64-bit integers in a row.
         shared: whether the store may already have the table; otherwise the store must be for this alone.
-
-    Raises:
-        UsageError: the store is asynchronous, or already in use.
     """
 
     def __init__(self, store: KVStore, key: str, width: int = 8, *, shared: bool = True) -> None:
@@ -60,7 +56,6 @@ class Gather:
             timeout: how long to wait, in seconds; None for the store's deadline. 0 only looks.
 
         Raises:
-            UsageError: the store does something else than sum.
             DeadlineExceeded: others have not called this yet. Another call with these numbers waits on.
         """
         mine = [*numbers] + [0] * (self._width - len(numbers))
@@ -100,11 +95,10 @@ class Gather:
 
 
 def require_sums(kind: str) -> None:
-    """Raise ``UsageError`` if a store of type ``kind`` updates for every push, and so cannot sum."""
     if "async" in kind or "ssp" in kind:
         raise UsageError(f"a {kind!r} store updates for every push; averages need 'dist_sync' or 'local'")
 
 
 def digest(text: str) -> int:
-    """Return 52 bits that stand for ``text``."""
+    """52 bits that stand for ``text``."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") >> 4

@@ -58,7 +58,6 @@ class Hooks:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Set ``resting`` in this block."""
         before, self.resting = self.resting, True
         try:
             yield
@@ -67,11 +66,9 @@ class Hooks:
 
     @property
     def active(self) -> bool:
-        """Whether the hooks are in place."""
         return bool(self._handles)
 
     def remove(self) -> None:
-        """Remove the hooks."""
         _remove(self._handles)
 
 
@@ -101,7 +98,6 @@ class PushedGradients:
     """The gradients of one bucket at the moment of their push.
 
     Args:
-        grads: by position.
         noted: whether ``written`` is to find writes that torch does not count.
     """
 

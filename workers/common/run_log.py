@@ -15,10 +15,6 @@ def log_line(rank: int, text: str, *args: object) -> None:
     If the root logger has handlers, the program has set up logging. The line is then a record of the root logger at
     INFO, on every rank, and the levels and handlers of the program decide. Otherwise rank 0 writes the line to standard
     error, as ``logging`` itself writes warnings there. Nothing global is changed for that: no handler is added.
-
-    Args:
-        rank: the rank of this worker.
-        text, args: the line, and the arguments of its ``%`` conversions.
     """
     if _root.hasHandlers():
         _root.info(text, *args, stacklevel=2)

@@ -9,7 +9,6 @@ from kvstore.spec import Key
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """Whether the gradient of ``tensor`` is sparse."""
     return tensor.grad is not None and tensor.grad.layout == torch.sparse_coo
 
 

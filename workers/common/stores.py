@@ -23,7 +23,7 @@ def store_type(kvstore: KVStore | str) -> str:
 
 
 def open_store(kvstore: KVStore | str, owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
-    """Return ``kvstore`` itself if it is a store, else a new store of that type, of ``owner``; see ``made_by``."""
+    """Return ``kvstore`` itself if it is a store, else a new store of that type, of ``owner``."""
     if not isinstance(kvstore, str):
         return kvstore
     with made_by(owner, name):
@@ -31,7 +31,7 @@ def open_store(kvstore: KVStore | str, owner: str = BY_THE_PROGRAM, name: str = 
 
 
 def join_refusal(owner: str, remedy: str = "Call its own join()") -> str:
-    """Return what a program is told that calls ``join`` of the store of ``owner``, the name of a class."""
+    """What a program is told that calls ``join`` of the store of ``owner``, the name of a class."""
     return (
         f"this store is that of a {owner}: store.join() would leave its workers with different weights. {remedy}, or "
         "workers.join() with it and with other stores"

@@ -23,7 +23,6 @@ class Buffer(NamedTuple):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The current tensor."""
         tensor: torch.Tensor = getattr(self.owner, self.attribute)
         return tensor
 
@@ -33,11 +32,6 @@ def parameters_of(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, tor
 
     Args:
         model: a module, the result of ``named_parameters()``, or a dict from name to parameter.
-        optimizer: the optimizer. Its parameters count even if they require no gradient now.
-
-    Raises:
-        UsageError: the optimizer has a parameter that the model lacks; a name is used twice; or there are no
-            parameters.
     """
     names: dict[torch.Tensor, str] = {}
     for name, tensor in _named(model):
@@ -99,12 +93,11 @@ def other_buffers_of(model: Any) -> dict[str, Buffer]:
 
 
 def module_or_dict(model: Any) -> nn.Module | dict[str, torch.Tensor]:
-    """Return ``model``, which may be an iterator, in a form that can be read twice; see ``parameters_of``."""
+    """Return ``model``, which may be an iterator, in a form that can be read twice."""
     return model if isinstance(model, nn.Module) else dict(_named(model))
 
 
 def everything_of(model: nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return all parameters and buffers of ``model`` by name, also those that are not trained."""
     return dict(_named(model)) | {name: buffer.tensor for name, buffer in _buffers(model)}
 
 

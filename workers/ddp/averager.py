@@ -42,17 +42,7 @@ class RowSums(NamedTuple):
 
 
 class SummedRows:
-    """The parameters whose gradients are sparse on some worker; on all workers alike.
-
-    Args:
-        names: of all parameters, which are keys of the store.
-        tensors: the parameters.
-        store: a synchronous store without optimizer.
-        known: its keys, to which those of tables are added.
-
-    Attributes:
-        positions: those of the parameters with sparse gradients.
-    """
+    """The parameters whose gradients are sparse on some worker; on all workers alike."""
 
     def __init__(
         self, names: Sequence[str], tensors: Sequence[torch.Tensor], store: KVStore, known: set[str] | None = None
@@ -77,12 +67,7 @@ class SummedRows:
         return new
 
     def push(self, positions: Sequence[int], absent: bool = False) -> RowSums:
-        """Push the gradients of these parameters, of those without one no rows; return at once.
-
-        Args:
-            positions: of the parameters.
-            absent: whether to push no rows of any.
-        """
+        """Push the rows of these gradients: none of a parameter without a gradient, and none at all if ``absent``."""
         tensors = [self._tensors[position] for position in positions]
         values = [
             RowSparse.zeros(tensor.shape, tensor.dtype) if absent or tensor.grad is None else as_rows(tensor.grad)
@@ -94,16 +79,7 @@ class SummedRows:
         return RowSums(ticket, dict(zip(positions, outs, strict=True)))
 
     def write(self, sums: RowSums, counts: Sequence[int], divisor: int) -> None:
-        """Wait for sums; let these, divided, be the gradients of the parameters that have one on some worker.
-
-        Args:
-            sums: what ``push`` has returned.
-            counts: by position, on how many workers there is a gradient.
-            divisor: of the sums.
-
-        Raises:
-            KVStoreError: the push failed.
-        """
+        """Wait for sums. Divided, they become the gradients of the parameters that have one on some worker."""
         sums.ticket.wait()
         for position, rows in sums.rows.items():
             tensor = self._tensors[position]
@@ -198,34 +174,24 @@ class GradientAverager:
         return self._final
 
     def step_over(self) -> None:
-        """Begin a new step: the gradients have been used, or dropped."""
         self._final, self._pass = False, 0
         self._last.clear()
 
     def note_final(self) -> None:
-        """Note that all gradients are averages: others have been sent apart."""
         self._final = True
 
     def paused(self) -> AbstractContextManager[None]:
-        """Send nothing during backward passes in this block."""
         return self._hooks.paused()
 
     def require_between(self, what: str) -> None:
-        """Raise ``UsageError`` if gradients are on their way; ``what`` is the caller, for the message."""
         if self._sent.grads:
             raise UsageError(f"{what} was called during backward(); call it between two steps")
 
     def close(self) -> None:
-        """Remove the hooks."""
         self._hooks.remove()
 
     def exchange(self) -> None:
-        """Send the rest; return when every gradient is the average, or the sum. All workers call this.
-
-        Raises:
-            UsageError: a gradient has changed since it was sent.
-            KVStoreError: an error of the store. No gradient has changed.
-        """
+        """Send the rest; return when every gradient is the average, or the sum. All workers call this."""
         self._send()
         self._receive()
 
@@ -233,7 +199,6 @@ class GradientAverager:
 
     @torch.no_grad()
     def arrive(self, position: int) -> None:
-        """Handle the gradient of the parameter at ``position``, which backward has just accumulated."""
         # Queued by each hook: torch drops the queue of a backward that fails.
         _at_end(self, GradientAverager.end)
         with self._lock:
@@ -257,7 +222,6 @@ class GradientAverager:
                     self._push(bucket)
 
     def end(self) -> None:
-        """Handle the end of a backward pass."""
         if not self._running:
             return
         self._running = False
@@ -271,7 +235,6 @@ class GradientAverager:
 
     @torch.no_grad()
     def _send(self) -> None:
-        """Push the gradients that have not been pushed."""
         for bucket in self._buckets:
             if bucket.start not in self._sent.grads:
                 self._push(bucket)
@@ -286,11 +249,7 @@ class GradientAverager:
         self.rounds += 1
 
     def meet(self, phase: int, unfrozen: Sequence[str] = ()) -> None:
-        """Compare marks with the other workers, outside of backward; see ``Alike.mark``.
-
-        Raises:
-            Mismatch: they have another mark, or are in their next backward.
-        """
+        """Compare marks with the other workers, outside of backward; see ``Alike.mark``."""
         flags = [0] * (2 * len(self._tensors))
         counts = torch.tensor([*flags, *self._alike.mark(phase, unfrozen)], dtype=torch.int64, device="cpu")
         self._store.pushpull(self._used, counts)
@@ -309,7 +268,6 @@ class GradientAverager:
 
     @torch.no_grad()
     def _receive(self) -> None:
-        """Wait for the sums and write them, if any are on their way."""
         sent, self._sent = self._sent, Sent()
         self._progress.restart()
         if sent.counts is None or sent.counted is None:
@@ -409,7 +367,6 @@ def counts_of(params: int) -> torch.Tensor:
 
 
 def _at_end(gradients: GradientAverager, what: Callable[[GradientAverager], None]) -> None:
-    """Call ``what`` when the current backward pass has ended."""
     me = weakref.ref(gradients)
 
     def call() -> None:

@@ -26,9 +26,6 @@ class Channel:
 
     A store in one process sends nothing, and so compresses nothing. There, values lose here what compression would take
     from them, so that a script gives the same results alone as in a job of one worker.
-
-    Args:
-        store: a synchronous store without optimizer, for this alone.
     """
 
     def __init__(self, store: KVStore) -> None:
@@ -38,12 +35,7 @@ class Channel:
         self._options: Mapping[str, object] | None = None
 
     def compress(self, options: Mapping[str, object], keep: bool = True) -> None:
-        """Compress from now on.
-
-        Args:
-            options: see ``KVStore.set_gradient_compression``.
-            keep: keep the residuals of earlier encodings. They are dropped if this is False or the options differ.
-        """
+        """Compress from now on. With ``keep``, the residuals of earlier encodings stay if the options are the same."""
         if keep and options == self._options:
             return
         self._options = options
@@ -55,11 +47,7 @@ class Channel:
             self._alone = [Compressor(way) for way in (upward, upward.pull) if way is not None]
 
     def sum(self, messages: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Replace values by their sums over workers. All workers call this with the same keys, shapes and dtypes.
-
-        Args:
-            messages: values by key, one dict for each message.
-        """
+        """Replace values, one dict by key for each message, by their sums over workers. All workers call this alike."""
         for values in messages:
             self.prepare(values)
         for values in messages:
@@ -71,7 +59,6 @@ class Channel:
             ticket.wait()
 
     def prepare(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Make the keys of ``values`` that are new. All workers call this."""
         new = [key for key in values if key not in self._known]
         if new:
             self.store.init(new, [torch.zeros_like(values[key]) for key in new])
@@ -94,10 +81,6 @@ def fuse(sizes: Sequence[int], threshold: int) -> list[list[int]]:
 
     A value larger than the threshold gets a message of its own. Smaller ones gather, in order, until they are together
     larger than the threshold.
-
-    Args:
-        sizes: the size of each value, in elements.
-        threshold: in elements.
     """
     groups: list[list[int]] = []
     held: list[int] = []

@@ -20,18 +20,7 @@ PRESENT = "present"
 
 
 class OptimizerGradients:
-    """The gradients of one optimizer. Its last parameters come first, which is the order of backward, and of SINGA.
-
-    Args:
-        opt: the optimizer.
-
-    Attributes:
-        params: its parameters.
-        trained: the positions of the parameters that require a gradient.
-
-    Raises:
-        UsageError: no parameter requires a gradient.
-    """
+    """The gradients of one optimizer. Its last parameters come first, which is the order of backward, and of SINGA."""
 
     def __init__(self, opt: torch.optim.Optimizer) -> None:
         self._opt = opt
@@ -43,15 +32,10 @@ class OptimizerGradients:
             )
 
     def describe(self) -> str:
-        """Return a text that is equal on workers whose parameters match."""
         return describe({f"{i} {i in self.trained}": param for i, param in enumerate(self.params)})
 
     def compute(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of ``loss``; earlier gradients are dropped.
-
-        Raises:
-            UsageError: ``loss`` is not a tensor; the optimizer's parameters have changed; or a gradient is sparse.
-        """
+        """Compute the gradients of ``loss``; earlier gradients are dropped."""
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"loss must be a tensor that was computed from the parameters, not {type(loss).__name__}")
         self._require_same()
@@ -61,14 +45,7 @@ class OptimizerGradients:
         self._require_dense()
 
     def read(self) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
-        """Return the gradients by position, and which there are.
-
-        Returns:
-            The gradients, zeros where there is none; and for every parameter 1 if it has a gradient, else 0.
-
-        Raises:
-            UsageError: the optimizer's parameters have changed; or a gradient is sparse.
-        """
+        """Return the gradients by position (zeros where there is none), and for every parameter whether it has one."""
         self._require_same()
         self._require_dense()
         grads = {}
@@ -83,7 +60,7 @@ class OptimizerGradients:
             self.params[i].grad = grad if present[i] else None
 
     def groups(self, threshold: int) -> list[list[int]]:
-        """Return the positions of the gradients that share a message; see ``fuse``."""
+        """The positions of the gradients that share a message."""
         at_least("threshold", threshold, 0)
         fused = fuse([self.params[i].numel() for i in self.trained], threshold)
         return [[self.trained[j] for j in group] for group in fused]
@@ -389,7 +366,6 @@ class DistOpt(Communicator):
             self._alike.reserve(store)
 
     def _agree(self) -> None:
-        """Require that the store sums, and that all workers have the same parameters."""
         mine = digest(self._gradients.describe())
         for rank, (theirs, *_) in enumerate(Gather(self._store, "/marks", shared=False).exchange([mine])):
             if theirs != mine:
@@ -410,7 +386,6 @@ class DistOpt(Communicator):
         self._update(sums, present)
 
     def _with_mark(self, present: torch.Tensor) -> torch.Tensor:
-        """Return ``present`` with this worker's mark behind it."""
         mark = [0] * WIDTH if self._alike is None else self._alike.mark(STEP)
         return torch.cat([present.to(torch.int64), torch.tensor(mark, dtype=torch.int64, device="cpu")])
 
@@ -431,7 +406,6 @@ class DistOpt(Communicator):
             self._apart, self._turn = False, 0
 
     def _average(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Replace values by their means over workers."""
         sums = _mean_keys(values)
         count = torch.ones((), dtype=torch.int64, device="cpu")  # workers that have joined give nothing
         self._plain.sum([{**sums, "mean of": count}])

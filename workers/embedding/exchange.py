@@ -49,10 +49,7 @@ Arrive = Callable[[torch.Tensor], None]
 class RowUse:
     """One forward pass through a table: the rows that it took. Their gradient comes once in each backward pass.
 
-    Attributes:
-        key: of the table.
-        lookup: which rows.
-        course: a number that is another one after the table was loaded: what the rows were part of.
+    ``course`` is a number that is another one after the table was loaded: what the rows were part of.
     """
 
     key: Any
@@ -61,14 +58,7 @@ class RowUse:
 
 
 class Part(NamedTuple):
-    """The gradient of the rows ``ids``.
-
-    Attributes:
-        ids: of the rows, each once.
-        rows: a row for each of ``ids``; or, where ``lookup`` is given, one for each position.
-        lookup: says which positions each id has.
-        course: see ``RowUse``.
-    """
+    """The gradient of the rows ``ids``: a row for each; or, where ``lookup`` is given, one for each position."""
 
     ids: torch.Tensor
     rows: torch.Tensor
@@ -101,7 +91,6 @@ class RowGradients:
         return True
 
     def end(self) -> None:
-        """Note that the backward pass has ended, so that what came in it counts."""
         self.backward = None
         if self.parts:  # what stays is to take no more memory than it must
             _sum_positions(self.parts.values())
@@ -116,7 +105,6 @@ class RowGradients:
             del parts[self.kept.get(key, 0) :]
 
     def add(self, use: RowUse, grad: torch.Tensor) -> None:
-        """Note the gradient of the rows that ``use`` took."""
         self.awaited.discard(use)
         lookup = use.lookup
         ids, count = lookup.ids, len(lookup.ids)
@@ -131,19 +119,13 @@ class RowGradients:
         self.parts.setdefault(use.key, []).append(part)
 
     def add_bags(self, use: RowUse, grad: torch.Tensor) -> None:
-        """Note the gradient of the sums of bags that have the same number of ids.
-
-        Args:
-            use: of their rows.
-            grad: a row for each bag. What backward does with it afterwards changes nothing here.
-        """
+        """Note the gradient of the sums of bags that have the same number of ids: a row for each bag."""
         self.awaited.discard(use)
         lookup = use.lookup
         rows = grad.repeat_interleave(lookup.inverse.shape[1], 0)
         self.parts.setdefault(use.key, []).append(Part(lookup.ids, rows, lookup, use.course))
 
     def drop(self) -> None:
-        """Drop all that has come."""
         self.parts, self.kept = {}, {}
 
     def drop_earlier(self, courses: Mapping[Any, int]) -> list[Any]:
@@ -195,13 +177,7 @@ def _joined(parts: list[Part], table: Table) -> RowSparse:
 
 
 def watched(rows: torch.Tensor, weight: torch.Tensor, arrive: Arrive) -> torch.Tensor:
-    """Return ``rows``; in each backward pass ``arrive`` is called with their gradient, dense or sparse.
-
-    Args:
-        rows: of shape (rows, width).
-        weight: requires a gradient, and gets none.
-        arrive: takes the gradient. It is called as long as the graph lives, in backward's thread.
-    """
+    """Return ``rows``; in each backward pass ``arrive`` is called with their gradient, dense or sparse."""
     leaf: torch.Tensor = _Watched.apply(weight, rows.detach(), arrive)  # type: ignore[no-untyped-call]
     return leaf
 
@@ -276,16 +252,11 @@ class Ahead:
         self.asked: dict[Any, Fetch] = {}
 
     def begin(self, ready: dict[Any, Fetch], wanted: dict[Any, Lookup]) -> None:
-        """Begin a batch."""
         self.ready, self.wanted, self.asked = ready, wanted, {}
 
 
 class RowExchange:
-    """Pushes and pulls rows for the modules that have their tables in ``store``.
-
-    Args:
-        store: the store.
-    """
+    """Pushes and pulls rows for the modules that have their tables in ``store``."""
 
     def __init__(self, store: KVStore) -> None:
         self.store = store
@@ -315,12 +286,7 @@ class RowExchange:
         return steps.pushes
 
     def add(self, key: Any, table: Table, rescale_grad: float | None) -> None:
-        """Make a table in the store, whose gradients are multiplied by ``rescale_grad``; on all workers.
-
-        Raises:
-            UsageError: other modules of the store have another ``rescale_grad``.
-            KVStoreError: an error of ``init``.
-        """
+        """Make a table in the store, whose gradients are multiplied by ``rescale_grad``; on all workers."""
         rescale = 1.0 / self.store.num_workers if rescale_grad is None else float(rescale_grad)
         if self._rescale not in (None, rescale):
             raise UsageError(
@@ -355,13 +321,6 @@ class RowExchange:
         """Return which rows ``wanted`` needs, and these with a row of zeros below them.
 
         They are those that a ``lookahead`` has asked for, if it has; else they are pulled.
-
-        Args:
-            wanted: a tensor of ids, and their table.
-
-        Raises:
-            UsageError: these are no integers, or one of them is not in the table.
-            KVStoreError: the rows did not come.
         """
         raise_late()
         key = wanted.key
@@ -375,7 +334,6 @@ class RowExchange:
         return lookup, fetch.take(lookup)
 
     def look_up(self, wanted: Sequence[TableIds]) -> list[Lookup]:
-        """Return which rows a batch needs; see ``look_up_all``."""
         return look_up_all(wanted, self._sort)
 
     def pull(self, lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
@@ -390,7 +348,6 @@ class RowExchange:
         return fetches
 
     def _fetches(self, lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
-        """Return by key what is to be asked for now."""
         fetches = fetches_of(self._tables, lookups)
         for key, fetch in fetches.items():
             fetch.seen = self._seen(key)
@@ -410,26 +367,12 @@ class RowExchange:
     # ---- gradients
 
     def watch(self, key: Any, lookup: Lookup, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return ``rows``, whose gradient is pushed.
-
-        Args:
-            key: of the table.
-            lookup: which rows they are, and the row of zeros.
-            rows: on the device of the forward pass.
-            weight: of the module.
-        """
+        """Return ``rows``, which have the row of zeros below them, so that their gradient is pushed."""
         use = self._awaited(key, lookup)
         return watched(rows, weight, partial(self._note, use, self._gradients.add))
 
     def bag_sums(self, key: Any, lookup: Lookup, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the rows of each bag, whose gradient is pushed.
-
-        Args:
-            key: of the table.
-            lookup: of bags that have the same number of ids, without padding.
-            rows: see ``watch``; on the CPU.
-            weight: of the module.
-        """
+        """Return the sums of bags with as many ids each, without padding; their gradient is pushed."""
         use = self._awaited(key, lookup)
         return bag_sums(rows, lookup.inverse, partial(self._note, use, self._gradients.add_bags), weight)
 
@@ -445,7 +388,6 @@ class RowExchange:
         return use
 
     def _note(self, use: RowUse, add: Callable[[RowUse, torch.Tensor], None], grad: torch.Tensor) -> None:
-        """Note a gradient of ``use``; push if it is the last one."""
         with self._lock, torch.no_grad():
             if self._gradients.begin(current_backward()):
                 after_backward(self._end)
@@ -455,7 +397,6 @@ class RowExchange:
                 self._push()
 
     def _end(self) -> None:
-        """Handle the end of a backward pass."""
         with self._lock, torch.no_grad():
             self._gradients.end()
             trainer = self._steps.trainer
@@ -466,7 +407,6 @@ class RowExchange:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Push nothing in this block; gradients add up."""
         before, self._resting = self._resting, True
         try:
             yield
@@ -504,7 +444,6 @@ class RowExchange:
         self._pushed = False
 
     def _factor(self) -> float:
-        """Return the factor of the gradients that are pushed now."""
         if self._fixed or self._rescale is None:
             return self._rescale or 0.0
         if self._steps.trainer is None or self._steps.scale is None:

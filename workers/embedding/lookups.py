@@ -27,7 +27,6 @@ Sort: TypeAlias = Callable[[Sequence[torch.Tensor]], "tuple[torch.Tensor, torch.
 
 
 def sort_for(workers: int) -> Sort:
-    """Return how to sort in a job of so many workers."""
     return as_torch if workers == 1 else by_position
 
 
@@ -75,14 +74,7 @@ def _by_torch(ids: Sequence[torch.Tensor], stable: bool) -> tuple[torch.Tensor, 
 
 
 class TableIds(NamedTuple):
-    """What a batch asks of one table.
-
-    Attributes:
-        key: of the table, for messages.
-        table: the table.
-        given: a tensor of integers, an array or a list of them.
-        padding: the id that needs no row; None if there is none.
-    """
+    """What a batch asks of one table. ``padding`` is the id that needs no row; None if there is none."""
 
     key: Any
     table: Table
@@ -143,13 +135,6 @@ def look_up_all(wanted: Sequence[TableIds], sort: Sort = as_torch) -> list[Looku
     """Return which rows of several tables a batch needs, in a few steps for all of them.
 
     What is found is the same as by a look-up of each table alone.
-
-    Args:
-        wanted: of at least one table.
-        sort: says in which order gradients of one id are summed.
-
-    Raises:
-        UsageError: ids are no integers, or one of them cannot be in its table.
     """
     tensors = [ids_tensor(each.key, each.given) for each in wanted]
     writes = [_writes(tensor) for tensor in tensors]
@@ -178,16 +163,11 @@ def look_up_all(wanted: Sequence[TableIds], sort: Sort = as_torch) -> list[Looku
 
 
 def ids_tensor(key: Any, given: Any) -> torch.Tensor:
-    """Return ids as a tensor; a copy of what is none, for nobody tells of writes to it.
-
-    Raises:
-        UsageError: they are no integers.
-    """
+    """Return ids as a tensor; a copy of what is none, for nobody tells of writes to it."""
     return given if isinstance(given, torch.Tensor) else torch.from_numpy(integers(f"ids of {key!r}", given).copy())
 
 
 def _flat(key: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return ``ids`` as int64 of one dimension, on the CPU."""
     if not (ids.dtype == torch.int64 and ids.is_cpu and ids.layout == torch.strided and not ids.is_nested):
         ids = torch.from_numpy(integers(f"ids of {key!r}", ids))
     return ids.reshape(-1)
@@ -242,7 +222,6 @@ def joined_positions(lookups: Sequence[Lookup]) -> Positions:
 
 
 def _positions_of(lookup: Lookup) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    """Return order, starts, number of positions and number of ids of one lookup."""
     order, starts, sizes, counts = lookup.positions
     number = lookup.number
     size, count = sizes[number], counts[number]
@@ -280,10 +259,8 @@ class Fetch:
         block: memory for them, of shape ``(len(ids) + 1, width)``; the last row is of zeros.
 
     Attributes:
-        lookup: see above.
         out: the rows, to be written into; of shape ``(len(ids), width)``.
         ticket: of the call that brings them; None until it has been made.
-        seen: a mark of the changes of the table when they were asked for.
     """
 
     def __init__(self, lookup: Lookup, block: torch.Tensor) -> None:
@@ -294,15 +271,10 @@ class Fetch:
         self.seen: object = None
 
     def covers(self, lookup: Lookup) -> bool:
-        """Whether the rows of ``lookup`` are among these."""
         return lookup is self.lookup or contains(self.lookup.ids, lookup.ids)
 
     def take(self, lookup: Lookup) -> torch.Tensor:
-        """Wait for the rows; return those of ``lookup``, which this covers, and below them the row of zeros.
-
-        Raises:
-            KVStoreError: they did not come.
-        """
+        """Wait for the rows; return those of ``lookup``, which this covers, and below them the row of zeros."""
         if self.ticket is not None:
             self.ticket.wait()
         if lookup is self.lookup or torch.equal(lookup.ids, self.lookup.ids):
@@ -314,12 +286,7 @@ class Fetch:
 
 
 def fetches_of(tables: Mapping[Any, Table], lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
-    """Return by key a fetch for each of ``lookups``. The rows of tables that are alike lie in one tensor.
-
-    Args:
-        tables: by key; those of ``lookups``, and perhaps others.
-        lookups: by key, which rows.
-    """
+    """Return by key a fetch for each of ``lookups``. The rows of tables that are alike lie in one tensor."""
     alike: dict[tuple[int, str], list[Any]] = {}
     for key in lookups:
         alike.setdefault((tables[key].width, tables[key].dtype), []).append(key)

@@ -71,16 +71,7 @@ def load_table(
 ) -> tuple[list[str], list[str]]:
     """Give a table rank 0's rows. Every worker calls this, and returns when they are there.
 
-    Args:
-        store, key, table: what is loaded.
-        padding: the id without a row.
-        state: what ``table_state`` returned, or an ``nn.Embedding`` has as its state.
-
-    Returns:
-        The names that are missing, and those that are not known. If any is missing, nothing is loaded.
-
-    Raises:
-        UsageError: a tensor has another shape, or the padding's row is not zeros.
+    Returns the names that are missing in ``state``, and those that are not known. If any is missing, nothing is loaded.
     """
     expected = ["ids", "rows"] if table.rows is None else ["weight"]
     missing = [name for name in expected if name not in state]
@@ -112,7 +103,7 @@ def _chunks(table: Table, count: int) -> Iterator[range]:
 
 
 class TableModule(nn.Module):
-    """What ``Embedding`` and ``EmbeddingBag`` have in common; see them."""
+    """What ``Embedding`` and ``EmbeddingBag`` have in common."""
 
     def __init__(
         self,

@@ -59,11 +59,7 @@ def lookahead(loader: Iterable[Any], ids_of_batch: Mapping[Any, Callable[[Any], 
 
 @outside_graphs
 class Lookahead:
-    """The batches of a loader, with their rows; see ``lookahead``.
-
-    Attributes:
-        loader: the loader.
-    """
+    """The batches of a loader, with their rows."""
 
     def __init__(self, loader: Iterable[Any], ids_of_batch: Mapping[TableModule, IdsOfBatch], stale: int) -> None:
         self.loader = loader
@@ -71,7 +67,6 @@ class Lookahead:
         self._stale = stale
 
     def over(self, loader: Iterable[Any]) -> Lookahead:
-        """Return the same over another loader."""
         return Lookahead(loader, self._ids_of_batch, self._stale)
 
     def __iter__(self) -> Iterator[Any]:

@@ -35,12 +35,7 @@ _OWN: dict[str, type] = {"samples": int, "random": dict, "metric": dict, "callba
 
 
 class Archive:
-    """The parts of a worker's run that go into checkpoints, beside the weights and the optimizer's states.
-
-    Args:
-        copies, trainer, position, callbacks: the parts of the run.
-        rank, num_workers: this worker's rank, and the number of workers.
-    """
+    """The parts of a worker's run that go into checkpoints, beside the weights and the optimizer's states."""
 
     def __init__(
         self,
@@ -62,15 +57,9 @@ class Archive:
         self._random: tuple[dict[str, torch.Tensor], Mapping[str, Any]] | None = None
 
     def begin(self, reducer: Reducer, store: KVStore | None, **place: int) -> None:
-        """Agree with the other workers on where the run begins. Every worker calls this.
+        """Agree with the other workers on where the run begins (``place``). Every worker calls this.
 
-        Args:
-            reducer: of the run.
-            store: whose rounds all workers make together, for a meeting within an epoch; None if there is none.
-            place: numbers by name, which must be the same on all workers.
-
-        Raises:
-            Mismatch: workers begin at different places.
+        ``store``: whose rounds all workers make together, for a meeting within an epoch; None if there is none.
         """
         savers = self._callbacks.savers
         mark = zlib.crc32(repr(savers).encode()) % 0xFFFF + 1 if savers else 0  # its squares have exact sums
@@ -97,7 +86,6 @@ class Archive:
                 )
 
     def close(self) -> None:
-        """End the use of the store for meetings."""
         if self.meeting is not None:
             with suppress(KVStoreError):  # the run has failed, and says why
                 self.meeting.close()
@@ -111,16 +99,9 @@ class Archive:
         be written, all remove theirs.
 
         Args:
-            checkpoint: the files to write.
             batches, samples: how many of the current epoch this worker has used.
             metric: the metric of the current epoch.
             evaluated: whether there has been the evaluation of the last epoch that is over.
-
-        Returns:
-            Whether it has been saved.
-
-        Raises:
-            UsageError: the checkpoint is within an epoch, and the data cannot continue there.
         """
         if checkpoint.batch:
             self._position.require()
@@ -198,7 +179,6 @@ class Archive:
         checkpoint.save_worker(self._rank, tensors, own)
 
     def own(self, batches: int, samples: int, metric: EvalMetric) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return what is this worker's own, wherever it is saved: tensors, and JSON values."""
         random, plain = randomness.state(self._copies.devices)
         own = {
             "random": plain,
@@ -215,15 +195,7 @@ class Archive:
     def load(self, checkpoint: Checkpoint, metric: EvalMetric) -> int:
         """Load all but the weights, which the trainer already has, and the random numbers, which ``go_on`` loads.
 
-        Args:
-            checkpoint: the files to read.
-            metric: the metric of the interrupted epoch, to be filled.
-
-        Returns:
-            The number of samples of that epoch that this worker had used.
-
-        Raises:
-            CheckpointError, Mismatch: a file is missing, damaged or of another run.
+        Returns the number of samples of the interrupted epoch that this worker had used.
         """
         about = checkpoint.read_about()
         if not _ABOUT.keys() <= about.keys():
@@ -261,16 +233,7 @@ class Archive:
     def take(
         self, path: Path, tensors: Mapping[str, torch.Tensor], own: Mapping[str, Any], metric: EvalMetric | None
     ) -> None:
-        """Continue with what ``own`` returned; the random numbers come with ``go_on``.
-
-        Args:
-            path: where it was saved, for messages.
-            tensors, own: see ``own``.
-            metric: of the interrupted epoch, to be filled; None at the end of an epoch.
-
-        Raises:
-            CheckpointError, Mismatch: it is damaged, or of another model or other data.
-        """
+        """Continue with what ``own`` returned; the random numbers come with ``go_on``."""
         require_fields(path, own, _OWN)
         random = {
             name.removeprefix("random/"): tensor for name, tensor in tensors.items() if name.startswith("random/")
@@ -297,7 +260,6 @@ class Archive:
         self._random = random, own["random"]
 
     def go_on(self) -> None:
-        """Continue with the random numbers of the checkpoint, if one was loaded."""
         if self._random is not None:
             randomness.load(*self._random, self._copies.devices)
             self._random = None

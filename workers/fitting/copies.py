@@ -37,13 +37,7 @@ class Averages(Protocol):
 
 
 class BatchResult(NamedTuple):
-    """The result of one device's part of a batch.
-
-    Attributes:
-        labels, outputs: the labels, and the model's outputs without autograd history.
-        loss: the mean over the samples of this part.
-        samples: the number of samples.
-    """
+    """The result of one device's part of a batch. ``outputs`` have no history; ``loss`` is the mean over the part."""
 
     labels: Any
     outputs: Any
@@ -52,19 +46,7 @@ class BatchResult(NamedTuple):
 
 
 class Copies:
-    """The copies of a model. A ``Trainer`` keeps their parameters equal, and ``average_buffers`` their buffers.
-
-    Args:
-        model: the first copy. It is moved to the first device.
-        devices: the devices of the copies; None for one copy, where the model is.
-
-    Attributes:
-        devices, models: see above; one of each for each copy.
-        traced: shows how long a block takes; see ``KVStore.traced``.
-
-    Raises:
-        UsageError: there are several devices, and tables of the model are in a store.
-    """
+    """The copies of a model. A ``Trainer`` keeps their parameters equal, and ``average_buffers`` their buffers."""
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device | str] | None = None) -> None:
         first = next(
@@ -81,17 +63,14 @@ class Copies:
         self.models += [_copied(model).to(device) for device in self.devices[1:]]
 
     def named_parameters(self) -> Any:
-        """Return pairs of name and parameter for a ``Trainer``; with several devices, a list of these for each."""
         named = [list(model.named_parameters()) for model in self.models]
         return named if len(named) > 1 else named[0]
 
     def table_stores(self, store: KVStore | None) -> list[KVStore]:
-        """Return the stores that have tables of the model, beside ``store``."""
         modules = [module for module in self.models[0].modules() if isinstance(module, TableModule)]
         return list(dict.fromkeys(module.store for module in modules if module.store is not store))
 
     def train(self, mode: bool = True) -> None:
-        """Put all copies into training mode, or into evaluation mode if ``mode`` is False."""
         for model in self.models:
             model.train(mode)
 
@@ -99,9 +78,6 @@ class Copies:
         """Compute the gradients of the mean loss of each device's part of a batch.
 
         Gradients are scaled so that their mean over devices is the gradient of the batch's mean loss.
-
-        Raises:
-            UsageError: the batch has fewer samples than there are devices; or the loss is not a scalar.
         """
         total, parts = samples_in(labels), []
         count = len(self.devices)
@@ -128,7 +104,6 @@ class Copies:
 
     @torch.no_grad()
     def forward(self, inputs: Any, labels: Any, loss_function: LossFunction) -> BatchResult:
-        """Return the first copy's result for a whole batch."""
         x, y = to_device(inputs, self.devices[0]), to_device(labels, self.devices[0])
         outputs = call(self.models[0], x)
         return BatchResult(y, outputs, loss_function(outputs, y), samples_in(y))
@@ -150,14 +125,12 @@ class Copies:
         self._spread_buffers()
 
     def begin(self, workers: Averages) -> None:
-        """Give all copies on all workers the buffers of rank 0's first."""
         buffers = {name: buffer for name, buffer in self.models[0].named_buffers() if has_parts(buffer)}
         if buffers:
             workers.broadcast(buffers)
             self._spread_buffers()
 
     def _spread_buffers(self) -> None:
-        """Give all copies the buffers of the first."""
         first = dict(self.models[0].named_buffers())
         for model in self.models[1:]:
             for name, buffer in model.named_buffers():
@@ -165,7 +138,6 @@ class Copies:
                     overwrite(buffer, first[name].to(buffer.device))
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Return all buffers of all copies that have values, by number of the copy and name."""
         return {
             f"{number}.{name}": buffer
             for number, model in enumerate(self.models)
@@ -198,12 +170,11 @@ def to_device(value: Any, device: torch.device, part: slice | None = None) -> An
 
 
 def samples_in(labels: Any) -> int:
-    """Return the number of samples in a batch: the length of its labels."""
+    """The number of samples in a batch: the length of its labels."""
     return next((len(leaf) for leaf in leaves(labels)), 0)
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield the tensors in a nested value, in order."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if not isinstance(value, tuple | list):

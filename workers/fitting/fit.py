@@ -60,10 +60,6 @@ class JobCheckpoints:
     """What ``fit`` adds to the checkpoints that the job makes while it trains (``launch.py --checkpoint-dir``).
 
     The epoch is shared by all workers; the position in the data is each worker's own.
-
-    Args:
-        run, archive, position: of this worker's training.
-        store: that updates.
     """
 
     def __init__(self, run: TrainingRun, store: KVStore, archive: Archive, position: Position) -> None:
@@ -71,11 +67,7 @@ class JobCheckpoints:
         self._run, self._archive, self._position = run, archive, position
 
     def attach(self, resume: Checkpoint | None) -> None:
-        """Take part in the job's checkpoints, and continue from one if the job does.
-
-        Raises:
-            UsageError: ``resume`` names another checkpoint to continue from.
-        """
+        """Take part in the job's checkpoints, and continue from one if the job does."""
         begun = self.store.attach("fit", _Place(self._run), shared=True)
         if begun and resume is not None:
             raise UsageError(f"resume={resume} was passed, but the job was started with --resume; use one of them")
@@ -86,13 +78,12 @@ class JobCheckpoints:
             self._run.batches = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state, within an epoch if the data can continue there."""
+        """This worker's state, within an epoch if the data can continue there."""
         batches, samples = (self._run.batches, self._run.samples) if self._position.continues else (0, 0)
         tensors, own = self._archive.own(batches, samples, self._run.metric)
         return {"batch": batches, "tensors": tensors, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the state of ``state_dict``."""
         require_fields(WHERE, state, {"batch": int, "tensors": dict, "own": dict})
         self._run.batches = state["batch"]
         self._archive.take(WHERE, state["tensors"], state["own"], self._run.metric if state["batch"] else None)
@@ -160,12 +151,10 @@ class TrainingRun:
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches in an epoch of this worker; None if unknown."""
         return position.length(self._train_data)
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is evaluation data."""
         return self._eval_data is not None
 
     def stop(self) -> None:
@@ -173,11 +162,6 @@ class TrainingRun:
         self.stopped = True
 
     def begin(self, epoch: int, resume: Checkpoint | None) -> None:
-        """Prepare the first epoch. Every worker calls this.
-
-        Raises:
-            Mismatch: the workers begin at different places.
-        """
         self.epoch = epoch
         if resume:
             self.batches, self.samples = resume.batch, self._archive.load(resume, self.metric)
@@ -193,7 +177,6 @@ class TrainingRun:
             self._agree_to_stop()
 
     def end(self) -> None:
-        """Tell the callbacks that training is over."""
         self._callbacks.tell("end")
         self._archive.close()
 
@@ -243,11 +226,7 @@ class TrainingRun:
         self._agree_to_stop()
 
     def save(self, prefix: str, epoch: int, batch: int = 0) -> bool:
-        """Write this worker's part of a checkpoint; return whether all parts are there. Every worker calls this.
-
-        Raises:
-            UsageError: the checkpoint is within an epoch, and the data cannot continue there.
-        """
+        """Write this worker's part of a checkpoint; return whether all parts are there. Every worker calls this."""
         checkpoint = Checkpoint(prefix, epoch, batch)
         saved = self._archive.save(checkpoint, self.batches, self.samples, self.metric, self.evaluated)
         if saved and not self.evaluated:
@@ -255,7 +234,6 @@ class TrainingRun:
         return saved
 
     def remove(self, prefix: str, epoch: int) -> None:
-        """Remove this worker's part of a checkpoint."""
         Checkpoint(prefix, epoch).remove(self.rank)
 
     # ---- helpers
@@ -345,7 +323,6 @@ class TrainingRun:
         self.stopped = self.reducer.sum({"stopped": float(self.stopped)})["stopped"] > 0
 
     def _evaluate(self, epoch: int, values: dict[str, float]) -> None:
-        """Evaluate after ``epoch``, if there is data for it; add the metrics to ``values``."""
         if self._eval_data is None:
             return
         metric, number = self.validation_metric, 0
@@ -534,7 +511,6 @@ def fit(
 
 
 def _require_known(trainer_options: Mapping[str, Any]) -> None:
-    """Raise ``UnknownName`` unless ``Trainer`` has these arguments, and ``fit`` does not set them itself."""
     own = {name for name in inspect.signature(fit).parameters if name != "trainer_options"}
     further = set(inspect.signature(Trainer).parameters) - own - {"params"}
     for name in trainer_options:
@@ -547,7 +523,6 @@ def _require_known(trainer_options: Mapping[str, Any]) -> None:
 def _require_diloco(
     diloco: Mapping[str, Any], trainer_options: Mapping[str, Any], devices: Sequence[torch.device | str] | None
 ) -> None:
-    """Raise ``UsageError`` if something does not go with DiLoCo; ``UnknownName`` if it has no such argument."""
     if trainer_options:
         raise UsageError(
             f"diloco does not go with {', '.join(trainer_options)}: workers push no gradients; compression_params is "

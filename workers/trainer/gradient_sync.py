@@ -28,12 +28,7 @@ T = TypeVar("T")
 
 
 class SparseParameters:
-    """The parameters of a trainer whose gradients are sparse.
-
-    Args:
-        params: all parameters of the trainer.
-        store: its store.
-        updates: whether the store updates; else it sums.
+    """The parameters of a trainer whose gradients are sparse. ``positions``: in the order in which tables were made.
 
     Attributes:
         positions: theirs, in the order in which their tables were made.
@@ -46,20 +41,11 @@ class SparseParameters:
         self._updates = updates
 
     def find(self) -> list[int]:
-        """Make tables for the parameters whose gradients are sparse for the first time; return their positions.
-
-        Raises:
-            UsageError: the store has no full rounds, so that workers' weights would differ.
-        """
+        """Make tables for the parameters whose gradients are sparse for the first time; return their positions."""
         new = [position for position, param in enumerate(self._params) if any(map(is_sparse, param.tensors))]
         return self.make(new)
 
     def make(self, positions: Sequence[int]) -> list[int]:
-        """Make tables for those parameters at ``positions`` that have none; return their positions.
-
-        Raises:
-            UsageError: see ``find``.
-        """
         new = [position for position in positions if position not in self.positions]
         for position in new:
             self._require_rounds(self._params[position].key)
@@ -72,14 +58,7 @@ class SparseParameters:
         return new
 
     def push(self, left_out: Collection[int] = ()) -> RoundRows | None:
-        """Push the gradients, and ask for what becomes of the rows; return at once. None if there are none.
-
-        Args:
-            left_out: positions of parameters that no worker has a gradient of.
-
-        Raises:
-            UsageError: a parameter has no gradient.
-        """
+        """Push the gradients, and ask for what becomes of the rows; return at once. None if there are none."""
         pushed = [self._params[position] for position in self.positions if position not in left_out]
         if not pushed:
             return None
@@ -90,7 +69,6 @@ class SparseParameters:
         return RoundRows(ticket, pushed, rows)
 
     def refresh(self, positions: Collection[int]) -> None:
-        """Pull all rows of the parameters at ``positions`` into their weights."""
         for position in positions:
             param = self._params[position]
             weight = param.tensors[0].detach()
@@ -120,13 +98,7 @@ class SparseParameters:
 
 
 class RoundRows:
-    """What comes back of one push: rows of each parameter, new weights or summed gradients.
-
-    Args:
-        ticket: of the push.
-        params: the parameters.
-        rows: what comes back of each, when ``ticket`` is done.
-    """
+    """What comes back of one push when ``ticket`` is done: rows of each parameter, new weights or summed gradients."""
 
     def __init__(self, ticket: Ticket, params: Sequence[Parameter], rows: Sequence[RowSparse]) -> None:
         self._ticket = ticket
@@ -135,7 +107,6 @@ class RoundRows:
 
     @torch.no_grad()
     def write_weights(self) -> None:
-        """Write the rows into the weights, when they have come."""
         self._ticket.wait()
         for param, came in zip(self._params, self._rows, strict=True):
             for tensor in param.tensors:
@@ -143,7 +114,6 @@ class RoundRows:
 
     @torch.no_grad()
     def write_gradients(self) -> None:
-        """Let the rows be the gradients, when they have come."""
         self._ticket.wait()
         for param, came in zip(self._params, self._rows, strict=True):
             for tensor in param.tensors:
@@ -154,7 +124,6 @@ class ParameterLists:
     """Lists of equal length, in the order of the parameters.
 
     Args:
-        params: the parameters.
         memory: a store whose memory holds the gradients of CPU parameters, from the first ``zero_grad`` on; None for
             ordinary memory.
     """
@@ -173,19 +142,12 @@ class ParameterLists:
             }
 
     def keys(self, left_out: Sequence[int] = ()) -> list[Any]:
-        """Return the keys, without those at the positions ``left_out``."""
         return _without(self._keys, left_out)
 
     def weights(self, left_out: Sequence[int] = ()) -> list[Any]:
-        """Return the parameters' tensors."""
         return _without(self._weights, left_out)
 
     def gradients(self, left_out: Sequence[int] = ()) -> list[Any]:
-        """Return the gradients.
-
-        Raises:
-            UsageError: a parameter has none.
-        """
         return self._by_key([param.gradients() for param in _without(self._params, left_out)])
 
     def zero_grad(self) -> None:
@@ -210,17 +172,9 @@ class GradientSync:
     """What is between a trainer and its store. On construction every worker and device gets rank 0's parameters.
 
     Args:
-        params: the parameters.
-        store: the store.
         rates: the hyper-parameters, if the store updates; None if it sums.
-        share_weights, share_gradients: see ``Trainer``.
-        overlap: the argument ``overlap``; None decides by store and model.
-        forward: the argument ``wait_in_forward``.
         frozen: positions of parameters that require no gradient so far. The store does not have them. ``thaw`` takes
             positions out of this set.
-
-    Raises:
-        UsageError: the arguments contradict each other or the store, or the store has values under these keys.
     """
 
     def __init__(
@@ -285,24 +239,17 @@ class GradientSync:
 
     @property
     def overlaps(self) -> bool:
-        """Whether gradients are pushed during backward now."""
         return self._overlap is not None and self._overlap.begun
 
     def zero_grad(self) -> None:
-        """Drop all gradients; set those that are in the store's memory to zero."""
         self._lists.zero_grad()
 
     def step(self, scale: float, *, lasting: bool, left_out: Sequence[int]) -> None:
         """Push the gradients; return when the parameters have their new values, or are to wait for them in forward.
 
         Args:
-            scale: the factor of this step's gradients.
             lasting: whether the next step has the same factor.
             left_out: positions of parameters that no worker has a gradient of. They are not updated.
-
-        Raises:
-            UsageError: a parameter has no gradient, or a gradient has changed after its push.
-            KVStoreError: an error of the store.
         """
         skipped = self._find(left_out)
         self._tables.scale = scale
@@ -320,15 +267,6 @@ class GradientSync:
             self._renew_overlap()
 
     def sum(self, left_out: Sequence[int]) -> None:
-        """Replace every gradient by its sum over devices and workers.
-
-        Args:
-            left_out: positions of parameters that no worker has a gradient of.
-
-        Raises:
-            UsageError: a parameter has no gradient, or a gradient has changed after its push.
-            KVStoreError: an error of the store.
-        """
         skipped = self._find(left_out)
         rows = self._sparse.push(left_out)
         if self._overlap is not None:
@@ -340,19 +278,14 @@ class GradientSync:
         self._renew_overlap()
 
     def thaw(self, positions: Sequence[int]) -> None:
-        """Train the frozen parameters at ``positions`` from now on. Every worker calls this at the same step.
-
-        Their gradients are pushed by the step this time, for they have no hooks. Pushes during backward begin anew.
-        """
+        """Train the frozen parameters at ``positions`` from now on. Every worker calls this at the same step."""
         if self._take_up(positions):
             self._renew = True
 
     def make_tables(self, positions: Sequence[int]) -> None:
-        """Make tables of the parameters at ``positions``, whose states are to be loaded."""
         self._note(self._sparse.make(positions))
 
     def pull(self, positions: Collection[int] | None = None) -> None:
-        """Pull the values of the parameters at ``positions``, of all by default."""
         wanted = range(len(self._params)) if positions is None else positions
         without = {*self._sparse.positions, *self._frozen}
         skipped = [p for p in range(len(self._params)) if p not in wanted or p in without]
@@ -363,7 +296,6 @@ class GradientSync:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Push nothing during the backward passes in this block."""
         with self._tables.paused():
             if self._overlap is None:
                 yield
@@ -378,12 +310,10 @@ class GradientSync:
             self._overlap.synchronize()
 
     def synchronize(self) -> None:
-        """Return when the parameters have the values of the last step."""
         if self._overlap is not None:
             self._overlap.synchronize()
 
     def close(self) -> None:
-        """Remove the hooks: backward pushes nothing more."""
         self._closed = True
         if self._overlap is not None:
             self._overlap.close()
@@ -405,11 +335,7 @@ class GradientSync:
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """The parameters are written to in this block, and by nobody else between two such blocks.
-
-        Raises:
-            UsageError: the program has written into a parameter.
-        """
+        """The parameters are written to in this block, and by nobody else between two such blocks."""
         if self._writes is None:
             yield
             return
@@ -440,7 +366,6 @@ class GradientSync:
             self._note(self._sparse.positions)
 
     def _note(self, new: Sequence[int]) -> None:
-        """Note that the parameters at the positions ``new`` have tables now."""
         if self._rates is not None:
             self._rates.tables = list(self._sparse.positions)
         if new and self._overlap is not None:
@@ -457,7 +382,7 @@ class GradientSync:
 
 
 def _advice(store: KVStore) -> str:
-    """Return what a program can do in place of writing into weights that ``store`` holds."""
+    """What a program can do in place of writing into weights that ``store`` holds."""
     anew = (
         "make a new Trainer with a new store after such a write, on all workers (its save_states and load_states carry "
         "the optimizer's state over)"

@@ -67,7 +67,6 @@ class Watched:
             self.sample = bits[self.start % self.tensor.numel() :: self.stride]
 
     def note(self) -> None:
-        """Note all but ``kept``."""
         self.look()
         self.writes, self.pulled = write_count(self.tensor), False
         large = self.tensor.numel() >= LARGE or not len(self.sample)
@@ -107,9 +106,7 @@ class OutsideWrites:
     """Watches the parameters that a store updates.
 
     Args:
-        params: the trainer's parameters.
         frozen: positions of those that the store does not have; others may take positions out of this set.
-        advice: what a program can do instead, for the error.
     """
 
     def __init__(self, params: Sequence[Parameter], frozen: Collection[int], advice: str) -> None:
@@ -120,7 +117,6 @@ class OutsideWrites:
 
     @torch.no_grad()
     def note(self) -> None:
-        """Note that all parameters have the store's values now."""
         self._steps += 1
         moves = self._steps <= FIRST + 1 or self._steps % KEEP == 0
         if moves or len(self._watched) < len(self._params) - len(self._frozen):
@@ -136,7 +132,6 @@ class OutsideWrites:
 
     @torch.no_grad()
     def note_one(self, position: int) -> None:
-        """Note that the parameter at ``position`` has the store's value now."""
         for each in self._watched.get(position, ()):
             each.note()
             each.kept = each.sample.clone()
@@ -150,7 +145,6 @@ class OutsideWrites:
 
     @torch.no_grad()
     def require_none(self) -> None:
-        """Raise ``UsageError`` if something else has been written into a parameter."""
         suspects = [each for each in self._each() if each.suspect]
         for same, kept in self._kept:
             if not torch.equal(torch.cat([each.sample for each in same]), kept):
@@ -163,7 +157,6 @@ class OutsideWrites:
 
     @torch.no_grad()
     def require_none_of(self, position: int) -> None:
-        """The same for the parameter at ``position`` alone."""
         for each in self._watched.get(position, ()):
             if each.differs():
                 self._refuse(each)

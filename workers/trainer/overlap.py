@@ -117,7 +117,6 @@ class Overlap:
         self._excluded.update(positions)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Push nothing from hooks in this block."""
         return self._hooks.paused()
 
     def finish(self, rescale: float | None = None, *, lasting: bool = True, left_out: Collection[int] = ()) -> None:
@@ -130,10 +129,6 @@ class Overlap:
             rescale: the factor of this step's gradients; None for sums.
             lasting: whether the next step has the same factor.
             left_out: positions of parameters that no worker has a gradient of. They are not updated.
-
-        Raises:
-            UsageError: a parameter has no gradient, or a gradient has changed after its push.
-            KVStoreError: an error of the store.
         """
         self.synchronize()  # modules that were not called have not waited
         try:
@@ -160,12 +155,10 @@ class Overlap:
         return self._hooks.active and not self._watching
 
     def require_between_steps(self, what: str) -> None:
-        """Raise ``UsageError`` if some of a step's gradients have been pushed and others have not."""
         if self._step.seen:
             self._object(f"{what} between backward() and step(): some gradients have been pushed already")
 
     def synchronize(self) -> None:
-        """Return when the parameters have the values of the last step."""
         if self._arrivals is not None:
             self._arrivals.settle()
 
@@ -179,7 +172,6 @@ class Overlap:
     # ---- during backward
 
     def arrive(self, position: int) -> None:
-        """Handle the gradient of the parameter at ``position``, which backward has just accumulated."""
         with self._lock:
             key = self._params[position].key
             if self._arrivals is not None and position in self._arrivals:
@@ -222,7 +214,6 @@ class Overlap:
     # ---- in step
 
     def _require_final(self, grads: Mapping[int, torch.Tensor], rescale: float | None, lasting: bool) -> None:
-        """Object to whatever has changed since gradients were pushed."""
         for name, before in changed(self._step.rates, self._rates.apply()) if self._rates is not None else ():
             words = "learning rate" if name == "lr" else name
             self._object(f"the {words} changed between backward() and step(), from {before}")
@@ -290,7 +281,6 @@ class Overlap:
                     self._arrivals.begin()
 
     def _push(self, positions: Collection[int], grads: Sequence[torch.Tensor], rescale: float | None) -> None:
-        """Push gradients, and hold the values that come back."""
         held = {
             position: torch.empty(grad.shape, dtype=grad.dtype, device="cpu")
             for position, grad in zip(positions, grads, strict=True)
@@ -336,7 +326,7 @@ _updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Tr
 
 
 def opened(store: KVStore | str | None, check_finite: bool) -> KVStore | None:
-    """Return the store to use: a new one for a type of store. ``check_finite`` applies to kvstore's own types only."""
+    """Return the store to use: a new one for a type of store. ``check_finite`` is for kvstore's own types only."""
     if not isinstance(store, str):
         return store
     name = store_type(store)
@@ -346,16 +336,7 @@ def opened(store: KVStore | str | None, check_finite: bool) -> KVStore | None:
 
 
 def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
-    """Return the store to use, or None, and whether it updates.
-
-    Args:
-        made: the store, or None.
-        wanted: the argument ``update_on_kvstore``; None leaves the decision to the table.
-        one_device: whether this process trains on one device only.
-
-    Raises:
-        UsageError: ``update_on_kvstore=False`` for an async store; or several devices without a store.
-    """
+    """Return the store to use, or None, and whether it updates. ``wanted``: the argument ``update_on_kvstore``."""
     if made is None and not one_device:
         raise UsageError(
             "several devices need a store to sum their gradients, and kvstore=None is none: pass kvstore='device'"
@@ -378,7 +359,6 @@ def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple
 
 
 def require_free(store: KVStore) -> None:
-    """Raise ``UsageError`` if ``store`` already updates for a Trainer; a store has one optimizer."""
     if store in _updating:
         raise UsageError("this store already updates for another Trainer; make a second store with kvstore.create")
 
@@ -386,13 +366,7 @@ def require_free(store: KVStore) -> None:
 def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) -> None:
     """Make rank 0's ``weights`` the values of ``store`` and of all workers.
 
-    Args:
-        store: the trainer's store.
-        keys, weights: of the parameters.
-        updates: whether the store updates the weights from now on.
-
-    Raises:
-        UsageError: the store already has values under some of these keys.
+    ``updates``: it updates them from now on.
     """
     try:
         store.broadcast(keys, weights, weights)
@@ -409,10 +383,6 @@ def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -
     """Give every worker and device rank 0's values of what is not trained: frozen parameters, and buffers.
 
     The trainer's store does not have them: its servers would hold, and its checkpoints save, what never changes.
-
-    Args:
-        store: the trainer's store.
-        replicas: for each device, tensors by name.
     """
     first, *others = replicas
     named = {name: tensor for name, tensor in first.items() if has_parts(tensor)}
@@ -434,11 +404,6 @@ def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -
 
 
 def require_alone(overlap: bool | None, forward: nn.Module | None) -> None:
-    """Raise ``UsageError`` if a trainer without a store is given what needs one.
-
-    Args:
-        overlap, forward: the arguments ``overlap`` and ``wait_in_forward``.
-    """
     if overlap:
         raise UsageError("overlap=True needs a store, and one device per process")
     if forward is not None:
@@ -457,21 +422,7 @@ def overlapping(
     frozen: Collection[int] = (),
     writes: OutsideWrites | None = None,
 ) -> Overlap | None:
-    """Return the ``Overlap`` that pushes the gradients of ``params`` during backward, or None.
-
-    Args:
-        params: the parameters.
-        store: the trainer's store.
-        rates: the hyper-parameters, if the store updates.
-        wanted: the argument ``overlap``; None decides by store and model.
-        share_weights, share_gradients: see ``Trainer``.
-        forward: the argument ``wait_in_forward``.
-        frozen: positions of parameters that are not trained.
-        writes: is told of values that are written into parameters between the steps.
-
-    Raises:
-        UsageError: the arguments contradict each other or the store.
-    """
+    """Return the ``Overlap`` that pushes the gradients of ``params`` during backward, or None."""
     firsts = [param.tensors[0] for param in params]
     one_device = len(params[0].tensors) == 1
     dist = store.type.startswith("dist") and one_device

@@ -17,9 +17,6 @@ class Peers:
 
     Its methods are collective: all workers call them. Where every push is an update (``dist_async``, ``dist_ssp``),
     each worker decides alone, and nothing is sent.
-
-    Args:
-        store: the trainer's store; None for a process alone.
     """
 
     def __init__(self, store: KVStore | None) -> None:
@@ -30,12 +27,10 @@ class Peers:
 
     @property
     def alone(self) -> bool:
-        """Whether no other worker takes part in this one's updates."""
         store = self._store
         return store is None or store.num_workers == 1 or any(word in store.type for word in ("async", "ssp"))
 
     def count(self, name: str, flags: Sequence[bool]) -> list[int]:
-        """Return the number of workers on which each flag is set."""
         numbers = torch.tensor([float(flag) for flag in flags], dtype=torch.float32, device="cpu")
         if not self.alone:
             self._sum({name: [numbers]})
@@ -54,15 +49,7 @@ class Peers:
         return [position for position in range(len(params)) if not counts[position]]
 
     def norm(self, grads: Mapping[Key, Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
-        """Return the norm of the sum of gradients over all devices and workers.
-
-        Args:
-            grads: by key, each parameter's gradients, one per device. They do not change.
-            norm_type: see ``torch.nn.utils.clip_grad_norm_``.
-
-        Returns:
-            A tensor without dimensions, on the device of the first gradient.
-        """
+        """Return the norm of the sum of gradients over all devices and workers."""
         if self.alone and all(len(per_device) == 1 for per_device in grads.values()):
             sums = [per_device[0] for per_device in grads.values()]
         elif self.alone:
@@ -79,7 +66,6 @@ class Peers:
         return total
 
     def most(self, number: int) -> int:
-        """Return the largest of all workers' numbers."""
         if self._store is None or self.alone:
             return number
         numbers = torch.zeros(self._store.num_workers, dtype=torch.int64, device="cpu")
@@ -117,7 +103,6 @@ class Peers:
         companion.pushpull(list(tensors), list(tensors.values()))
 
     def close(self) -> None:
-        """Close the store that was made for the sums."""
         if self._companion is not None:
             self._companion.close()
             self._companion, self._known = None, set()

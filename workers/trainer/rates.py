@@ -23,14 +23,7 @@ _NOT_NUMBERS = ("params", "initial_lr", "lr_mult", "wd_mult")
 
 
 class Loaded(NamedTuple):
-    """What a file of states holds.
-
-    Attributes:
-        num_update: the number of updates made.
-        groups: the hyper-parameters of each group.
-        tables, trained: see ``TrainerRates``.
-        more: what ``save`` was given beside these.
-    """
+    """What a file of states holds."""
 
     num_update: int
     groups: Snapshot
@@ -60,9 +53,6 @@ class TrainerRates:
         groups: torch's ``param_groups``, with all hyper-parameters in each. What is written into them is used next.
         optimizer: the description that ``where`` has; it has as many groups, or none if there is one.
         where: what updates.
-        schedule: MXNet's ``lr_scheduler``: from the number of an update to its learning rate.
-        num_update: the number of updates made before.
-        keys: of the parameters, in their order.
         frozen: the positions of parameters that are not trained; others may take positions out of this set.
 
     Attributes:
@@ -111,11 +101,6 @@ class TrainerRates:
         return float(finite("learning_rate", (self._following or self.groups)[0]["lr"]))
 
     def set_learning_rate(self, lr: float) -> None:
-        """Use ``lr`` from the next update on, for all groups without a rate of their own.
-
-        Raises:
-            UsageError: all groups have their own, or a schedule sets the rate.
-        """
         if self._schedule is not None:
             raise UsageError("the lr_scheduler sets the learning rate; leave lr_scheduler out to set it yourself")
         if not self._following:
@@ -125,15 +110,7 @@ class TrainerRates:
         self._set(finite("learning_rate", lr))
 
     def rescale(self, batch_size: int | None, parts: int) -> float:
-        """Return the factor for the sum of gradients.
-
-        Args:
-            batch_size: the samples of all workers and devices; None if each gradient is already a mean.
-            parts: the number of gradients in the sum.
-
-        Raises:
-            UsageError: a ``batch_size`` that is not positive.
-        """
+        """The factor for the sum of ``parts`` gradients; each is already a mean if ``batch_size`` is None."""
         samples = parts if batch_size is None else finite("batch_size", batch_size)
         if samples <= 0:
             raise UsageError(f"batch_size={samples} must be positive")
@@ -163,7 +140,6 @@ class TrainerRates:
         return now
 
     def save(self, **more: Any) -> str:
-        """Return a text for ``read``, with ``more`` in it."""
         tables = [self._keys[position] for position in self.tables]
         trained = [key for position, key in enumerate(self._keys) if position not in self._frozen]
         return json.dumps(
@@ -177,15 +153,7 @@ class TrainerRates:
         )
 
     def read(self, text: str, path: str) -> Loaded:
-        """Return the hyper-parameters in ``text``, as far as they are numbers; for ``take``.
-
-        Args:
-            text: what ``save`` returned.
-            path: the file that it comes from, for messages.
-
-        Raises:
-            UsageError: ``save`` did not return it for such groups.
-        """
+        """Return the hyper-parameters in ``text``, as far as they are numbers; ``path`` is for messages."""
         try:
             saved = json.loads(text)
             num_update, groups = int(saved["num_update"]), [dict(group) for group in saved["groups"]]
@@ -213,7 +181,6 @@ class TrainerRates:
         return Loaded(num_update, fresh, tables, trained, saved)
 
     def take(self, loaded: Loaded) -> None:
-        """Continue with these hyper-parameters."""
         for mine, theirs in zip(self.groups, loaded.groups, strict=True):
             for name, value in theirs.items():
                 set_in_group(mine, name, value)
@@ -222,15 +189,9 @@ class TrainerRates:
         self.trained = loaded.trained
 
     def state_dict(self) -> dict[str, str]:
-        """Return the state, for checkpoints of the job."""
         return {"rates": self.save()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with what ``state_dict`` returned.
-
-        Raises:
-            UsageError: it is of other parameter groups, or damaged.
-        """
         self.take(self.read(str(state.get("rates")), "the checkpoint"))
 
     def _set(self, lr: float) -> None:
@@ -274,11 +235,7 @@ def _renewed(name: str, mine: Any, theirs: Any) -> Any:
 
 
 def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule | None, int]:
-    """Split ``optimizer_params`` into options for ``set_optimizer``, the schedule, and the updates made before.
-
-    Raises:
-        UsageError: ``lr_scheduler`` cannot be called with a number, or ``begin_num_update`` is not a count.
-    """
+    """Split ``optimizer_params`` into options for ``set_optimizer``, the schedule, and the updates made before."""
     options = dict(given)
     schedule, begun = options.pop("lr_scheduler", None), options.pop("begin_num_update", 0)
     begun = at_least("begin_num_update", begun, 0)
@@ -304,17 +261,12 @@ def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def changed(before: Snapshot | None, after: Snapshot) -> list[tuple[str, Any]]:
-    """Return the names that differ, with their values before."""
     pairs = [] if before is None else zip(before, after, strict=True)
     return [(name, old[name]) for old, new in pairs for name, value in new.items() if value != old[name]]
 
 
 def rates_given(optimizer: Any, options: Mapping[str, Any]) -> list[Any]:
-    """Return the learning rate of each group as it was given; None where nothing was.
-
-    Args:
-        optimizer, options: what ``describe`` is given.
-    """
+    """The learning rate of each group as it was given; None where nothing was."""
     rate = options.get("learning_rate", options.get("lr"))
     if rate is None and isinstance(optimizer, torch.optim.Optimizer):
         rate = (optimizer.defaults if len(optimizer.param_groups) > 1 else optimizer.param_groups[0]).get("lr")
@@ -325,8 +277,6 @@ def param_groups(optimizer: Optimizer, params: Sequence[Parameter], rates: Seque
     """Return torch's ``param_groups`` for an optimizer: each group's tensors and all its hyper-parameters.
 
     Args:
-        optimizer: the optimizer.
-        params: the parameters.
         rates: what was given as learning rate of each group. A tensor stays the group's rate, as in torch: whoever has
             it may fill it later.
     """

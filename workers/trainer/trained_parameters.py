@@ -59,11 +59,7 @@ class RowsOfParameter:
 
 
 class LocalRows:
-    """Updates rows of parameters, in place. States are of the whole parameter, by the names that torch has for them.
-
-    Args:
-        optimizer: the description of the optimizer.
-    """
+    """Updates rows of parameters, in place. States are of the whole parameter, by the names that torch has for them."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -74,16 +70,7 @@ class LocalRows:
         return key in self._updated
 
     def begin(self, key: Key, weight: torch.Tensor, states: StateTensors) -> None:
-        """Begin to update rows of a parameter.
-
-        Args:
-            key: the parameter's.
-            weight: of shape (rows, columns).
-            states: those that the optimizer has of it already, if any.
-
-        Raises:
-            UsageError: the optimizer has no rule for rows.
-        """
+        """Begin to update rows of a parameter; ``states`` are those that the optimizer has of it already."""
         dtype = str(weight.dtype).removeprefix("torch.")
         updater = RowUpdater(self._optimizer, key, dtype, weight[0].numel(), grows=False)
         rows = RowsOfParameter(updater)
@@ -119,7 +106,6 @@ class LocalRows:
             rows.states[name].index_copy_(0, ids, state)
 
     def of(self) -> StateTensors:
-        """Return the states of all parameters whose rows have been updated."""
         tensors: StateTensors = {}
         for key, rows in self._updated.items():
             tensors |= {(key, name): state for name, state in rows.states.items()}
@@ -131,9 +117,6 @@ class LocalUpdates:
     """Updates the parameters of this process. Devices with equal gradients keep equal parameters.
 
     Args:
-        params: the parameters.
-        optimizer: the description of the optimizer.
-        check_finite: refuse gradients with NaN or infinite elements.
         frozen: positions of parameters that are not trained; others may take positions out of this set.
     """
 
@@ -153,7 +136,6 @@ class LocalUpdates:
             self._rows = [LocalRows(optimizer) for _ in params[0].tensors]
 
     def require_shapes(self, positions: Collection[int]) -> None:
-        """Raise ``UsageError`` unless the optimizer can update the parameters at ``positions``."""
         params = [self._params[position] for position in positions]
         require_shapes(self._optimizer, [(param.key, spec_of(param.tensors[0])) for param in params])
 
@@ -165,7 +147,6 @@ class LocalUpdates:
         groups: Sequence[Mapping[str, Any]] = (),
         **others: Any,
     ) -> None:
-        """Use these hyper-parameters from the next update on; see ``KVStore.set_hyperparameters``."""
         changes = self._updaters[0].optimizer.changes(others, groups)
         learning_rate = None if learning_rate is None else finite("learning_rate", learning_rate)
         rescale_grad = None if rescale_grad is None else finite("rescale_grad", rescale_grad)
@@ -175,15 +156,7 @@ class LocalUpdates:
             updater.changes = {**updater.changes, **changes}
 
     def update(self, rescale_grad: float, left_out: Collection[int] = ()) -> None:
-        """Update with the gradients times ``rescale_grad``. The gradients do not change.
-
-        Args:
-            rescale_grad: the factor.
-            left_out: positions of parameters that are not updated.
-
-        Raises:
-            NotFinite: ``check_finite`` is set, and a gradient has NaN or infinite elements. Nothing has been updated.
-        """
+        """Update with the gradients times ``rescale_grad``. The gradients do not change."""
         self._made += 1
         out = {*left_out, *self._frozen}
         params = [param for position, param in enumerate(self._params) if position not in out]
@@ -218,13 +191,11 @@ class LocalUpdates:
                 )
 
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
-        """Write the state of the first device to ``path``."""
         updater = self._updaters[0]
         saved = updater.states.of(param.key for param in self._params) | self._rows[0].of()
         states_file.write(path, updater.optimizer.rule, saved, note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
-        """Read the state from ``path``, for all devices."""
         name, loaded = states_file.read(path)
         states_file.require_optimizer(name, self._updaters[0].optimizer.rule, path)
         states_file.require_keys(loaded, {param.key: spec_of(param.tensors[0]) for param in self._params}, path)
@@ -332,7 +303,6 @@ class TrainedParameters:
                 unshare_for_state_dict(model, tensors)
 
     def has_gradients(self) -> bool:
-        """Whether a parameter has a gradient."""
         return any(tensor.grad is not None for param in self._params for tensor in param.tensors)
 
     @property
@@ -419,11 +389,6 @@ class TrainedParameters:
     def _compare(
         self, params: list[Parameter], keys: list[Key], note: Mapping[str, Any], path: str | os.PathLike[str]
     ) -> None:
-        """Compare ``params`` with those of a file that has states of ``keys``.
-
-        Raises:
-            UsageError: see ``load_states``.
-        """
         if not keys:
             return
 

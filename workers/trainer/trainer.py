@@ -54,10 +54,6 @@ class TrainerOptimizer(torch.optim.Optimizer):
 
     What is written into ``param_groups`` takes effect with the next step, on the servers too. ``Trainer.save_states``
     writes its state.
-
-    Args:
-        trainer: the trainer whose ``step`` is called.
-        groups: the ``param_groups``.
     """
 
     # With this, GradScaler leaves skipping to ``step``, where all workers decide together.
@@ -76,15 +72,7 @@ class TrainerOptimizer(torch.optim.Optimizer):
         batch_size: int | None = None,
         ignore_stale_grad: bool = False,
     ) -> Any:
-        """Make the trainer's step. Called by ``GradScaler.step``, skip it if any worker's gradients have overflowed.
-
-        Args:
-            closure: computes the loss and its gradients; called before the step.
-            batch_size, ignore_stale_grad: see ``Trainer.step``.
-
-        Returns:
-            The result of ``closure``.
-        """
+        """Make the trainer's step. Called by ``GradScaler.step``, skip it if any worker's gradients have overflowed."""
         loss = evaluated(closure)
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:
@@ -97,7 +85,6 @@ class TrainerOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients; see ``Trainer.zero_grad``."""
         self._trainer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,21 +144,15 @@ class SummedGradients:
         self._left: list[tuple[torch.Tensor, int]] = []
 
     def note(self, params: Sequence[Parameter]) -> None:
-        """Note that the gradients are sums now."""
         self._left = [
             (grad, write_count(grad)) for param in params for t in param.tensors if (grad := t.grad) is not None
         ]
 
     def clear(self) -> None:
-        """Note that they are not sums any more."""
         self._left = []
 
     def hold(self, params: Sequence[Parameter]) -> bool:
-        """Whether the gradients are those sums.
-
-        Raises:
-            UsageError: the sums have been changed since.
-        """
+        """Whether the gradients are these sums; an error if they have been changed since."""
         versions = {id(grad): version for grad, version in self._left}
         now = [grad for param in params for tensor in param.tensors if (grad := tensor.grad) is not None]
         kept = [grad for grad in now if id(grad) in versions]
@@ -188,21 +169,7 @@ class SummedGradients:
 def clip(
     params: Sequence[Parameter], peers: Peers, summed: SummedGradients, scale: float, max_norm: float, norm_type: float
 ) -> torch.Tensor:
-    """Scale gradients in place so that their sum times ``scale`` has at most the norm ``max_norm``.
-
-    Args:
-        params: the parameters. One without a gradient counts as zeros.
-        peers: sums over all workers.
-        summed: knows whether the gradients are such sums already.
-        scale: the factor that the step will apply to the sum.
-        max_norm, norm_type: see ``torch.nn.utils.clip_grad_norm_``.
-
-    Returns:
-        The norm before, a tensor without dimensions.
-
-    Raises:
-        Unsupported: a gradient is sparse.
-    """
+    """Scale gradients so that their sum times ``scale`` has at most the norm ``max_norm``. Returns the norm before."""
     for param in params:
         if any(map(is_sparse, param.tensors)):
             raise Unsupported(
@@ -547,7 +514,7 @@ class Trainer(TrainedParameters):
 
 
 def _join_advice(stored: bool) -> str:
-    """Return what a program is told that calls ``join`` of the store; ``stored``: whether the store updates."""
+    """What a program is told that calls ``join`` of the store; ``stored``: whether the store updates."""
     if stored:
         return join_refusal("Trainer")
     return (
