@@ -13,10 +13,8 @@ something else (``workers/alike.py``).
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,8 +23,8 @@ import torch
 from kvstore import KVStore, RowSparse, Table, UsageError
 from kvstore.ticket import Ticket
 from workers.alike import BACKWARD, WIDTH, Alike, in_one_phase
-from workers.common.buckets import Progress, divide
-from workers.common.pushed import Hooks, PushedGradients
+from workers.common.buckets import divide
+from workers.common.pushed import BackwardPushes, PushedGradients, settle
 from workers.common.sparse_gradients import as_gradient, as_rows, is_sparse, table_key
 from workers.common.torch_internals import after_backward, raise_late
 
@@ -93,34 +91,24 @@ class SummedRows:
 
 @dataclass
 class Sent:
-    """The messages of one backward so far.
+    """The messages of one backward pass, beside its gradients.
 
     Attributes:
         grads: by position, whether a gradient was sent; else zeros were.
-        pushed: the gradients that were sent.
-        sums: by position, the values that come back.
         rows: the rows of sparse gradients that come back.
         counts: by position the number of workers with a gradient, then that of workers with a sparse one, then the
             sums of marks; None while backward runs.
         counted: the ticket of ``counts``.
-        tickets: the tickets of the other pushes.
-        streams: the CUDA streams on which gradients were computed.
     """
 
     grads: dict[int, bool] = field(default_factory=dict)
-    pushed: list[PushedGradients] = field(default_factory=list)
-    sums: dict[int, torch.Tensor] = field(default_factory=dict)
     rows: list[RowSums] = field(default_factory=list)
     counts: torch.Tensor | None = None
     counted: Ticket | None = None
-    tickets: list[Ticket] = field(default_factory=list)
-    streams: set[torch.cuda.Stream] = field(default_factory=set)
 
 
-class GradientAverager:
+class GradientAverager(BackwardPushes):
     """Makes the gradients of parameters the same on all workers when a backward pass ends.
-
-    The parameters do not keep this object alive; its hooks go with it.
 
     Attributes:
         rounds: in how many sums this worker has taken part.
@@ -150,22 +138,20 @@ class GradientAverager:
         sparse_as_dense: bool,
         overlap: bool,
     ) -> None:
-        self._names, self._tensors = list(params), list(params.values())
-        self._store, self._used, self._alike = store, used, alike
+        names, tensors = list(params), list(params.values())
+        self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in tensors])
+        super().__init__(names, tensors, store, self._buckets)
+        self._used, self._alike = used, alike
         self.rounds = 0
         self._average = average
         self._passes = passes
         self._sparse_as_dense = sparse_as_dense
         self._overlap = overlap
-        self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in self._tensors])
-        self._progress = Progress(self._buckets)
         self._sent = Sent()
-        self._rows = SummedRows(self._names, self._tensors, store, known)
+        self._rows = SummedRows(names, tensors, store, known)
         self._last: dict[int, torch.Tensor] = {}  # gradients that have been summed since the last step
         self._pass = 0  # backward passes since gradients were last sent
         self._running = self._final = False
-        self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
-        self._hooks = Hooks(self, self._tensors)
 
     @property
     def final(self) -> bool:
@@ -180,15 +166,9 @@ class GradientAverager:
     def note_final(self) -> None:
         self._final = True
 
-    def paused(self) -> AbstractContextManager[None]:
-        return self._hooks.paused()
-
     def require_between(self, what: str) -> None:
         if self._sent.grads:
             raise UsageError(f"{what} was called during backward(); call it between two steps")
-
-    def close(self) -> None:
-        self._hooks.remove()
 
     def exchange(self) -> None:
         """Send the rest; return when every gradient is the average, or the sum. All workers call this."""
@@ -205,18 +185,18 @@ class GradientAverager:
             tensor = self._tensors[position]
             if self._last.get(position) is tensor.grad is not None:
                 raise UsageError(
-                    f"a second backward() adds to the gradient of {self._names[position]!r}, which is already a sum "
+                    f"a second backward() adds to the gradient of {self._keys[position]!r}, which is already a sum "
                     "over workers: call zero_grad() before, or pass backward_passes_per_step"
                 )
             self._running, self._final = True, False
             if self._progress.gone(position):
                 raise UsageError(
-                    f"the gradient of {self._names[position]!r} came twice: in one backward(), or because an earlier "
+                    f"the gradient of {self._keys[position]!r} came twice: in one backward(), or because an earlier "
                     "one "
                     f"failed; {REMEDY}"
                 )
             if tensor.is_cuda:
-                self._sent.streams.add(torch.cuda.current_stream(tensor.device))
+                self._flight.streams.add(torch.cuda.current_stream(tensor.device))
             if self._overlap and self._due:
                 for bucket in self._progress.arrive(position):
                     self._push(bucket)
@@ -264,32 +244,33 @@ class GradientAverager:
         if self._rows.positions:
             self._rows.push(self._rows.positions, absent=True)
         self._sent = Sent()
+        self._land()
         self._alike.require(sums)
 
     @torch.no_grad()
     def _receive(self) -> None:
         sent, self._sent = self._sent, Sent()
-        self._progress.restart()
+        flight = self._land()
         if sent.counts is None or sent.counted is None:
             return
         self._pass = 0
-        written = [bucket.written() for bucket in sent.pushed]  # while others send
+        written = [bucket.written() for bucket in flight.seen]  # while others send
         # Before the gradients: a worker that meets here, and not in backward, sends none.
         sent.counted.wait()
         counts = sent.counts.tolist()
         self._alike.require(counts[-WIDTH:])
-        for ticket in sent.tickets:
-            ticket.wait()
+        settle([ticket for ticket, _ in flight.pushed])
         now = {position: self._tensors[position].grad for position in sent.grads}
-        for position in (*written, *(bucket.replaced(now) for bucket in sent.pushed)):
+        for position in (*written, *(bucket.replaced(now) for bucket in flight.seen)):
             if position is not None:
-                raise UsageError(f"the gradient of {self._names[position]!r} changed after it was sent; {REMEDY}")
+                raise UsageError(f"the gradient of {self._keys[position]!r} changed after it was sent; {REMEDY}")
         number = len(self._tensors)
         if new := self._rows.add([place for place, count in enumerate(counts[number : 2 * number]) if count]):
             sent.rows.append(self._rows.push(new))
-        for position, total in sent.sums.items():
-            if counts[position] and position not in self._rows.positions:
-                self._write(self._tensors[position], total)
+        for _, held in flight.pushed:
+            for position, total in held.items():
+                if counts[position] and position not in self._rows.positions:
+                    self._write(self._tensors[position], total)
         for rows in sent.rows:
             self._rows.write(rows, counts, self._store.num_workers if self._average else 1)
         self._final = True
@@ -302,8 +283,7 @@ class GradientAverager:
 
     def _push(self, bucket: range, absent: bool = False) -> None:
         """Send the gradients of ``bucket``, or zeros if this worker is ``absent`` from the round."""
-        for stream in self._sent.streams:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        self._wait_for_streams()
         values: dict[int, torch.Tensor] = {}
         grads: dict[int, torch.Tensor] = {}
         for position in bucket:
@@ -316,27 +296,17 @@ class GradientAverager:
                     values[position] = torch.zeros_like(tensor, device="cpu")
                 else:
                     values[position] = grad.detach()
-        self._sent.pushed.append(PushedGradients(grads, noted=self._running))
+        self._flight.seen.append(PushedGradients(grads, noted=self._running))
         halves = {position: value for position, value in values.items() if self._divided_there(value)}
-        self._exchange(bucket, {position: value for position, value in values.items() if position not in halves})
+        priority = -self._buckets.index(bucket)
+        if whole := {position: value for position, value in values.items() if position not in halves}:
+            self._pushpull(list(whole), list(whole.values()), priority=priority)
         if halves:
-            self._store.set_hyperparameters(rescale_grad=1 / self._store.num_workers)
             try:
-                self._exchange(bucket, halves)
+                rescale = 1 / self._store.num_workers
+                self._pushpull(list(halves), list(halves.values()), priority=priority, rescale=rescale)
             finally:
                 self._store.set_hyperparameters(rescale_grad=1.0)
-
-    def _exchange(self, bucket: range, values: dict[int, torch.Tensor]) -> None:
-        if not values:
-            return
-        sums = {
-            position: torch.empty(value.shape, dtype=value.dtype, device="cpu") for position, value in values.items()
-        }
-        self._sent.sums |= sums
-        keys = [self._names[position] for position in values]
-        order = -self._buckets.index(bucket)
-        ticket = self._store.pushpull(keys, list(values.values()), list(sums.values()), order, wait=False, copy=False)
-        self._sent.tickets.append(ticket)
 
     def _gradient(self, position: int) -> torch.Tensor | None:
         tensor = self._tensors[position]

@@ -15,6 +15,7 @@ from kvstore.store.maker import UNNAMED
 from kvstore.values import as_output
 from workers import group
 from workers.common.gather import Gather
+from workers.common.pushed import settle
 from workers.common.stores import AUTO
 
 # The sums on the way back are mostly zeros: everything else is sent, exactly.
@@ -55,8 +56,7 @@ class Channel:
                 if value.is_floating_point():
                     self._lose(key, value)
         tickets = [self.store.pushpull(list(values), list(values.values()), wait=False) for values in messages]
-        for ticket in tickets:
-            ticket.wait()
+        settle(tickets)
 
     def prepare(self, values: Mapping[str, torch.Tensor]) -> None:
         new = [key for key in values if key not in self._known]

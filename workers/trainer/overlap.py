@@ -13,24 +13,21 @@ still read the old weights.
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 import kvstore as kv
-from kvstore import AlreadyInitialized, DeadlineExceeded, KVStore, KVStoreError, Unsupported, UsageError
+from kvstore import AlreadyInitialized, KVStore, KVStoreError, Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.store.maker import made_by
 from kvstore.store.registry import Builtin, find
-from kvstore.ticket import Ticket, claim
-from workers.common.buckets import Progress, divide
-from workers.common.pushed import Hooks, PushedGradients
+from workers.common.buckets import divide
+from workers.common.pushed import BackwardPushes, PushedGradients, settle
 from workers.common.stores import store_type
 from workers.common.tensors import has_parts, overwrite
 from workers.reducer import Reducer
@@ -47,35 +44,23 @@ INSTEAD = "run that backward() under `with trainer.no_sync():`, or pass overlap=
 
 @dataclass
 class Step:
-    """What has happened since the last step.
+    """What a step has shown so far.
 
     Attributes:
-        seen: the gradients of the buckets that have been pushed; while watching, of those that would have been.
-        pushed: a ticket for each push, with the values that it brings, by position; no values where the store writes
-            them into the parameters itself.
-        streams: the CUDA streams on which gradients were computed.
         rates: the hyper-parameters of the first push, if the store updates.
         refused: the error with which the store refused a push.
         objection: why pushing early would have been wrong in this watched step.
     """
 
-    seen: list[PushedGradients] = field(default_factory=list)
-    pushed: list[tuple[Ticket, dict[int, torch.Tensor]]] = field(default_factory=list)
-    streams: set[torch.cuda.Stream] = field(default_factory=set)
     rates: Snapshot | None = None
     refused: KVStoreError | None = None
     objection: str | None = None
 
 
-class Overlap:
+class Overlap(BackwardPushes):
     """Pushes the gradients of one device's parameters from hooks that run during backward.
 
-    The parameters do not keep this object alive; its hooks go with it.
-
     Args:
-        params: the parameters, all leaves.
-        buckets: their positions by bucket; see ``buckets.divide``.
-        store: the store for pushes and pulls.
         rates: the hyper-parameters, if the store updates. If it only sums, neither they nor the factor matter here.
         share: replace the parameters' ``data`` by new values where that saves a copy.
         asked: begin after the first step whatever it was like, so that a program that does not fit gets an error.
@@ -97,27 +82,22 @@ class Overlap:
         frozen: Collection[int] = (),
         writes: OutsideWrites | None = None,
     ) -> None:
+        super().__init__(
+            [param.key for param in params], [param.tensors[0] for param in params], store, buckets, frozen
+        )
         self._params = params
-        self._tensors = [param.tensors[0] for param in params]
-        self._store = store
         self._rates = rates
         self._share = share and rates is not None
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
-        self._progress = Progress(buckets, frozen)
         self._excluded: set[int] = set(frozen)
         self._rescale: float | None = None  # the factor of the watched steps
-        self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
         self._step = Step()
-        self._hooks = Hooks(self, self._tensors)
         self._arrivals = None if forward is None else Arrivals(forward, self._tensors, self._share, writes)
 
     def exclude(self, positions: Collection[int]) -> None:
         """Leave the parameters at ``positions`` to others from now on: their gradients are sparse."""
         self._excluded.update(positions)
-
-    def paused(self) -> AbstractContextManager[None]:
-        return self._hooks.paused()
 
     def finish(self, rescale: float | None = None, *, lasting: bool = True, left_out: Collection[int] = ()) -> None:
         """Push the rest; return when the parameters have their new values, or the gradients are sums.
@@ -146,7 +126,7 @@ class Overlap:
 
     def restart(self) -> None:
         """Begin a new step. What has been pushed stays pushed."""
-        self._progress.restart()
+        self._land()
         self._step = Step()
 
     @property
@@ -155,7 +135,7 @@ class Overlap:
         return self._hooks.active and not self._watching
 
     def require_between_steps(self, what: str) -> None:
-        if self._step.seen:
+        if self._flight.seen:
             self._object(f"{what} between backward() and step(): some gradients have been pushed already")
 
     def synchronize(self) -> None:
@@ -164,7 +144,7 @@ class Overlap:
 
     def close(self) -> None:
         """Remove the hooks. From now on ``finish`` pushes everything, and waits for it."""
-        self._hooks.remove()
+        super().close()
         arrivals, self._arrivals = self._arrivals, None
         if arrivals is not None:
             arrivals.close()
@@ -173,7 +153,7 @@ class Overlap:
 
     def arrive(self, position: int) -> None:
         with self._lock:
-            key = self._params[position].key
+            key = self._keys[position]
             if self._arrivals is not None and position in self._arrivals:
                 raise UsageError(
                     f"{key!r} was used outside of its module's forward pass, before its new value had arrived: call "
@@ -185,29 +165,28 @@ class Overlap:
                 return
             tensor = self._tensors[position]
             if tensor.is_cuda:
-                self._step.streams.add(torch.cuda.current_stream(tensor.device))
+                self._flight.streams.add(torch.cuda.current_stream(tensor.device))
             for bucket in self._progress.arrive(position):
                 self._go(bucket)
 
     def _go(self, bucket: range) -> None:
-        for stream in self._step.streams:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        self._wait_for_streams()
         grads: list[torch.Tensor] = []
         positions = [position for position in bucket if position not in self._excluded]
         for position in positions:
             grad = self._tensors[position].grad
             if grad is None:
-                self._object(f"the gradient of {self._params[position].key!r} was dropped between two backward()")
+                self._object(f"the gradient of {self._keys[position]!r} was dropped between two backward()")
                 return
             grads.append(grad)
         if positions:
-            self._step.seen.append(PushedGradients(dict(zip(positions, grads, strict=True))))
+            self._flight.seen.append(PushedGradients(dict(zip(positions, grads, strict=True))))
         if self._rates is not None and self._step.rates is None:
             self._step.rates = self._rates.apply()
         if self._watching or self._step.refused is not None or not positions:
             return
         try:
-            self._push(positions, grads, self._rescale)
+            self._pushpull(positions, grads, priority=-min(positions), rescale=self._rescale)
         except KVStoreError as exc:  # raised by step(), whose caller expects it
             self._step.refused = exc
 
@@ -219,18 +198,18 @@ class Overlap:
             self._object(f"the {words} changed between backward() and step(), from {before}")
         if self._watching and not lasting:
             self._object("step() was given a batch size, and the next may be another")
-        elif self._step.seen and not self._watching and rescale != self._rescale:
+        elif self._flight.seen and not self._watching and rescale != self._rescale:
             self._object("this step() was given another batch size than the first ones")
-        for bucket in self._step.seen:
+        for bucket in self._flight.seen:
             if (position := bucket.replaced(grads)) is not None:
-                self._object(f"the gradient of {self._params[position].key!r} changed between backward() and step()")
+                self._object(f"the gradient of {self._keys[position]!r} changed between backward() and step()")
 
     def _require_unwritten(self) -> None:
         """Object to writes to gradients since they were pushed that torch has not counted."""
-        for bucket in self._step.seen:
+        for bucket in self._flight.seen:
             if (position := bucket.written()) is not None:
                 self._object(
-                    f"the gradient of {self._params[position].key!r} changed between its push and step(), through "
+                    f"the gradient of {self._keys[position]!r} changed between its push and step(), through "
                     ".data or numpy, or by a hook that was registered after Trainer's"
                 )
 
@@ -247,23 +226,24 @@ class Overlap:
         if self._step.refused is not None:
             raise self._step.refused
         outs = grads if self._rates is None else self._tensors
-        pushed = {position for _, held in self._step.pushed for position in held}
+        pushed = {position for _, held in self._flight.pushed for position in held}
         missing = [position for position in grads if position not in pushed]
         later = None if self._watching else self._arrivals
         # Even if the first pushes failed, the others follow: workers must agree on how often they have pushed.
-        if missing and later is not None:
-            self._push(missing, [grads[position] for position in missing], rescale)
-        elif missing:
-            lists = [grads[position] for position in missing], [outs[position] for position in missing]
-            self._pushpull(missing, *lists, {}, rescale, copy=not self._share)
+        if missing:
+            values = [grads[position] for position in missing]
+            # Backward is over, so new values may go straight into the tensors, unless forward passes wait for them.
+            here = None if later is not None else [outs[position] for position in missing]
+            copy = later is None and not self._share
+            self._pushpull(missing, values, here, priority=-min(missing), rescale=rescale, copy=copy)
         self._require_unwritten()  # while servers work
         if later is not None:
-            for ticket, held in self._step.pushed:
+            for ticket, held in self._flight.pushed:
                 later.expect(ticket, held)
             later.take(grads.keys() - later.covered)
             return
-        _settle([ticket for ticket, _ in self._step.pushed])
-        for _, held in self._step.pushed:
+        settle([ticket for ticket, _ in self._flight.pushed])
+        for _, held in self._flight.pushed:
             for position, value in held.items():
                 write(outs[position], value, self._share)
 
@@ -279,47 +259,6 @@ class Overlap:
                 log.info("gradients are pushed during backward from now on, in %d messages", self._progress.num_buckets)
                 if self._arrivals is not None:
                     self._arrivals.begin()
-
-    def _push(self, positions: Collection[int], grads: Sequence[torch.Tensor], rescale: float | None) -> None:
-        held = {
-            position: torch.empty(grad.shape, dtype=grad.dtype, device="cpu")
-            for position, grad in zip(positions, grads, strict=True)
-        }
-        self._pushpull(positions, grads, list(held.values()), held, rescale, copy=False)
-
-    def _pushpull(
-        self,
-        positions: Collection[int],
-        grads: Sequence[torch.Tensor],
-        outs: Sequence[torch.Tensor],
-        held: dict[int, torch.Tensor],
-        rescale: float | None,
-        *,
-        copy: bool,
-    ) -> None:
-        for ticket, _ in self._step.pushed:  # an error is raised at the end of the step, not by the next call
-            if claim(ticket).error is not None:
-                with suppress(KVStoreError):
-                    ticket.wait()
-        if rescale is not None:
-            self._store.set_hyperparameters(rescale_grad=rescale)
-        keys = [self._params[position].key for position in positions]
-        ticket = self._store.pushpull(keys, grads, outs, -min(positions), wait=False, copy=copy)
-        self._step.pushed.append((ticket, held))
-
-
-def _settle(tickets: Sequence[Ticket]) -> None:
-    """Wait for all tickets; raise the first error, and keep later calls from raising the others."""
-    first: KVStoreError | None = None
-    for ticket in tickets:
-        try:
-            ticket.wait()
-        except DeadlineExceeded as exc:  # the others would take as long again
-            raise first or exc from None
-        except KVStoreError as exc:
-            first = first or exc
-    if first is not None:
-        raise first
 
 
 _updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer

@@ -303,6 +303,7 @@ class TrainedParameters:
                 unshare_for_state_dict(model, tensors)
 
     def has_gradients(self) -> bool:
+        """Whether a parameter has a gradient."""
         return any(tensor.grad is not None for param in self._params for tensor in param.tensors)
 
     @property
