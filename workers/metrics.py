@@ -24,9 +24,7 @@ from workers.common.tensors import to_tensor
 class Sums(Protocol):
     """What metrics need of a ``Reducer``: sums over all workers."""
 
-    def sum(self, numbers: Mapping[str, float]) -> Mapping[str, float]:
-        """Return each number's sum over workers."""
-        ...
+    def sum(self, numbers: Mapping[str, float]) -> Mapping[str, float]: ...
 
 
 class EvalMetric:

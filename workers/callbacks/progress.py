@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kvstore import UsageError, WireError
 from kvstore.job.config import Config
-from workers.callbacks.param import BatchEndParam
+from workers.callbacks.param import BatchEndParam, Run
 from workers.common import bundle
 from workers.common.run_log import log_line
 from workers.common.torch_internals import set_in_group
@@ -29,24 +29,6 @@ if TYPE_CHECKING:
 _REDRAW_S = 0.1
 _LINE_S = 10.0  # between lines, where there is no bar
 _AROUND = 40  # columns beside the bar itself: process, epoch, count, time
-
-
-class Counting(Protocol):
-    """What the bar needs of a run of ``fit``."""
-
-    @property
-    def num_batches(self) -> int | None:
-        """The number of batches in an epoch of this worker; None if unknown."""
-
-
-class Bar(Protocol):
-    """Something that shows the progress."""
-
-    def show(self, param: BatchEndParam, total: int | None) -> None:
-        """Show how many batches of the epoch are done."""
-
-    def end(self) -> None:
-        """Remove what is shown."""
 
 
 class ProgressBar:
@@ -65,7 +47,7 @@ class ProgressBar:
         self.total, self.length = total, length
         self._bar: Bar | None = None
 
-    def begin(self, run: Counting) -> None:
+    def begin(self, run: Run) -> None:
         """Take the number of batches from ``run``."""
         if self.total is None:
             self.total = run.num_batches
@@ -81,6 +63,9 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.end()
             self._bar = None
+
+
+Bar: TypeAlias = "TerminalBar | RelayedBar | ProgressLines"
 
 
 def _choose(rank: int, length: int) -> Bar:
@@ -165,7 +150,7 @@ class ProgressLines:
             log_line(param.rank, "Epoch[%d] %d%s", param.epoch, done, of)
 
     def end(self) -> None:
-        pass
+        pass  # nothing is shown
 
 
 def _progress(console: Any, length: int, live: bool) -> Progress:
@@ -180,16 +165,6 @@ def _update(progress: Progress, task: Any, param: BatchEndParam, total: int | No
     progress.update(task, completed=param.nbatch + 1, total=total, description=f"Epoch {param.epoch}")
 
 
-class Rated(Protocol):
-    """What a schedule of learning rates needs of a run of ``fit``."""
-
-    epoch: int
-
-    @property
-    def trainer(self) -> Any:
-        """The ``Trainer``."""
-
-
 class LearningRateScheduler:
     """Sets the learning rate of each epoch; an ``epoch_end_callback``, on every worker.
 
@@ -201,9 +176,9 @@ class LearningRateScheduler:
 
     def __init__(self, schedule: Callable[[int], float]) -> None:
         self._schedule = schedule
-        self._run: Rated | None = None
+        self._run: Run | None = None
 
-    def begin(self, run: Rated) -> None:
+    def begin(self, run: Run) -> None:
         """Set the rate of the first epoch of ``run``."""
         self._run = run
         run.trainer.set_learning_rate(self._schedule(run.epoch))
@@ -244,7 +219,7 @@ class TorchScheduler:
         self._groups: list[dict[str, Any]] = []
         self._loaded: tuple[Any, list[dict[str, Any]]] | None = None
 
-    def begin(self, run: Rated) -> None:
+    def begin(self, run: Run) -> None:
         """Make the scheduler, which sets the first rates of ``run``."""
         optimizer = run.trainer.optimizer
         self._scheduler, self._groups = self._make(optimizer), optimizer.param_groups

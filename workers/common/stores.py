@@ -6,6 +6,7 @@ import kvstore as kv
 from kvstore import KVStore
 from kvstore.job.config import Config
 from kvstore.store.maker import BY_THE_PROGRAM, COUNTED, made_by
+from kvstore.store.registry import Builtin, find
 
 AUTO = "auto"
 
@@ -22,12 +23,17 @@ def store_type(kvstore: KVStore | str) -> str:
     return "dist_sync" if Config.from_env().in_job else "device"
 
 
-def open_store(kvstore: KVStore | str, owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
+def open_store(
+    kvstore: KVStore | str, owner: str = BY_THE_PROGRAM, name: str = COUNTED, check_finite: bool = False
+) -> KVStore:
     """Return ``kvstore`` itself if it is a store, else a new store of that type, of ``owner``."""
     if not isinstance(kvstore, str):
         return kvstore
+    kind = store_type(kvstore)
+    # A class that the program has registered takes other arguments.
+    checks = {"check_finite": True} if check_finite and isinstance(find(kind), Builtin) else {}
     with made_by(owner, name):
-        return kv.create(store_type(kvstore))
+        return kv.create(kind, **checks)
 
 
 def join_refusal(owner: str, remedy: str = "Call its own join()") -> str:

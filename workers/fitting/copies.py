@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,18 +22,9 @@ from workers.common.tensors import (
     to_tensor,
 )
 from workers.embedding.modules import TableModule
+from workers.reducer import Reducer
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
-
-
-class Averages(Protocol):
-    """What ``Copies`` needs of a ``Reducer``: averages over all workers, and rank 0's values for all."""
-
-    def broadcast(self, params: Any) -> None:
-        """Overwrite every worker's values with those of rank 0."""
-
-    def average_buffers(self, model: nn.Module) -> None:
-        """Average the buffers of ``model`` over workers, as far as they have a mean."""
 
 
 class BatchResult(NamedTuple):
@@ -109,7 +100,7 @@ class Copies:
         return BatchResult(y, outputs, loss_function(outputs, y), samples_in(y))
 
     @torch.no_grad()
-    def average_buffers(self, workers: Averages) -> None:
+    def average_buffers(self, reducer: Reducer) -> None:
         """Average buffers, such as batch-norm statistics, over devices and then over workers.
 
         What all devices have equal stays as it is, and what has no mean becomes the first device's; see ``Reducer``.
@@ -121,13 +112,13 @@ class Copies:
                 wide = [as_real(each).to("cpu", torch.float64) * headroom(len(same_name)) for each in same_name]
                 mean = torch.stack(wide).sum(0) / len(wide) / headroom(len(wide))
                 overwrite(buffer, torch.view_as_complex(mean) if buffer.is_complex() else mean)
-        workers.average_buffers(self.models[0])
+        reducer.average_buffers(self.models[0])
         self._spread_buffers()
 
-    def begin(self, workers: Averages) -> None:
+    def begin(self, reducer: Reducer) -> None:
         buffers = {name: buffer for name, buffer in self.models[0].named_buffers() if has_parts(buffer)}
         if buffers:
-            workers.broadcast(buffers)
+            reducer.broadcast(buffers)
             self._spread_buffers()
 
     def _spread_buffers(self) -> None:

@@ -33,6 +33,7 @@ from workers.averaging import DiLoCo
 from workers.callbacks.param import BatchEndParam
 from workers.common.checks import at_least, on_off_auto
 from workers.common.run_log import log_line
+from workers.common.stores import open_store
 from workers.fitting import position
 from workers.fitting.archive import Archive
 from workers.fitting.checkpoint import Checkpoint, require_fields
@@ -45,7 +46,6 @@ from workers.joining import join
 from workers.metrics import EvalMetric
 from workers.reducer import Reducer
 from workers.trainer import Trainer
-from workers.trainer.overlap import opened
 
 log = logging.getLogger(__name__)
 
@@ -476,7 +476,7 @@ def fit(
         }
     )
     with ExitStack() as stack:
-        store = opened(kvstore, check_finite)
+        store = None if kvstore is None else open_store(kvstore, "Trainer", check_finite=check_finite)
         if store is not None and isinstance(kvstore, str):
             stack.enter_context(store)
         if reducer is None:

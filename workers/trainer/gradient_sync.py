@@ -6,7 +6,9 @@ made then. What comes back of a round is the rows that any worker has pushed: so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import logging
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -14,17 +16,24 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from kvstore import KVStore, RowSparse, Table, UsageError
+from kvstore import AlreadyInitialized, KVStore, RowSparse, Table, Unsupported, UsageError
+from kvstore.job.config import Config
 from kvstore.rows.row_sparse import ParameterRows
 from kvstore.ticket import Ticket
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import as_gradient, as_rows, is_sparse, table_key
+from workers.common.tensors import has_parts, overwrite
+from workers.reducer import Reducer
 from workers.trainer.outside_writes import OutsideWrites
-from workers.trainer.overlap import overlapping, take
+from workers.trainer.overlap import overlapping
 from workers.trainer.parameters import Key, Parameter
 from workers.trainer.rates import TrainerRates
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
 
 
 class SparseParameters:
@@ -205,7 +214,10 @@ class GradientSync:
             self._tables.rates = rates.apply
             self._take_up(rates.trained)
             self._sparse.refresh(self._sparse.make(rates.tables))
-        self._overlapping = partial(
+        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
+        if self._writes is not None:
+            store.watch_pulls(self._writes.pulled)
+        self._new_overlap = partial(
             overlapping,
             params,
             store,
@@ -214,13 +226,11 @@ class GradientSync:
             share_weights=share_weights,
             share_gradients=share_gradients,
             forward=forward,
+            frozen=frozen,  # this very set, which ``thaw`` changes
+            writes=self._writes,
         )
-        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
-        if self._writes is not None:
-            store.watch_pulls(self._writes.pulled)
-        self._overlapping = partial(self._overlapping, writes=self._writes)
         self._renew = False
-        self._overlap = self._overlapping(frozen=frozen)
+        self._overlap = self._new_overlap()
         self._note(self._sparse.positions)
         if self._writes is not None:
             self._writes.note()
@@ -253,7 +263,7 @@ class GradientSync:
         """
         skipped = self._find(left_out)
         self._tables.scale = scale
-        self._tables.step_over()
+        self._tables.pushes.step_over()
         with self._written():
             if self._sparse.positions or self._overlap is None:
                 self._apply(scale)
@@ -296,7 +306,7 @@ class GradientSync:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        with self._tables.paused():
+        with self._tables.pushes.paused():
             if self._overlap is None:
                 yield
                 return
@@ -362,7 +372,7 @@ class GradientSync:
         if self._overlap is not None:
             self._overlap.close()
         if not self._closed:
-            self._overlap = self._overlapping(frozen=self._frozen)
+            self._overlap = self._new_overlap()
             self._note(self._sparse.positions)
 
     def _note(self, new: Sequence[int]) -> None:
@@ -392,3 +402,71 @@ def _advice(store: KVStore) -> str:
     return (
         f"pass update_on_kvstore=False, which updates these very tensors, and write the same on all workers; or {anew}"
     )
+
+
+def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
+    """Return the store to use, or None, and whether it updates. ``wanted``: the argument ``update_on_kvstore``."""
+    if made is None and not one_device:
+        raise UsageError(
+            "several devices need a store to sum their gradients, and kvstore=None is none: pass kvstore='device'"
+        )
+    if made is None:
+        return None, False
+    is_async = any(word in made.type for word in ("async", "ssp"))
+    if wanted is False and is_async:
+        raise UsageError(
+            f"update_on_kvstore=False does not work with a {made.type!r} store, which updates for every push: use "
+            "'dist_sync'"
+        )
+    if wanted is not None:
+        return made, wanted
+    if is_async:
+        return made, True
+    if one_device and made.num_workers == 1 and not made.type.startswith("dist"):
+        return None, False
+    return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")
+
+
+def require_free(store: KVStore) -> None:
+    if store in _updating:
+        raise UsageError("this store already updates for another Trainer; make a second store with kvstore.create")
+
+
+def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) -> None:
+    """Make rank 0's ``weights`` the values of ``store`` and of all workers.
+
+    ``updates``: it updates them from now on.
+    """
+    try:
+        store.broadcast(keys, weights, weights)
+    except AlreadyInitialized as exc:
+        raise UsageError(
+            f"this store has another model's values: {exc.args[0].partition(';')[0]}; make a second one with "
+            "kvstore.create"
+        ) from None
+    if updates:
+        _updating.add(store)
+
+
+def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Give every worker and device rank 0's values of what is not trained: frozen parameters, and buffers.
+
+    The trainer's store does not have them: its servers would hold, and its checkpoints save, what never changes.
+    """
+    first, *others = replicas
+    named = {name: tensor for name, tensor in first.items() if has_parts(tensor)}
+    if not named:
+        return
+    if store.num_workers > 1:
+        try:
+            beside = store.companion()
+        except Unsupported:  # a class of somebody else's, which needs to have no more than pushes and pulls
+            log.warning(
+                "a %r store has no companion: frozen parameters and buffers stay those of each worker", store.type
+            )
+            return
+        with beside:
+            Reducer.over(beside).broadcast(named)
+    for other in others:
+        for name in named.keys() & other.keys():
+            overwrite(other[name], named[name].detach().to(other[name].device))

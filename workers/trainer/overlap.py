@@ -13,24 +13,15 @@ still read the old weights.
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
-import kvstore as kv
-from kvstore import AlreadyInitialized, KVStore, KVStoreError, Unsupported, UsageError
-from kvstore.job.config import Config
-from kvstore.store.maker import made_by
-from kvstore.store.registry import Builtin, find
+from kvstore import KVStore, KVStoreError, UsageError
 from workers.common.buckets import divide
 from workers.common.pushed import BackwardPushes, PushedGradients, settle
-from workers.common.stores import store_type
-from workers.common.tensors import has_parts, overwrite
-from workers.reducer import Reducer
 from workers.trainer.arrivals import Arrivals, require_waiting, write
 from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.parameters import Parameter
@@ -259,94 +250,6 @@ class Overlap(BackwardPushes):
                 log.info("gradients are pushed during backward from now on, in %d messages", self._progress.num_buckets)
                 if self._arrivals is not None:
                     self._arrivals.begin()
-
-
-_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
-
-
-def opened(store: KVStore | str | None, check_finite: bool) -> KVStore | None:
-    """Return the store to use: a new one for a type of store. ``check_finite`` is for kvstore's own types only."""
-    if not isinstance(store, str):
-        return store
-    name = store_type(store)
-    checks = {"check_finite": True} if check_finite and isinstance(find(name), Builtin) else {}
-    with made_by("Trainer"):
-        return kv.create(name, **checks)
-
-
-def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
-    """Return the store to use, or None, and whether it updates. ``wanted``: the argument ``update_on_kvstore``."""
-    if made is None and not one_device:
-        raise UsageError(
-            "several devices need a store to sum their gradients, and kvstore=None is none: pass kvstore='device'"
-        )
-    if made is None:
-        return None, False
-    is_async = any(word in made.type for word in ("async", "ssp"))
-    if wanted is False and is_async:
-        raise UsageError(
-            f"update_on_kvstore=False does not work with a {made.type!r} store, which updates for every push: use "
-            "'dist_sync'"
-        )
-    if wanted is not None:
-        return made, wanted
-    if is_async:
-        return made, True
-    if one_device and made.num_workers == 1 and not made.type.startswith("dist"):
-        return None, False
-    return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")
-
-
-def require_free(store: KVStore) -> None:
-    if store in _updating:
-        raise UsageError("this store already updates for another Trainer; make a second store with kvstore.create")
-
-
-def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) -> None:
-    """Make rank 0's ``weights`` the values of ``store`` and of all workers.
-
-    ``updates``: it updates them from now on.
-    """
-    try:
-        store.broadcast(keys, weights, weights)
-    except AlreadyInitialized as exc:
-        raise UsageError(
-            f"this store has another model's values: {exc.args[0].partition(';')[0]}; make a second one with "
-            "kvstore.create"
-        ) from None
-    if updates:
-        _updating.add(store)
-
-
-def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Give every worker and device rank 0's values of what is not trained: frozen parameters, and buffers.
-
-    The trainer's store does not have them: its servers would hold, and its checkpoints save, what never changes.
-    """
-    first, *others = replicas
-    named = {name: tensor for name, tensor in first.items() if has_parts(tensor)}
-    if not named:
-        return
-    if store.num_workers > 1:
-        try:
-            beside = store.companion()
-        except Unsupported:  # a class of somebody else's, which needs to have no more than pushes and pulls
-            log.warning(
-                "a %r store has no companion: frozen parameters and buffers stay those of each worker", store.type
-            )
-            return
-        with beside:
-            Reducer.over(beside).broadcast(named)
-    for other in others:
-        for name in named.keys() & other.keys():
-            overwrite(other[name], named[name].detach().to(other[name].device))
-
-
-def require_alone(overlap: bool | None, forward: nn.Module | None) -> None:
-    if overlap:
-        raise UsageError("overlap=True needs a store, and one device per process")
-    if forward is not None:
-        require_waiting(forward, list(forward.parameters()), updates_there=False)
 
 
 def overlapping(

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from kvstore import UsageError
+from kvstore.dynamo import outside_graphs
+from kvstore.optim.algorithms.tensorwise import evaluated
 from kvstore.optim.hyperparameters import finite, is_number, plain
 from kvstore.optim.optimizer import Optimizer
 from kvstore.plain import scalar
 from workers.common.checks import at_least
-from workers.common.torch_internals import set_in_group
+from workers.common.torch_internals import multiply, set_in_group
 from workers.trainer.parameters import Collected, Key, Parameter
 
 Schedule: TypeAlias = Callable[[int], float]
 Snapshot: TypeAlias = "list[dict[str, Any]]"
+
+STATE = "trainer"  # the only item of the ``state`` of a ``state_dict``
 
 _NOT_NUMBERS = ("params", "initial_lr", "lr_mult", "wd_mult")
 
@@ -32,27 +38,13 @@ class Loaded(NamedTuple):
     more: Mapping[str, Any]
 
 
-class TakesHyperparameters(Protocol):
-    """What updates: a store, or this process."""
-
-    def set_hyperparameters(
-        self,
-        *,
-        learning_rate: float | None = None,
-        rescale_grad: float | None = None,
-        groups: Sequence[Mapping[str, Any]] = (),
-        **others: Any,
-    ) -> None:
-        """Use these hyper-parameters from the next update on."""
-
-
 class TrainerRates:
     """The hyper-parameters that schedulers write and updates read.
 
     Args:
         groups: torch's ``param_groups``, with all hyper-parameters in each. What is written into them is used next.
-        optimizer: the description that ``where`` has; it has as many groups, or none if there is one.
-        where: what updates.
+        optimizer: the description that what updates has; it has as many groups, or none if there is one.
+        set_hyperparameters: of the store that updates, or of what updates in this process.
         frozen: the positions of parameters that are not trained; others may take positions out of this set.
 
     Attributes:
@@ -64,7 +56,7 @@ class TrainerRates:
         self,
         groups: list[dict[str, Any]],
         optimizer: Optimizer,
-        where: TakesHyperparameters,
+        set_hyperparameters: Callable[..., None],
         schedule: Schedule | None = None,
         num_update: int = 0,
         keys: Sequence[Key] = (),
@@ -77,7 +69,7 @@ class TrainerRates:
         self._frozen, self._number = frozen, sum(len(group["params"]) for group in groups)
         self._first = [position for position in range(self._number) if position not in frozen]
         self._optimizer = optimizer
-        self._where = where
+        self._set_hyperparameters = set_hyperparameters
         self._schedule = schedule
         self._keys = keys
         self._names = [name for name in groups[0] if name not in _NOT_NUMBERS]
@@ -117,7 +109,7 @@ class TrainerRates:
         return self._optimizer.rescale_grad / samples
 
     def apply(self) -> Snapshot:
-        """Send what has changed to ``where``; return all hyper-parameters of the next update."""
+        """Send what has changed to what updates; return all hyper-parameters of the next update."""
         if self._schedule is not None:
             if self._scheduled is not None and self._rates() != self._scheduled:
                 raise UsageError(
@@ -133,9 +125,9 @@ class TrainerRates:
                 for new, old in zip(now, self._applied, strict=True)
             ]
             if self._optimizer.groups:
-                self._where.set_hyperparameters(groups=changed)
+                self._set_hyperparameters(groups=changed)
             else:
-                self._where.set_hyperparameters(learning_rate=changed[0].pop("lr", None), **changed[0])
+                self._set_hyperparameters(learning_rate=changed[0].pop("lr", None), **changed[0])
             self._applied = now
         return now
 
@@ -291,3 +283,95 @@ def param_groups(optimizer: Optimizer, params: Sequence[Parameter], rates: Seque
         if isinstance(rate, torch.Tensor) and rate.is_floating_point():
             group["lr"] = rate
     return groups
+
+
+@outside_graphs
+class TrainerOptimizer(torch.optim.Optimizer):
+    """A trainer's optimizer, for code that expects a torch optimizer:
+
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer.optimizer, max_lr=0.1, total_steps=1000)
+        scaler.step(trainer.optimizer)
+
+    What is written into ``param_groups`` takes effect with the next step, on the servers too. ``Trainer.save_states``
+    writes its state.
+    """
+
+    # With this, GradScaler leaves skipping to ``step``, where all workers decide together.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, trainer: Any, groups: list[dict[str, Any]]) -> None:
+        first = {name: value for name, value in groups[0].items() if name != "params"}
+        super().__init__(groups, first)
+        self.param_groups = groups
+        self._trainer = trainer
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        batch_size: int | None = None,
+        ignore_stale_grad: bool = False,
+    ) -> Any:
+        """Make the trainer's step. Called by ``GradScaler.step``, skip it if any worker's gradients have overflowed."""
+        loss = evaluated(closure)
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None:
+            if self._trainer.overflows(bool(found_inf.item())):
+                return loss
+            scale = getattr(self, "grad_scale", None)
+            if scale is not None:
+                self._unscale(scale)
+        self._trainer.step(batch_size, ignore_stale_grad)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._trainer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what ``Trainer.save_states`` writes, as ``{"state": {"trainer": bytes}, "param_groups": [...]}``.
+
+        One worker's call suffices, not between backward and step. The state may be on the servers, so it is one tensor
+        of bytes, and only a Trainer's optimizer can load it. ``param_groups`` are to look at.
+        """
+        state = super().state_dict()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "states")
+            self._trainer.save_states(path)
+            state["state"] = {STATE: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)}
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` returned; see ``Trainer.load_states``. Every worker calls this.
+
+        Raises:
+            UsageError: it is the state of another kind of optimizer, or of other parameters.
+        """
+        saved = state_dict.get("state", {}).get(STATE)
+        if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
+            raise UsageError(
+                "this is no state of a Trainer's optimizer: pass what trainer.optimizer.state_dict() returned. The "
+                "states of torch's own optimizers cannot be loaded here"
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "states")
+            path.write_bytes(saved.cpu().contiguous().numpy().tobytes())
+            self._trainer.load_states(path)
+
+    def __reduce__(self) -> Any:
+        return self._trainer.__reduce__()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise ``UsageError`` after construction: all parameters of a trainer are in its store."""
+        if hasattr(self, "_trainer"):
+            raise UsageError(
+                "a Trainer's parameters are fixed when it is made; make another Trainer for more parameters"
+            )
+        super().add_param_group(param_group)
+
+    def _unscale(self, scale: torch.Tensor) -> None:
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for grad in grads:
+            by_device.setdefault(grad.device, []).append(grad)
+        for device, on_device in by_device.items():
+            multiply(on_device, scale.double().reciprocal().float().to(device))

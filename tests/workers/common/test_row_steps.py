@@ -1,21 +1,14 @@
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import gc
 
 import kvstore as kv
 from workers.common.row_steps import row_steps
 
 
-class Pushes:
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def paused(self) -> AbstractContextManager[None]:
-        self.calls.append("paused")
-        return nullcontext()
-
-    def step_over(self) -> None:
-        self.calls.append("step over")
+class Trainer:
+    def has_gradients(self) -> bool:
+        return True
 
 
 def test_trainer_and_tables_of_one_store_find_each_other() -> None:
@@ -23,12 +16,16 @@ def test_trainer_and_tables_of_one_store_find_each_other() -> None:
     steps = row_steps(store)
     assert row_steps(store) is steps
     assert row_steps(kv.create("local")) is not steps
-    with steps.paused():
-        steps.step_over()  # nothing is there yet
-    steps.apply_rates()
-    pushes = Pushes()
-    steps.pushes, steps.rates = pushes, lambda: pushes.calls.append("rates")
-    steps.apply_rates()
-    with steps.paused():
-        steps.step_over()
-    assert pushes.calls == ["rates", "paused", "step over"]
+    with steps.pushes.paused():
+        steps.pushes.step_over()  # nothing is there yet
+
+
+def test_a_trainer_is_known_as_long_as_it_lives() -> None:
+    steps, trainer = row_steps(kv.create("local")), Trainer()
+    assert steps.trainer_has_gradients is None
+    steps.begin(trainer.has_gradients)
+    assert steps.trainer_has_gradients is not None
+    assert steps.trainer_has_gradients()
+    del trainer
+    gc.collect()
+    assert steps.trainer_has_gradients is None

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from workers.embedding.exchange import bag_sums
+from workers.embedding.exchange import watched
 
+ROWS = torch.ones(3, 1, requires_grad=True)
 PLACES = torch.tensor([[0, 2], [2, 2], [1, 0]])
 
 
@@ -16,7 +17,7 @@ PLACES = torch.tensor([[0, 2], [2, 2], [1, 0]])
 def test_the_gradient_of_sums_arrives(places: torch.Tensor) -> None:
     arrived: list[torch.Tensor] = []
     rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    sums = bag_sums(rows, places, arrived.append)
+    sums = watched(rows, ROWS, arrived.append, places)
     assert torch.equal(sums, functional.embedding_bag(places, rows, mode="sum"))
     factor = torch.arange(4.0 * len(places)).view(len(places), 4)
     (sums * factor).sum().backward(retain_graph=True)
@@ -24,12 +25,13 @@ def test_the_gradient_of_sums_arrives(places: torch.Tensor) -> None:
     assert torch.equal(arrived[0], factor)
     assert torch.equal(arrived[1], torch.full_like(factor, 2))
     assert rows.grad is None
+    assert ROWS.grad is None
 
 
 def test_nothing_arrives_where_the_loss_does_not_depend_on_it() -> None:
     arrived: list[torch.Tensor] = []
     weight = torch.ones(1, requires_grad=True)
-    sums = bag_sums(torch.ones(3, 1), PLACES, arrived.append)
+    sums = watched(ROWS, ROWS, arrived.append, PLACES)
     torch.autograd.grad((sums * weight).sum(), weight)
     weight.sum().backward()
     assert not arrived
@@ -42,7 +44,7 @@ def test_what_takes_the_gradient_lives_as_long_as_the_graph() -> None:
         arrived.append(grad)
 
     there = weakref.ref(arrive)
-    sums = bag_sums(torch.ones(3, 1), PLACES, arrive)
+    sums = watched(ROWS, ROWS, arrive, PLACES)
     del arrive
     gc.collect()
     assert there() is not None

@@ -6,7 +6,7 @@ import torch
 import kvstore as kv
 from kvstore.optim.optimizer import describe
 from kvstore.optim.updater import RowHyperparameters
-from workers.trainer.trained_parameters import LocalRows
+from workers.trainer.local_updates import LocalRows
 
 OWN = RowHyperparameters()
 
