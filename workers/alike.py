@@ -48,10 +48,7 @@ class Hyperparameter(NamedTuple):
 
 
 class CurrentHyperparameters:
-    """The hyper-parameters of one optimizer, read as often as every step: what has not changed costs next to nothing.
-
-    What is no number, text or tuple of these is left out.
-    """
+    """The hyper-parameters of one optimizer: numbers, texts and tuples of these. They are read in every step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -138,10 +135,7 @@ def _plain(value: Any) -> Any:
 class Alike:
     """What the replicas of one optimizer tell each other. Its methods are collective but for ``mark`` and ``changed``.
 
-    Args:
-        optimizer: this worker's.
-        store: a synchronous store without optimizer, for this alone. Its ``join`` is reserved.
-        owner: the name of the class that makes the updates, for messages.
+    ``store`` is synchronous, without optimizer, for this alone. Its ``join`` is reserved.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, store: KVStore, owner: str) -> None:

@@ -203,10 +203,7 @@ class Relay:
             )
 
     def agree(self, what: str) -> None:
-        """Require that all workers broadcast the same from the same root.
-
-        ``what`` has a line for each tensor, for the error.
-        """
+        """Require that all workers broadcast the same from the same root. ``what``: a line for each tensor."""
         rows = self._gather.exchange([self._root_rank + 1, digest(what)])
         for rank, (root, _) in enumerate(rows):
             if root != self._root_rank + 1:

@@ -97,10 +97,6 @@ def new_store(owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
     """Return another store of the group's type, with its own keys and compression; ``shutdown`` closes it.
 
     Every worker makes its stores in the same order.
-
-    Args:
-        owner: what it is for; the same on all workers.
-        name: for this project's own stores: by which readers find it.
     """
     store()
     made = open_store(_type, owner, name)

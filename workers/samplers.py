@@ -82,7 +82,6 @@ class _Split(Sampler[T_co]):
         return _Reading(self)
 
     def __len__(self) -> int:
-        """The number of items in the whole epoch that is under way, or is next."""
         return self._count(self.epoch)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:

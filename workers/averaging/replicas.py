@@ -39,10 +39,7 @@ STEPPING, FINISHING = 1, 2
 
 
 class Mark(NamedTuple):
-    """Where a worker is.
-
-    ``stale``: it has made steps since the last whole average. ``states``: a digest of names, or 0.
-    """
+    """Where a worker is; whether it has made steps since the last whole average; a digest of its states' names."""
 
     phase: int
     steps: int
@@ -51,10 +48,7 @@ class Mark(NamedTuple):
 
 
 class Replicas(Stepper):
-    """What ``PartialSync`` and ``PeriodicAveraging`` share: steps, averages, an end.
-
-    On construction every worker gets rank 0's values.
-    """
+    """What ``PartialSync`` and ``PeriodicAveraging`` share: rank 0's values to begin with, steps, averages, an end."""
 
     def __init__(
         self,

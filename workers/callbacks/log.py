@@ -124,11 +124,6 @@ class Log:
             self._rank = run.rank
 
     def __call__(self, param: BatchEndParam | int, *_: Any) -> None:
-        """Log a batch, an evaluation or an epoch.
-
-        Raises:
-            UsageError: it is a batch of an evaluation.
-        """
         if not isinstance(param, BatchEndParam):
             self._log_epoch(param)
             return

@@ -14,10 +14,7 @@ MODES = ("auto", "max", "min")
 
 
 def improves(name: str, value: float, best: float | None, mode: str, least: float = 0.0) -> bool:
-    """Whether ``value`` is better than ``best``, by more than ``least``.
-
-    NaN never is. ``auto``: larger accuracies are better.
-    """
+    """Whether ``value`` is better than ``best``, by more than ``least``. NaN never is."""
     if math.isnan(value):
         return False
     if best is None:

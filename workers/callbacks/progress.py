@@ -53,7 +53,6 @@ class ProgressBar:
             self.total = run.num_batches
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Count a batch."""
         if self._bar is None:
             self._bar = _choose(param.rank, self.length)
         self._bar.show(param, self.total)
@@ -184,7 +183,6 @@ class LearningRateScheduler:
         run.trainer.set_learning_rate(self._schedule(run.epoch))
 
     def __call__(self, epoch: int, *_: Any) -> None:
-        """Set the rate of the next epoch."""
         if self._run is not None:
             self._run.trainer.set_learning_rate(self._schedule(epoch + 1))
 
@@ -248,7 +246,6 @@ class TorchScheduler:
         return self._scheduler
 
     def __call__(self, when: int | BatchEndParam, *_: Any) -> None:
-        """Step the scheduler."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             if not isinstance(when, BatchEndParam):
                 raise UsageError("ReduceLROnPlateau needs a metric: pass it as eval_end_callback")
@@ -310,7 +307,6 @@ class Speedometer:
         self._tic = 0.0
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Count a batch, and log if it is time."""
         begun, self._last = 0 <= self._last < param.nbatch, param.nbatch
         if not begun:
             self._since, self._tic = param.nbatch, time.perf_counter()
@@ -345,6 +341,5 @@ class LogValidationMetricsCallback:
     """Logs the metric at the end of an evaluation; ``fit`` itself also does."""
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Log the metric."""
         for name, value in param.eval_metric.get_name_value() if param.eval_metric else []:
             log_line(param.rank, "Epoch[%d] Validation-%s=%f", param.epoch, name, value)

@@ -53,7 +53,6 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
     def __call__(
         self, epoch: int, model: Any, arg_params: Mapping[str, torch.Tensor], aux_params: Mapping[str, torch.Tensor]
     ) -> None:
-        """Save, if it is time."""
         if self._run is None or (epoch + 1) % self.period:
             return
         self._kept.append(epoch + 1)  # before: the checkpoint has the state of this callback
@@ -113,6 +112,5 @@ class do_batch_checkpoint:  # noqa: N801 - beside MXNet's do_checkpoint
         self._run = run
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Save, if it is time."""
         if self._run is not None and (param.nbatch + 1) % self.period == 0:
             self._run.save(self._prefix, param.epoch, param.nbatch + 1)

@@ -54,11 +54,6 @@ class EarlyStopping:
         self._run = run
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Compare the metric at the end of an evaluation.
-
-        Raises:
-            UnknownName: there is no metric ``monitor``.
-        """
         name, value = param.value(self.monitor)
         if improves(name, value, self.best, self.mode, self.min_delta):
             self.best, self.best_epoch, self._waited = float(value), param.epoch, 0

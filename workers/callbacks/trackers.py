@@ -36,7 +36,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackerOfFunctions:
-    """What ``tracker_of`` returns."""
+    """A tracker made of functions."""
 
     log: Callable[..., object]
     close: Callable[[], object]
@@ -52,28 +52,14 @@ def tracker_of(log: Callable[..., Any], close: Callable[[], Any] | None = None) 
         log: called as ``log(values, step)`` with a dict of numbers by name, and the number of the step.
         close: called at the end, without arguments; None for nothing.
     """
-    return TrackerOfFunctions(log, _nothing if close is None else close)
-
-
-def _nothing() -> None:
-    pass
+    return TrackerOfFunctions(log, close or (lambda: None))
 
 
 _BLOCK = 1 << 16
 
 
 class LineFile:
-    """A file to which whole lines are appended. A kill loses at most the line that is being written.
-
-    Each line is one ``write``. If a file ends within a line, because the machine failed or the disk was full, that part
-    is cut off first.
-
-    Args:
-        start: what the file begins with, unless it is empty.
-
-    Raises:
-        UsageError: the file begins with something else, so it is not one of ours.
-    """
+    """A file to which whole lines are appended. ``start`` is what such a file begins with, unless it is empty."""
 
     def __init__(self, path: Path, start: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +68,7 @@ class LineFile:
             begins = os.pread(self._fd, len(start), 0)
             if not start.startswith(begins):
                 raise UsageError(f"{path} has other content, which begins with {begins!r}; choose another name")
+            # A machine that failed, or a full disk, has left a part of a line: the next line would be joined to it.
             self._size = _whole_lines(self._fd)
             os.ftruncate(self._fd, self._size)
         except BaseException:
@@ -91,7 +78,7 @@ class LineFile:
     def append(self, line: str) -> None:
         """Write a line, which has its end, or nothing of it."""
         data = line.encode()
-        try:
+        try:  # one write for a line, so that a kill loses at most this line
             written = os.write(self._fd, data)
             while written < len(data):  # the disk is full, or nearly
                 written += os.write(self._fd, data[written:])

@@ -16,9 +16,6 @@ def divide(sizes: Sequence[int], small: bool = False) -> list[range]:
     """Return the positions of parameters by bucket, in the order in which backward completes them.
 
     A bucket is full when it has reached its size. A parameter larger than a bucket is not divided.
-
-    Args:
-        small: make all buckets as small as the first.
     """
     buckets: list[range] = []
     stop, held = len(sizes), 0
@@ -31,11 +28,7 @@ def divide(sizes: Sequence[int], small: bool = False) -> list[range]:
 
 
 class Progress:
-    """The progress of one step. A bucket is sent when all of its gradients, and all earlier buckets, are complete.
-
-    Args:
-        skipped: positions that never have a gradient.
-    """
+    """The progress of one step. A bucket is sent when its gradients, and all earlier buckets, are complete."""
 
     def __init__(self, buckets: Sequence[range], skipped: Collection[int] = ()) -> None:
         self._buckets = list(buckets)
@@ -60,7 +53,6 @@ class Progress:
         return self._buckets[before : self._gone]
 
     def gone(self, position: int) -> bool:
-        """Whether the bucket of the gradient at ``position`` has been sent."""
         return self._bucket_of[position] < self._gone
 
     @property

@@ -35,10 +35,8 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
 def divide(values: Mapping[str, torch.Tensor], chunk_bytes: int | None) -> list[list[ChunkRange]]:
     """Return the ranges of each chunk. Together they have every element once, the last value's first.
 
-    All chunks but the last are as full as elements allow. A value that does not fit continues in the next chunk.
-
-    Args:
-        chunk_bytes: the size of a chunk on the wire, at least one element; None for one chunk with everything.
+    All chunks but the last are as full as elements allow. A value that does not fit continues in the next chunk. With
+    None for ``chunk_bytes``, one chunk has everything.
     """
     chunks: list[list[ChunkRange]] = [[]]
     most = sum(tensor.numel() * 8 for tensor in values.values()) if chunk_bytes is None else chunk_bytes

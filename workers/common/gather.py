@@ -25,7 +25,6 @@ class Gather:
 
     Args:
         key: the key of the table. Names of parameters do not begin with a slash, so begin it with one.
-        width: the number of 64-bit integers in a row.
         shared: whether the store may already have the table; otherwise the store must be for this alone.
     """
 
@@ -54,9 +53,6 @@ class Gather:
         Args:
             numbers: this worker's row: at most ``width`` numbers, the first not 0. Zeros fill the rest.
             timeout: how long to wait, in seconds; None for the store's deadline. 0 only looks.
-
-        Raises:
-            DeadlineExceeded: others have not called this yet. Another call with these numbers waits on.
         """
         mine = [*numbers] + [0] * (self._width - len(numbers))
         if self._sent is None or self._sent[0] != mine:

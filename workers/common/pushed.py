@@ -91,11 +91,7 @@ class _Noted(NamedTuple):
 
 
 class PushedGradients:
-    """The gradients of one bucket at the moment of their push.
-
-    Args:
-        noted: whether ``written`` is to find writes that torch does not count.
-    """
+    """The gradients of one bucket at the moment of their push. ``noted``: find writes that torch does not count."""
 
     def __init__(self, grads: Mapping[int, torch.Tensor], noted: bool = True) -> None:
         self._positions = list(grads)
@@ -171,11 +167,6 @@ class BackwardPushes:
     """Pushes gradients, bucket by bucket, from hooks that run during backward. Derived classes say what is pushed.
 
     The parameters do not keep this object alive; its hooks go with it.
-
-    Args:
-        keys, tensors: the parameters, all leaves, and their keys in the store.
-        buckets: the positions of the parameters by bucket.
-        skipped: positions that never have a gradient.
     """
 
     def __init__(
@@ -197,11 +188,9 @@ class BackwardPushes:
         raise NotImplementedError
 
     def paused(self) -> AbstractContextManager[None]:
-        """Push nothing from hooks in this block."""
         return self._hooks.paused()
 
     def close(self) -> None:
-        """Remove the hooks."""
         self._hooks.remove()
 
     def _land(self) -> Flight:

@@ -28,7 +28,6 @@ class RowSteps:
 
     Attributes:
         rates: what sends the trainer's current hyper-parameters to the store; None without a trainer.
-        pushes: what pushes the tables' gradients.
         scale: the factor of gradients in the trainer's step that is under way, or was the last one.
     """
 

@@ -12,11 +12,7 @@ AUTO = "auto"
 
 
 def store_type(kvstore: KVStore | str) -> str:
-    """Return the type of store that ``kvstore`` asks for.
-
-    ``auto`` is ``dist_sync`` in a job (started by launch.py, launcher.run, torchrun, mpirun or srun) and ``device``
-    outside of one. Any other name is returned as it is.
-    """
+    """Return the type of store that ``kvstore`` asks for: ``auto`` is ``dist_sync`` in a job, else ``device``."""
     name = kvstore if isinstance(kvstore, str) else kvstore.type
     if name.lower() != AUTO:
         return name

@@ -92,10 +92,7 @@ def memory_order(strides: Sequence[int]) -> list[int]:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a dense ``tensor``, flat, as they lie in memory.
-
-    The result may be a view with gaps, so it need not be contiguous.
-    """
+    """Return the elements of a dense ``tensor``, flat, as they lie in memory; maybe a view with gaps."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(-1)

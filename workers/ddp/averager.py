@@ -14,9 +14,8 @@ something else (``workers/alike.py``).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -25,30 +24,21 @@ from kvstore.ticket import Ticket
 from workers.alike import BACKWARD, WIDTH, Alike, in_one_phase
 from workers.common.buckets import divide
 from workers.common.pushed import BackwardPushes, PushedGradients, settle
-from workers.common.sparse_gradients import as_gradient, as_rows, is_sparse, table_key
+from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
 from workers.common.torch_internals import after_backward, raise_late
 
 _HALVES = (torch.float16, torch.bfloat16)
 REMEDY = "pass overlap=False to DistributedOptimizer, so that nothing is sent before backward has ended"
 
 
-class RowSums(NamedTuple):
-    """What one push brings back: by position the rows that any worker has pushed, when ``ticket`` is done."""
-
-    ticket: Ticket
-    rows: Mapping[int, RowSparse]
-
-
 class SummedRows:
     """The parameters whose gradients are sparse on some worker; on all workers alike."""
 
-    def __init__(
-        self, names: Sequence[str], tensors: Sequence[torch.Tensor], store: KVStore, known: set[str] | None = None
-    ) -> None:
+    def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor], store: KVStore, known: set[str]) -> None:
         self.positions: list[int] = []
         self._names, self._tensors = names, tensors
         self._store = store
-        self._known = set[str]() if known is None else known
+        self._known = known
 
     def add(self, positions: Collection[int]) -> list[int]:
         """Note that the gradients of the parameters at ``positions`` are sparse; return which are new. Collective."""
@@ -64,22 +54,19 @@ class SummedRows:
         self.positions += new
         return new
 
-    def push(self, positions: Sequence[int], absent: bool = False) -> RowSums:
+    def push(self, positions: Sequence[int], absent: bool = False) -> RoundRows:
         """Push the rows of these gradients: none of a parameter without a gradient, and none at all if ``absent``."""
         tensors = [self._tensors[position] for position in positions]
         values = [
             RowSparse.zeros(tensor.shape, tensor.dtype) if absent or tensor.grad is None else as_rows(tensor.grad)
             for tensor in tensors
         ]
-        outs = [RowSparse.zeros(tensor.shape, tensor.dtype) for tensor in tensors]
-        keys = self._keys(positions)
-        ticket = self._store.pushpull(keys, values, outs, wait=False, row_ids=["round"] * len(keys))
-        return RowSums(ticket, dict(zip(positions, outs, strict=True)))
+        return push_rows(self._store, positions, self._keys(positions), values, tensors)
 
-    def write(self, sums: RowSums, counts: Sequence[int], divisor: int) -> None:
+    def write(self, came: RoundRows, counts: Sequence[int], divisor: int) -> None:
         """Wait for sums. Divided, they become the gradients of the parameters that have one on some worker."""
-        sums.ticket.wait()
-        for position, rows in sums.rows.items():
+        came.ticket.wait()
+        for position, rows in zip(came.positions, came.rows, strict=True):
             tensor = self._tensors[position]
             if counts[position]:
                 tensor.grad = as_gradient(rows, tensor)
@@ -102,7 +89,7 @@ class Sent:
     """
 
     grads: dict[int, bool] = field(default_factory=dict)
-    rows: list[RowSums] = field(default_factory=list)
+    rows: list[RoundRows] = field(default_factory=list)
     counts: torch.Tensor | None = None
     counted: Ticket | None = None
 
@@ -110,19 +97,13 @@ class Sent:
 class GradientAverager(BackwardPushes):
     """Makes the gradients of parameters the same on all workers when a backward pass ends.
 
-    Attributes:
-        rounds: in how many sums this worker has taken part.
-
     Args:
         params: leaves by name, of any floating dtype and device; in the same order on all workers.
         store: a synchronous store without optimizer, for this alone. The names are already keys in it.
         used: the key of ``counts_of`` so many parameters.
-        alike: compares what workers are to step with.
         known: the keys of the store; those of tables are added.
-        average: whether to average; otherwise gradients are summed.
         passes: how many backward passes add up before the last one sends the sum.
         sparse_as_dense: make sparse gradients dense; otherwise their rows are summed.
-        overlap: send while backward runs; otherwise when it ends.
     """
 
     def __init__(

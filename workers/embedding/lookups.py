@@ -33,19 +33,13 @@ def sort_for(workers: int) -> Sort:
 def as_torch(ids: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids sorted, and where each was; equal ones in the order that they have in a sparse gradient of torch's.
 
-    Each table is sorted alone: torch's order of equal ids depends on all the others.
-
-    Args:
-        ids: of each of several tables, at least one; int64, of one dimension, on the CPU.
-
-    Returns:
-        Two tensors of int64, which have the tables one after the other: the ids, and the position of each in its table.
+    ``ids`` of several tables are int64, of one dimension, on the CPU. The results have the tables one after the other.
     """
     return _by_torch(ids, stable=False)
 
 
 def by_position(ids: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids sorted, and where each was; equal ones in the order of their positions. See ``as_torch``."""
+    """Return ids sorted, and where each was; equal ones in the order of their positions."""
     sizes = [len(each) for each in ids]
     bits = max(max(sizes) - 1, 1).bit_length()
     joint = np.concatenate([each.numpy() for each in ids])
@@ -85,12 +79,8 @@ class TableIds(NamedTuple):
 class Positions(NamedTuple):
     """The positions of the ids of all tables of a batch, by id. Those of a table follow those of the one before.
 
-    Attributes:
-        order: all positions, those of each table sorted by their ids; those of one id are summed in this order.
-            int64.
-        starts: where in ``order`` the positions of each id begin; those of padding, too; int64.
-        sizes: of each table the number of positions.
-        counts: of each table the number of ids.
+    ``order``: all positions, of each table by their ids; the positions of one id are summed in this order. ``starts``:
+    where in ``order`` each id begins. ``sizes`` and ``counts``: of each table the numbers of positions and of ids.
     """
 
     order: torch.Tensor
@@ -174,16 +164,10 @@ def _flat(key: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _unique(ordered: Ids, order: Ids, sizes: Sequence[int]) -> tuple[Ids, Ids, Ids, list[int]]:
-    """Find the different ids of each of several tables, which follow one another.
+    """Find the different ids of each of several tables, which follow one another in ``ordered``.
 
-    Args:
-        ordered: ids, those of each table sorted.
-        order: their positions in the table, which become their positions among all.
-        sizes: of each table the number of ``ordered``.
-
-    Returns:
-        Each id once; for each position where its id is among those of the table; where in ``order`` each id begins;
-        and of each table the number of different ids.
+    Returns each id once; for each position where its id is among those of the table; where in ``order`` each id begins;
+    and of each table the number of different ids. ``order`` becomes the positions among all tables.
     """
     bounds = np.array([0, *itertools.accumulate(sizes)])
     new = np.empty(len(ordered), bool)
@@ -250,17 +234,9 @@ def _refuse(key: Any, rows: int, flat: Ids) -> None:
 
 
 class Fetch:
-    """The rows of one table for one lookup, on their way or there.
+    """The rows of one table for one lookup, on their way or there. Below them there is one of zeros, for the padding.
 
-    Below the rows there is one more, of zeros: that of the padding.
-
-    Args:
-        lookup: which rows.
-        block: memory for them, of shape ``(len(ids) + 1, width)``; the last row is of zeros.
-
-    Attributes:
-        out: the rows, to be written into; of shape ``(len(ids), width)``.
-        ticket: of the call that brings them; None until it has been made.
+    ``out`` are the rows without it; ``ticket`` is of the call that brings them, ``seen`` a mark of the table's changes.
     """
 
     def __init__(self, lookup: Lookup, block: torch.Tensor) -> None:

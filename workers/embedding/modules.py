@@ -145,7 +145,6 @@ class TableModule(nn.Module):
         self.exchange.use(key, self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a copy of a module, which has the same table."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.exchange.use(self.key, self)
 

@@ -70,7 +70,6 @@ class Lookahead:
         return Lookahead(loader, self._ids_of_batch, self._stale)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches."""
         waiting: deque[Any] = deque()  # what samplers do not count as used
         batches = _noted(iter(self.loader), waiting)
         modules: dict[RowExchange, list[TableModule]] = {}
@@ -102,7 +101,6 @@ class Lookahead:
         return {each.key: lookup for each, lookup in zip(wanted, exchange.look_up(wanted), strict=True)}
 
     def __len__(self) -> int:
-        """The number of batches."""
         return len(self.loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:

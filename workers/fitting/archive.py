@@ -93,16 +93,7 @@ class Archive:
     def save(
         self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric, evaluated: bool = True
     ) -> bool:
-        """Write this worker's part of a checkpoint. Every worker calls this.
-
-        A disk that is full ends no training. The checkpoint is there whole or not at all: if one worker's part cannot
-        be written, all remove theirs.
-
-        Args:
-            batches, samples: how many of the current epoch this worker has used.
-            metric: the metric of the current epoch.
-            evaluated: whether there has been the evaluation of the last epoch that is over.
-        """
+        """Write this worker's part of a checkpoint; return whether all parts are there. Every worker calls this."""
         if checkpoint.batch:
             self._position.require()
         failed = False
@@ -115,7 +106,7 @@ class Archive:
                 *(checkpoint.weights.stem, exc.filename or checkpoint.weights, exc.strerror or exc),
             )
         failed = self._failed_anywhere(failed, bool(checkpoint.batch))
-        if failed:
+        if failed:  # a disk that is full ends no training, and a checkpoint is there whole or not at all
             checkpoint.remove(self._rank)
         elif self._rank == 0:
             log_line(self._rank, 'Saved checkpoint to "%s"', checkpoint.weights)

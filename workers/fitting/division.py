@@ -69,7 +69,6 @@ class DividedSampler(SplitSampler):
         return state | {"order": self.digest(state["epoch"]) if state["taken"] else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` returned ``state``, with the seed that it has."""
         seed = state.get("seed")
         if isinstance(seed, int) and 0 <= seed < 2**64:
             self._seed, self._drawn = seed, {}
@@ -123,9 +122,6 @@ def divide(
     Args:
         split: False leaves data as it is; True divides, or raises; None divides what is the same everywhere.
         even_size: give all workers as many samples or batches; one that lacks one gets another's, too.
-
-    Raises:
-        UsageError: ``split`` is True, and the data cannot be divided, or differs; or every worker has the same part.
     """
     if num_workers == 1:
         return Divided(data, None)

@@ -288,12 +288,7 @@ class TrainingRun:
             self.store.report({"epoch": self.epoch, "loss": float(loss)})
 
     def _join(self, seconds: float) -> None:
-        """Wait until workers with more batches have made their steps, and take the resulting weights.
-
-        Args:
-            seconds: how long this worker's epoch has taken. The wait lasts as long at most, or the store's deadline if
-                that is longer.
-        """
+        """Wait until workers with more batches have made their steps; ``seconds`` is how long this epoch has taken."""
         replicas = isinstance(self.trainer, DiLoCoTrainer)  # whose weights are not the store's before they join
         if self.store is None or (self.num_workers == 1 and not replicas):
             return

@@ -28,10 +28,6 @@ class Arrivals:
     """The values that are on their way to one model's parameters.
 
     The model's hooks keep this object alive: whoever uses the model next must get the values, also without a trainer.
-
-    Args:
-        share: replace a parameter's ``data`` by the value, without a copy; see ``write``.
-        writes: is told of the values that are written.
     """
 
     def __init__(

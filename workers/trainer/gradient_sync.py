@@ -19,9 +19,8 @@ from torch import nn
 from kvstore import AlreadyInitialized, KVStore, RowSparse, Table, Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.rows.row_sparse import ParameterRows
-from kvstore.ticket import Ticket
 from workers.common.row_steps import row_steps
-from workers.common.sparse_gradients import as_gradient, as_rows, is_sparse, table_key
+from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
 from workers.common.tensors import has_parts, overwrite
 from workers.reducer import Reducer
 from workers.trainer.outside_writes import OutsideWrites
@@ -37,11 +36,7 @@ _updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Tr
 
 
 class SparseParameters:
-    """The parameters of a trainer whose gradients are sparse. ``positions``: in the order in which tables were made.
-
-    Attributes:
-        positions: theirs, in the order in which their tables were made.
-    """
+    """The parameters of a trainer whose gradients are sparse. ``positions``: in the order in which tables were made."""
 
     def __init__(self, params: Sequence[Parameter], store: KVStore, *, updates: bool) -> None:
         self.positions: list[int] = []
@@ -68,14 +63,24 @@ class SparseParameters:
 
     def push(self, left_out: Collection[int] = ()) -> RoundRows | None:
         """Push the gradients, and ask for what becomes of the rows; return at once. None if there are none."""
-        pushed = [self._params[position] for position in self.positions if position not in left_out]
-        if not pushed:
+        positions = [position for position in self.positions if position not in left_out]
+        if not positions:
             return None
+        pushed = [self._params[position] for position in positions]
         values = [[as_rows(grad) for grad in param.gradients()] for param in pushed]
-        rows = [RowSparse.zeros(param.tensors[0].shape, param.tensors[0].dtype) for param in pushed]
         keys = [table_key(param.key) for param in pushed]
-        ticket = self._store.pushpull(keys, values, rows, wait=False, row_ids=["round"] * len(keys))
-        return RoundRows(ticket, pushed, rows)
+        return push_rows(self._store, positions, keys, values, [param.tensors[0] for param in pushed])
+
+    @torch.no_grad()
+    def write(self, came: RoundRows, *, weights: bool) -> None:
+        """Wait for rows. Write them into the weights; or else let them be the gradients."""
+        came.ticket.wait()
+        for position, rows in zip(came.positions, came.rows, strict=True):
+            for tensor in self._params[position].tensors:
+                if weights:
+                    tensor.detach().index_copy_(0, rows.ids.to(tensor.device), rows.rows.to(tensor.device))
+                else:
+                    tensor.grad = as_gradient(rows, tensor)
 
     def refresh(self, positions: Collection[int]) -> None:
         for position in positions:
@@ -106,35 +111,10 @@ class SparseParameters:
             )
 
 
-class RoundRows:
-    """What comes back of one push when ``ticket`` is done: rows of each parameter, new weights or summed gradients."""
-
-    def __init__(self, ticket: Ticket, params: Sequence[Parameter], rows: Sequence[RowSparse]) -> None:
-        self._ticket = ticket
-        self._params = params
-        self._rows = rows
-
-    @torch.no_grad()
-    def write_weights(self) -> None:
-        self._ticket.wait()
-        for param, came in zip(self._params, self._rows, strict=True):
-            for tensor in param.tensors:
-                tensor.detach().index_copy_(0, came.ids.to(tensor.device), came.rows.to(tensor.device))
-
-    @torch.no_grad()
-    def write_gradients(self) -> None:
-        self._ticket.wait()
-        for param, came in zip(self._params, self._rows, strict=True):
-            for tensor in param.tensors:
-                tensor.grad = as_gradient(came, tensor)
-
-
 class ParameterLists:
     """Lists of equal length, in the order of the parameters.
 
-    Args:
-        memory: a store whose memory holds the gradients of CPU parameters, from the first ``zero_grad`` on; None for
-            ordinary memory.
+    The memory of ``memory`` holds gradients of CPU parameters.
     """
 
     def __init__(self, params: list[Parameter], memory: KVStore | None) -> None:
@@ -273,7 +253,7 @@ class GradientSync:
             else:
                 self._pushpull(skipped, self._lists.weights(skipped), **self._share)
             if rows is not None:
-                rows.write_weights()
+                self._sparse.write(rows, weights=True)
             self._renew_overlap()
 
     def sum(self, left_out: Sequence[int]) -> None:
@@ -284,7 +264,7 @@ class GradientSync:
         else:
             self._pushpull(skipped)
         if rows is not None:
-            rows.write_gradients()
+            self._sparse.write(rows, weights=False)
         self._renew_overlap()
 
     def thaw(self, positions: Sequence[int]) -> None:

@@ -38,7 +38,6 @@ class LocalRows:
         self._updated: dict[Key, RowsOfParameter] = {}
 
     def __contains__(self, key: Key) -> bool:
-        """Whether rows of parameter ``key`` have been updated."""
         return key in self._updated
 
     def begin(self, key: Key, weight: torch.Tensor, states: StateTensors) -> None:

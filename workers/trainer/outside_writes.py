@@ -35,7 +35,6 @@ class Watched:
     """One tensor, and what was known of it when it was noted.
 
     Attributes:
-        key, tensor: the parameter.
         start, stride: which elements are sampled.
         memory, strides: where and how it lay.
         sample: a view of the sampled elements.

@@ -38,7 +38,6 @@ class Step:
     """What a step has shown so far.
 
     Attributes:
-        rates: the hyper-parameters of the first push, if the store updates.
         refused: the error with which the store refused a push.
         objection: why pushing early would have been wrong in this watched step.
     """
@@ -56,7 +55,6 @@ class Overlap(BackwardPushes):
         share: replace the parameters' ``data`` by new values where that saves a copy.
         asked: begin after the first step whatever it was like, so that a program that does not fit gets an error.
         forward: the model whose modules wait for new values instead of the steps; only for a store that updates.
-        frozen: positions of parameters that are not trained.
         writes: is told of values that are written into parameters between the steps.
     """
 
@@ -95,11 +93,6 @@ class Overlap(BackwardPushes):
 
         If forward passes wait for the values, this does not. The step is over even if this raises: what has been pushed
         stays pushed.
-
-        Args:
-            rescale: the factor of this step's gradients; None for sums.
-            lasting: whether the next step has the same factor.
-            left_out: positions of parameters that no worker has a gradient of. They are not updated.
         """
         self.synchronize()  # modules that were not called have not waited
         try:

@@ -179,10 +179,7 @@ def order_of(params: Sequence[Parameter]) -> Order:
 def require_order(
     saved: Sequence[Sequence[Any]], params: Sequence[Parameter], alike: Callable[[Key, Key], bool], path: object
 ) -> None:
-    """Raise ``UsageError`` unless ``params`` are in the order of ``saved``.
-
-    ``alike``: whether two keys have equal states.
-    """
+    """Raise ``UsageError`` unless ``params`` are in the order of ``saved``. ``alike``: of two keys' states."""
     now = {key: (tuple(shape), dtype, digest) for key, shape, dtype, digest in order_of(params)}
     then = {key: (tuple(shape), dtype, digest) for key, shape, dtype, digest in saved}
     other = [key for key in then if key in now and then[key] != now[key]]

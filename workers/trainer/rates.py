@@ -341,11 +341,7 @@ class TrainerOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` returned; see ``Trainer.load_states``. Every worker calls this.
-
-        Raises:
-            UsageError: it is the state of another kind of optimizer, or of other parameters.
-        """
+        """Take what ``state_dict`` returned; see ``Trainer.load_states``. Every worker calls this."""
         saved = state_dict.get("state", {}).get(STATE)
         if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
             raise UsageError(

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvstore.client import DistStore
 from kvstore.member.session import Session
 from workers import DistOpt, group
-from workers.dist_opt.communicator import fuse
+from workers.dist_opt.channels import fuse
 
 
 def test_small_ones_gather_until_they_are_more_than_the_threshold_and_large_ones_go_alone() -> None:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import kvstore as kv
 from workers import DistOpt
-from workers.dist_opt.communicator import fuse
+from workers.dist_opt.channels import fuse
 
 
 @pytest.mark.parametrize("threshold", [2097152, 8, 0])
