@@ -188,6 +188,7 @@ class Alike:
             self._digits = self._current.fingerprint(said, unfrozen)
         self._phase = phase
         one, two = self._digits
+        # Sums cost no message of their own, as a gather would: they travel with the counts of the step's gradients.
         return [1, phase, phase**2, one, one**2, two, two**2]
 
     @property

@@ -24,6 +24,7 @@ from workers.common.stores import AUTO
 from workers.common.tensors import flat_bytes, has_parts, is_dense, overwrite, put_together, take_apart
 from workers.common.values import describe
 
+# Keys of two fixed sizes, because keys stay on the servers: a key for each broadcast would fill them.
 SMALL, LARGE = 1 << 14, 1 << 22  # bytes in a piece
 
 
@@ -248,6 +249,7 @@ class Relay:
         size = SMALL if total <= SMALL else LARGE
         piece = self._store.empty(size, torch.uint8)
         for chunk in divide(flat, size):
+            # Integers of one byte: the sum of the root's and zeros is exact, and never compressed.
             piece.zero_()
             if self.root:
                 _copy(flat, chunk, piece, out=True)

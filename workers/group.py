@@ -159,4 +159,5 @@ def _device() -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         return torch.device("cpu")
+    # Modulo: several workers of a host may share a GPU, as with one card and ``-n 2``.
     return torch.device("cuda", (_local()[0] if count > 1 else 0) % count)

@@ -44,6 +44,8 @@ def join(*things: Joinable, timeout: float | None = None) -> int:
     if len(serving) > 1:
         raise UsageError("workers.join() takes one of PeriodicAveraging, PartialSync and DiLoCo, not several")
     last: dict[int, int | None] = {}
+    # All say first that they have no more batches, then all wait: one that joined the things one by one would wait in
+    # the first for a worker that waits for it in the second.
     for position, thing in enumerate(things):
         begin = getattr(thing, "begin_join", None)
         if begin is not None:  # not ``join(0)``, which might go on to what all workers do together, in another order

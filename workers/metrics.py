@@ -60,6 +60,7 @@ class EvalMetric:
         """
         for label, pred in _pairs(labels, preds):
             total, count = self.measure(label, pred)
+            # In float64: sums over an epoch exceed what float32 counts exactly, 16.8 million.
             self.sum_metric = self.sum_metric + (total.double() if isinstance(total, torch.Tensor) else total)
             self.num_inst += count
 

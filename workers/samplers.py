@@ -75,6 +75,7 @@ class _Split(Sampler[T_co]):
         """
         at_least("epoch", epoch, 0)
         if epoch != self.epoch:
+            # A program may look at a batch before training, for shapes; its epoch has not begun by that.
             looked = epoch == self._epoch and self._reading is not None and self._reading.is_one_batch
             self._go_to(epoch, self._start if looked else 0)
 

@@ -26,7 +26,7 @@ from kvstore.ticket import Ticket
 from workers.averaging.stepper import Stepper, require_alike
 from workers.common.checks import at_least
 from workers.common.gather import Gather
-from workers.common.stores import join_refusal, open_store
+from workers.common.stores import join_refusal, open_store, updates_each_push
 from workers.common.values import everything_of, module_or_dict, parameters_of
 from workers.reducer import Reducer
 
@@ -39,7 +39,7 @@ def require_synchronous(store: KVStore) -> None:
     Outer gradients that come one by one, and late, make the outer momentum unstable (Liu et al., "Asynchronous
     Local-SGD Training for Language Modeling", arXiv:2401.09135).
     """
-    if "async" in store.type or "ssp" in store.type:
+    if updates_each_push(store.type):
         raise UsageError(
             f"DiLoCo needs a synchronous store, 'dist_sync' or 'local', not {store.type!r}: with outer gradients that "
             "come late, the outer momentum makes training unstable"
@@ -305,6 +305,7 @@ class DiLoCo(Stepper):
         self._store = open_store(kvstore, "DiLoCo")
         require_synchronous(self._store)
         self._joining = self._store.reserve_join(join_refusal("DiLoCo", "Call DiLoCo's own finish() or join()"))
+        # Buffers and settings are sums, and the store has the outer optimizer, which would make steps of them.
         self._sums = self._store.companion()
         settings: dict[str, int | str] = {
             "inner_steps": inner_steps,

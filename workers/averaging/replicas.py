@@ -191,6 +191,8 @@ class Replicas(Stepper):
         maybe |= {name: buffer.tensor for name, buffer in (self._buffers | self._others).items()}
         names = {part.name for part in due} | (self._others.keys() if self._all[-1] in due else set())
         columns = [*self._params, *self._buffers, *self._others]
+        # Only of what may be constant and is due: a digest reads the whole tensor, which a trained parameter never has
+        # equal.
         prints = [fingerprint(maybe[name]) if name in maybe and name in names else 0 for name in columns]
         rows = self._marks.exchange([*mine, *prints], timeout)
         marks = [Mark(*row[: len(mine)]) for row in rows]

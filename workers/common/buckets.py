@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+# torch's DistributedDataParallel has 1 MiB and 25 MiB.
 FIRST_BYTES = 1 << 20  # small, so that the first bytes leave early
 BUCKET_BYTES = 8 << 20  # large, so that the cost of a message does not matter
 

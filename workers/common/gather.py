@@ -13,6 +13,7 @@ import torch
 
 from kvstore import AlreadyInitialized, DeadlineExceeded, KVStore, KVStoreError, Mismatch, UsageError
 from kvstore.ticket import Ticket
+from workers.common.stores import updates_each_push
 
 NO_SUM = (
     "this store does not sum what is pushed: it has an optimizer or updater. The optimizer must stay in the worker: "
@@ -31,6 +32,7 @@ class Gather:
     def __init__(self, store: KVStore, key: str, width: int = 8, *, shared: bool = True) -> None:
         require_sums(store.type)
         self._store, self._key, self._width = store, key, width
+        # A push cannot be taken back. So a call that has timed out leaves its row, and the next call waits on.
         self._sent: tuple[list[int], torch.Tensor, Ticket] | None = None  # a row that waits for those of others
         try:
             store.init(key, self._table() - 1)  # not 0: an updater that adds would go unnoticed
@@ -82,6 +84,7 @@ class Gather:
 
     def mean(self, number: float) -> float:
         """Return the mean of all workers' numbers, with the same bits on all; ``width`` must be 2."""
+        # As integers, which are never compressed. Each worker then makes the same sum.
         (bits,) = struct.unpack("<q", struct.pack("<d", number))
         theirs = [struct.unpack("<d", struct.pack("<q", their_bits))[0] for _, their_bits in self.exchange([1, bits])]
         return float(sum(theirs) / len(theirs))
@@ -91,7 +94,7 @@ class Gather:
 
 
 def require_sums(kind: str) -> None:
-    if "async" in kind or "ssp" in kind:
+    if updates_each_push(kind):
         raise UsageError(f"a {kind!r} store updates for every push; averages need 'dist_sync' or 'local'")
 
 

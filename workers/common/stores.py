@@ -19,6 +19,11 @@ def store_type(kvstore: KVStore | str) -> str:
     return "dist_sync" if Config.from_env().in_job else "device"
 
 
+def updates_each_push(kind: str) -> bool:
+    """Whether a store of type ``kind`` makes an update of every push, so that there are no rounds of all workers."""
+    return "async" in kind or "ssp" in kind
+
+
 def open_store(
     kvstore: KVStore | str, owner: str = BY_THE_PROGRAM, name: str = COUNTED, check_finite: bool = False
 ) -> KVStore:

@@ -172,9 +172,8 @@ class GradientAverager(BackwardPushes):
             self._running, self._final = True, False
             if self._progress.gone(position):
                 raise UsageError(
-                    f"the gradient of {self._keys[position]!r} came twice: in one backward(), or because an earlier "
-                    "one "
-                    f"failed; {REMEDY}"
+                    f"the gradient of {self._keys[position]!r} came twice: in one backward(), or because an "
+                    f"earlier one failed; {REMEDY}"
                 )
             if tensor.is_cuda:
                 self._flight.streams.add(torch.cuda.current_stream(tensor.device))
@@ -188,9 +187,8 @@ class GradientAverager(BackwardPushes):
         self._running = False
         if self._due:
             self._send()
-            _at_end(
-                self, GradientAverager._receive
-            )  # after all others have sent, so that none waits for another's turn
+            # Behind what other optimizers have queued: all have sent then, and none waits for another's turn.
+            _at_end(self, GradientAverager._receive)
         elif not self._hooks.resting:
             self._pass += 1
 
@@ -201,6 +199,8 @@ class GradientAverager(BackwardPushes):
                 self._push(bucket)
         if self._rows.positions:
             self._sent.rows.append(self._rows.push(self._rows.positions))
+        # Sums of flags tell all workers alike which parameters have a gradient. Each worker deciding by its own
+        # gradients would leave some with a None where others have an average.
         flags = [self._sent.grads[position] for position in range(len(self._tensors))]
         mark = self._alike.mark(BACKWARD)
         self._sent.counts = torch.tensor(
@@ -246,6 +246,8 @@ class GradientAverager(BackwardPushes):
             if position is not None:
                 raise UsageError(f"the gradient of {self._keys[position]!r} changed after it was sent; {REMEDY}")
         number = len(self._tensors)
+        # A parameter becomes sparse on all workers in the same round: a worker that pushed rows alone would wait for
+        # ever.
         if new := self._rows.add([place for place, count in enumerate(counts[number : 2 * number]) if count]):
             sent.rows.append(self._rows.push(new))
         for _, held in flight.pushed:
@@ -256,6 +258,8 @@ class GradientAverager(BackwardPushes):
             self._rows.write(rows, counts, self._store.num_workers if self._average else 1)
         self._final = True
         if not self._average:
+            # An average that is averaged again stays what it is. A sum that is summed again is not, so it is
+            # recognized.
             self._last = {n: tensor.grad for n, tensor in enumerate(self._tensors) if tensor.grad is not None}
 
     @property
@@ -287,6 +291,7 @@ class GradientAverager(BackwardPushes):
                 rescale = 1 / self._store.num_workers
                 self._pushpull(list(halves), list(halves.values()), priority=priority, rescale=rescale)
             finally:
+                # It stays for all later pushes of the store otherwise, also of the gradients that are divided here.
                 self._store.set_hyperparameters(rescale_grad=1.0)
 
     def _gradient(self, position: int) -> torch.Tensor | None:
@@ -305,6 +310,7 @@ class GradientAverager(BackwardPushes):
         grad = tensor.grad.detach()
         if not self._average or self._divided_there(grad):
             grad.copy_(total)
+        # Into the gradient's own memory: the optimizer, a GradScaler or the program may hold the tensor.
         elif grad.is_cpu:
             torch.div(total, self._store.num_workers, out=grad)
         else:
@@ -318,6 +324,7 @@ def counts_of(params: int) -> torch.Tensor:
 
 
 def _at_end(gradients: GradientAverager, what: Callable[[GradientAverager], None]) -> None:
+    # What is queued lives until the pass ends, and in compiled autograd longer.
     me = weakref.ref(gradients)
 
     def call() -> None:

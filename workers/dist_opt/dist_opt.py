@@ -236,6 +236,7 @@ class DistOpt:
             raise UsageError(
                 f"the optimizer has no such parameter, of shape {list(param.shape)}; pass one of opt.param_groups"
             )
+        # Torch's optimizers step all parameters that have a gradient; there is no step for one.
         kept = [None if other is param else other.grad for other in params]
         mean = grad.detach() / self.world_size
         for other in params:
@@ -396,6 +397,7 @@ class DistOpt:
         sums = _wide(grads)  # under keys of their own, where the plain ones are of weights in float16
         keys = {i: str(i) if sums[i].dtype == grads[i].dtype else f"sum/{i}" for i in grads}
         messages = [{keys[i]: sums[i] for i in due} for due in self._gradients.groups(threshold)]
+        # With the last gradients, and not before: a message of its own costs a round trip.
         messages[-1][PRESENT] = present = self._with_mark(present)
         channel.sum(messages)
         self._update(sums, present)

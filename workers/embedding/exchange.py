@@ -241,6 +241,8 @@ class RowExchange(RowPushes):
         self._graded = False  # whether the trainer had gradients when the last backward pass ended
         self._gradients = RowGradients()
         self._resting = self._pushed = False
+        # A second pass through a graph finds its uses no longer awaited. Counting them cannot tell the last gradient
+        # then, so pushes wait for the end of backward from then on.
         self._retained = False  # whether a graph has made gradients twice
         self._ahead: list[Ahead] = []  # the lookaheads that are under way, the innermost last
         self._steps = row_steps(store)
@@ -351,6 +353,8 @@ class RowExchange(RowPushes):
         if current_backward() < 0:
             self._gradients.forget_unfinished()
             has_gradients = self._steps.trainer_has_gradients
+            # Tables are no parameters of the trainer, so nobody tells them of ``model.zero_grad()``; a trainer without
+            # gradients has had one.
             if self._graded and has_gradients is not None and not has_gradients():
                 self.drop()  # the program has dropped those of the step, by the model's zero_grad for example
         use = RowUse(key, lookup, self._course(key))

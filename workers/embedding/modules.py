@@ -197,6 +197,7 @@ class TableModule(nn.Module):
     @outside_graphs
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        # The parameter without rows is in the way of the table's own ``weight``.
         del destination[prefix + "weight"]
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
         if metadata is not None and self.frozen:

@@ -54,6 +54,8 @@ class Archive:
         self._together = False  # whether all workers save at the same moments
         self._sums: Reducer | None = None
         self.meeting: KVStore | None = None
+        # Kept until ``go_on``: callbacks, workers' meetings and ``iter`` draw random numbers, and would move on what
+        # was loaded.
         self._random: tuple[dict[str, torch.Tensor], Mapping[str, Any]] | None = None
 
     def begin(self, reducer: Reducer, store: KVStore | None, **place: int) -> None:
@@ -124,6 +126,7 @@ class Archive:
 
     def _write(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric, evaluated: bool) -> None:
         about = self._about(checkpoint)
+        # Old files go first: a save that is cut short must not leave new states beside old weights.
         checkpoint.begin(self._rank)
         if self._keeps_states:
             self._keeps_states = checkpoint.save_states(self._trainer, self._rank)

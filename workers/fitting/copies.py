@@ -89,6 +89,7 @@ class Copies:
             samples = samples_in(y)
             share = samples * count / total
             with self.traced("backward"):
+                # Not times 1, which would be one more node in the graph of each batch.
                 (loss if share == 1 else loss * share).backward()  # type: ignore[no-untyped-call]
             parts.append(BatchResult(y, _detached(outputs), loss.detach(), samples))
         return parts

@@ -33,7 +33,7 @@ from workers.averaging import DiLoCo
 from workers.callbacks.param import BatchEndParam
 from workers.common.checks import at_least, on_off_auto
 from workers.common.run_log import log_line
-from workers.common.stores import open_store
+from workers.common.stores import open_store, updates_each_push
 from workers.fitting import position
 from workers.fitting.archive import Archive
 from workers.fitting.checkpoint import Checkpoint, require_fields
@@ -264,11 +264,7 @@ class TrainingRun:
     def _in_step(self) -> KVStore | None:
         """Return the store if all workers make its rounds together: only they can meet within an epoch."""
         store = self.store
-        if (
-            store is None
-            or not isinstance(self.trainer, Trainer)
-            or any(word in store.type for word in ("async", "ssp"))
-        ):
+        if store is None or not isinstance(self.trainer, Trainer) or updates_each_push(store.type):
             return None
         rule = getattr(store, "rule", None)
         return None if getattr(rule, "quorum", None) is not None else store
@@ -295,6 +291,8 @@ class TrainingRun:
         timeout = max(seconds, Config.from_env().timeout_s)
         meeting = [] if self._archive.meeting is None else [self._archive.meeting]
         if self.trainer.update_on_kvstore:
+            # A scheduler that steps by batch must make the steps that others made more, or rates would differ from now
+            # on.
             before = self.trainer.num_update
             join(self.trainer, *self._copies.table_stores(self.store), *meeting, timeout=timeout)
             self._callbacks.tell("missed", self.trainer.num_update - before, moment="batch")
@@ -488,7 +486,9 @@ def fit(
             trainer = Trainer(parameters, optimizer, optimizer_params, store, check_finite=finite, **trainer_options)
         else:
             trainer = DiLoCoTrainer(model, optimizer, optimizer_params, store, diloco, check_finite)
+        # The stack ends them in reverse: the callbacks, the trainer's hooks, the sums, then the store that they use.
         stack.callback(trainer.close)
+        # After the trainer, which was given lists, and so gives parameters alone.
         copies.begin(reducer)
         metric = metrics.create(eval_metric)
         second = metric if validation_metric is None else metrics.create(validation_metric)

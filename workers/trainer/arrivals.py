@@ -39,6 +39,7 @@ class Arrivals:
         self._share = share
         self._pending: dict[int, tuple[Ticket, torch.Tensor]] = {}
         self._called: set[nn.Module] = set()
+        # First only to see which modules are called at all: one that is never called would never wait.
         self._handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(_Hook(self._note)) for module in model.modules()
         ]
@@ -65,6 +66,7 @@ class Arrivals:
             wait = _Hook(partial(self._wait, own.get(module, ()), held))
             # Before all others: those of torch's prune, weight_norm and spectral_norm compute with the parameters.
             self._handles.append(module.register_forward_pre_hook(wait, prepend=True))
+        # ``state_dict`` reads parameters without a forward pass.
         settle = _Hook(lambda *_: self.settle())
         self._handles += [
             module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]

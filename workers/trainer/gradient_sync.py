@@ -21,6 +21,7 @@ from kvstore.job.config import Config
 from kvstore.rows.row_sparse import ParameterRows
 from workers.common.row_steps import row_steps
 from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
+from workers.common.stores import updates_each_push
 from workers.common.tensors import has_parts, overwrite
 from workers.reducer import Reducer
 from workers.trainer.outside_writes import OutsideWrites
@@ -103,7 +104,7 @@ class SparseParameters:
 
     def _require_rounds(self, key: Key) -> None:
         kind, rule = self._store.type, getattr(self._store, "rule", None)
-        if any(word in kind for word in ("async", "ssp")) or getattr(rule, "quorum", None) is not None:
+        if updates_each_push(kind) or getattr(rule, "quorum", None) is not None:
             raise UsageError(
                 f"the gradient of {key!r} is sparse, and with a {kind!r} store whose updates are not all workers' "
                 "together their weights would not stay the same: use workers.Embedding, whose rows are the store's, or "
@@ -186,6 +187,7 @@ class GradientSync:
         self._closed = False
         self._lists = ParameterLists(params, store if share_gradients else None)
         self._sparse = SparseParameters(params, store, updates=rates is not None)
+        # Frozen parameters are not sent: servers would hold, and checkpoints save, what never changes.
         out = list(frozen)
         take(store, self._lists.keys(out), self._lists.weights(out), updates=rates is not None)
         self._tables = row_steps(store)  # those that modules have in this store
@@ -245,6 +247,7 @@ class GradientSync:
         self._tables.scale = scale
         self._tables.pushes.step_over()
         with self._written():
+            # An overlap has sent the rates with its first push. Rows go beside it, in a push of their own.
             if self._sparse.positions or self._overlap is None:
                 self._apply(scale)
             rows = self._sparse.push(left_out)
@@ -270,6 +273,7 @@ class GradientSync:
     def thaw(self, positions: Sequence[int]) -> None:
         """Train the frozen parameters at ``positions`` from now on. Every worker calls this at the same step."""
         if self._take_up(positions):
+            # Not at once: gradients of this step may be on their way by the present hooks.
             self._renew = True
 
     def make_tables(self, positions: Sequence[int]) -> None:
@@ -314,6 +318,8 @@ class GradientSync:
         try:
             for position, param in enumerate(self._params):
                 if position not in out:
+                    # A push cannot be taken back, and workers must push equally often: so look at all before the first
+                    # leaves.
                     param.gradients()  # raises, before anything is pushed
             new = self._sparse.find()
         except Exception:
@@ -377,7 +383,7 @@ def _advice(store: KVStore) -> str:
         "make a new Trainer with a new store after such a write, on all workers (its save_states and load_states carry "
         "the optimizer's state over)"
     )
-    if any(word in store.type for word in ("async", "ssp")):
+    if updates_each_push(store.type):
         return anew
     return (
         f"pass update_on_kvstore=False, which updates these very tensors, and write the same on all workers; or {anew}"
@@ -392,7 +398,7 @@ def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple
         )
     if made is None:
         return None, False
-    is_async = any(word in made.type for word in ("async", "ssp"))
+    is_async = updates_each_push(made.type)
     if wanted is False and is_async:
         raise UsageError(
             f"update_on_kvstore=False does not work with a {made.type!r} store, which updates for every push: use "

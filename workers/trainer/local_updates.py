@@ -65,6 +65,7 @@ class LocalRows:
         if rows.updater.lazy:
             summed = grad.coalesce()
             ids, grads = summed.indices()[0].cpu(), summed.values().cpu()
+            # ``cpu`` of a CPU tensor is the tensor itself, and the rule writes into what it is given.
             grads = grads.clone() if grads.data_ptr() == summed.values().data_ptr() else grads
         else:
             ids, grads = torch.arange(len(weight), dtype=torch.int64, device="cpu"), grad.to_dense().cpu()
@@ -140,6 +141,7 @@ class LocalUpdates:
                 (param.key, param.tensors[device].detach(), per_device[device])
                 for param, per_device in zip(params, grads, strict=True)
             ]
+            # Copies: optimizers scale and decay a gradient in place, and programs read gradients after the step.
             dense = [(key, weight, grad.clone()) for key, weight, grad in given if grad.layout == torch.strided]
             if dense:
                 updater.update(dense)

@@ -96,6 +96,7 @@ class Watched:
                 sample = as_bits(tensor.view(-1))[self.start % tensor.numel() :: self.stride]
         if sample.dtype != self.kept.dtype or len(sample) != len(self.kept):
             return True
+        # The sample first: it is small, and most writes touch it.
         if not torch.equal(sample, self.kept.to(sample.device)):
             return True
         return self.total is not None and not torch.equal(_total(tensor), self.total.to(tensor.device))
@@ -117,6 +118,7 @@ class OutsideWrites:
     @torch.no_grad()
     def note(self) -> None:
         self._steps += 1
+        # Other places in each of the first steps, for all elements to have had their turn soon; then seldom.
         moves = self._steps <= FIRST + 1 or self._steps % KEEP == 0
         if moves or len(self._watched) < len(self._params) - len(self._frozen):
             self._choose()

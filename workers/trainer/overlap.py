@@ -94,6 +94,7 @@ class Overlap(BackwardPushes):
         If forward passes wait for the values, this does not. The step is over even if this raises: what has been pushed
         stays pushed.
         """
+        # Values of the last step that are still on their way would be written over the ones of this step.
         self.synchronize()  # modules that were not called have not waited
         try:
             grads = {
@@ -145,6 +146,8 @@ class Overlap(BackwardPushes):
                 )
             if self._progress.gone(position):
                 self._object(f"a second backward() before step() adds to the gradient of {key!r}, pushed by the first")
+            # After the check above: a backward pass under ``no_sync`` would add to a gradient that is gone already,
+            # too.
             if self._hooks.resting:
                 return
             tensor = self._tensors[position]
@@ -166,10 +169,13 @@ class Overlap(BackwardPushes):
         if positions:
             self._flight.seen.append(PushedGradients(dict(zip(positions, grads, strict=True))))
         if self._rates is not None and self._step.rates is None:
+            # Servers take hyper-parameters with the push, so they are sent before the first one, and compared in the
+            # step.
             self._step.rates = self._rates.apply()
         if self._watching or self._step.refused is not None or not positions:
             return
         try:
+            # The next forward pass needs the first layers' values first, though backward makes their gradients last.
             self._pushpull(positions, grads, priority=-min(positions), rescale=self._rescale)
         except KVStoreError as exc:  # raised by step(), whose caller expects it
             self._step.refused = exc
@@ -236,6 +242,8 @@ class Overlap(BackwardPushes):
         if self._step.objection is not None and not self._asked:
             log.info("gradients will not be pushed during backward: %s", self._step.objection)
             self.close()
+        # A step in which not all gradients came by backward shows nothing: its buckets would never have been sent
+        # early.
         elif self._asked or self._progress.complete:
             self._to_watch -= 1
             self._rescale = rescale

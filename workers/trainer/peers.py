@@ -9,6 +9,7 @@ import torch
 
 from kvstore import DeadlineExceeded, KVStore, Unsupported, UsageError
 from workers.common.sparse_gradients import is_sparse, no_rows
+from workers.common.stores import updates_each_push
 from workers.common.torch_internals import multiply, write_count
 from workers.trainer.parameters import Key, Parameter, stale
 
@@ -29,7 +30,7 @@ class Peers:
     @property
     def alone(self) -> bool:
         store = self._store
-        return store is None or store.num_workers == 1 or any(word in store.type for word in ("async", "ssp"))
+        return store is None or store.num_workers == 1 or updates_each_push(store.type)
 
     def count(self, name: str, flags: Sequence[bool]) -> list[int]:
         numbers = torch.tensor([float(flag) for flag in flags], dtype=torch.float32, device="cpu")

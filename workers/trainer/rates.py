@@ -316,6 +316,7 @@ class TrainerOptimizer(torch.optim.Optimizer):
         loss = evaluated(closure)
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:
+            # All workers ask, also those without an overflow: else these would wait in the step for the others.
             if self._trainer.overflows(bool(found_inf.item())):
                 return loss
             scale = getattr(self, "grad_scale", None)
@@ -370,4 +371,5 @@ class TrainerOptimizer(torch.optim.Optimizer):
         for grad in grads:
             by_device.setdefault(grad.device, []).append(grad)
         for device, on_device in by_device.items():
+            # In float64, as GradScaler does: the reciprocal of a scale that is no power of two is rounded once.
             multiply(on_device, scale.double().reciprocal().float().to(device))

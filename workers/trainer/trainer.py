@@ -134,6 +134,7 @@ class Trainer:
                 "kvstore.create(..., check_finite=True)"
             )
         check_finite = check_finite or (store is not None and store.check_finite)
+        # Before ``collect``, which reads the iterators: afterwards they do not know their module any more.
         buffers, models = buffers_beside(params), modules_beside(params)
         if isinstance(wait_in_forward, nn.Module):
             models.append(wait_in_forward)
@@ -151,6 +152,7 @@ class Trainer:
             self._store.set_gradient_compression(compression_params)
         options, schedule, begun = settings(collected, optimizer_params or {})
         described = describe(optimizer, options)
+        # In files of states: of this very trainer the order of parameters is known, whatever their values are now.
         self._token = secrets.token_hex(8)
         self._local: LocalUpdates | None = None
         self._where: LocalUpdates | KVStore
@@ -229,6 +231,7 @@ class Trainer:
             return
         scale, left_out = self._scale(batch_size), self._left_out(ignore_stale_grad)
         self._sync.step(scale, lasting=batch_size is None, left_out=left_out)
+        # In a round a parameter is left out on all workers or on none.
         if left_out and self._peers.alone:  # other workers' updates may have changed them
             self._sync.pull(left_out)
         self._updated()
@@ -377,6 +380,7 @@ class Trainer:
             )
         self.begin_join()
         last = self.joining.join(timeout)
+        # After the store: questions of workers that still have batches are answered by zeros until then.
         self._peers.join(timeout)
         self._rates.num_update = self._peers.most(self._rates.num_update)
         if self._local is None:
