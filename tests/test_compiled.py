@@ -21,7 +21,7 @@ from kvstore.dynamo import mark_early, outside_graphs
 from workers import DistributedOptimizer, Trainer
 from workers.common.torch_internals import after_backward, raise_late
 from workers.embedding.prefetching import Lookahead
-from workers.trainer.trainer import TrainerOptimizer
+from workers.trainer.rates import TrainerOptimizer
 
 # Dynamo warns of what it traces, at its first use of much that torch has deprecated, and of breaks.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -40,13 +40,7 @@ _DIGITS = 24  # so that sums of squares over thousands of workers are exact in 6
 
 
 class Hyperparameter(NamedTuple):
-    """One number, text or tuple of these.
-
-    Attributes:
-        name: as in the parameter group.
-        group: the number of the group; -1 for what is said of the optimizer as a whole.
-        value: tensors and numbers of numpy as numbers of Python.
-    """
+    """One number, text or tuple of these. Group -1 is for what is said of the optimizer as a whole."""
 
     name: str
     group: int
@@ -54,13 +48,7 @@ class Hyperparameter(NamedTuple):
 
 
 class CurrentHyperparameters:
-    """The hyper-parameters of one optimizer, read as often as every step: what has not changed costs next to nothing.
-
-    What is no number, text or tuple of these is left out.
-
-    Args:
-        optimizer: the optimizer.
-    """
+    """The hyper-parameters of one optimizer: numbers, texts and tuples of these. They are read in every step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -73,7 +61,7 @@ class CurrentHyperparameters:
         self._names = b""  # of these
 
     def read(self) -> Mapping[int, Any]:
-        """Return the values, for ``digest_of`` and ``items``; the same object as before if they are the same."""
+        """The values by place, for ``fingerprint`` and ``items``; the same object as before if they are the same."""
         groups = self._optimizer.param_groups
         raw = [value for group in groups for value in group.values()]
         before = self._raw
@@ -98,7 +86,6 @@ class CurrentHyperparameters:
         return self._plain
 
     def items(self, values: Mapping[int, Any]) -> tuple[Hyperparameter, ...]:
-        """Return ``values`` with their names."""
         return tuple(Hyperparameter(name, group, values[n]) for n, name, group in self._places if n in values)
 
     def fingerprint(self, values: Mapping[int, Any], more: Sequence[str] = ()) -> tuple[int, int]:
@@ -148,10 +135,7 @@ def _plain(value: Any) -> Any:
 class Alike:
     """What the replicas of one optimizer tell each other. Its methods are collective but for ``mark`` and ``changed``.
 
-    Args:
-        optimizer: this worker's.
-        store: a synchronous store without optimizer, for this alone. Its ``join`` is reserved.
-        owner: the name of the class that makes the updates, for messages.
+    ``store`` is synchronous, without optimizer, for this alone. Its ``join`` is reserved.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, store: KVStore, owner: str) -> None:
@@ -196,12 +180,7 @@ class Alike:
     def mark(self, phase: int, unfrozen: Sequence[str] = ()) -> list[int]:
         """Return numbers whose sums over workers show whether these have the same hyper-parameters; for ``require``.
 
-        A count, and for each number that stands for something its sum and the sum of its squares: n numbers are equal
-        exactly if n times the sum of their squares is the square of their sum.
-
-        Args:
-            phase: where this worker is.
-            unfrozen: the names of parameters that are to be averaged from now on.
+        ``unfrozen``: the names of parameters that are averaged from now on.
         """
         said, unfrozen = self._current.read(), tuple(unfrozen)
         if said is not self._said or unfrozen != self._unfrozen:
@@ -209,19 +188,15 @@ class Alike:
             self._digits = self._current.fingerprint(said, unfrozen)
         self._phase = phase
         one, two = self._digits
+        # Sums cost no message of their own, as a gather would: they travel with the counts of the step's gradients.
         return [1, phase, phase**2, one, one**2, two, two**2]
 
     @property
     def changed(self) -> bool:
-        """Whether the hyper-parameters differ from those of the last ``mark``."""
         return self._current.read() is not self._said
 
     def require(self, sums: Sequence[int]) -> None:
-        """Require that all workers have the same, by the sums of their marks.
-
-        Raises:
-            Mismatch: they have not. The message names what differs, with both values.
-        """
+        """Raise ``Mismatch``, which names what differs, unless the sums of marks show that all are alike."""
         if all(_equal(sums[0], *pair) for pair in zip(sums[1::2], sums[2::2], strict=True)):
             return
         one, two = self._digits
@@ -257,25 +232,15 @@ class Alike:
     # ---- the end of the data
 
     def reserve(self, store: KVStore) -> None:
-        """Join ``store``, too, and let nobody else do so."""
         self._joins.append(store.reserve_join(join_refusal(self._owner)))
 
     def begin_join(self) -> None:
-        """Say that this worker has run out of batches; return at once."""
         for number, join in enumerate(self._joins):
             if number not in self._ended:
                 join.begin()
 
     def join(self, timeout: float | None, rounds: int) -> tuple[int, bool]:
-        """Say that this worker has run out of batches; return when all workers have.
-
-        Args:
-            timeout: of each store; see ``KVStore.join``.
-            rounds: how many this worker has been in since the last join.
-
-        Returns:
-            The worker that has been in most rounds, of several the highest; and whether others have been in fewer.
-        """
+        """Return the rank with most ``rounds``, of several the highest, and whether others had fewer."""
         self.begin_join()
         for number, join in enumerate(self._joins):
             if number not in self._ended:
@@ -287,7 +252,6 @@ class Alike:
 
 
 def in_one_phase(sums: Sequence[int]) -> bool:
-    """Return whether all workers are in one phase, by the sums of their marks."""
     return _equal(*sums[:3])
 
 

@@ -24,6 +24,7 @@ from workers.common.stores import AUTO
 from workers.common.tensors import flat_bytes, has_parts, is_dense, overwrite, put_together, take_apart
 from workers.common.values import describe
 
+# Keys of two fixed sizes, because keys stay on the servers: a key for each broadcast would fill them.
 SMALL, LARGE = 1 << 14, 1 << 22  # bytes in a piece
 
 
@@ -185,15 +186,7 @@ def _load(
 
 
 class Relay:
-    """Sends one worker's bytes to all.
-
-    Args:
-        kvstore: see ``broadcast_parameters``.
-        root: the rank of that worker.
-
-    Raises:
-        UsageError: no such rank; before ``init``.
-    """
+    """Sends one worker's bytes to all."""
 
     def __init__(self, kvstore: KVStore | str | None, root: int) -> None:
         if isinstance(kvstore, str) and kvstore != AUTO:
@@ -211,11 +204,7 @@ class Relay:
             )
 
     def agree(self, what: str) -> None:
-        """Require that all workers broadcast the same thing, from the same root.
-
-        Args:
-            what: describes it; a line for each tensor, so that the error can name the first that differs.
-        """
+        """Require that all workers broadcast the same from the same root. ``what``: a line for each tensor."""
         rows = self._gather.exchange([self._root_rank + 1, digest(what)])
         for rank, (root, _) in enumerate(rows):
             if root != self._root_rank + 1:
@@ -236,7 +225,6 @@ class Relay:
         )
 
     def send_bytes(self, data: bytes) -> bytes:
-        """Return the root's ``data``, of any length."""
         _, length = self._gather.exchange([1, len(data)])[self._root_rank]
         mine = np.frombuffer(bytearray(data) if self.root else bytearray(length), dtype=np.uint8)
         tensor = torch.from_numpy(mine)
@@ -254,7 +242,6 @@ class Relay:
 
     @torch.no_grad()
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Write the root's dense ``tensors`` into everybody's."""
         if self._store.num_workers == 1:
             return
         flat = {str(number): flat_bytes(tensor) for number, tensor in enumerate(tensors)}
@@ -262,6 +249,7 @@ class Relay:
         size = SMALL if total <= SMALL else LARGE
         piece = self._store.empty(size, torch.uint8)
         for chunk in divide(flat, size):
+            # Integers of one byte: the sum of the root's and zeros is exact, and never compressed.
             piece.zero_()
             if self.root:
                 _copy(flat, chunk, piece, out=True)

@@ -87,11 +87,7 @@ def is_initialized() -> bool:
 
 
 def store() -> KVStore:
-    """Return the group's store. Its keys are shared: begin yours with a name of your own.
-
-    Raises:
-        UsageError: before ``init``.
-    """
+    """Return the group's store. Its keys are shared: begin yours with a name of your own."""
     if not _stores:
         raise UsageError("this process has no group of workers yet: call workers.init() first")
     return _stores[0]
@@ -101,13 +97,6 @@ def new_store(owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
     """Return another store of the group's type, with its own keys and compression; ``shutdown`` closes it.
 
     Every worker makes its stores in the same order.
-
-    Args:
-        owner: what it is for; the same on all workers.
-        name: for this project's own stores: by which readers find it.
-
-    Raises:
-        UsageError: before ``init``.
     """
     store()
     made = open_store(_type, owner, name)
@@ -117,11 +106,7 @@ def new_store(owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
 
 
 def store_for(kvstore: KVStore | str | None, owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
-    """Return a store for ``owner``: ``kvstore`` itself or a new store of that type; for ``auto``, ``new_store()``.
-
-    Raises:
-        UsageError: ``auto`` before ``init``.
-    """
+    """Return a store for ``owner``: ``kvstore`` itself or a new store of that type; for ``auto``, ``new_store()``."""
     return new_store(owner, name) if kvstore is None or kvstore == AUTO else open_store(kvstore, owner, name)
 
 
@@ -174,4 +159,5 @@ def _device() -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         return torch.device("cpu")
+    # Modulo: several workers of a host may share a GPU, as with one card and ``-n 2``.
     return torch.device("cuda", (_local()[0] if count > 1 else 0) % count)

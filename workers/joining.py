@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from kvstore import DeadlineExceeded, UsageError
 
@@ -11,19 +11,7 @@ from kvstore import DeadlineExceeded, UsageError
 class Joinable(Protocol):
     """A trainer, or a store."""
 
-    def join(self, timeout: float | None = None) -> int | None:
-        """See ``KVStore.join``."""
-
-
-@runtime_checkable
-class Serving(Protocol):
-    """What takes part in averages of workers that go on, while it waits for them in ``join``."""
-
-    def finish(self, timeout: float | None = None) -> None:
-        """See ``PeriodicAveraging.finish``."""
-
-    def after_step(self) -> None:
-        """See ``PeriodicAveraging.after_step``."""
+    def join(self, timeout: float | None = None) -> int | None: ...
 
 
 def join(*things: Joinable, timeout: float | None = None) -> int:
@@ -51,10 +39,13 @@ def join(*things: Joinable, timeout: float | None = None) -> int:
         NodeLost: a worker has died, or left without joining.
         UsageError: two of them average weights.
     """
-    serving = [position for position, thing in enumerate(things) if isinstance(thing, Serving)]
+    # These take part in the averages of workers that go on, while they wait for them in ``join``.
+    serving = [position for position, thing in enumerate(things) if hasattr(thing, "after_step")]
     if len(serving) > 1:
         raise UsageError("workers.join() takes one of PeriodicAveraging, PartialSync and DiLoCo, not several")
     last: dict[int, int | None] = {}
+    # All say first that they have no more batches, then all wait: one that joined the things one by one would wait in
+    # the first for a worker that waits for it in the second.
     for position, thing in enumerate(things):
         begin = getattr(thing, "begin_join", None)
         if begin is not None:  # not ``join(0)``, which might go on to what all workers do together, in another order

@@ -24,9 +24,7 @@ from workers.common.tensors import to_tensor
 class Sums(Protocol):
     """What metrics need of a ``Reducer``: sums over all workers."""
 
-    def sum(self, numbers: Mapping[str, float]) -> Mapping[str, float]:
-        """Return each number's sum over workers."""
-        ...
+    def sum(self, numbers: Mapping[str, float]) -> Mapping[str, float]: ...
 
 
 class EvalMetric:
@@ -62,6 +60,7 @@ class EvalMetric:
         """
         for label, pred in _pairs(labels, preds):
             total, count = self.measure(label, pred)
+            # In float64: sums over an epoch exceed what float32 counts exactly, 16.8 million.
             self.sum_metric = self.sum_metric + (total.double() if isinstance(total, torch.Tensor) else total)
             self.num_inst += count
 
@@ -149,7 +148,6 @@ class Loss(EvalMetric):
 
     @torch.no_grad()
     def update(self, labels: Any, preds: Any) -> None:
-        """See ``EvalMetric``; the labels are ignored."""
         for pred in preds if isinstance(preds, list | tuple) else [preds]:
             losses = to_tensor(pred)
             self.sum_metric = self.sum_metric + losses.double().sum()
@@ -169,7 +167,6 @@ class CustomMetric(EvalMetric):
         super().__init__(name or f"custom({getattr(feval, '__name__', type(feval).__name__)})")
 
     def measure(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor | float, int]:
-        """See ``EvalMetric``."""
         value = self._feval(label, pred)
         return value if isinstance(value, tuple) else (value, 1)
 
@@ -189,7 +186,6 @@ class Accuracy(EvalMetric):
         super().__init__(name)
 
     def measure(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor | float, int]:
-        """See ``EvalMetric``."""
         if pred.shape != label.shape and pred.dim() > self.axis:
             pred = pred.argmax(self.axis)
         _require(pred.numel() == label.numel(), label, pred)
@@ -214,7 +210,6 @@ class TopKAccuracy(EvalMetric):
         super().__init__(f"{name}_{top_k}")
 
     def measure(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor | float, int]:
-        """See ``EvalMetric``."""
         _require(pred.dim() == 2 and len(pred) == label.numel(), label, pred)
         best = pred.topk(min(self.top_k, pred.shape[1])).indices
         return (best == label.reshape(-1, 1)).sum(), len(pred)
@@ -234,7 +229,6 @@ class CrossEntropy(EvalMetric):
         super().__init__(name)
 
     def measure(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor | float, int]:
-        """See ``EvalMetric``."""
         label = label.long()
         _require(pred.dim() > 1 and pred[:, 0].shape == label.shape, label, pred)
         if self.probabilities:
@@ -269,35 +263,28 @@ class CompositeEvalMetric(EvalMetric):
         return self.metrics[index]
 
     def update(self, labels: Any, preds: Any) -> None:
-        """See ``EvalMetric``."""
         for metric in self.metrics:
             metric.update(labels, preds)
 
     def update_dict(self, labels: Mapping[str, Any], preds: Mapping[str, Any]) -> None:
-        """See ``EvalMetric``."""
         for metric in self.metrics:
             metric.update_dict(labels, preds)
 
     def reset(self) -> None:
-        """See ``EvalMetric``."""
         for metric in self.metrics:
             metric.reset()
 
     def reset_local(self) -> None:
-        """See ``EvalMetric``."""
         for metric in self.metrics:
             metric.reset_local()
 
     def get(self) -> tuple[list[str], list[float]]:
-        """See ``EvalMetric``; the names and the values are lists."""
         return _unzipped([pair for metric in self.metrics for pair in metric.get_name_value()])
 
     def get_global(self) -> tuple[list[str], list[float]]:
-        """See ``EvalMetric``; the names and the values are lists."""
         return _unzipped([pair for metric in self.metrics for pair in metric.get_global_name_value()])
 
     def totals(self) -> dict[str, float]:
-        """See ``EvalMetric``."""
         return {
             f"{number}/{name}": value
             for number, metric in enumerate(self.metrics)
@@ -305,7 +292,6 @@ class CompositeEvalMetric(EvalMetric):
         }
 
     def load_totals(self, totals: Mapping[str, float]) -> None:
-        """See ``EvalMetric``."""
         for number, metric in enumerate(self.metrics):
             mine = f"{number}/"
             metric.load_totals(

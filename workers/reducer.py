@@ -41,13 +41,14 @@ class Reducer:
         if kind is not None:
             warn_renamed("kind=", "kvstore=")
             kvstore = kind
+        # A store of its own, because the training's may be asynchronous, have an optimizer or compress.
         with made_by("Reducer", UNNAMED):
             self._store = kv.create("dist_sync" if store_type(kvstore).startswith("dist") else "local")
         self._known: set[str] = set()
 
     @classmethod
     def over(cls, store: KVStore) -> Reducer:
-        """Return a reducer that uses ``store``: synchronous, without optimizer, for this alone."""
+        """A reducer that uses ``store``: synchronous, without optimizer, for this alone."""
         reducer = cls("local")
         reducer._store = store
         return reducer
@@ -115,6 +116,7 @@ class Reducer:
         """Return those of ``tensors`` that are not the same on all workers. They tell each other fingerprints."""
         if self._store.num_workers == 1 or not tensors:
             return {}
+        # By name: workers may have made their dicts in another order.
         ordered = dict(sorted(tensors.items()))
         prints = [fingerprint(tensor) for tensor in ordered.values()]
         about = digest(describe(ordered)) + 1  # a row must not begin with 0

@@ -75,6 +75,7 @@ class _Split(Sampler[T_co]):
         """
         at_least("epoch", epoch, 0)
         if epoch != self.epoch:
+            # A program may look at a batch before training, for shapes; its epoch has not begun by that.
             looked = epoch == self._epoch and self._reading is not None and self._reading.is_one_batch
             self._go_to(epoch, self._start if looked else 0)
 
@@ -82,7 +83,6 @@ class _Split(Sampler[T_co]):
         return _Reading(self)
 
     def __len__(self) -> int:
-        """The number of items in the whole epoch that is under way, or is next."""
         return self._count(self.epoch)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
@@ -139,12 +139,10 @@ class _Split(Sampler[T_co]):
 
     @property
     def _size(self) -> int:
-        """The number of samples in an epoch of this part."""
         share, rest = divmod(self._length, self._parts)
         return share + (rest > 0 if self._even else self._index < rest)
 
     def _samples(self, epoch: int) -> Sequence[int]:
-        """Return the samples of ``epoch``, in order."""
         order = np.arange(self._length)
         if self._shuffle:
             order = np.random.default_rng([self._seed, epoch]).permutation(order)
@@ -164,11 +162,9 @@ class _Split(Sampler[T_co]):
         }
 
     def _count(self, epoch: int) -> int:
-        """Return the number of items in ``epoch``."""
         raise NotImplementedError
 
     def _yielded(self, epoch: int, start: int) -> Iterator[T_co]:
-        """Return the items of ``epoch`` from ``start`` on."""
         raise NotImplementedError
 
 
@@ -194,7 +190,6 @@ class _Reading(Iterator[T_co], Generic[T_co]):
 
     @property
     def is_over(self) -> bool:
-        """Whether all items have been used."""
         return self.taken == self._total and not any(map(len, self._waiting))
 
     @property
@@ -203,11 +198,7 @@ class _Reading(Iterator[T_co], Generic[T_co]):
         return self._loader is not None and self._batch is not None and self.taken - self._start <= self._batch[0]
 
     def used(self) -> int:
-        """Return how many items of the epoch are in batches that the program has been given.
-
-        Raises:
-            UsageError: it is unknown.
-        """
+        """Return how many items of the epoch are in batches that the program has been given."""
         dropped = self._loader is not None and self._loader() is None and not self.is_over
         if dropped and self._other is not None and self._other() is not None:
             raise UsageError(
@@ -346,7 +337,6 @@ class SplitBatchSampler(_Split[list[int]]):
         return (samples[number * size : (number + 1) * size] for number in range(start, self._count(epoch)))
 
     def _carried(self, epoch: int) -> int:
-        """Return the number of samples that roll over into ``epoch``."""
         return self._size * epoch % self.batch_size if self._last_batch == "rollover" else 0
 
     def _carry(self, epoch: int) -> list[int]:

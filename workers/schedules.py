@@ -93,7 +93,6 @@ class FactorScheduler(LRScheduler):
         self.stop_factor_lr = finite("stop_factor_lr", stop_factor_lr)
 
     def after_warmup(self, num_update: int) -> float:
-        """See ``LRScheduler``."""
         lr = self.base_lr
         # One by one, which gives the last bits of MXNet; a power rounds differently.
         for _ in range(max(0, num_update - 1) // self.step):
@@ -131,7 +130,6 @@ class MultiFactorScheduler(LRScheduler):
         self.factor = _factor(factor)
 
     def after_warmup(self, num_update: int) -> float:
-        """See ``LRScheduler``."""
         lr = self.base_lr
         for step in self.step:
             if num_update > step:
@@ -168,7 +166,6 @@ class PolyScheduler(LRScheduler):
         self.max_update = _beyond(max_update, self.warmup_steps)
 
     def after_warmup(self, num_update: int) -> float:
-        """See ``LRScheduler``."""
         left: float = pow(1 - _part(num_update, self.warmup_steps, self.max_update), self.power)
         return self.final_lr + (self.base_lr - self.final_lr) * left
 
@@ -199,7 +196,6 @@ class CosineScheduler(LRScheduler):
         self.max_update = _beyond(max_update, self.warmup_steps)
 
     def after_warmup(self, num_update: int) -> float:
-        """See ``LRScheduler``."""
         done, total = min(num_update, self.max_update) - self.warmup_steps, self.max_update - self.warmup_steps
         return self.final_lr + (self.base_lr - self.final_lr) * (1 + cos(pi * done / total)) / 2
 

@@ -26,7 +26,7 @@ from kvstore.ticket import Ticket
 from workers.averaging.stepper import Stepper, require_alike
 from workers.common.checks import at_least
 from workers.common.gather import Gather
-from workers.common.stores import join_refusal, open_store
+from workers.common.stores import join_refusal, open_store, updates_each_push
 from workers.common.values import everything_of, module_or_dict, parameters_of
 from workers.reducer import Reducer
 
@@ -39,7 +39,7 @@ def require_synchronous(store: KVStore) -> None:
     Outer gradients that come one by one, and late, make the outer momentum unstable (Liu et al., "Asynchronous
     Local-SGD Training for Language Modeling", arXiv:2401.09135).
     """
-    if "async" in store.type or "ssp" in store.type:
+    if updates_each_push(store.type):
         raise UsageError(
             f"DiLoCo needs a synchronous store, 'dist_sync' or 'local', not {store.type!r}: with outer gradients that "
             "come late, the outer momentum makes training unstable"
@@ -53,16 +53,8 @@ class GlobalWeights:
     float32 copy.
 
     Args:
-        store: a synchronous store, for this alone.
-        params: this worker's own weights by name. They are read and written in place.
-        optimizer: the outer optimizer; see ``KVStore.set_optimizer``.
-        hyperparameters: those of the outer optimizer.
         frozen: names of weights that are not trained before they require a gradient. Until then nothing of them is
             sent, and what the program writes into them stays.
-
-    Raises:
-        UsageError: the store is already in use.
-        UnknownName: no such optimizer or hyper-parameter.
     """
 
     def __init__(
@@ -88,7 +80,7 @@ class GlobalWeights:
         self._write(list(params))
 
     def thaw(self) -> None:
-        """Train those parameters from now on that require a gradient now. Every worker calls this after each step."""
+        """Train the parameters from now on that require a gradient now. Every worker calls this after each step."""
         if self._frozen:
             self._frozen = {name for name in self._frozen if not self._params[name].requires_grad}
 
@@ -118,13 +110,12 @@ class GlobalWeights:
                 param.copy_(copy)
 
     def pull(self) -> None:
-        """Take the global weights as they are now."""
         self._store.pull(list(self._copies), list(self._copies.values()))
         self.take(list(self._copies))
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Have the copies in place of the worker's own weights, within the block."""
+        """Within the block, the copies are in the place of the worker's own weights."""
         own = {name: self._params[name].detach().clone() for name in self.trained(self._params)}
         self.take(list(own))
         try:
@@ -135,7 +126,6 @@ class GlobalWeights:
                     self._params[name].copy_(value)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the worker's own weights and the copies, of what is trained."""
         names = self.trained(self._params)
         return {f"local/{name}": self._params[name].detach() for name in names} | {
             f"global/{name}": self._copies[name] for name in names
@@ -143,11 +133,6 @@ class GlobalWeights:
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take what ``state`` returned.
-
-        Raises:
-            UsageError: it belongs to another model.
-        """
         self._frozen = {name for name in self._frozen if f"local/{name}" not in tensors}
         mine = self.state()
         for name, value in mine.items():
@@ -157,7 +142,6 @@ class GlobalWeights:
             value.copy_(tensors[name])
 
     def trained(self, names: Iterable[str]) -> list[str]:
-        """Return those of ``names`` that are trained so far."""
         return [name for name in names if name not in self._frozen]
 
 
@@ -173,11 +157,6 @@ class Schedule:
 
     With H inner steps and P fragments, fragment p leaves after step (p + 1) H / P, rounded down, and every H steps from
     then on. So the last fragment leaves at the end of each period, and a single one does.
-
-    Attributes:
-        inner_steps: the number of steps between two synchronizations of a fragment, H.
-        fragments: the number of fragments, P.
-        overlap: the number of steps between sending a fragment and taking its new values.
     """
 
     inner_steps: int
@@ -197,14 +176,13 @@ class Schedule:
             )
 
     def leaving(self, step: int) -> list[int]:
-        """Return the fragments that are sent after ``step``."""
         firsts = [(number + 1) * self.inner_steps // self.fragments for number in range(self.fragments)]
         return [
             number for number, first in enumerate(firsts) if step >= first and (step - first) % self.inner_steps == 0
         ]
 
     def arriving(self, step: int) -> list[int]:
-        """Return the fragments whose new values are taken after ``step``; sending comes first."""
+        """The fragments whose new values are taken after ``step``; sending comes first."""
         return self.leaving(step - self.overlap)
 
 
@@ -213,13 +191,6 @@ def split(params: Mapping[str, torch.Tensor], fragments: int) -> list[list[str]]
 
     Each layer, in turn, goes to the fragment with fewest elements. So layers of equal size are dealt out one by one,
     which is the paper's strided pattern.
-
-    Args:
-        params: parameters by name.
-        fragments: how many fragments to make.
-
-    Raises:
-        UsageError: there are fewer layers than fragments.
     """
     layers: dict[str, list[str]] = {}
     for name, tensor in params.items():
@@ -334,6 +305,7 @@ class DiLoCo(Stepper):
         self._store = open_store(kvstore, "DiLoCo")
         require_synchronous(self._store)
         self._joining = self._store.reserve_join(join_refusal("DiLoCo", "Call DiLoCo's own finish() or join()"))
+        # Buffers and settings are sums, and the store has the outer optimizer, which would make steps of them.
         self._sums = self._store.companion()
         settings: dict[str, int | str] = {
             "inner_steps": inner_steps,

@@ -39,14 +39,7 @@ STEPPING, FINISHING = 1, 2
 
 
 class Mark(NamedTuple):
-    """Where a worker is.
-
-    Attributes:
-        phase: ``STEPPING``, in a step, or ``FINISHING``, in ``finish``.
-        steps: the number of steps it has made.
-        stale: whether it has made steps since everything was averaged.
-        states: a digest of the names of the optimizer states to average; 0 for none.
-    """
+    """Where a worker is; whether it has made steps since the last whole average; a digest of its states' names."""
 
     phase: int
     steps: int
@@ -55,22 +48,7 @@ class Mark(NamedTuple):
 
 
 class Replicas(Stepper):
-    """What ``PartialSync`` and ``PeriodicAveraging`` share: steps, averages, an end.
-
-    On construction every worker gets rank 0's values.
-
-    Args:
-        model: see ``values.parameters_of``.
-        optimizer: this worker's optimizer.
-        kvstore: see the subclasses.
-        buffers: average the buffers of ``model`` too.
-        chunk_bytes: see ``chunks.divide``; None for all values in one chunk.
-        settings: settings that must be the same on all workers, by name.
-
-    Raises:
-        UsageError: see ``values.parameters_of`` and ``Gather``.
-        Mismatch: another worker has a different model or different settings.
-    """
+    """What ``PartialSync`` and ``PeriodicAveraging`` share: rank 0's values to begin with, steps, averages, an end."""
 
     def __init__(
         self,
@@ -190,10 +168,10 @@ class Replicas(Stepper):
 
     @abstractmethod
     def _due(self, step: int) -> Sequence[ChunkRange]:
-        """Return what is averaged after step number ``step``, counted from 1."""
+        """What is averaged after step number ``step``, counted from 1."""
 
     def _states(self) -> dict[str, torch.Tensor]:
-        """Return the optimizer's states that are averaged together with all weights."""
+        """The optimizer's states that are averaged together with all weights."""
         return {}
 
     # ---- helpers
@@ -213,6 +191,8 @@ class Replicas(Stepper):
         maybe |= {name: buffer.tensor for name, buffer in (self._buffers | self._others).items()}
         names = {part.name for part in due} | (self._others.keys() if self._all[-1] in due else set())
         columns = [*self._params, *self._buffers, *self._others]
+        # Only of what may be constant and is due: a digest reads the whole tensor, which a trained parameter never has
+        # equal.
         prints = [fingerprint(maybe[name]) if name in maybe and name in names else 0 for name in columns]
         rows = self._marks.exchange([*mine, *prints], timeout)
         marks = [Mark(*row[: len(mine)]) for row in rows]
@@ -230,7 +210,6 @@ class Replicas(Stepper):
         return marks
 
     def _broadcast(self, everything: Mapping[str, torch.Tensor]) -> None:
-        """Give all workers the values of rank 0, also of what is not averaged."""
         values = self._values()
         keys, mine = [part.key for part in self._all], [read(values[part.name], part) for part in self._all]
         self._store.init(keys, mine)

@@ -13,14 +13,7 @@ from workers.common.values import describe
 
 
 class Stepper(ABC):
-    """What trains by steps of an optimizer that the program has made.
-
-    Args:
-        optimizer: this worker's.
-
-    Raises:
-        UsageError: it is no optimizer.
-    """
+    """What trains by steps of an optimizer that the program has made."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -46,17 +39,7 @@ class Stepper(ABC):
 def require_alike(
     gather: Gather, kind: str, settings: Mapping[str, int | str], values: Mapping[str, torch.Tensor]
 ) -> None:
-    """Require that all workers have the same class, settings and model. Every worker calls this.
-
-    Args:
-        gather: what the workers tell each other with.
-        kind: the name of the class.
-        settings: settings by name; at most as many as ``gather`` has numbers in a row, less two.
-        values: the values that are averaged, by name.
-
-    Raises:
-        Mismatch: a worker has something else; the message says what, and which worker.
-    """
+    """Raise ``Mismatch`` unless all workers have the same class, settings and model. Every worker calls this."""
     model = digest(describe(values))
     numbers = [digest(value) if isinstance(value, str) else value for value in settings.values()]
     rows = gather.exchange([digest(kind), model, *numbers])

@@ -1,12 +1,5 @@
 """Callbacks of ``fit``, after batches and epochs. MXNet's ``callback``, with its names and its log lines.
 
-progress  ``Speedometer`` and other log lines, a progress bar; learning rates by epoch
-saving    checkpoints
-stopping  early stopping
-log       values to trackers: files, TensorBoard, W&B, MLflow, ...
-trackers  what a log writes to
-param     what a batch's callbacks are given
-
 A batch's callbacks are called with a ``BatchEndParam``. An epoch's are called with the epoch, the model, its parameters
 and its buffers, both by name. A callback that is an object may have more methods:
 

@@ -8,34 +8,18 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from kvstore import UsageError
 from kvstore.member.shared_session import joined
 from kvstore.rare_log import worth_a_line
-from workers.callbacks.param import BatchEndParam
+from workers.callbacks.param import BatchEndParam, Run
 from workers.callbacks.trackers import Tracker, tracker_by_path
 from workers.common.checks import at_least
 
 log = logging.getLogger(__name__)
 
 RESERVED = ("step", "wall_time")  # columns that files have anyway
-
-
-class Logged(Protocol):
-    """What a log needs of a run of ``fit``."""
-
-    rank: int
-    samples: int
-    history: list[dict[str, float]]
-
-    @property
-    def trainer(self) -> Any:
-        """The ``Trainer``."""
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is evaluation data."""
 
 
 class Log:
@@ -88,7 +72,7 @@ class Log:
         self._pid = 0  # of the process that has opened them
         self._stays_open = False
         self._failures = 0
-        self._run: Logged | None = None
+        self._run: Run | None = None
         self._batches = 0  # seen, for steps where there is no trainer
         self._epoch: tuple[int, dict[str, float]] | None = None  # step and values of an epoch not yet written
         self._mark = (-1, 0, 0.0)  # an epoch, its samples so far, and when that was
@@ -133,18 +117,13 @@ class Log:
 
     # ---- as a callback of ``fit``
 
-    def begin(self, run: Logged) -> None:
+    def begin(self, run: Run) -> None:
         """Remember ``run``, whose values these are."""
         self._run = run
         if self._rank is None:
             self._rank = run.rank
 
     def __call__(self, param: BatchEndParam | int, *_: Any) -> None:
-        """Log a batch, an evaluation or an epoch.
-
-        Raises:
-            UsageError: it is a batch of an evaluation.
-        """
         if not isinstance(param, BatchEndParam):
             self._log_epoch(param)
             return

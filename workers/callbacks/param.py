@@ -1,10 +1,10 @@
-"""``BatchEndParam``, the argument of a batch's callbacks."""
+"""What callbacks are given: a run, and ``BatchEndParam`` after a batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kvstore import UnknownName
 from kvstore.job.config import Config
@@ -14,20 +14,37 @@ MODES = ("auto", "max", "min")
 
 
 def improves(name: str, value: float, best: float | None, mode: str, least: float = 0.0) -> bool:
-    """Return whether ``value`` of the metric ``name`` is better than ``best``, by more than ``least``.
-
-    Args:
-        name, value: of the metric. NaN is never better.
-        best: the best value so far; None before the first.
-        mode: ``max``, ``min``, or ``auto``: larger accuracies are better, and smaller values of other metrics.
-        least: a number of at least 0.
-    """
+    """Whether ``value`` is better than ``best``, by more than ``least``. NaN never is."""
     if math.isnan(value):
         return False
     if best is None:
         return True
     upwards = "accuracy" in name if mode == "auto" else mode == "max"
     return value > best + least if upwards else value < best - least
+
+
+class Run(Protocol):
+    """What callbacks use of a run of ``fit``, which ``begin`` gives them."""
+
+    rank: int
+    epoch: int
+    samples: int
+    history: list[dict[str, float]]
+
+    @property
+    def trainer(self) -> Any: ...
+
+    @property
+    def num_batches(self) -> int | None: ...
+
+    @property
+    def evaluates(self) -> bool: ...
+
+    def stop(self) -> None: ...
+
+    def save(self, prefix: str, epoch: int, batch: int = 0) -> bool: ...
+
+    def remove(self, prefix: str, epoch: int) -> None: ...
 
 
 class BatchEndParam(NamedTuple):

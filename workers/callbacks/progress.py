@@ -11,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kvstore import UsageError, WireError
 from kvstore.job.config import Config
-from workers.callbacks.param import BatchEndParam
+from workers.callbacks.param import BatchEndParam, Run
 from workers.common import bundle
 from workers.common.run_log import log_line
 from workers.common.torch_internals import set_in_group
@@ -29,24 +29,6 @@ if TYPE_CHECKING:
 _REDRAW_S = 0.1
 _LINE_S = 10.0  # between lines, where there is no bar
 _AROUND = 40  # columns beside the bar itself: process, epoch, count, time
-
-
-class Counting(Protocol):
-    """What the bar needs of a run of ``fit``."""
-
-    @property
-    def num_batches(self) -> int | None:
-        """The number of batches in an epoch of this worker; None if unknown."""
-
-
-class Bar(Protocol):
-    """Something that shows the progress."""
-
-    def show(self, param: BatchEndParam, total: int | None) -> None:
-        """Show how many batches of the epoch are done."""
-
-    def end(self) -> None:
-        """Remove what is shown."""
 
 
 class ProgressBar:
@@ -65,13 +47,12 @@ class ProgressBar:
         self.total, self.length = total, length
         self._bar: Bar | None = None
 
-    def begin(self, run: Counting) -> None:
+    def begin(self, run: Run) -> None:
         """Take the number of batches from ``run``."""
         if self.total is None:
             self.total = run.num_batches
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Count a batch."""
         if self._bar is None:
             self._bar = _choose(param.rank, self.length)
         self._bar.show(param, self.total)
@@ -81,6 +62,9 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.end()
             self._bar = None
+
+
+Bar: TypeAlias = "TerminalBar | RelayedBar | ProgressLines"
 
 
 def _choose(rank: int, length: int) -> Bar:
@@ -102,11 +86,7 @@ def _is_pipe() -> bool:
 
 
 class TerminalBar:
-    """A bar on this process's own terminal. What the process writes to standard error appears above it.
-
-    Args:
-        length: the width of the bar, in characters.
-    """
+    """A bar on this process's own terminal. What the process writes to standard error appears above it."""
 
     def __init__(self, length: int) -> None:
         from rich.console import Console
@@ -121,23 +101,16 @@ class TerminalBar:
         self._task = self._progress.add_task("")
 
     def show(self, param: BatchEndParam, total: int | None) -> None:
-        """See ``Bar``."""
         _update(self._progress, self._task, param, total)
 
     def end(self) -> None:
-        """See ``Bar``."""
         self._progress.stop()
         for handler in self._redirected:
             handler.setStream(sys.stderr)
 
 
 class RelayedBar:
-    """A bar on the terminal of ``launch.py``, which shows what ends with a carriage return below all lines.
-
-    Args:
-        length: the width of the bar, in characters.
-        columns: the width of the terminal.
-    """
+    """A bar on the terminal of ``launch.py``, which shows what ends with a carriage return below all lines."""
 
     def __init__(self, length: int, columns: int) -> None:
         from rich.console import Console
@@ -148,7 +121,6 @@ class RelayedBar:
         self._drawn = -_REDRAW_S
 
     def show(self, param: BatchEndParam, total: int | None) -> None:
-        """See ``Bar``."""
         _update(self._progress, self._task, param, total)
         now = time.monotonic()
         if now - self._drawn >= _REDRAW_S or param.nbatch + 1 == total:
@@ -159,7 +131,6 @@ class RelayedBar:
             sys.stderr.flush()
 
     def end(self) -> None:
-        """See ``Bar``."""
         sys.stderr.write(" \r")
         sys.stderr.flush()
 
@@ -171,7 +142,6 @@ class ProgressLines:
         self._since = time.monotonic()
 
     def show(self, param: BatchEndParam, total: int | None) -> None:
-        """See ``Bar``."""
         now, done = time.monotonic(), param.nbatch + 1
         if now - self._since >= _LINE_S:
             self._since = now
@@ -179,7 +149,7 @@ class ProgressLines:
             log_line(param.rank, "Epoch[%d] %d%s", param.epoch, done, of)
 
     def end(self) -> None:
-        """See ``Bar``."""
+        pass  # nothing is shown
 
 
 def _progress(console: Any, length: int, live: bool) -> Progress:
@@ -194,16 +164,6 @@ def _update(progress: Progress, task: Any, param: BatchEndParam, total: int | No
     progress.update(task, completed=param.nbatch + 1, total=total, description=f"Epoch {param.epoch}")
 
 
-class Rated(Protocol):
-    """What a schedule of learning rates needs of a run of ``fit``."""
-
-    epoch: int
-
-    @property
-    def trainer(self) -> Any:
-        """The ``Trainer``."""
-
-
 class LearningRateScheduler:
     """Sets the learning rate of each epoch; an ``epoch_end_callback``, on every worker.
 
@@ -215,15 +175,14 @@ class LearningRateScheduler:
 
     def __init__(self, schedule: Callable[[int], float]) -> None:
         self._schedule = schedule
-        self._run: Rated | None = None
+        self._run: Run | None = None
 
-    def begin(self, run: Rated) -> None:
+    def begin(self, run: Run) -> None:
         """Set the rate of the first epoch of ``run``."""
         self._run = run
         run.trainer.set_learning_rate(self._schedule(run.epoch))
 
     def __call__(self, epoch: int, *_: Any) -> None:
-        """Set the rate of the next epoch."""
         if self._run is not None:
             self._run.trainer.set_learning_rate(self._schedule(epoch + 1))
 
@@ -258,7 +217,7 @@ class TorchScheduler:
         self._groups: list[dict[str, Any]] = []
         self._loaded: tuple[Any, list[dict[str, Any]]] | None = None
 
-    def begin(self, run: Rated) -> None:
+    def begin(self, run: Run) -> None:
         """Make the scheduler, which sets the first rates of ``run``."""
         optimizer = run.trainer.optimizer
         self._scheduler, self._groups = self._make(optimizer), optimizer.param_groups
@@ -287,7 +246,6 @@ class TorchScheduler:
         return self._scheduler
 
     def __call__(self, when: int | BatchEndParam, *_: Any) -> None:
-        """Step the scheduler."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             if not isinstance(when, BatchEndParam):
                 raise UsageError("ReduceLROnPlateau needs a metric: pass it as eval_end_callback")
@@ -349,7 +307,6 @@ class Speedometer:
         self._tic = 0.0
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Count a batch, and log if it is time."""
         begun, self._last = 0 <= self._last < param.nbatch, param.nbatch
         if not begun:
             self._since, self._tic = param.nbatch, time.perf_counter()
@@ -384,6 +341,5 @@ class LogValidationMetricsCallback:
     """Logs the metric at the end of an evaluation; ``fit`` itself also does."""
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Log the metric."""
         for name, value in param.eval_metric.get_name_value() if param.eval_metric else []:
             log_line(param.rank, "Epoch[%d] Validation-%s=%f", param.epoch, name, value)

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from kvstore import UnknownName, UsageError
-from workers.callbacks.param import MODES, BatchEndParam, improves
-
-
-class Saving(Protocol):
-    """What these callbacks need of a run of ``fit``."""
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is evaluation data."""
-
-    def remove(self, prefix: str, epoch: int) -> None:
-        """Remove this worker's part of a checkpoint."""
-
-    def save(self, prefix: str, epoch: int, batch: int = 0) -> bool:
-        """Write a checkpoint; return whether it is there."""
+from workers.callbacks.param import MODES, BatchEndParam, Run, improves
 
 
 class do_checkpoint:  # noqa: N801 - MXNet's name
@@ -52,9 +38,9 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
         self.best_value: float | None = None
         self.best_epoch: int | None = None
         self._kept: list[int] = []
-        self._run: Saving | None = None
+        self._run: Run | None = None
 
-    def begin(self, run: Saving) -> None:
+    def begin(self, run: Run) -> None:
         """Remember ``run``, which saves.
 
         Raises:
@@ -67,7 +53,6 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
     def __call__(
         self, epoch: int, model: Any, arg_params: Mapping[str, torch.Tensor], aux_params: Mapping[str, torch.Tensor]
     ) -> None:
-        """Save, if it is time."""
         if self._run is None or (epoch + 1) % self.period:
             return
         self._kept.append(epoch + 1)  # before: the checkpoint has the state of this callback
@@ -120,13 +105,12 @@ class do_batch_checkpoint:  # noqa: N801 - beside MXNet's do_checkpoint
 
     def __init__(self, prefix: str, period: int) -> None:
         self._prefix, self.period = str(prefix), max(1, int(period))
-        self._run: Saving | None = None
+        self._run: Run | None = None
 
-    def begin(self, run: Saving) -> None:
+    def begin(self, run: Run) -> None:
         """Remember ``run``, which saves."""
         self._run = run
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Save, if it is time."""
         if self._run is not None and (param.nbatch + 1) % self.period == 0:
             self._run.save(self._prefix, param.epoch, param.nbatch + 1)

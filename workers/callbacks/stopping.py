@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 from kvstore import UnknownName, UsageError
 from kvstore.optim.hyperparameters import finite
-from workers.callbacks.param import MODES, BatchEndParam, improves
+from workers.callbacks.param import MODES, BatchEndParam, Run, improves
 from workers.common.checks import at_least
 from workers.common.run_log import log_line
-
-
-class Stoppable(Protocol):
-    """What early stopping needs of a run of ``fit``."""
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is evaluation data."""
-
-    def stop(self) -> None:
-        """End training with this epoch."""
 
 
 class EarlyStopping:
@@ -52,9 +41,9 @@ class EarlyStopping:
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._waited = 0
-        self._run: Stoppable | None = None
+        self._run: Run | None = None
 
-    def begin(self, run: Stoppable) -> None:
+    def begin(self, run: Run) -> None:
         """Remember ``run``, which is to be stopped.
 
         Raises:
@@ -65,11 +54,6 @@ class EarlyStopping:
         self._run = run
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Compare the metric at the end of an evaluation.
-
-        Raises:
-            UnknownName: there is no metric ``monitor``.
-        """
         name, value = param.value(self.monitor)
         if improves(name, value, self.best, self.mode, self.min_delta):
             self.best, self.best_epoch, self._waited = float(value), param.epoch, 0

@@ -36,7 +36,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackerOfFunctions:
-    """See ``tracker_of``."""
+    """A tracker made of functions."""
 
     log: Callable[..., object]
     close: Callable[[], object]
@@ -52,30 +52,14 @@ def tracker_of(log: Callable[..., Any], close: Callable[[], Any] | None = None) 
         log: called as ``log(values, step)`` with a dict of numbers by name, and the number of the step.
         close: called at the end, without arguments; None for nothing.
     """
-    return TrackerOfFunctions(log, _nothing if close is None else close)
-
-
-def _nothing() -> None:
-    """Do nothing."""
+    return TrackerOfFunctions(log, close or (lambda: None))
 
 
 _BLOCK = 1 << 16
 
 
 class LineFile:
-    """A file to which whole lines are appended. A kill loses at most the line that is being written.
-
-    Each line is one ``write``. If a file ends within a line, because the machine failed or the disk was full, that part
-    is cut off first.
-
-    Args:
-        path: the file. It is created with its folders if missing, and continued otherwise.
-        start: what the file begins with, unless it is empty.
-
-    Raises:
-        UsageError: the file begins with something else, so it is not one of ours.
-        OSError: the file cannot be opened or written to.
-    """
+    """A file to which whole lines are appended. ``start`` is what such a file begins with, unless it is empty."""
 
     def __init__(self, path: Path, start: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +68,7 @@ class LineFile:
             begins = os.pread(self._fd, len(start), 0)
             if not start.startswith(begins):
                 raise UsageError(f"{path} has other content, which begins with {begins!r}; choose another name")
+            # A machine that failed, or a full disk, has left a part of a line: the next line would be joined to it.
             self._size = _whole_lines(self._fd)
             os.ftruncate(self._fd, self._size)
         except BaseException:
@@ -91,16 +76,9 @@ class LineFile:
             raise
 
     def append(self, line: str) -> None:
-        """Write a line, or nothing of it.
-
-        Args:
-            line: the line, with its end.
-
-        Raises:
-            OSError: it could not be written.
-        """
+        """Write a line, which has its end, or nothing of it."""
         data = line.encode()
-        try:
+        try:  # one write for a line, so that a kill loses at most this line
             written = os.write(self._fd, data)
             while written < len(data):  # the disk is full, or nearly
                 written += os.write(self._fd, data[written:])
@@ -110,7 +88,6 @@ class LineFile:
         self._size += len(data)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)
 
 
@@ -283,14 +260,7 @@ class TensorBoard:
 
 
 def tracker_by_path(path: str | os.PathLike[str]) -> Callable[[], Tracker]:
-    """Return a function that makes the tracker that ``path`` stands for, by its ending.
-
-    Args:
-        path: a file that ends in ``.jsonl`` or ``.csv``, or a folder, with a slash at its end, for TensorBoard.
-
-    Raises:
-        UnknownName: it has another ending.
-    """
+    """Return a function that makes the tracker that ``path`` stands for, by its ending."""
     text = os.fspath(path)
     if text.endswith(".jsonl"):
         return partial(JSONLines, text)

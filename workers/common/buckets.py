@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+# torch's DistributedDataParallel has 1 MiB and 25 MiB.
 FIRST_BYTES = 1 << 20  # small, so that the first bytes leave early
 BUCKET_BYTES = 8 << 20  # large, so that the cost of a message does not matter
 
@@ -16,10 +17,6 @@ def divide(sizes: Sequence[int], small: bool = False) -> list[range]:
     """Return the positions of parameters by bucket, in the order in which backward completes them.
 
     A bucket is full when it has reached its size. A parameter larger than a bucket is not divided.
-
-    Args:
-        sizes: the size of each parameter in bytes, in the order of registration.
-        small: make all buckets as small as the first.
     """
     buckets: list[range] = []
     stop, held = len(sizes), 0
@@ -32,12 +29,7 @@ def divide(sizes: Sequence[int], small: bool = False) -> list[range]:
 
 
 class Progress:
-    """The progress of one step. A bucket is sent when all of its gradients, and all earlier buckets, are complete.
-
-    Args:
-        buckets: the result of ``divide``.
-        skipped: positions that never have a gradient.
-    """
+    """The progress of one step. A bucket is sent when its gradients, and all earlier buckets, are complete."""
 
     def __init__(self, buckets: Sequence[range], skipped: Collection[int] = ()) -> None:
         self._buckets = list(buckets)
@@ -47,11 +39,9 @@ class Progress:
 
     @property
     def num_buckets(self) -> int:
-        """The number of buckets."""
         return len(self._buckets)
 
     def restart(self) -> None:
-        """Begin a new step."""
         self._missing = [set(bucket) - self._skipped for bucket in self._buckets]
         self._gone = 0
 
@@ -64,10 +54,8 @@ class Progress:
         return self._buckets[before : self._gone]
 
     def gone(self, position: int) -> bool:
-        """Whether the bucket of the gradient at ``position`` has been sent."""
         return self._bucket_of[position] < self._gone
 
     @property
     def complete(self) -> bool:
-        """Whether every bucket has been sent."""
         return self._gone == len(self._buckets)

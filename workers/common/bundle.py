@@ -36,14 +36,7 @@ class Form(NamedTuple):
 
 
 def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """Return ``value`` as msgpack, and its tensors, which are not copied.
-
-    Args:
-        value: a plain value; see the module.
-
-    Raises:
-        UsageError: ``value`` contains something else. The message says what and where.
-    """
+    """Return ``value`` as msgpack, and its tensors, which are not copied. An error says what cannot be sent."""
     tensors: list[torch.Tensor] = []
 
     def tree(node: Any, where: str, depth: int) -> Any:
@@ -77,7 +70,6 @@ def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether ``pack`` takes ``value``."""
     try:
         pack(value)
     except UsageError:
@@ -86,11 +78,7 @@ def is_plain(value: Any) -> bool:
 
 
 def forms(packed: bytes) -> list[Form]:
-    """Return the form of each tensor in a bundle, in order.
-
-    Raises:
-        WireError: ``packed`` is not a bundle.
-    """
+    """Return the form of each tensor in a bundle, in order."""
     collected: list[Form] = []
 
     def note(form: Form) -> None:
@@ -101,15 +89,7 @@ def forms(packed: bytes) -> list[Form]:
 
 
 def unpack(packed: bytes, tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the value of a bundle.
-
-    Args:
-        packed: the msgpack of ``pack``.
-        tensors: tensors of the forms that ``forms`` returns.
-
-    Raises:
-        WireError: ``packed`` is not a bundle, or the tensors do not fit.
-    """
+    """Return the value of a bundle. ``tensors`` have the forms that ``forms`` returns."""
     left = list(tensors)
 
     def take(form: Form) -> torch.Tensor:

@@ -9,11 +9,7 @@ from kvstore.plain import scalar
 
 
 def on_off_auto(name: str, value: object) -> bool | None:
-    """Return True or False as given, and None for ``auto`` (or None).
-
-    Raises:
-        UsageError: ``value`` is something else; the message calls it ``name``.
-    """
+    """Return True or False as given, and None for ``auto`` (or None)."""
     if value is None or isinstance(value, bool):
         return value
     if value == "auto":
@@ -22,11 +18,6 @@ def on_off_auto(name: str, value: object) -> bool | None:
 
 
 def at_least(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
-    """Return ``value`` if it is an integer from ``least`` to ``most``.
-
-    Raises:
-        UsageError: it is not; the message calls it ``name``.
-    """
     value = scalar(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name}={value!r} must be an integer, at least {least}")

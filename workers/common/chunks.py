@@ -24,7 +24,6 @@ class ChunkRange(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key in the store."""
         return self.name if self.whole else f"{self.name}[{self.start}:{self.stop}]"
 
 
@@ -36,11 +35,8 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
 def divide(values: Mapping[str, torch.Tensor], chunk_bytes: int | None) -> list[list[ChunkRange]]:
     """Return the ranges of each chunk. Together they have every element once, the last value's first.
 
-    All chunks but the last are as full as elements allow. A value that does not fit continues in the next chunk.
-
-    Args:
-        values: values by name. Empty ones are in no chunk.
-        chunk_bytes: the size of a chunk on the wire, at least one element; None for one chunk with everything.
+    All chunks but the last are as full as elements allow. A value that does not fit continues in the next chunk. With
+    None for ``chunk_bytes``, one chunk has everything.
     """
     chunks: list[list[ChunkRange]] = [[]]
     most = sum(tensor.numel() * 8 for tensor in values.values()) if chunk_bytes is None else chunk_bytes
@@ -61,7 +57,7 @@ def divide(values: Mapping[str, torch.Tensor], chunk_bytes: int | None) -> list[
 
 
 def read(value: torch.Tensor, part: ChunkRange) -> torch.Tensor:
-    """Return the elements of ``part`` as they are sent: flat, contiguous, over the memory of ``value`` if possible."""
+    """The elements of ``part`` as they are sent: flat, contiguous, over the memory of ``value`` if possible."""
     return value.detach().reshape(-1)[part.start : part.stop].to(wire_dtype(value.dtype)).contiguous()
 
 

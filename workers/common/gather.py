@@ -13,6 +13,7 @@ import torch
 
 from kvstore import AlreadyInitialized, DeadlineExceeded, KVStore, KVStoreError, Mismatch, UsageError
 from kvstore.ticket import Ticket
+from workers.common.stores import updates_each_push
 
 NO_SUM = (
     "this store does not sum what is pushed: it has an optimizer or updater. The optimizer must stay in the worker: "
@@ -24,18 +25,14 @@ class Gather:
     """An all-gather: each worker adds its row to a table of zeros.
 
     Args:
-        store: a synchronous store without optimizer.
         key: the key of the table. Names of parameters do not begin with a slash, so begin it with one.
-        width: the number of 64-bit integers in a row.
         shared: whether the store may already have the table; otherwise the store must be for this alone.
-
-    Raises:
-        UsageError: the store is asynchronous, or already in use.
     """
 
     def __init__(self, store: KVStore, key: str, width: int = 8, *, shared: bool = True) -> None:
         require_sums(store.type)
         self._store, self._key, self._width = store, key, width
+        # A push cannot be taken back. So a call that has timed out leaves its row, and the next call waits on.
         self._sent: tuple[list[int], torch.Tensor, Ticket] | None = None  # a row that waits for those of others
         try:
             store.init(key, self._table() - 1)  # not 0: an updater that adds would go unnoticed
@@ -58,10 +55,6 @@ class Gather:
         Args:
             numbers: this worker's row: at most ``width`` numbers, the first not 0. Zeros fill the rest.
             timeout: how long to wait, in seconds; None for the store's deadline. 0 only looks.
-
-        Raises:
-            UsageError: the store does something else than sum.
-            DeadlineExceeded: others have not called this yet. Another call with these numbers waits on.
         """
         mine = [*numbers] + [0] * (self._width - len(numbers))
         if self._sent is None or self._sent[0] != mine:
@@ -91,6 +84,7 @@ class Gather:
 
     def mean(self, number: float) -> float:
         """Return the mean of all workers' numbers, with the same bits on all; ``width`` must be 2."""
+        # As integers, which are never compressed. Each worker then makes the same sum.
         (bits,) = struct.unpack("<q", struct.pack("<d", number))
         theirs = [struct.unpack("<d", struct.pack("<q", their_bits))[0] for _, their_bits in self.exchange([1, bits])]
         return float(sum(theirs) / len(theirs))
@@ -100,11 +94,10 @@ class Gather:
 
 
 def require_sums(kind: str) -> None:
-    """Raise ``UsageError`` if a store of type ``kind`` updates for every push, and so cannot sum."""
-    if "async" in kind or "ssp" in kind:
+    if updates_each_push(kind):
         raise UsageError(f"a {kind!r} store updates for every push; averages need 'dist_sync' or 'local'")
 
 
 def digest(text: str) -> int:
-    """Return 52 bits that stand for ``text``."""
+    """52 bits that stand for ``text``."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") >> 4

@@ -1,4 +1,4 @@
-"""Gradients that have been pushed, and whether they are still what was pushed.
+"""Pushes while backward runs: its hooks, what was pushed, what comes back, and whether gradients are what was pushed.
 
 torch counts the writes to a tensor, but not those through ``.data`` or numpy. So the bits of gradients are noted, too:
 of small ones as a copy, of large ones as sums over chunks. A norm would not do: the opposite gradient has the same, and
@@ -9,15 +9,20 @@ Only what cancels out within a chunk of a large gradient is not found, such as t
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from kvstore import DeadlineExceeded, KVStore, KVStoreError
 from kvstore.dynamo import outside_graphs
+from kvstore.ticket import Ticket, claim
+from workers.common.buckets import Progress
 from workers.common.tensors import as_bits, in_memory_order
 from workers.common.torch_internals import flatten, write_count
 
@@ -28,27 +33,18 @@ CHUNK = 1021
 SMALL = 32 << 10  # bytes; to copy so few takes no longer than to sum them
 
 
-class Watcher(Protocol):
-    """What is told of gradients."""
-
-    def arrive(self, position: int) -> None:
-        """Handle the gradient of the parameter at ``position``."""
-
-
 class Hooks:
-    """The hooks of parameters. They do not keep the watcher alive, and go with it.
+    """Hooks that tell a watcher of each gradient, by ``arrive(position)``. They go with the watcher.
 
-    Args:
-        watcher: the watcher. It is called in the thread that runs the parameter's part of backward, one per device.
-        params: leaves, in the order of positions. Those that require no gradient now get no hook.
-
-    Attributes:
-        resting: whether the watcher should send nothing for now.
+    ``params`` are leaves. ``resting`` says that the watcher should send nothing for now.
     """
 
-    def __init__(self, watcher: Watcher, params: Sequence[torch.Tensor]) -> None:
+    def __init__(self, watcher: Any, params: Sequence[torch.Tensor]) -> None:
         self.resting = False
+        # Weak: parameters keep their hooks, and a trainer that the program has dropped must not push any more.
         me = weakref.ref(watcher)
+        # After the accumulation: a hook by ``register_hook`` gets what one use of the tensor adds, which ``grad`` lacks
+        # then, and another hook may still replace it.
         self._handles: list[RemovableHandle] = [
             param.register_post_accumulate_grad_hook(_hook(me, position))  # type: ignore[no-untyped-call]
             for position, param in enumerate(params)
@@ -58,7 +54,6 @@ class Hooks:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Set ``resting`` in this block."""
         before, self.resting = self.resting, True
         try:
             yield
@@ -67,15 +62,13 @@ class Hooks:
 
     @property
     def active(self) -> bool:
-        """Whether the hooks are in place."""
         return bool(self._handles)
 
     def remove(self) -> None:
-        """Remove the hooks."""
         _remove(self._handles)
 
 
-def _hook(me: weakref.ref[Watcher], position: int) -> Callable[[torch.Tensor], None]:
+def _hook(me: weakref.ref[Any], position: int) -> Callable[[torch.Tensor], None]:
     @outside_graphs
     def hook(_: torch.Tensor) -> None:
         watcher = me()
@@ -98,12 +91,7 @@ class _Noted(NamedTuple):
 
 
 class PushedGradients:
-    """The gradients of one bucket at the moment of their push.
-
-    Args:
-        grads: by position.
-        noted: whether ``written`` is to find writes that torch does not count.
-    """
+    """The gradients of one bucket at the moment of their push. ``noted``: find writes that torch does not count."""
 
     def __init__(self, grads: Mapping[int, torch.Tensor], noted: bool = True) -> None:
         self._positions = list(grads)
@@ -157,3 +145,104 @@ def _sums(grad: torch.Tensor) -> torch.Tensor:
     stop = first + lanes // CHUNK * CHUNK * 8
     sums = raw[first:stop].view(torch.int64).view(-1, CHUNK).sum(dim=1)
     return torch.cat((sums.view(torch.uint8), raw[:first], raw[stop:]))
+
+
+@dataclass
+class Flight:
+    """What has been pushed in one step.
+
+    Attributes:
+        seen: the gradients of the buckets that have been pushed, or would have been in a step that is only watched.
+        pushed: a ticket for each push, with the values that it brings, by position; no values where the store writes
+            them into the caller's tensors itself.
+        streams: the CUDA streams on which gradients were computed.
+    """
+
+    seen: list[PushedGradients] = field(default_factory=list)
+    pushed: list[tuple[Ticket, dict[int, torch.Tensor]]] = field(default_factory=list)
+    streams: set[torch.cuda.Stream] = field(default_factory=set)
+
+
+class BackwardPushes:
+    """Pushes gradients, bucket by bucket, from hooks that run during backward. Derived classes say what is pushed.
+
+    The parameters do not keep this object alive; its hooks go with it.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+        store: KVStore,
+        buckets: Sequence[range],
+        skipped: Collection[int] = (),
+    ) -> None:
+        self._keys, self._tensors, self._store = keys, tensors, store
+        self._progress = Progress(buckets, skipped)
+        self._flight = Flight()
+        self._lock = threading.Lock()  # backward has a thread for each device, which runs the hooks of its parameters
+        self._hooks = Hooks(self, tensors)
+
+    def arrive(self, position: int) -> None:
+        """Handle the gradient of the parameter at ``position``, which backward has just accumulated."""
+        raise NotImplementedError
+
+    def paused(self) -> AbstractContextManager[None]:
+        return self._hooks.paused()
+
+    def close(self) -> None:
+        self._hooks.remove()
+
+    def _land(self) -> Flight:
+        """Begin a new step; return what was pushed in the last one, which stays pushed."""
+        flight, self._flight = self._flight, Flight()
+        self._progress.restart()
+        return flight
+
+    def _wait_for_streams(self) -> None:
+        # A store copies on the current stream of the thread that pushes, and a bucket's gradients may come from others.
+        for stream in self._flight.streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def _pushpull(
+        self,
+        positions: Sequence[int],
+        grads: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor] | None = None,
+        *,
+        priority: int,
+        rescale: float | None = None,
+        copy: bool = False,
+    ) -> None:
+        """Push gradients. What comes back goes into ``outs``, or is held in memory of its own until the step."""
+        for ticket, _ in self._flight.pushed:  # an error is raised at the end of the step, not by the next call
+            if claim(ticket).error is not None:
+                with suppress(KVStoreError):
+                    ticket.wait()
+        if rescale is not None:
+            self._store.set_hyperparameters(rescale_grad=rescale)
+        held: dict[int, torch.Tensor] = {}
+        if outs is None:
+            # Not the gradients or weights themselves: while backward runs, it and the program may still read them.
+            held = {
+                position: torch.empty(grad.shape, dtype=grad.dtype, device="cpu")
+                for position, grad in zip(positions, grads, strict=True)
+            }
+            outs = list(held.values())
+        keys = [self._keys[position] for position in positions]
+        ticket = self._store.pushpull(keys, grads, outs, priority, wait=False, copy=copy)
+        self._flight.pushed.append((ticket, held))
+
+
+def settle(tickets: Sequence[Ticket]) -> None:
+    """Wait for all tickets; raise the first error, and keep later calls from raising the others."""
+    first: KVStoreError | None = None
+    for ticket in tickets:
+        try:
+            ticket.wait()
+        except DeadlineExceeded as exc:  # the others would take as long again
+            raise first or exc from None
+        except KVStoreError as exc:
+            first = first or exc
+    if first is not None:
+        raise first

@@ -28,5 +28,4 @@ def reading_into(container: Sized) -> Iterator[None]:
 
 
 def waiting() -> list[Sized]:
-    """Return the containers of all that read now."""
     return list(_readers.waiting)

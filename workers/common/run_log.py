@@ -12,13 +12,8 @@ _root = logging.getLogger()
 def log_line(rank: int, text: str, *args: object) -> None:
     """Log a line of a training, such as ``Epoch[0] Train-accuracy=0.382812``.
 
-    If the root logger has handlers, the program has set up logging. The line is then a record of the root logger at
-    INFO, on every rank, and the levels and handlers of the program decide. Otherwise rank 0 writes the line to standard
-    error, as ``logging`` itself writes warnings there. Nothing global is changed for that: no handler is added.
-
-    Args:
-        rank: the rank of this worker.
-        text, args: the line, and the arguments of its ``%`` conversions.
+    If the root logger has handlers, the line is a record of it at INFO, on every rank. Otherwise rank 0 writes the line
+    to standard error, as ``logging`` itself writes warnings there: no handler is added.
     """
     if _root.hasHandlers():
         _root.info(text, *args, stacklevel=2)

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import torch
 
-from kvstore import RowSparse
+from kvstore import KVStore, RowSparse
 from kvstore.spec import Key
+from kvstore.ticket import Ticket
+
+
+class RoundRows(NamedTuple):
+    """What one push brings back when ``ticket`` is done: of each parameter the rows that any worker has pushed.
+
+    Not the rows that this worker has pushed: then weights, or sums, would differ between workers.
+    """
+
+    ticket: Ticket
+    positions: Sequence[int]
+    rows: Sequence[RowSparse]
+
+
+def push_rows(
+    store: KVStore, positions: Sequence[int], keys: Sequence[Key], values: Sequence[Any], like: Sequence[torch.Tensor]
+) -> RoundRows:
+    """Push rows of the parameters at ``positions``, which are shaped as ``like``; return at once."""
+    rows = [RowSparse.zeros(tensor.shape, tensor.dtype) for tensor in like]
+    ticket = store.pushpull(list(keys), list(values), rows, wait=False, row_ids=["round"] * len(rows))
+    return RoundRows(ticket, list(positions), rows)
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """Whether the gradient of ``tensor`` is sparse."""
     return tensor.grad is not None and tensor.grad.layout == torch.sparse_coo
 
 

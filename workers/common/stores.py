@@ -6,32 +6,39 @@ import kvstore as kv
 from kvstore import KVStore
 from kvstore.job.config import Config
 from kvstore.store.maker import BY_THE_PROGRAM, COUNTED, made_by
+from kvstore.store.registry import Builtin, find
 
 AUTO = "auto"
 
 
 def store_type(kvstore: KVStore | str) -> str:
-    """Return the type of store that ``kvstore`` asks for.
-
-    ``auto`` is ``dist_sync`` in a job (started by launch.py, launcher.run, torchrun, mpirun or srun) and ``device``
-    outside of one. Any other name is returned as it is.
-    """
+    """Return the type of store that ``kvstore`` asks for: ``auto`` is ``dist_sync`` in a job, else ``device``."""
     name = kvstore if isinstance(kvstore, str) else kvstore.type
     if name.lower() != AUTO:
         return name
     return "dist_sync" if Config.from_env().in_job else "device"
 
 
-def open_store(kvstore: KVStore | str, owner: str = BY_THE_PROGRAM, name: str = COUNTED) -> KVStore:
-    """Return ``kvstore`` itself if it is a store, else a new store of that type, of ``owner``; see ``made_by``."""
+def updates_each_push(kind: str) -> bool:
+    """Whether a store of type ``kind`` makes an update of every push, so that there are no rounds of all workers."""
+    return "async" in kind or "ssp" in kind
+
+
+def open_store(
+    kvstore: KVStore | str, owner: str = BY_THE_PROGRAM, name: str = COUNTED, check_finite: bool = False
+) -> KVStore:
+    """Return ``kvstore`` itself if it is a store, else a new store of that type, of ``owner``."""
     if not isinstance(kvstore, str):
         return kvstore
+    kind = store_type(kvstore)
+    # A class that the program has registered takes other arguments.
+    checks = {"check_finite": True} if check_finite and isinstance(find(kind), Builtin) else {}
     with made_by(owner, name):
-        return kv.create(store_type(kvstore))
+        return kv.create(kind, **checks)
 
 
 def join_refusal(owner: str, remedy: str = "Call its own join()") -> str:
-    """Return what a program is told that calls ``join`` of the store of ``owner``, the name of a class."""
+    """What a program is told that calls ``join`` of the store of ``owner``, the name of a class."""
     return (
         f"this store is that of a {owner}: store.join() would leave its workers with different weights. {remedy}, or "
         "workers.join() with it and with other stores"

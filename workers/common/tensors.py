@@ -45,7 +45,6 @@ def to_tensor(value: Any) -> torch.Tensor:
 
 
 def require_own_memory(tensors: Mapping[Any, torch.Tensor]) -> None:
-    """Raise ``UsageError`` if a parameter, by name, is made of other tensors; before anything is sent."""
     for name, tensor in tensors.items():
         if other := made_of_others(tensor):
             raise UsageError(f"parameter {name!r} must have memory of its own, and is {other}")
@@ -93,10 +92,7 @@ def memory_order(strides: Sequence[int]) -> list[int]:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a dense ``tensor``, flat, as they lie in memory.
-
-    The result may be a view with gaps, so it need not be contiguous.
-    """
+    """Return the elements of a dense ``tensor``, flat, as they lie in memory; maybe a view with gaps."""
     tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor.view(-1)
@@ -146,11 +142,7 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def take_apart(tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the form and the parts of ``tensor``. A dense tensor of a plain dtype is its own part, and has no form.
-
-    Raises:
-        UsageError: it is neither dense nor sparse nor quantized.
-    """
+    """Return the form and the parts of ``tensor``. A dense tensor of a plain dtype is its own part, and has no form."""
     tensor = tensor.detach()
     if not has_parts(tensor):
         kind = "one without memory (meta)" if tensor.is_meta else f"one of layout {tensor.layout}"
@@ -180,12 +172,7 @@ def take_apart(tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Te
 def pack(
     tensors: Mapping[str, torch.Tensor], held: Collection[torch.dtype]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return ``tensors`` as tensors that a file can hold, and the forms of those that it could not, by name.
-
-    Args:
-        tensors: dense, sparse or quantized tensors by name.
-        held: dtypes that the file can hold.
-    """
+    """Return ``tensors`` as tensors that a file can hold, and the forms of those that it could not, by name."""
     packed: dict[str, torch.Tensor] = {}
     forms: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -197,11 +184,7 @@ def pack(
 
 
 def unpack(packed: Mapping[str, torch.Tensor], forms: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors that ``pack`` was given.
-
-    Raises:
-        ValueError: they are damaged.
-    """
+    """The tensors that ``pack`` was given. Damaged ones raise ``ValueError``."""
     tensors = dict(packed)
     for name, form in forms.items():
         parts = {part: tensors.pop(part) for part in packed if part.startswith(f"{name}/")}
@@ -210,11 +193,7 @@ def unpack(packed: Mapping[str, torch.Tensor], forms: Mapping[str, Any]) -> dict
 
 
 def put_together(form: Mapping[str, Any], parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the tensor, on the CPU, whose form and parts ``take_apart`` has returned.
-
-    Raises:
-        ValueError: they do not belong together.
-    """
+    """The tensor, on the CPU, that ``take_apart`` was given. Parts that do not belong together raise ``ValueError``."""
     try:
         return _put_together(form, parts)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as exc:

@@ -19,11 +19,7 @@ from kvstore.dynamo import outside_graphs
 
 
 def write_count(tensor: torch.Tensor) -> int:
-    """Return how many in-place writes to ``tensor`` torch has counted; writes through ``.data`` or numpy do not count.
-
-    Raises:
-        Unsupported: this version of torch does not count them.
-    """
+    """Return how many in-place writes torch has counted; writes through ``.data`` or numpy do not count."""
     try:
         return tensor._version
     except AttributeError:
@@ -34,7 +30,6 @@ def write_count(tensor: torch.Tensor) -> int:
 
 
 def multiply(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply tensors of one device in place; in one kernel where torch can."""
     at_once = getattr(torch, "_foreach_mul_", None)
     if at_once is not None:
         at_once(tensors, factor)
@@ -53,11 +48,7 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @outside_graphs
 def after_backward(act: Callable[[], None]) -> None:
-    """Call ``act`` when the backward pass that runs now has ended; DistributedDataParallel and FSDP do the same.
-
-    Raises:
-        Unsupported: this version of torch offers no such callback.
-    """
+    """Call ``act`` when the backward pass that runs now has ended; DistributedDataParallel and FSDP do the same."""
     engine = getattr(torch.autograd.Variable, "_execution_engine", None)
     queue = getattr(engine, "queue_callback", None)
     if queue is None:
@@ -120,11 +111,7 @@ def raise_late() -> None:
 
 
 def current_backward() -> int:
-    """Return a number of the backward pass that runs in this thread; -1 if none does.
-
-    Raises:
-        Unsupported: this version of torch does not tell.
-    """
+    """A number of the backward pass that runs in this thread; -1 if none does."""
     try:
         return int(torch._C._current_graph_task_id())
     except AttributeError:
@@ -180,9 +167,6 @@ def held_batches(iterator: Any) -> Sized | None:
 
     The loader removes each batch that it gives, and makes a new container for a new epoch. The iterator itself counts,
     too, but whoever holds it keeps its processes alive, and with ``persistent_workers`` its number is reset.
-
-    Returns:
-        The container; None if this version of torch has none.
     """
     if not getattr(iterator, "_num_workers", 0):
         return ()
@@ -191,12 +175,11 @@ def held_batches(iterator: Any) -> Sized | None:
 
 
 def index_sampler(loader: Any) -> Any:
-    """Return what gives a loader, or its iterator, the items that it asks a data set for, batch by batch."""
+    """What gives a loader, or its iterator, the items that it asks a data set for, batch by batch."""
     return loader._index_sampler
 
 
 def keeps_order(iterator: Any) -> bool:
-    """Whether a loader's iterator gives batches in the order of its sampler."""
     return bool(getattr(iterator, "_in_order", True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -23,22 +24,12 @@ class Buffer(NamedTuple):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The current tensor."""
         tensor: torch.Tensor = getattr(self.owner, self.attribute)
         return tensor
 
 
 def parameters_of(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the parameters of ``optimizer`` by name, in the order of ``model``, each once.
-
-    Args:
-        model: a module, the result of ``named_parameters()``, or a dict from name to parameter.
-        optimizer: the optimizer. Its parameters count even if they require no gradient now.
-
-    Raises:
-        UsageError: the optimizer has a parameter that the model lacks; a name is used twice; or there are no
-            parameters.
-    """
+    """Return the parameters of ``optimizer`` by name, in the order of ``model``, each once."""
     names: dict[torch.Tensor, str] = {}
     for name, tensor in _named(model):
         names.setdefault(tensor, name)
@@ -62,29 +53,32 @@ def module_of(params: Any) -> nn.Module | None:
 
 
 def buffers_around(params: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the buffers of all modules that hold any of ``params``, and of modules inside these, by name.
-
-    An optimizer does not know its model, so this looks at all objects of the process: some 50 ms for a million.
-    """
-    ours = set(map(id, params))
-    # type() and not isinstance, which reads __class__: a lazy module would be imported by that.
+    """Return the buffers of all modules that hold any of ``params``, and of modules inside these, by name."""
+    place = {id(param): number for number, param in enumerate(params)}
+    # An optimizer does not know its model, and a parameter does not know its module: only the garbage collector finds
+    # them, in some 50 ms for a million objects. type() and not isinstance, which reads __class__: a lazy module would
+    # be imported by that.
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in list(module._modules.values()):  # a copy, because other threads may be making their modules
             parents.setdefault(id(child), []).append(module)
-    holders = {id(each): each for each in modules if any(id(one) in ours for one in list(each._parameters.values()))}
+    holders = {id(each): each for each in modules if any(id(one) in place for one in list(each._parameters.values()))}
     outer = list(holders.values())
     while outer:
         outer = [each for inner in outer for each in parents.get(id(inner), ()) if id(each) not in holders]
         holders |= {id(each): each for each in outer}
-    found = {
-        f"{type(module).__name__}.{name}": buffer
-        for module in holders.values()
-        if id(module) not in parents
-        for name, buffer in module.named_buffers()
-        if has_parts(buffer)
-    }
+    # The collector's order is another one on each worker, and two models may be of one class. The optimizer's order of
+    # parameters is the same everywhere.
+    whole = [each for each in holders.values() if id(each) not in parents]
+    whole.sort(key=lambda module: [place[id(param)] for param in module.parameters() if id(param) in place])
+    kinds: Counter[str] = Counter()
+    found: dict[str, torch.Tensor] = {}
+    for module in whole:
+        kind = type(module).__name__
+        kinds[kind] += 1
+        prefix = kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"
+        found |= {f"{prefix}.{name}": buffer for name, buffer in module.named_buffers() if has_parts(buffer)}
     return dict(sorted(found.items()))
 
 
@@ -99,12 +93,11 @@ def other_buffers_of(model: Any) -> dict[str, Buffer]:
 
 
 def module_or_dict(model: Any) -> nn.Module | dict[str, torch.Tensor]:
-    """Return ``model``, which may be an iterator, in a form that can be read twice; see ``parameters_of``."""
+    """Return ``model``, which may be an iterator, in a form that can be read twice."""
     return model if isinstance(model, nn.Module) else dict(_named(model))
 
 
 def everything_of(model: nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return all parameters and buffers of ``model`` by name, also those that are not trained."""
     return dict(_named(model)) | {name: buffer.tensor for name, buffer in _buffers(model)}
 
 

@@ -13,54 +13,32 @@ something else (``workers/alike.py``).
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
 from kvstore import KVStore, RowSparse, Table, UsageError
 from kvstore.ticket import Ticket
 from workers.alike import BACKWARD, WIDTH, Alike, in_one_phase
-from workers.common.buckets import Progress, divide
-from workers.common.pushed import Hooks, PushedGradients
-from workers.common.sparse_gradients import as_gradient, as_rows, is_sparse, table_key
+from workers.common.buckets import divide
+from workers.common.pushed import BackwardPushes, PushedGradients, settle
+from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
 from workers.common.torch_internals import after_backward, raise_late
 
 _HALVES = (torch.float16, torch.bfloat16)
 REMEDY = "pass overlap=False to DistributedOptimizer, so that nothing is sent before backward has ended"
 
 
-class RowSums(NamedTuple):
-    """What one push brings back: by position the rows that any worker has pushed, when ``ticket`` is done."""
-
-    ticket: Ticket
-    rows: Mapping[int, RowSparse]
-
-
 class SummedRows:
-    """The parameters whose gradients are sparse on some worker; on all workers alike.
+    """The parameters whose gradients are sparse on some worker; on all workers alike."""
 
-    Args:
-        names: of all parameters, which are keys of the store.
-        tensors: the parameters.
-        store: a synchronous store without optimizer.
-        known: its keys, to which those of tables are added.
-
-    Attributes:
-        positions: those of the parameters with sparse gradients.
-    """
-
-    def __init__(
-        self, names: Sequence[str], tensors: Sequence[torch.Tensor], store: KVStore, known: set[str] | None = None
-    ) -> None:
+    def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor], store: KVStore, known: set[str]) -> None:
         self.positions: list[int] = []
         self._names, self._tensors = names, tensors
         self._store = store
-        self._known = set[str]() if known is None else known
+        self._known = known
 
     def add(self, positions: Collection[int]) -> list[int]:
         """Note that the gradients of the parameters at ``positions`` are sparse; return which are new. Collective."""
@@ -76,36 +54,19 @@ class SummedRows:
         self.positions += new
         return new
 
-    def push(self, positions: Sequence[int], absent: bool = False) -> RowSums:
-        """Push the gradients of these parameters, of those without one no rows; return at once.
-
-        Args:
-            positions: of the parameters.
-            absent: whether to push no rows of any.
-        """
+    def push(self, positions: Sequence[int], absent: bool = False) -> RoundRows:
+        """Push the rows of these gradients: none of a parameter without a gradient, and none at all if ``absent``."""
         tensors = [self._tensors[position] for position in positions]
         values = [
             RowSparse.zeros(tensor.shape, tensor.dtype) if absent or tensor.grad is None else as_rows(tensor.grad)
             for tensor in tensors
         ]
-        outs = [RowSparse.zeros(tensor.shape, tensor.dtype) for tensor in tensors]
-        keys = self._keys(positions)
-        ticket = self._store.pushpull(keys, values, outs, wait=False, row_ids=["round"] * len(keys))
-        return RowSums(ticket, dict(zip(positions, outs, strict=True)))
+        return push_rows(self._store, positions, self._keys(positions), values, tensors)
 
-    def write(self, sums: RowSums, counts: Sequence[int], divisor: int) -> None:
-        """Wait for sums; let these, divided, be the gradients of the parameters that have one on some worker.
-
-        Args:
-            sums: what ``push`` has returned.
-            counts: by position, on how many workers there is a gradient.
-            divisor: of the sums.
-
-        Raises:
-            KVStoreError: the push failed.
-        """
-        sums.ticket.wait()
-        for position, rows in sums.rows.items():
+    def write(self, came: RoundRows, counts: Sequence[int], divisor: int) -> None:
+        """Wait for sums. Divided, they become the gradients of the parameters that have one on some worker."""
+        came.ticket.wait()
+        for position, rows in zip(came.positions, came.rows, strict=True):
             tensor = self._tensors[position]
             if counts[position]:
                 tensor.grad = as_gradient(rows, tensor)
@@ -117,48 +78,32 @@ class SummedRows:
 
 @dataclass
 class Sent:
-    """The messages of one backward so far.
+    """The messages of one backward pass, beside its gradients.
 
     Attributes:
         grads: by position, whether a gradient was sent; else zeros were.
-        pushed: the gradients that were sent.
-        sums: by position, the values that come back.
         rows: the rows of sparse gradients that come back.
         counts: by position the number of workers with a gradient, then that of workers with a sparse one, then the
             sums of marks; None while backward runs.
         counted: the ticket of ``counts``.
-        tickets: the tickets of the other pushes.
-        streams: the CUDA streams on which gradients were computed.
     """
 
     grads: dict[int, bool] = field(default_factory=dict)
-    pushed: list[PushedGradients] = field(default_factory=list)
-    sums: dict[int, torch.Tensor] = field(default_factory=dict)
-    rows: list[RowSums] = field(default_factory=list)
+    rows: list[RoundRows] = field(default_factory=list)
     counts: torch.Tensor | None = None
     counted: Ticket | None = None
-    tickets: list[Ticket] = field(default_factory=list)
-    streams: set[torch.cuda.Stream] = field(default_factory=set)
 
 
-class GradientAverager:
+class GradientAverager(BackwardPushes):
     """Makes the gradients of parameters the same on all workers when a backward pass ends.
-
-    The parameters do not keep this object alive; its hooks go with it.
-
-    Attributes:
-        rounds: in how many sums this worker has taken part.
 
     Args:
         params: leaves by name, of any floating dtype and device; in the same order on all workers.
         store: a synchronous store without optimizer, for this alone. The names are already keys in it.
         used: the key of ``counts_of`` so many parameters.
-        alike: compares what workers are to step with.
         known: the keys of the store; those of tables are added.
-        average: whether to average; otherwise gradients are summed.
         passes: how many backward passes add up before the last one sends the sum.
         sparse_as_dense: make sparse gradients dense; otherwise their rows are summed.
-        overlap: send while backward runs; otherwise when it ends.
     """
 
     def __init__(
@@ -174,22 +119,20 @@ class GradientAverager:
         sparse_as_dense: bool,
         overlap: bool,
     ) -> None:
-        self._names, self._tensors = list(params), list(params.values())
-        self._store, self._used, self._alike = store, used, alike
+        names, tensors = list(params), list(params.values())
+        self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in tensors])
+        super().__init__(names, tensors, store, self._buckets)
+        self._used, self._alike = used, alike
         self.rounds = 0
         self._average = average
         self._passes = passes
         self._sparse_as_dense = sparse_as_dense
         self._overlap = overlap
-        self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in self._tensors])
-        self._progress = Progress(self._buckets)
         self._sent = Sent()
-        self._rows = SummedRows(self._names, self._tensors, store, known)
+        self._rows = SummedRows(names, tensors, store, known)
         self._last: dict[int, torch.Tensor] = {}  # gradients that have been summed since the last step
         self._pass = 0  # backward passes since gradients were last sent
         self._running = self._final = False
-        self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
-        self._hooks = Hooks(self, self._tensors)
 
     @property
     def final(self) -> bool:
@@ -198,34 +141,18 @@ class GradientAverager:
         return self._final
 
     def step_over(self) -> None:
-        """Begin a new step: the gradients have been used, or dropped."""
         self._final, self._pass = False, 0
         self._last.clear()
 
     def note_final(self) -> None:
-        """Note that all gradients are averages: others have been sent apart."""
         self._final = True
 
-    def paused(self) -> AbstractContextManager[None]:
-        """Send nothing during backward passes in this block."""
-        return self._hooks.paused()
-
     def require_between(self, what: str) -> None:
-        """Raise ``UsageError`` if gradients are on their way; ``what`` is the caller, for the message."""
         if self._sent.grads:
             raise UsageError(f"{what} was called during backward(); call it between two steps")
 
-    def close(self) -> None:
-        """Remove the hooks."""
-        self._hooks.remove()
-
     def exchange(self) -> None:
-        """Send the rest; return when every gradient is the average, or the sum. All workers call this.
-
-        Raises:
-            UsageError: a gradient has changed since it was sent.
-            KVStoreError: an error of the store. No gradient has changed.
-        """
+        """Send the rest; return when every gradient is the average, or the sum. All workers call this."""
         self._send()
         self._receive()
 
@@ -233,50 +160,47 @@ class GradientAverager:
 
     @torch.no_grad()
     def arrive(self, position: int) -> None:
-        """Handle the gradient of the parameter at ``position``, which backward has just accumulated."""
         # Queued by each hook: torch drops the queue of a backward that fails.
         _at_end(self, GradientAverager.end)
         with self._lock:
             tensor = self._tensors[position]
             if self._last.get(position) is tensor.grad is not None:
                 raise UsageError(
-                    f"a second backward() adds to the gradient of {self._names[position]!r}, which is already a sum "
+                    f"a second backward() adds to the gradient of {self._keys[position]!r}, which is already a sum "
                     "over workers: call zero_grad() before, or pass backward_passes_per_step"
                 )
             self._running, self._final = True, False
             if self._progress.gone(position):
                 raise UsageError(
-                    f"the gradient of {self._names[position]!r} came twice: in one backward(), or because an earlier "
-                    "one "
-                    f"failed; {REMEDY}"
+                    f"the gradient of {self._keys[position]!r} came twice: in one backward(), or because an "
+                    f"earlier one failed; {REMEDY}"
                 )
             if tensor.is_cuda:
-                self._sent.streams.add(torch.cuda.current_stream(tensor.device))
+                self._flight.streams.add(torch.cuda.current_stream(tensor.device))
             if self._overlap and self._due:
                 for bucket in self._progress.arrive(position):
                     self._push(bucket)
 
     def end(self) -> None:
-        """Handle the end of a backward pass."""
         if not self._running:
             return
         self._running = False
         if self._due:
             self._send()
-            _at_end(
-                self, GradientAverager._receive
-            )  # after all others have sent, so that none waits for another's turn
+            # Behind what other optimizers have queued: all have sent then, and none waits for another's turn.
+            _at_end(self, GradientAverager._receive)
         elif not self._hooks.resting:
             self._pass += 1
 
     @torch.no_grad()
     def _send(self) -> None:
-        """Push the gradients that have not been pushed."""
         for bucket in self._buckets:
             if bucket.start not in self._sent.grads:
                 self._push(bucket)
         if self._rows.positions:
             self._sent.rows.append(self._rows.push(self._rows.positions))
+        # Sums of flags tell all workers alike which parameters have a gradient. Each worker deciding by its own
+        # gradients would leave some with a None where others have an average.
         flags = [self._sent.grads[position] for position in range(len(self._tensors))]
         mark = self._alike.mark(BACKWARD)
         self._sent.counts = torch.tensor(
@@ -286,11 +210,7 @@ class GradientAverager:
         self.rounds += 1
 
     def meet(self, phase: int, unfrozen: Sequence[str] = ()) -> None:
-        """Compare marks with the other workers, outside of backward; see ``Alike.mark``.
-
-        Raises:
-            Mismatch: they have another mark, or are in their next backward.
-        """
+        """Compare marks with the other workers, outside of backward; see ``Alike.mark``."""
         flags = [0] * (2 * len(self._tensors))
         counts = torch.tensor([*flags, *self._alike.mark(phase, unfrozen)], dtype=torch.int64, device="cpu")
         self._store.pushpull(self._used, counts)
@@ -305,37 +225,41 @@ class GradientAverager:
         if self._rows.positions:
             self._rows.push(self._rows.positions, absent=True)
         self._sent = Sent()
+        self._land()
         self._alike.require(sums)
 
     @torch.no_grad()
     def _receive(self) -> None:
-        """Wait for the sums and write them, if any are on their way."""
         sent, self._sent = self._sent, Sent()
-        self._progress.restart()
+        flight = self._land()
         if sent.counts is None or sent.counted is None:
             return
         self._pass = 0
-        written = [bucket.written() for bucket in sent.pushed]  # while others send
+        written = [bucket.written() for bucket in flight.seen]  # while others send
         # Before the gradients: a worker that meets here, and not in backward, sends none.
         sent.counted.wait()
         counts = sent.counts.tolist()
         self._alike.require(counts[-WIDTH:])
-        for ticket in sent.tickets:
-            ticket.wait()
+        settle([ticket for ticket, _ in flight.pushed])
         now = {position: self._tensors[position].grad for position in sent.grads}
-        for position in (*written, *(bucket.replaced(now) for bucket in sent.pushed)):
+        for position in (*written, *(bucket.replaced(now) for bucket in flight.seen)):
             if position is not None:
-                raise UsageError(f"the gradient of {self._names[position]!r} changed after it was sent; {REMEDY}")
+                raise UsageError(f"the gradient of {self._keys[position]!r} changed after it was sent; {REMEDY}")
         number = len(self._tensors)
+        # A parameter becomes sparse on all workers in the same round: a worker that pushed rows alone would wait for
+        # ever.
         if new := self._rows.add([place for place, count in enumerate(counts[number : 2 * number]) if count]):
             sent.rows.append(self._rows.push(new))
-        for position, total in sent.sums.items():
-            if counts[position] and position not in self._rows.positions:
-                self._write(self._tensors[position], total)
+        for _, held in flight.pushed:
+            for position, total in held.items():
+                if counts[position] and position not in self._rows.positions:
+                    self._write(self._tensors[position], total)
         for rows in sent.rows:
             self._rows.write(rows, counts, self._store.num_workers if self._average else 1)
         self._final = True
         if not self._average:
+            # An average that is averaged again stays what it is. A sum that is summed again is not, so it is
+            # recognized.
             self._last = {n: tensor.grad for n, tensor in enumerate(self._tensors) if tensor.grad is not None}
 
     @property
@@ -344,8 +268,7 @@ class GradientAverager:
 
     def _push(self, bucket: range, absent: bool = False) -> None:
         """Send the gradients of ``bucket``, or zeros if this worker is ``absent`` from the round."""
-        for stream in self._sent.streams:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        self._wait_for_streams()
         values: dict[int, torch.Tensor] = {}
         grads: dict[int, torch.Tensor] = {}
         for position in bucket:
@@ -358,27 +281,18 @@ class GradientAverager:
                     values[position] = torch.zeros_like(tensor, device="cpu")
                 else:
                     values[position] = grad.detach()
-        self._sent.pushed.append(PushedGradients(grads, noted=self._running))
+        self._flight.seen.append(PushedGradients(grads, noted=self._running))
         halves = {position: value for position, value in values.items() if self._divided_there(value)}
-        self._exchange(bucket, {position: value for position, value in values.items() if position not in halves})
+        priority = -self._buckets.index(bucket)
+        if whole := {position: value for position, value in values.items() if position not in halves}:
+            self._pushpull(list(whole), list(whole.values()), priority=priority)
         if halves:
-            self._store.set_hyperparameters(rescale_grad=1 / self._store.num_workers)
             try:
-                self._exchange(bucket, halves)
+                rescale = 1 / self._store.num_workers
+                self._pushpull(list(halves), list(halves.values()), priority=priority, rescale=rescale)
             finally:
+                # It stays for all later pushes of the store otherwise, also of the gradients that are divided here.
                 self._store.set_hyperparameters(rescale_grad=1.0)
-
-    def _exchange(self, bucket: range, values: dict[int, torch.Tensor]) -> None:
-        if not values:
-            return
-        sums = {
-            position: torch.empty(value.shape, dtype=value.dtype, device="cpu") for position, value in values.items()
-        }
-        self._sent.sums |= sums
-        keys = [self._names[position] for position in values]
-        order = -self._buckets.index(bucket)
-        ticket = self._store.pushpull(keys, list(values.values()), list(sums.values()), order, wait=False, copy=False)
-        self._sent.tickets.append(ticket)
 
     def _gradient(self, position: int) -> torch.Tensor | None:
         tensor = self._tensors[position]
@@ -396,6 +310,7 @@ class GradientAverager:
         grad = tensor.grad.detach()
         if not self._average or self._divided_there(grad):
             grad.copy_(total)
+        # Into the gradient's own memory: the optimizer, a GradScaler or the program may hold the tensor.
         elif grad.is_cpu:
             torch.div(total, self._store.num_workers, out=grad)
         else:
@@ -409,7 +324,7 @@ def counts_of(params: int) -> torch.Tensor:
 
 
 def _at_end(gradients: GradientAverager, what: Callable[[GradientAverager], None]) -> None:
-    """Call ``what`` when the current backward pass has ended."""
+    # What is queued lives until the pass ends, and in compiled autograd longer.
     me = weakref.ref(gradients)
 
     def call() -> None:

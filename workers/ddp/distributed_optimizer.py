@@ -293,7 +293,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._alike.give({self._name(tensor): tensor for tensor in new})
 
     def _watch(self) -> GradientAverager:
-        """Agree with the other workers on the parameters, and begin to watch them."""
         params = {self._name(tensor): tensor for tensor in self._all() if tensor.requires_grad and tensor.numel()}
         if not params:
             raise UsageError(

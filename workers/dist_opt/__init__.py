@@ -1,8 +1,4 @@
-"""``DistOpt``, after SINGA's: one call runs a backward pass, sends the gradients in some way, and updates.
-
-dist_opt      ``DistOpt``
-communicator  ranks, and sums over workers through one store, compressed or not
-"""
+"""``DistOpt``, after SINGA's: one call runs a backward pass, sends the gradients in some way, and updates."""
 
 from workers.dist_opt.dist_opt import DistOpt
 

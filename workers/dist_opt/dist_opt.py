@@ -9,122 +9,20 @@ from typing import Any
 import torch
 
 from kvstore import KVStore, Mismatch, UsageError
+from kvstore.job.config import Config
+from kvstore.store.maker import UNNAMED
+from kvstore.values import as_output
+from workers import group
 from workers.alike import STEP, WIDTH, Alike
-from workers.common.checks import at_least
 from workers.common.chunks import wire_dtype
 from workers.common.gather import Gather, digest
-from workers.common.values import describe
-from workers.dist_opt.communicator import NOT_ZERO, Channel, Communicator, fuse
+from workers.common.stores import AUTO
+from workers.dist_opt.channels import NOT_ZERO, Channel, OptimizerGradients, joined, keyed, split_into
 
 PRESENT = "present"
 
 
-class OptimizerGradients:
-    """The gradients of one optimizer. Its last parameters come first, which is the order of backward, and of SINGA.
-
-    Args:
-        opt: the optimizer.
-
-    Attributes:
-        params: its parameters.
-        trained: the positions of the parameters that require a gradient.
-
-    Raises:
-        UsageError: no parameter requires a gradient.
-    """
-
-    def __init__(self, opt: torch.optim.Optimizer) -> None:
-        self._opt = opt
-        self.params = self._now()
-        self.trained = _requiring(self.params)
-        if not self.trained:
-            raise UsageError(
-                "the optimizer has no parameter that requires a gradient; give DistOpt one of a model that is trained"
-            )
-
-    def describe(self) -> str:
-        """Return a text that is equal on workers whose parameters match."""
-        return describe({f"{i} {i in self.trained}": param for i, param in enumerate(self.params)})
-
-    def compute(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of ``loss``; earlier gradients are dropped.
-
-        Raises:
-            UsageError: ``loss`` is not a tensor; the optimizer's parameters have changed; or a gradient is sparse.
-        """
-        if not isinstance(loss, torch.Tensor):
-            raise UsageError(f"loss must be a tensor that was computed from the parameters, not {type(loss).__name__}")
-        self._require_same()
-        for param in self.params:
-            param.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._require_dense()
-
-    def read(self) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
-        """Return the gradients by position, and which there are.
-
-        Returns:
-            The gradients, zeros where there is none; and for every parameter 1 if it has a gradient, else 0.
-
-        Raises:
-            UsageError: the optimizer's parameters have changed; or a gradient is sparse.
-        """
-        self._require_same()
-        self._require_dense()
-        grads = {}
-        for i in self.trained:
-            grad = self.params[i].grad
-            grads[i] = torch.zeros_like(self.params[i]) if grad is None else grad
-        return grads, torch.tensor([param.grad is not None for param in self.params], dtype=torch.int32, device="cpu")
-
-    def put(self, grads: Mapping[int, torch.Tensor], present: torch.Tensor) -> None:
-        """Set the gradients whose ``present`` is not 0, and drop the others."""
-        for i, grad in grads.items():
-            self.params[i].grad = grad if present[i] else None
-
-    def groups(self, threshold: int) -> list[list[int]]:
-        """Return the positions of the gradients that share a message; see ``fuse``."""
-        at_least("threshold", threshold, 0)
-        fused = fuse([self.params[i].numel() for i in self.trained], threshold)
-        return [[self.trained[j] for j in group] for group in fused]
-
-    def _now(self) -> list[torch.Tensor]:
-        return [param for group in self._opt.param_groups for param in group["params"]][::-1]
-
-    def _require_same(self) -> None:
-        params = self._now()
-        if [*map(id, params)] != [*map(id, self.params)] or _requiring(params) != self.trained:
-            raise UsageError(
-                "the optimizer's parameters, or their requires_grad, have changed: make a new DistOpt, on all workers"
-            )
-
-    def _require_dense(self) -> None:
-        for param in self.params:
-            if param.grad is not None and param.grad.layout != torch.strided:
-                raise UsageError(
-                    f"the gradient of a parameter of shape {list(param.shape)} is sparse: create its layer with "
-                    "sparse=False"
-                )
-
-
-def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return values as one flat float32 tensor, on the device of the first."""
-    return torch.cat([value.reshape(-1).to(values[0].device, torch.float32) for value in values])
-
-
-def split_into(flat: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
-    """Write ``flat``, which has the layout of ``joined(values)``, back to ``values``."""
-    start = 0
-    for value in values:
-        value.copy_(flat[start : start + value.numel()].view(value.shape))
-        start += value.numel()
-
-
-def _requiring(params: Sequence[torch.Tensor]) -> list[int]:
-    return [i for i, param in enumerate(params) if param.requires_grad]
-
-
-class DistOpt(Communicator):
+class DistOpt:
     """Wraps a torch optimizer. Every worker has one, and all call the same methods in the same order.
 
         sgd = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-5)
@@ -172,7 +70,13 @@ class DistOpt(Communicator):
             )
         self.opt = opt
         self._gradients = OptimizerGradients(opt)
-        super().__init__(kvstore)
+        self._type = AUTO if kvstore is None else kvstore if isinstance(kvstore, str) else kvstore.type
+        if self._type == AUTO and not group.is_initialized():
+            group.init()
+        self._made: list[KVStore] = []
+        self._store = kvstore if isinstance(kvstore, KVStore) else self._new_store()
+        self._plain = Channel(self._store)
+        self._compressed: dict[str, Channel] = {}
         self._turn = 0  # counts partial updates
         self._turns_known = False
         self._updates = 0  # since the last join
@@ -202,7 +106,6 @@ class DistOpt(Communicator):
         self.step(threshold)
 
     def __call__(self, loss: torch.Tensor) -> None:
-        """See ``backward_and_update``."""
         self.backward_and_update(loss)
 
     def backward_and_update_half(
@@ -298,15 +201,15 @@ class DistOpt(Communicator):
         grads, present = self._gradients.read()
         grads = _wide(grads)
         groups = self._gradients.groups(threshold)
-        flats = [joined([grads[i] for i in group]) for group in groups]
+        flats = [joined([grads[i] for i in due]) for due in groups]
         channel = self._channel("topk" if topK else "threshold")
         which = {"type": "topk", "ratio": spars} if topK else {"type": "threshold", "threshold": spars}
         channel.compress({**which, "pull": NOT_ZERO}, keep=corr)
-        keys = [f"{group[0]}-{group[-1]}/{digest(str(group))}" for group in groups]
+        keys = [f"{due[0]}-{due[-1]}/{digest(str(due))}" for due in groups]
         present = self._with_mark(present)
         channel.sum([{**dict(zip(keys, flats, strict=True)), PRESENT: present}])
-        for group, flat in zip(groups, flats, strict=True):
-            split_into(flat, [grads[i] for i in group])
+        for due, flat in zip(groups, flats, strict=True):
+            split_into(flat, [grads[i] for i in due])
         self._update(grads, present)
 
     backward_and_spars_update = backward_and_sparse_update  # its older name
@@ -333,6 +236,7 @@ class DistOpt(Communicator):
             raise UsageError(
                 f"the optimizer has no such parameter, of shape {list(param.shape)}; pass one of opt.param_groups"
             )
+        # Torch's optimizers step all parameters that have a gradient; there is no step for one.
         kept = [None if other is param else other.grad for other in params]
         mean = grad.detach() / self.world_size
         for other in params:
@@ -384,19 +288,107 @@ class DistOpt(Communicator):
         if self._alike is not None:
             self._alike.begin_join()
 
-    def _opened(self, store: KVStore) -> None:
-        if self._alike is not None:
-            self._alike.reserve(store)
+    def all_reduce(self, tensor: Any) -> None:
+        """Replace ``tensor`` by its sum over workers, and return when that is done.
+
+        Args:
+            tensor: a tensor on any device, a numpy array, or an array with DLPack; of the same shape and dtype on all
+                workers.
+        """
+        self.fused_all_reduce([tensor])
+
+    def fused_all_reduce(self, tensor: Sequence[Any], send: bool = True) -> None:
+        """``all_reduce`` of several tensors, in one message.
+
+        Args:
+            tensor: the list of tensors.
+            send: False does nothing. In SINGA it prepares a later call.
+        """
+        if send:
+            self._plain.sum([keyed([as_output(out) for out in tensor])])
+
+    def all_reduce_half(self, tensor: Any) -> None:
+        """``all_reduce`` of floats that are sent as float16.
+
+        Args:
+            tensor: as for ``all_reduce``. Values and sums beyond float16's range, 65504, become infinite.
+        """
+        self.fused_all_reduce_half([tensor])
+
+    def fused_all_reduce_half(self, tensor: Sequence[Any], send: bool = True) -> None:
+        """``all_reduce_half`` of several tensors, in one message.
+
+        Args:
+            tensor: the list of tensors.
+            send: False does nothing, as for ``fused_all_reduce``.
+        """
+        if send:
+            outs = [as_output(out) for out in tensor]
+            halves = [out.half() for out in outs]
+            self._plain.sum([keyed(halves)])
+            for out, half in zip(outs, halves, strict=True):
+                out.copy_(half)
+
+    def wait(self) -> None:
+        """Do nothing: every method returns when it is done. SINGA's scripts call this after ``all_reduce``."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers."""
+        return self._store.num_workers
+
+    @property
+    def rank_in_global(self) -> int:
+        """This worker's rank, from 0."""
+        return self._store.rank
+
+    @property
+    def rank_in_local(self) -> int:
+        """This worker's rank among the workers of its host, from 0.
+
+        Raises:
+            UsageError: the launcher has not set it.
+        """
+        if self.world_size == 1:
+            return 0
+        number = Config.from_env().local_rank
+        if number < 0:
+            raise UsageError(
+                "this worker's rank on its host is unknown: KVSTORE_LOCAL_RANK is not set; launch.py sets it"
+            )
+        return number
+
+    # SINGA's later names for these.
+    global_rank = rank_in_global
+    local_rank = rank_in_local
+
+    def close(self) -> None:
+        """Close the stores that were made here. Not needed at the end of a program."""
+        for store in self._made:
+            store.close()
+
+    def _channel(self, name: str) -> Channel:
+        """Return the compressed channel ``name``, which has its own store."""
+        if name not in self._compressed:
+            # Through the store that all have: a new one would wait in vain for a worker that has joined before.
+            Gather(self._store, f"/{name}", 1).exchange([1])
+            store = self._new_store()
+            self._compressed[name] = Channel(store)
+            if self._alike is not None:
+                self._alike.reserve(store)
+        return self._compressed[name]
+
+    def _new_store(self) -> KVStore:
+        self._made.append(group.store_for(self._type, "DistOpt", UNNAMED))
+        return self._made[-1]
 
     def _agree(self) -> None:
-        """Require that the store sums, and that all workers have the same parameters."""
         mine = digest(self._gradients.describe())
         for rank, (theirs, *_) in enumerate(Gather(self._store, "/marks", shared=False).exchange([mine])):
             if theirs != mine:
                 raise Mismatch(
                     f"worker {rank}'s optimizer has different parameters: shapes, dtypes, their order and which of "
-                    "them "
-                    "require a gradient must be the same on all workers"
+                    "them require a gradient must be the same on all workers"
                 )
 
     def _average_and_update(
@@ -404,13 +396,13 @@ class DistOpt(Communicator):
     ) -> None:
         sums = _wide(grads)  # under keys of their own, where the plain ones are of weights in float16
         keys = {i: str(i) if sums[i].dtype == grads[i].dtype else f"sum/{i}" for i in grads}
-        messages = [{keys[i]: sums[i] for i in group} for group in self._gradients.groups(threshold)]
+        messages = [{keys[i]: sums[i] for i in due} for due in self._gradients.groups(threshold)]
+        # With the last gradients, and not before: a message of its own costs a round trip.
         messages[-1][PRESENT] = present = self._with_mark(present)
         channel.sum(messages)
         self._update(sums, present)
 
     def _with_mark(self, present: torch.Tensor) -> torch.Tensor:
-        """Return ``present`` with this worker's mark behind it."""
         mark = [0] * WIDTH if self._alike is None else self._alike.mark(STEP)
         return torch.cat([present.to(torch.int64), torch.tensor(mark, dtype=torch.int64, device="cpu")])
 
@@ -431,7 +423,6 @@ class DistOpt(Communicator):
             self._apart, self._turn = False, 0
 
     def _average(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Replace values by their means over workers."""
         sums = _mean_keys(values)
         count = torch.ones((), dtype=torch.int64, device="cpu")  # workers that have joined give nothing
         self._plain.sum([{**sums, "mean of": count}])

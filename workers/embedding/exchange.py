@@ -22,15 +22,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from kvstore import KVStore, RowSparse, Unsupported, UsageError
 from kvstore.dynamo import outside_graphs
 from kvstore.table import Table
-from workers.common.row_steps import row_steps
+from workers.common.row_steps import RowPushes, row_steps
 from workers.common.torch_internals import after_backward, current_backward, raise_late
 from workers.embedding.lookups import Fetch, Lookup, TableIds, fetches_of, joined_positions, look_up_all, sort_for
 
@@ -49,10 +50,7 @@ Arrive = Callable[[torch.Tensor], None]
 class RowUse:
     """One forward pass through a table: the rows that it took. Their gradient comes once in each backward pass.
 
-    Attributes:
-        key: of the table.
-        lookup: which rows.
-        course: a number that is another one after the table was loaded: what the rows were part of.
+    ``course`` is a number that is another one after the table was loaded: what the rows were part of.
     """
 
     key: Any
@@ -61,14 +59,7 @@ class RowUse:
 
 
 class Part(NamedTuple):
-    """The gradient of the rows ``ids``.
-
-    Attributes:
-        ids: of the rows, each once.
-        rows: a row for each of ``ids``; or, where ``lookup`` is given, one for each position.
-        lookup: says which positions each id has.
-        course: see ``RowUse``.
-    """
+    """The gradient of the rows ``ids``: a row for each; or, where ``lookup`` is given, one for each position."""
 
     ids: torch.Tensor
     rows: torch.Tensor
@@ -101,7 +92,6 @@ class RowGradients:
         return True
 
     def end(self) -> None:
-        """Note that the backward pass has ended, so that what came in it counts."""
         self.backward = None
         if self.parts:  # what stays is to take no more memory than it must
             _sum_positions(self.parts.values())
@@ -116,7 +106,6 @@ class RowGradients:
             del parts[self.kept.get(key, 0) :]
 
     def add(self, use: RowUse, grad: torch.Tensor) -> None:
-        """Note the gradient of the rows that ``use`` took."""
         self.awaited.discard(use)
         lookup = use.lookup
         ids, count = lookup.ids, len(lookup.ids)
@@ -131,19 +120,13 @@ class RowGradients:
         self.parts.setdefault(use.key, []).append(part)
 
     def add_bags(self, use: RowUse, grad: torch.Tensor) -> None:
-        """Note the gradient of the sums of bags that have the same number of ids.
-
-        Args:
-            use: of their rows.
-            grad: a row for each bag. What backward does with it afterwards changes nothing here.
-        """
+        """Note the gradient of the sums of bags that have the same number of ids: a row for each bag."""
         self.awaited.discard(use)
         lookup = use.lookup
         rows = grad.repeat_interleave(lookup.inverse.shape[1], 0)
         self.parts.setdefault(use.key, []).append(Part(lookup.ids, rows, lookup, use.course))
 
     def drop(self) -> None:
-        """Drop all that has come."""
         self.parts, self.kept = {}, {}
 
     def drop_earlier(self, courses: Mapping[Any, int]) -> list[Any]:
@@ -194,56 +177,27 @@ def _joined(parts: list[Part], table: Table) -> RowSparse:
     return RowSparse.over(torch.cat([part.ids for part in parts]), torch.cat([part.rows for part in parts]))
 
 
-def watched(rows: torch.Tensor, weight: torch.Tensor, arrive: Arrive) -> torch.Tensor:
-    """Return ``rows``; in each backward pass ``arrive`` is called with their gradient, dense or sparse.
-
-    Args:
-        rows: of shape (rows, width).
-        weight: requires a gradient, and gets none.
-        arrive: takes the gradient. It is called as long as the graph lives, in backward's thread.
-    """
-    leaf: torch.Tensor = _Watched.apply(weight, rows.detach(), arrive)  # type: ignore[no-untyped-call]
-    return leaf
-
-
-def bag_sums(
-    rows: torch.Tensor, places: torch.Tensor, arrive: Arrive, weight: torch.Tensor | None = None
+def watched(
+    rows: torch.Tensor, weight: torch.Tensor, arrive: Arrive, places: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the sums of bags of rows; in each backward pass ``arrive`` is called with their gradient.
+    """Return ``rows``, or the sums of bags of them. Each backward pass calls ``arrive`` with their gradient.
 
-    Args:
-        rows: of shape (rows, width); they get no gradient.
-        places: of shape (bags, ids of each): which rows each bag has.
-        arrive: takes a tensor of the shape of the sums; see ``watched``.
-        weight: see ``watched``; None for a tensor that nobody knows.
+    ``weight`` requires a gradient, and gets none. ``places``, of shape (bags, ids of each), says which rows a bag has.
     """
-    if weight is None:
-        weight = rows.detach().requires_grad_()
-    sums: torch.Tensor = _BagSums.apply(weight, rows.detach(), places, arrive)  # type: ignore[no-untyped-call]
-    return sums
+    result: torch.Tensor = _Watched.apply(weight, rows.detach(), places, arrive)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Watched(torch.autograd.Function):
+    # A leaf with a hook would do for one pass. But its ``grad`` would add up over backward passes of one graph, and the
+    # sum of a sparse and a dense gradient is dense. A function sees each pass's gradient by itself.
     @staticmethod
-    def forward(ctx: Any, _weight: torch.Tensor, rows: torch.Tensor, arrive: Arrive) -> Any:
+    def forward(
+        ctx: Any, _weight: torch.Tensor, rows: torch.Tensor, places: torch.Tensor | None, arrive: Arrive
+    ) -> Any:
         ctx.arrive = arrive
-        ctx.set_materialize_grads(False)
-        return rows.detach()
-
-    @staticmethod
-    @outside_graphs
-    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:
-        if grad is not None:
-            ctx.arrive(grad)
-        return None, None, None
-
-
-class _BagSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, _weight: torch.Tensor, rows: torch.Tensor, places: torch.Tensor, arrive: Arrive) -> Any:
-        ctx.arrive = arrive
-        ctx.set_materialize_grads(False)
-        return functional.embedding_bag(places, rows, mode="sum")
+        ctx.set_materialize_grads(False)  # rows that the loss does not depend on would get a gradient of zeros
+        return rows.detach() if places is None else functional.embedding_bag(places, rows, mode="sum")
 
     @staticmethod
     @outside_graphs
@@ -251,14 +205,6 @@ class _BagSums(torch.autograd.Function):
         if grad is not None:
             ctx.arrive(grad)
         return None, None, None, None
-
-
-class TableUser(Protocol):
-    """A module that has a table."""
-
-    @property
-    def frozen(self) -> bool:
-        """Whether it does not train the table."""
 
 
 class Ahead:
@@ -276,21 +222,16 @@ class Ahead:
         self.asked: dict[Any, Fetch] = {}
 
     def begin(self, ready: dict[Any, Fetch], wanted: dict[Any, Lookup]) -> None:
-        """Begin a batch."""
         self.ready, self.wanted, self.asked = ready, wanted, {}
 
 
-class RowExchange:
-    """Pushes and pulls rows for the modules that have their tables in ``store``.
-
-    Args:
-        store: the store.
-    """
+class RowExchange(RowPushes):
+    """Pushes and pulls rows for the modules that have their tables in ``store``."""
 
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self._tables: dict[Any, Table] = {}
-        self._users: dict[Any, list[weakref.ref[TableUser]]] = {}
+        self._users: dict[Any, list[weakref.ref[nn.Module]]] = {}
         self._frozen: set[Any] = set()
         self._said_frozen: set[Any] = set()  # of the frozen tables, those that a push has told of
         self._rescale: float | None = None
@@ -300,6 +241,8 @@ class RowExchange:
         self._graded = False  # whether the trainer had gradients when the last backward pass ended
         self._gradients = RowGradients()
         self._resting = self._pushed = False
+        # A second pass through a graph finds its uses no longer awaited. Counting them cannot tell the last gradient
+        # then, so pushes wait for the end of backward from then on.
         self._retained = False  # whether a graph has made gradients twice
         self._ahead: list[Ahead] = []  # the lookaheads that are under way, the innermost last
         self._steps = row_steps(store)
@@ -315,12 +258,7 @@ class RowExchange:
         return steps.pushes
 
     def add(self, key: Any, table: Table, rescale_grad: float | None) -> None:
-        """Make a table in the store, whose gradients are multiplied by ``rescale_grad``; on all workers.
-
-        Raises:
-            UsageError: other modules of the store have another ``rescale_grad``.
-            KVStoreError: an error of ``init``.
-        """
+        """Make a table in the store, whose gradients are multiplied by ``rescale_grad``; on all workers."""
         rescale = 1.0 / self.store.num_workers if rescale_grad is None else float(rescale_grad)
         if self._rescale not in (None, rescale):
             raise UsageError(
@@ -333,7 +271,7 @@ class RowExchange:
         self._users[key] = []
         self._pushed_to[key] = 0
 
-    def use(self, key: Any, user: TableUser) -> None:
+    def use(self, key: Any, user: nn.Module) -> None:
         """Note a module that has the table ``key``: the first one, or a copy of it."""
         self._users[key] = [known for known in self._users[key] if known() is not None] + [weakref.ref(user)]
 
@@ -355,13 +293,6 @@ class RowExchange:
         """Return which rows ``wanted`` needs, and these with a row of zeros below them.
 
         They are those that a ``lookahead`` has asked for, if it has; else they are pulled.
-
-        Args:
-            wanted: a tensor of ids, and their table.
-
-        Raises:
-            UsageError: these are no integers, or one of them is not in the table.
-            KVStoreError: the rows did not come.
         """
         raise_late()
         key = wanted.key
@@ -375,7 +306,6 @@ class RowExchange:
         return lookup, fetch.take(lookup)
 
     def look_up(self, wanted: Sequence[TableIds]) -> list[Lookup]:
-        """Return which rows a batch needs; see ``look_up_all``."""
         return look_up_all(wanted, self._sort)
 
     def pull(self, lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
@@ -390,7 +320,6 @@ class RowExchange:
         return fetches
 
     def _fetches(self, lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
-        """Return by key what is to be asked for now."""
         fetches = fetches_of(self._tables, lookups)
         for key, fetch in fetches.items():
             fetch.seen = self._seen(key)
@@ -410,63 +339,48 @@ class RowExchange:
     # ---- gradients
 
     def watch(self, key: Any, lookup: Lookup, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return ``rows``, whose gradient is pushed.
-
-        Args:
-            key: of the table.
-            lookup: which rows they are, and the row of zeros.
-            rows: on the device of the forward pass.
-            weight: of the module.
-        """
+        """Return ``rows``, which have the row of zeros below them, so that their gradient is pushed."""
         use = self._awaited(key, lookup)
         return watched(rows, weight, partial(self._note, use, self._gradients.add))
 
     def bag_sums(self, key: Any, lookup: Lookup, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the rows of each bag, whose gradient is pushed.
-
-        Args:
-            key: of the table.
-            lookup: of bags that have the same number of ids, without padding.
-            rows: see ``watch``; on the CPU.
-            weight: of the module.
-        """
+        """Return the sums of bags with as many ids each, without padding; their gradient is pushed."""
         use = self._awaited(key, lookup)
-        return bag_sums(rows, lookup.inverse, partial(self._note, use, self._gradients.add_bags), weight)
+        return watched(rows, weight, partial(self._note, use, self._gradients.add_bags), lookup.inverse)
 
     def _awaited(self, key: Any, lookup: Lookup) -> RowUse:
         """Return a new use of rows, whose gradient is awaited as long as the use lives."""
         if current_backward() < 0:
             self._gradients.forget_unfinished()
-            trainer = self._steps.trainer
-            if self._graded and trainer is not None and not trainer.has_gradients():
+            has_gradients = self._steps.trainer_has_gradients
+            # Tables are no parameters of the trainer, so nobody tells them of ``model.zero_grad()``; a trainer without
+            # gradients has had one.
+            if self._graded and has_gradients is not None and not has_gradients():
                 self.drop()  # the program has dropped those of the step, by the model's zero_grad for example
         use = RowUse(key, lookup, self._course(key))
         self._gradients.awaited.add(use)
         return use
 
     def _note(self, use: RowUse, add: Callable[[RowUse, torch.Tensor], None], grad: torch.Tensor) -> None:
-        """Note a gradient of ``use``; push if it is the last one."""
         with self._lock, torch.no_grad():
             if self._gradients.begin(current_backward()):
                 after_backward(self._end)
             self._retained |= use not in self._gradients.awaited
             add(use, grad)
-            if not (self._gradients.awaited or self._resting or self._retained or self._steps.trainer):
+            if not (self._gradients.awaited or self._resting or self._retained or self._steps.trainer_has_gradients):
                 self._push()
 
     def _end(self) -> None:
-        """Handle the end of a backward pass."""
         with self._lock, torch.no_grad():
             self._gradients.end()
-            trainer = self._steps.trainer
-            if trainer is not None:
-                self._graded = trainer.has_gradients()
+            has_gradients = self._steps.trainer_has_gradients
+            if has_gradients is not None:
+                self._graded = has_gradients()
             elif self._gradients and not self._resting:
                 self._push()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Push nothing in this block; gradients add up."""
         before, self._resting = self._resting, True
         try:
             yield
@@ -477,13 +391,13 @@ class RowExchange:
         """Push the gradients that have added up, for all tables; with none, push no rows. A trainer's step does it."""
         with self._lock, torch.no_grad():
             self._gradients.forget_unfinished()
-            if self._steps.trainer is None:
+            if self._steps.trainer_has_gradients is None:
                 self._push()
 
     def drop(self) -> None:
         """Drop the gradients that have added up and wait for the step of a trainer."""
         with self._lock:
-            if self._steps.trainer is not None:
+            if self._steps.trainer_has_gradients is not None:
                 self._gradients.forget_unfinished()
                 self._gradients.drop()
                 self._graded = False
@@ -491,7 +405,7 @@ class RowExchange:
     def step_over(self) -> None:
         """Handle the end of a step of the store's trainer: what has not been pushed in it is pushed now."""
         raise_late()
-        if self._steps.trainer is not None:
+        if self._steps.trainer_has_gradients is not None:
             with self._lock, torch.no_grad():
                 self._gradients.forget_unfinished()
                 # Where the trainer updates alone, the store may have no optimizer: then its tables are only read.
@@ -504,10 +418,9 @@ class RowExchange:
         self._pushed = False
 
     def _factor(self) -> float:
-        """Return the factor of the gradients that are pushed now."""
         if self._fixed or self._rescale is None:
             return self._rescale or 0.0
-        if self._steps.trainer is None or self._steps.scale is None:
+        if self._steps.trainer_has_gradients is None or self._steps.scale is None:
             return self._rescale * self.store.rescale_grad
         # A trainer that updates on the store has one optimizer with the tables, and has taken its factor into account.
         return self._steps.scale if self._steps.rates is not None else self._steps.scale * self.store.rescale_grad
@@ -522,7 +435,8 @@ class RowExchange:
         self._pushed = True
         if not keys:
             return
-        self._steps.apply_rates()
+        if self._steps.rates is not None:
+            self._steps.rates()
         ahead = self._ahead[-1] if self._ahead else None
         fetches: dict[Any, Fetch] = {}
         with self.store.rescaled(self._factor()):

@@ -27,26 +27,19 @@ Sort: TypeAlias = Callable[[Sequence[torch.Tensor]], "tuple[torch.Tensor, torch.
 
 
 def sort_for(workers: int) -> Sort:
-    """Return how to sort in a job of so many workers."""
     return as_torch if workers == 1 else by_position
 
 
 def as_torch(ids: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids sorted, and where each was; equal ones in the order that they have in a sparse gradient of torch's.
 
-    Each table is sorted alone: torch's order of equal ids depends on all the others.
-
-    Args:
-        ids: of each of several tables, at least one; int64, of one dimension, on the CPU.
-
-    Returns:
-        Two tensors of int64, which have the tables one after the other: the ids, and the position of each in its table.
+    ``ids`` of several tables are int64, of one dimension, on the CPU. The results have the tables one after the other.
     """
     return _by_torch(ids, stable=False)
 
 
 def by_position(ids: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids sorted, and where each was; equal ones in the order of their positions. See ``as_torch``."""
+    """Return ids sorted, and where each was; equal ones in the order of their positions."""
     sizes = [len(each) for each in ids]
     bits = max(max(sizes) - 1, 1).bit_length()
     joint = np.concatenate([each.numpy() for each in ids])
@@ -75,14 +68,7 @@ def _by_torch(ids: Sequence[torch.Tensor], stable: bool) -> tuple[torch.Tensor, 
 
 
 class TableIds(NamedTuple):
-    """What a batch asks of one table.
-
-    Attributes:
-        key: of the table, for messages.
-        table: the table.
-        given: a tensor of integers, an array or a list of them.
-        padding: the id that needs no row; None if there is none.
-    """
+    """What a batch asks of one table. ``padding`` is the id that needs no row; None if there is none."""
 
     key: Any
     table: Table
@@ -93,12 +79,8 @@ class TableIds(NamedTuple):
 class Positions(NamedTuple):
     """The positions of the ids of all tables of a batch, by id. Those of a table follow those of the one before.
 
-    Attributes:
-        order: all positions, those of each table sorted by their ids; those of one id are summed in this order.
-            int64.
-        starts: where in ``order`` the positions of each id begin; those of padding, too; int64.
-        sizes: of each table the number of positions.
-        counts: of each table the number of ids.
+    ``order``: all positions, of each table by their ids; the positions of one id are summed in this order. ``starts``:
+    where in ``order`` each id begins. ``sizes`` and ``counts``: of each table the numbers of positions and of ids.
     """
 
     order: torch.Tensor
@@ -143,13 +125,6 @@ def look_up_all(wanted: Sequence[TableIds], sort: Sort = as_torch) -> list[Looku
     """Return which rows of several tables a batch needs, in a few steps for all of them.
 
     What is found is the same as by a look-up of each table alone.
-
-    Args:
-        wanted: of at least one table.
-        sort: says in which order gradients of one id are summed.
-
-    Raises:
-        UsageError: ids are no integers, or one of them cannot be in its table.
     """
     tensors = [ids_tensor(each.key, each.given) for each in wanted]
     writes = [_writes(tensor) for tensor in tensors]
@@ -178,32 +153,21 @@ def look_up_all(wanted: Sequence[TableIds], sort: Sort = as_torch) -> list[Looku
 
 
 def ids_tensor(key: Any, given: Any) -> torch.Tensor:
-    """Return ids as a tensor; a copy of what is none, for nobody tells of writes to it.
-
-    Raises:
-        UsageError: they are no integers.
-    """
+    """Return ids as a tensor; a copy of what is none, for nobody tells of writes to it."""
     return given if isinstance(given, torch.Tensor) else torch.from_numpy(integers(f"ids of {key!r}", given).copy())
 
 
 def _flat(key: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return ``ids`` as int64 of one dimension, on the CPU."""
     if not (ids.dtype == torch.int64 and ids.is_cpu and ids.layout == torch.strided and not ids.is_nested):
         ids = torch.from_numpy(integers(f"ids of {key!r}", ids))
     return ids.reshape(-1)
 
 
 def _unique(ordered: Ids, order: Ids, sizes: Sequence[int]) -> tuple[Ids, Ids, Ids, list[int]]:
-    """Find the different ids of each of several tables, which follow one another.
+    """Find the different ids of each of several tables, which follow one another in ``ordered``.
 
-    Args:
-        ordered: ids, those of each table sorted.
-        order: their positions in the table, which become their positions among all.
-        sizes: of each table the number of ``ordered``.
-
-    Returns:
-        Each id once; for each position where its id is among those of the table; where in ``order`` each id begins;
-        and of each table the number of different ids.
+    Returns each id once; for each position where its id is among those of the table; where in ``order`` each id begins;
+    and of each table the number of different ids. ``order`` becomes the positions among all tables.
     """
     bounds = np.array([0, *itertools.accumulate(sizes)])
     new = np.empty(len(ordered), bool)
@@ -242,7 +206,6 @@ def joined_positions(lookups: Sequence[Lookup]) -> Positions:
 
 
 def _positions_of(lookup: Lookup) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    """Return order, starts, number of positions and number of ids of one lookup."""
     order, starts, sizes, counts = lookup.positions
     number = lookup.number
     size, count = sizes[number], counts[number]
@@ -271,19 +234,9 @@ def _refuse(key: Any, rows: int, flat: Ids) -> None:
 
 
 class Fetch:
-    """The rows of one table for one lookup, on their way or there.
+    """The rows of one table for one lookup, on their way or there. Below them there is one of zeros, for the padding.
 
-    Below the rows there is one more, of zeros: that of the padding.
-
-    Args:
-        lookup: which rows.
-        block: memory for them, of shape ``(len(ids) + 1, width)``; the last row is of zeros.
-
-    Attributes:
-        lookup: see above.
-        out: the rows, to be written into; of shape ``(len(ids), width)``.
-        ticket: of the call that brings them; None until it has been made.
-        seen: a mark of the changes of the table when they were asked for.
+    ``out`` are the rows without it; ``ticket`` is of the call that brings them, ``seen`` a mark of the table's changes.
     """
 
     def __init__(self, lookup: Lookup, block: torch.Tensor) -> None:
@@ -294,15 +247,10 @@ class Fetch:
         self.seen: object = None
 
     def covers(self, lookup: Lookup) -> bool:
-        """Whether the rows of ``lookup`` are among these."""
         return lookup is self.lookup or contains(self.lookup.ids, lookup.ids)
 
     def take(self, lookup: Lookup) -> torch.Tensor:
-        """Wait for the rows; return those of ``lookup``, which this covers, and below them the row of zeros.
-
-        Raises:
-            KVStoreError: they did not come.
-        """
+        """Wait for the rows; return those of ``lookup``, which this covers, and below them the row of zeros."""
         if self.ticket is not None:
             self.ticket.wait()
         if lookup is self.lookup or torch.equal(lookup.ids, self.lookup.ids):
@@ -314,12 +262,7 @@ class Fetch:
 
 
 def fetches_of(tables: Mapping[Any, Table], lookups: Mapping[Any, Lookup]) -> dict[Any, Fetch]:
-    """Return by key a fetch for each of ``lookups``. The rows of tables that are alike lie in one tensor.
-
-    Args:
-        tables: by key; those of ``lookups``, and perhaps others.
-        lookups: by key, which rows.
-    """
+    """Return by key a fetch for each of ``lookups``. The rows of tables that are alike lie in one tensor."""
     alike: dict[tuple[int, str], list[Any]] = {}
     for key in lookups:
         alike.setdefault((tables[key].width, tables[key].dtype), []).append(key)

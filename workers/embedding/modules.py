@@ -71,16 +71,7 @@ def load_table(
 ) -> tuple[list[str], list[str]]:
     """Give a table rank 0's rows. Every worker calls this, and returns when they are there.
 
-    Args:
-        store, key, table: what is loaded.
-        padding: the id without a row.
-        state: what ``table_state`` returned, or an ``nn.Embedding`` has as its state.
-
-    Returns:
-        The names that are missing, and those that are not known. If any is missing, nothing is loaded.
-
-    Raises:
-        UsageError: a tensor has another shape, or the padding's row is not zeros.
+    Returns the names that are missing in ``state``, and those that are not known. If any is missing, nothing is loaded.
     """
     expected = ["ids", "rows"] if table.rows is None else ["weight"]
     missing = [name for name in expected if name not in state]
@@ -112,7 +103,7 @@ def _chunks(table: Table, count: int) -> Iterator[range]:
 
 
 class TableModule(nn.Module):
-    """What ``Embedding`` and ``EmbeddingBag`` have in common; see them."""
+    """What ``Embedding`` and ``EmbeddingBag`` have in common."""
 
     def __init__(
         self,
@@ -154,7 +145,6 @@ class TableModule(nn.Module):
         self.exchange.use(key, self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a copy of a module, which has the same table."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.exchange.use(self.key, self)
 
@@ -207,6 +197,7 @@ class TableModule(nn.Module):
     @outside_graphs
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        # The parameter without rows is in the way of the table's own ``weight``.
         del destination[prefix + "weight"]
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
         if metadata is not None and self.frozen:

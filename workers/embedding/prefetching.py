@@ -59,11 +59,7 @@ def lookahead(loader: Iterable[Any], ids_of_batch: Mapping[Any, Callable[[Any], 
 
 @outside_graphs
 class Lookahead:
-    """The batches of a loader, with their rows; see ``lookahead``.
-
-    Attributes:
-        loader: the loader.
-    """
+    """The batches of a loader, with their rows."""
 
     def __init__(self, loader: Iterable[Any], ids_of_batch: Mapping[TableModule, IdsOfBatch], stale: int) -> None:
         self.loader = loader
@@ -71,11 +67,9 @@ class Lookahead:
         self._stale = stale
 
     def over(self, loader: Iterable[Any]) -> Lookahead:
-        """Return the same over another loader."""
         return Lookahead(loader, self._ids_of_batch, self._stale)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches."""
         waiting: deque[Any] = deque()  # what samplers do not count as used
         batches = _noted(iter(self.loader), waiting)
         modules: dict[RowExchange, list[TableModule]] = {}
@@ -107,7 +101,6 @@ class Lookahead:
         return {each.key: lookup for each, lookup in zip(wanted, exchange.look_up(wanted), strict=True)}
 
     def __len__(self) -> int:
-        """The number of batches."""
         return len(self.loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:

@@ -35,12 +35,7 @@ _OWN: dict[str, type] = {"samples": int, "random": dict, "metric": dict, "callba
 
 
 class Archive:
-    """The parts of a worker's run that go into checkpoints, beside the weights and the optimizer's states.
-
-    Args:
-        copies, trainer, position, callbacks: the parts of the run.
-        rank, num_workers: this worker's rank, and the number of workers.
-    """
+    """The parts of a worker's run that go into checkpoints, beside the weights and the optimizer's states."""
 
     def __init__(
         self,
@@ -59,18 +54,14 @@ class Archive:
         self._together = False  # whether all workers save at the same moments
         self._sums: Reducer | None = None
         self.meeting: KVStore | None = None
+        # Kept until ``go_on``: callbacks, workers' meetings and ``iter`` draw random numbers, and would move on what
+        # was loaded.
         self._random: tuple[dict[str, torch.Tensor], Mapping[str, Any]] | None = None
 
     def begin(self, reducer: Reducer, store: KVStore | None, **place: int) -> None:
-        """Agree with the other workers on where the run begins. Every worker calls this.
+        """Agree with the other workers on where the run begins (``place``). Every worker calls this.
 
-        Args:
-            reducer: of the run.
-            store: whose rounds all workers make together, for a meeting within an epoch; None if there is none.
-            place: numbers by name, which must be the same on all workers.
-
-        Raises:
-            Mismatch: workers begin at different places.
+        ``store``: whose rounds all workers make together, for a meeting within an epoch; None if there is none.
         """
         savers = self._callbacks.savers
         mark = zlib.crc32(repr(savers).encode()) % 0xFFFF + 1 if savers else 0  # its squares have exact sums
@@ -97,7 +88,6 @@ class Archive:
                 )
 
     def close(self) -> None:
-        """End the use of the store for meetings."""
         if self.meeting is not None:
             with suppress(KVStoreError):  # the run has failed, and says why
                 self.meeting.close()
@@ -105,23 +95,7 @@ class Archive:
     def save(
         self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric, evaluated: bool = True
     ) -> bool:
-        """Write this worker's part of a checkpoint. Every worker calls this.
-
-        A disk that is full ends no training. The checkpoint is there whole or not at all: if one worker's part cannot
-        be written, all remove theirs.
-
-        Args:
-            checkpoint: the files to write.
-            batches, samples: how many of the current epoch this worker has used.
-            metric: the metric of the current epoch.
-            evaluated: whether there has been the evaluation of the last epoch that is over.
-
-        Returns:
-            Whether it has been saved.
-
-        Raises:
-            UsageError: the checkpoint is within an epoch, and the data cannot continue there.
-        """
+        """Write this worker's part of a checkpoint; return whether all parts are there. Every worker calls this."""
         if checkpoint.batch:
             self._position.require()
         failed = False
@@ -134,7 +108,7 @@ class Archive:
                 *(checkpoint.weights.stem, exc.filename or checkpoint.weights, exc.strerror or exc),
             )
         failed = self._failed_anywhere(failed, bool(checkpoint.batch))
-        if failed:
+        if failed:  # a disk that is full ends no training, and a checkpoint is there whole or not at all
             checkpoint.remove(self._rank)
         elif self._rank == 0:
             log_line(self._rank, 'Saved checkpoint to "%s"', checkpoint.weights)
@@ -152,6 +126,7 @@ class Archive:
 
     def _write(self, checkpoint: Checkpoint, batches: int, samples: int, metric: EvalMetric, evaluated: bool) -> None:
         about = self._about(checkpoint)
+        # Old files go first: a save that is cut short must not leave new states beside old weights.
         checkpoint.begin(self._rank)
         if self._keeps_states:
             self._keeps_states = checkpoint.save_states(self._trainer, self._rank)
@@ -198,7 +173,6 @@ class Archive:
         checkpoint.save_worker(self._rank, tensors, own)
 
     def own(self, batches: int, samples: int, metric: EvalMetric) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return what is this worker's own, wherever it is saved: tensors, and JSON values."""
         random, plain = randomness.state(self._copies.devices)
         own = {
             "random": plain,
@@ -215,15 +189,7 @@ class Archive:
     def load(self, checkpoint: Checkpoint, metric: EvalMetric) -> int:
         """Load all but the weights, which the trainer already has, and the random numbers, which ``go_on`` loads.
 
-        Args:
-            checkpoint: the files to read.
-            metric: the metric of the interrupted epoch, to be filled.
-
-        Returns:
-            The number of samples of that epoch that this worker had used.
-
-        Raises:
-            CheckpointError, Mismatch: a file is missing, damaged or of another run.
+        Returns the number of samples of the interrupted epoch that this worker had used.
         """
         about = checkpoint.read_about()
         if not _ABOUT.keys() <= about.keys():
@@ -261,16 +227,7 @@ class Archive:
     def take(
         self, path: Path, tensors: Mapping[str, torch.Tensor], own: Mapping[str, Any], metric: EvalMetric | None
     ) -> None:
-        """Continue with what ``own`` returned; the random numbers come with ``go_on``.
-
-        Args:
-            path: where it was saved, for messages.
-            tensors, own: see ``own``.
-            metric: of the interrupted epoch, to be filled; None at the end of an epoch.
-
-        Raises:
-            CheckpointError, Mismatch: it is damaged, or of another model or other data.
-        """
+        """Continue with what ``own`` returned; the random numbers come with ``go_on``."""
         require_fields(path, own, _OWN)
         random = {
             name.removeprefix("random/"): tensor for name, tensor in tensors.items() if name.startswith("random/")
@@ -297,7 +254,6 @@ class Archive:
         self._random = random, own["random"]
 
     def go_on(self) -> None:
-        """Continue with the random numbers of the checkpoint, if one was loaded."""
         if self._random is not None:
             randomness.load(*self._random, self._copies.devices)
             self._random = None

@@ -60,11 +60,9 @@ def require_fields(path: Path, about: Mapping[str, Any], kinds: Mapping[str, typ
 class HasStates(Protocol):
     """What a checkpoint needs of a ``Trainer``: its optimizer's states, to a file and back."""
 
-    def save_states(self, path: Path) -> None:
-        """Write the states to ``path``."""
+    def save_states(self, path: Path) -> None: ...
 
-    def load_states(self, path: Path) -> None:
-        """Read the states from ``path``."""
+    def load_states(self, path: Path) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,28 +22,13 @@ from workers.common.tensors import (
     to_tensor,
 )
 from workers.embedding.modules import TableModule
+from workers.reducer import Reducer
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
-class Averages(Protocol):
-    """What ``Copies`` needs of a ``Reducer``: averages over all workers, and rank 0's values for all."""
-
-    def broadcast(self, params: Any) -> None:
-        """Overwrite every worker's values with those of rank 0."""
-
-    def average_buffers(self, model: nn.Module) -> None:
-        """Average the buffers of ``model`` over workers, as far as they have a mean."""
-
-
 class BatchResult(NamedTuple):
-    """The result of one device's part of a batch.
-
-    Attributes:
-        labels, outputs: the labels, and the model's outputs without autograd history.
-        loss: the mean over the samples of this part.
-        samples: the number of samples.
-    """
+    """The result of one device's part of a batch. ``outputs`` have no history; ``loss`` is the mean over the part."""
 
     labels: Any
     outputs: Any
@@ -52,19 +37,7 @@ class BatchResult(NamedTuple):
 
 
 class Copies:
-    """The copies of a model. A ``Trainer`` keeps their parameters equal, and ``average_buffers`` their buffers.
-
-    Args:
-        model: the first copy. It is moved to the first device.
-        devices: the devices of the copies; None for one copy, where the model is.
-
-    Attributes:
-        devices, models: see above; one of each for each copy.
-        traced: shows how long a block takes; see ``KVStore.traced``.
-
-    Raises:
-        UsageError: there are several devices, and tables of the model are in a store.
-    """
+    """The copies of a model. A ``Trainer`` keeps their parameters equal, and ``average_buffers`` their buffers."""
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device | str] | None = None) -> None:
         first = next(
@@ -81,17 +54,14 @@ class Copies:
         self.models += [_copied(model).to(device) for device in self.devices[1:]]
 
     def named_parameters(self) -> Any:
-        """Return pairs of name and parameter for a ``Trainer``; with several devices, a list of these for each."""
         named = [list(model.named_parameters()) for model in self.models]
         return named if len(named) > 1 else named[0]
 
     def table_stores(self, store: KVStore | None) -> list[KVStore]:
-        """Return the stores that have tables of the model, beside ``store``."""
         modules = [module for module in self.models[0].modules() if isinstance(module, TableModule)]
         return list(dict.fromkeys(module.store for module in modules if module.store is not store))
 
     def train(self, mode: bool = True) -> None:
-        """Put all copies into training mode, or into evaluation mode if ``mode`` is False."""
         for model in self.models:
             model.train(mode)
 
@@ -99,9 +69,6 @@ class Copies:
         """Compute the gradients of the mean loss of each device's part of a batch.
 
         Gradients are scaled so that their mean over devices is the gradient of the batch's mean loss.
-
-        Raises:
-            UsageError: the batch has fewer samples than there are devices; or the loss is not a scalar.
         """
         total, parts = samples_in(labels), []
         count = len(self.devices)
@@ -122,19 +89,19 @@ class Copies:
             samples = samples_in(y)
             share = samples * count / total
             with self.traced("backward"):
+                # Not times 1, which would be one more node in the graph of each batch.
                 (loss if share == 1 else loss * share).backward()  # type: ignore[no-untyped-call]
             parts.append(BatchResult(y, _detached(outputs), loss.detach(), samples))
         return parts
 
     @torch.no_grad()
     def forward(self, inputs: Any, labels: Any, loss_function: LossFunction) -> BatchResult:
-        """Return the first copy's result for a whole batch."""
         x, y = to_device(inputs, self.devices[0]), to_device(labels, self.devices[0])
         outputs = call(self.models[0], x)
         return BatchResult(y, outputs, loss_function(outputs, y), samples_in(y))
 
     @torch.no_grad()
-    def average_buffers(self, workers: Averages) -> None:
+    def average_buffers(self, reducer: Reducer) -> None:
         """Average buffers, such as batch-norm statistics, over devices and then over workers.
 
         What all devices have equal stays as it is, and what has no mean becomes the first device's; see ``Reducer``.
@@ -146,18 +113,16 @@ class Copies:
                 wide = [as_real(each).to("cpu", torch.float64) * headroom(len(same_name)) for each in same_name]
                 mean = torch.stack(wide).sum(0) / len(wide) / headroom(len(wide))
                 overwrite(buffer, torch.view_as_complex(mean) if buffer.is_complex() else mean)
-        workers.average_buffers(self.models[0])
+        reducer.average_buffers(self.models[0])
         self._spread_buffers()
 
-    def begin(self, workers: Averages) -> None:
-        """Give all copies on all workers the buffers of rank 0's first."""
+    def begin(self, reducer: Reducer) -> None:
         buffers = {name: buffer for name, buffer in self.models[0].named_buffers() if has_parts(buffer)}
         if buffers:
-            workers.broadcast(buffers)
+            reducer.broadcast(buffers)
             self._spread_buffers()
 
     def _spread_buffers(self) -> None:
-        """Give all copies the buffers of the first."""
         first = dict(self.models[0].named_buffers())
         for model in self.models[1:]:
             for name, buffer in model.named_buffers():
@@ -165,7 +130,6 @@ class Copies:
                     overwrite(buffer, first[name].to(buffer.device))
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Return all buffers of all copies that have values, by number of the copy and name."""
         return {
             f"{number}.{name}": buffer
             for number, model in enumerate(self.models)
@@ -198,12 +162,11 @@ def to_device(value: Any, device: torch.device, part: slice | None = None) -> An
 
 
 def samples_in(labels: Any) -> int:
-    """Return the number of samples in a batch: the length of its labels."""
+    """The number of samples in a batch: the length of its labels."""
     return next((len(leaf) for leaf in leaves(labels)), 0)
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield the tensors in a nested value, in order."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if not isinstance(value, tuple | list):

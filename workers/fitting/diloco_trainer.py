@@ -21,16 +21,6 @@ class DiLoCoTrainer:
     """A ``Trainer`` that updates alone, for the inner steps, and a ``DiLoCo`` over all workers.
 
     Its methods are those of ``Trainer`` that a run of ``fit`` and its callbacks use.
-
-    Args:
-        model: the model.
-        optimizer, optimizer_params: the inner optimizer; see ``Trainer``.
-        store: the store of the global weights.
-        options: arguments of ``DiLoCo`` by name.
-        check_finite: see ``Trainer``.
-
-    Raises:
-        UsageError: the store is None; see also ``DiLoCo``.
     """
 
     update_on_kvstore = True  # and a worker that has run out of batches may join
@@ -54,43 +44,35 @@ class DiLoCoTrainer:
         self.store = store
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
         self._inner.zero_grad()
 
     def step(self) -> None:
-        """Make an inner step; send and take what is due."""
         self._inner.step()
         self._outer.after_step()
 
     def join(self, timeout: float | None = None) -> None:
-        """Synchronize everything; see ``DiLoCo.finish``."""
         self._outer.finish(timeout)
 
     @property
     def num_update(self) -> int:
-        """How many inner steps this worker has made."""
         return self._inner.num_update
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The inner optimizer."""
         return self._inner.optimizer
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the inner optimizer."""
         return self._inner.learning_rate
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the learning rate of the inner optimizer."""
         self._inner.set_learning_rate(lr)
 
     def save_states(self, path: Path) -> None:
-        """Write the state of the outer optimizer."""
+        """Write the state of the outer optimizer; that of the inner one is each worker's own."""
         self._outer.save_states(path)
 
     def load_states(self, path: Path) -> None:
-        """Read the state of the outer optimizer."""
         self._outer.load_states(path)
 
     def save_weights(self, checkpoint: Checkpoint, model: nn.Module, about: Mapping[str, Any]) -> None:
@@ -110,11 +92,6 @@ class DiLoCoTrainer:
     def load_own(
         self, checkpoint: Checkpoint, rank: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]
     ) -> None:
-        """Load what ``save_own`` wrote and returned.
-
-        Raises:
-            CheckpointError: it is missing or damaged.
-        """
         path = checkpoint.inner(rank)
         if not path.exists():
             raise CheckpointError(f"{path}: missing; without it the inner optimizer cannot continue")
@@ -124,6 +101,5 @@ class DiLoCoTrainer:
             self._outer.load_state_dict({**state, "weights": weights})
 
     def close(self) -> None:
-        """End the use of the store."""
         self._outer.close()
         self._inner.close()

@@ -57,11 +57,6 @@ class DividedSampler(SplitSampler):
     """Every ``num_parts``-th item that another sampler yields. The seed and the epoch are the random numbers' seed.
 
     So the batches of one step on all workers are together a batch of the one process for which the program was written.
-
-    Args:
-        source: the sampler, or batch sampler, of the whole.
-        length: the number of samples of the data set.
-        num_parts, part_index, even_size, seed: see ``SplitSampler``.
     """
 
     def __init__(self, source: Any, length: int, num_parts: int, part_index: int, even_size: bool, seed: int) -> None:
@@ -70,16 +65,10 @@ class DividedSampler(SplitSampler):
         self._drawn: dict[int, Order] = {}  # this epoch's and the next one's
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Return the position, as ``SplitSampler`` does, and within an epoch a digest of its order."""
         state = super().state_dict(taken)
         return state | {"order": self.digest(state["epoch"]) if state["taken"] else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` returned ``state``, with the seed that it has.
-
-        Raises:
-            Mismatch: the state is of other data, or the program's sampler gives another order than it did then.
-        """
         seed = state.get("seed")
         if isinstance(seed, int) and 0 <= seed < 2**64:
             self._seed, self._drawn = seed, {}
@@ -92,11 +81,9 @@ class DividedSampler(SplitSampler):
 
     @property
     def source(self) -> str:
-        """The name of the sampler's class."""
         return type(self._source).__name__
 
     def digest(self, epoch: int) -> int:
-        """Return a digest of the order of ``epoch`` on all workers."""
         return _digest_of_order(self._order(epoch))
 
     def _order(self, epoch: int) -> Order:
@@ -133,14 +120,8 @@ def divide(
     Rank 0 logs what was done. With one worker nothing is done.
 
     Args:
-        data: the batches.
-        what: their name for the log.
         split: False leaves data as it is; True divides, or raises; None divides what is the same everywhere.
-        reducer, rank, num_workers: of this worker.
         even_size: give all workers as many samples or batches; one that lacks one gets another's, too.
-
-    Raises:
-        UsageError: ``split`` is True, and the data cannot be divided, or differs; or every worker has the same part.
     """
     if num_workers == 1:
         return Divided(data, None)
@@ -177,11 +158,6 @@ def divide(
 
 
 def require_same_order(part: DividedSampler, epoch: int, reducer: Reducer, num_workers: int) -> None:
-    """Check that all workers divide the same order. Every worker calls this.
-
-    Raises:
-        UsageError: they do not, so that samples would be missing, and others would come twice.
-    """
     if not _same(part.digest(epoch), reducer, num_workers):
         raise UsageError(
             f"the sampler, a {part.source}, gives another order on other workers in epoch {epoch}, so it cannot be "
@@ -190,11 +166,7 @@ def require_same_order(part: DividedSampler, epoch: int, reducer: Reducer, num_w
 
 
 def draw(sampler: Any, seed: int, epoch: int) -> Order:
-    """Return what ``sampler`` yields in ``epoch`` with random numbers by ``seed``. No random state is changed.
-
-    Raises:
-        UsageError: it yields more than its length.
-    """
+    """Return what ``sampler`` yields in ``epoch`` with random numbers by ``seed``. No random state is changed."""
     with _seeded(seed, epoch, [each.generator for each in _chain(sampler) if hasattr(each, "generator")]):
         for each in _chain(sampler):
             if callable(getattr(each, "set_epoch", None)):

@@ -33,6 +33,7 @@ from workers.averaging import DiLoCo
 from workers.callbacks.param import BatchEndParam
 from workers.common.checks import at_least, on_off_auto
 from workers.common.run_log import log_line
+from workers.common.stores import open_store, updates_each_push
 from workers.fitting import position
 from workers.fitting.archive import Archive
 from workers.fitting.checkpoint import Checkpoint, require_fields
@@ -45,7 +46,6 @@ from workers.joining import join
 from workers.metrics import EvalMetric
 from workers.reducer import Reducer
 from workers.trainer import Trainer
-from workers.trainer.overlap import opened
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +60,6 @@ class JobCheckpoints:
     """What ``fit`` adds to the checkpoints that the job makes while it trains (``launch.py --checkpoint-dir``).
 
     The epoch is shared by all workers; the position in the data is each worker's own.
-
-    Args:
-        run, archive, position: of this worker's training.
-        store: that updates.
     """
 
     def __init__(self, run: TrainingRun, store: KVStore, archive: Archive, position: Position) -> None:
@@ -71,11 +67,7 @@ class JobCheckpoints:
         self._run, self._archive, self._position = run, archive, position
 
     def attach(self, resume: Checkpoint | None) -> None:
-        """Take part in the job's checkpoints, and continue from one if the job does.
-
-        Raises:
-            UsageError: ``resume`` names another checkpoint to continue from.
-        """
+        """Take part in the job's checkpoints, and continue from one if the job does."""
         begun = self.store.attach("fit", _Place(self._run), shared=True)
         if begun and resume is not None:
             raise UsageError(f"resume={resume} was passed, but the job was started with --resume; use one of them")
@@ -86,13 +78,12 @@ class JobCheckpoints:
             self._run.batches = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state, within an epoch if the data can continue there."""
+        """This worker's state, within an epoch if the data can continue there."""
         batches, samples = (self._run.batches, self._run.samples) if self._position.continues else (0, 0)
         tensors, own = self._archive.own(batches, samples, self._run.metric)
         return {"batch": batches, "tensors": tensors, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the state of ``state_dict``."""
         require_fields(WHERE, state, {"batch": int, "tensors": dict, "own": dict})
         self._run.batches = state["batch"]
         self._archive.take(WHERE, state["tensors"], state["own"], self._run.metric if state["batch"] else None)
@@ -160,12 +151,10 @@ class TrainingRun:
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches in an epoch of this worker; None if unknown."""
         return position.length(self._train_data)
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is evaluation data."""
         return self._eval_data is not None
 
     def stop(self) -> None:
@@ -173,11 +162,6 @@ class TrainingRun:
         self.stopped = True
 
     def begin(self, epoch: int, resume: Checkpoint | None) -> None:
-        """Prepare the first epoch. Every worker calls this.
-
-        Raises:
-            Mismatch: the workers begin at different places.
-        """
         self.epoch = epoch
         if resume:
             self.batches, self.samples = resume.batch, self._archive.load(resume, self.metric)
@@ -193,7 +177,6 @@ class TrainingRun:
             self._agree_to_stop()
 
     def end(self) -> None:
-        """Tell the callbacks that training is over."""
         self._callbacks.tell("end")
         self._archive.close()
 
@@ -243,11 +226,7 @@ class TrainingRun:
         self._agree_to_stop()
 
     def save(self, prefix: str, epoch: int, batch: int = 0) -> bool:
-        """Write this worker's part of a checkpoint; return whether all parts are there. Every worker calls this.
-
-        Raises:
-            UsageError: the checkpoint is within an epoch, and the data cannot continue there.
-        """
+        """Write this worker's part of a checkpoint; return whether all parts are there. Every worker calls this."""
         checkpoint = Checkpoint(prefix, epoch, batch)
         saved = self._archive.save(checkpoint, self.batches, self.samples, self.metric, self.evaluated)
         if saved and not self.evaluated:
@@ -255,7 +234,6 @@ class TrainingRun:
         return saved
 
     def remove(self, prefix: str, epoch: int) -> None:
-        """Remove this worker's part of a checkpoint."""
         Checkpoint(prefix, epoch).remove(self.rank)
 
     # ---- helpers
@@ -286,11 +264,7 @@ class TrainingRun:
     def _in_step(self) -> KVStore | None:
         """Return the store if all workers make its rounds together: only they can meet within an epoch."""
         store = self.store
-        if (
-            store is None
-            or not isinstance(self.trainer, Trainer)
-            or any(word in store.type for word in ("async", "ssp"))
-        ):
+        if store is None or not isinstance(self.trainer, Trainer) or updates_each_push(store.type):
             return None
         rule = getattr(store, "rule", None)
         return None if getattr(rule, "quorum", None) is not None else store
@@ -310,18 +284,15 @@ class TrainingRun:
             self.store.report({"epoch": self.epoch, "loss": float(loss)})
 
     def _join(self, seconds: float) -> None:
-        """Wait until workers with more batches have made their steps, and take the resulting weights.
-
-        Args:
-            seconds: how long this worker's epoch has taken. The wait lasts as long at most, or the store's deadline if
-                that is longer.
-        """
+        """Wait until workers with more batches have made their steps; ``seconds`` is how long this epoch has taken."""
         replicas = isinstance(self.trainer, DiLoCoTrainer)  # whose weights are not the store's before they join
         if self.store is None or (self.num_workers == 1 and not replicas):
             return
         timeout = max(seconds, Config.from_env().timeout_s)
         meeting = [] if self._archive.meeting is None else [self._archive.meeting]
         if self.trainer.update_on_kvstore:
+            # A scheduler that steps by batch must make the steps that others made more, or rates would differ from now
+            # on.
             before = self.trainer.num_update
             join(self.trainer, *self._copies.table_stores(self.store), *meeting, timeout=timeout)
             self._callbacks.tell("missed", self.trainer.num_update - before, moment="batch")
@@ -345,7 +316,6 @@ class TrainingRun:
         self.stopped = self.reducer.sum({"stopped": float(self.stopped)})["stopped"] > 0
 
     def _evaluate(self, epoch: int, values: dict[str, float]) -> None:
-        """Evaluate after ``epoch``, if there is data for it; add the metrics to ``values``."""
         if self._eval_data is None:
             return
         metric, number = self.validation_metric, 0
@@ -499,7 +469,7 @@ def fit(
         }
     )
     with ExitStack() as stack:
-        store = opened(kvstore, check_finite)
+        store = None if kvstore is None else open_store(kvstore, "Trainer", check_finite=check_finite)
         if store is not None and isinstance(kvstore, str):
             stack.enter_context(store)
         if reducer is None:
@@ -516,7 +486,9 @@ def fit(
             trainer = Trainer(parameters, optimizer, optimizer_params, store, check_finite=finite, **trainer_options)
         else:
             trainer = DiLoCoTrainer(model, optimizer, optimizer_params, store, diloco, check_finite)
+        # The stack ends them in reverse: the callbacks, the trainer's hooks, the sums, then the store that they use.
         stack.callback(trainer.close)
+        # After the trainer, which was given lists, and so gives parameters alone.
         copies.begin(reducer)
         metric = metrics.create(eval_metric)
         second = metric if validation_metric is None else metrics.create(validation_metric)
@@ -534,7 +506,6 @@ def fit(
 
 
 def _require_known(trainer_options: Mapping[str, Any]) -> None:
-    """Raise ``UnknownName`` unless ``Trainer`` has these arguments, and ``fit`` does not set them itself."""
     own = {name for name in inspect.signature(fit).parameters if name != "trainer_options"}
     further = set(inspect.signature(Trainer).parameters) - own - {"params"}
     for name in trainer_options:
@@ -547,7 +518,6 @@ def _require_known(trainer_options: Mapping[str, Any]) -> None:
 def _require_diloco(
     diloco: Mapping[str, Any], trainer_options: Mapping[str, Any], devices: Sequence[torch.device | str] | None
 ) -> None:
-    """Raise ``UsageError`` if something does not go with DiLoCo; ``UnknownName`` if it has no such argument."""
     if trainer_options:
         raise UsageError(
             f"diloco does not go with {', '.join(trainer_options)}: workers push no gradients; compression_params is "

@@ -44,11 +44,7 @@ class Position:
             self._length = len(self._stateful)
 
     def state(self, batches: int, samples: int) -> Any:
-        """Return the position as a JSON value; None if the data has no state.
-
-        Args:
-            batches, samples: how many of the epoch have been used; 0 at the end of an epoch.
-        """
+        """The position as a JSON value; None if the data has no state. The counts are 0 at the end of an epoch."""
         if self._stateful is None:
             return None
         if self._counts or batches == 0:
@@ -60,11 +56,6 @@ class Position:
         )
 
     def load(self, state: Any) -> None:
-        """Go to the position that ``state`` returned.
-
-        Raises:
-            UsageError: the data has no state; or the data's own error if the state is not its own.
-        """
         if state is None:
             return
         if self._stateful is None:
@@ -76,11 +67,9 @@ class Position:
 
     @property
     def continues(self) -> bool:
-        """Whether the data can continue within an epoch."""
         return self._stateful is not None
 
     def require(self) -> None:
-        """Raise ``UsageError`` unless the data can continue within an epoch."""
         if self._stateful is None:
             raise UsageError(
                 "a checkpoint within an epoch needs data that can continue there: a DataLoader whose sampler or "
@@ -89,13 +78,11 @@ class Position:
             )
 
     def is_over(self, epoch: int) -> bool:
-        """Whether nothing is left of ``epoch``."""
         at = getattr(self._stateful, "epoch", epoch)
         return isinstance(at, int) and at > epoch
 
 
 def length(data: Any) -> int | None:
-    """Return the number of batches in an epoch; None if unknown."""
     try:
         return len(data)
     except TypeError:
@@ -103,11 +90,6 @@ def length(data: Any) -> int | None:
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
-    """Return the inputs and the labels of a batch.
-
-    Raises:
-        UsageError: ``batch`` is not such a pair.
-    """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
     what = f"{len(batch)} things" if isinstance(batch, tuple | list | Mapping) else type(batch).__name__

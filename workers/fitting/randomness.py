@@ -24,11 +24,7 @@ def state(devices: Iterable[torch.device]) -> tuple[dict[str, torch.Tensor], dic
 
 
 def require(tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any], devices: Iterable[torch.device]) -> None:
-    """Check states before ``load``: with an invalid one, numpy and torch read past their memory.
-
-    Raises:
-        LookupError, TypeError, ValueError, ArithmeticError, RuntimeError: a state is invalid.
-    """
+    """Check states before ``load``: with an invalid one, numpy and torch read past their memory."""
     torch.Generator().set_state(tensors["torch"])
     left, _, place = struct.unpack_from("=iiQ", tensors["torch"].numpy().tobytes(), 8)  # after the seed
     if left + place != _WORDS + 1 and (left, place) != (1, 0):  # (1, 0) is a seed from which nothing was drawn

@@ -14,9 +14,6 @@ class RunCallbacks:
     """Callbacks by moment. They are called in the order given, but those that save checkpoints come last.
 
     So a checkpoint has the effects of all other callbacks of its moment.
-
-    Args:
-        callbacks: by moment: one callback, several, or None.
     """
 
     def __init__(self, callbacks: Mapping[str, Callbacks]) -> None:
@@ -25,7 +22,6 @@ class RunCallbacks:
         self._each: list[Any] = list({id(callback): callback for callback in callbacks_in_order}.values())
 
     def at(self, moment: str) -> list[Callable[..., Any]]:
-        """Return the callbacks of a moment."""
         return self._by_moment[moment]
 
     @property
@@ -40,11 +36,9 @@ class RunCallbacks:
                 method(*args)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the callbacks' states by name."""
         return {name: callback.state_dict() for name, callback in self._stateful().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the callbacks' states, as far as ``state`` has them."""
         for name, callback in self._stateful().items():
             if name in state:
                 callback.load_state_dict(state[name])

@@ -28,12 +28,6 @@ class Arrivals:
     """The values that are on their way to one model's parameters.
 
     The model's hooks keep this object alive: whoever uses the model next must get the values, also without a trainer.
-
-    Args:
-        model: the model whose forward passes wait.
-        tensors: the parameters, by position.
-        share: replace a parameter's ``data`` by the value, without a copy; see ``write``.
-        writes: is told of the values that are written.
     """
 
     def __init__(
@@ -45,6 +39,7 @@ class Arrivals:
         self._share = share
         self._pending: dict[int, tuple[Ticket, torch.Tensor]] = {}
         self._called: set[nn.Module] = set()
+        # First only to see which modules are called at all: one that is never called would never wait.
         self._handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(_Hook(self._note)) for module in model.modules()
         ]
@@ -71,6 +66,7 @@ class Arrivals:
             wait = _Hook(partial(self._wait, own.get(module, ()), held))
             # Before all others: those of torch's prune, weight_norm and spectral_norm compute with the parameters.
             self._handles.append(module.register_forward_pre_hook(wait, prepend=True))
+        # ``state_dict`` reads parameters without a forward pass.
         settle = _Hook(lambda *_: self.settle())
         self._handles += [
             module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
@@ -79,17 +75,11 @@ class Arrivals:
         self.covered = frozenset(position for held in own.values() for position in held)
 
     def expect(self, ticket: Ticket, values: Mapping[int, torch.Tensor]) -> None:
-        """Note that parameters get these values, by position, when ``ticket`` is done."""
         for position, value in values.items():
             self._pending[position] = ticket, value
 
     def take(self, positions: Iterable[int]) -> None:
-        """Return when the parameters at ``positions`` have their values.
-
-        Raises:
-            KVStoreError: the push or pull failed. The values are still expected.
-            UsageError: the program has written into a parameter that waits for a value.
-        """
+        """Return when the parameters at ``positions`` have their values. If a push failed, they are still expected."""
         if not self._pending:
             return
         for position in positions:
@@ -105,11 +95,9 @@ class Arrivals:
                     self._writes.note_one(position)
 
     def settle(self) -> None:
-        """Return when all parameters have their values."""
         self.take(list(self._pending))
 
     def close(self) -> None:
-        """Wait for all values, then remove the hooks."""
         try:
             self.settle()
         finally:
@@ -143,13 +131,7 @@ class _Hook:
 
 
 def require_waiting(model: Any, tensors: Sequence[torch.Tensor], updates_there: bool) -> None:
-    """Raise ``UsageError`` unless the forward passes of ``model`` can wait for ``tensors``.
-
-    Args:
-        model: the argument ``wait_in_forward``.
-        tensors: the trainer's parameters.
-        updates_there: whether a dist store updates them, and they are on one device.
-    """
+    """Raise ``UsageError`` unless the forward passes of ``model`` can wait for ``tensors``."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"wait_in_forward must be the model, a torch.nn.Module, not {type(model).__name__}")
     if any(map(is_compiled, model.modules())):

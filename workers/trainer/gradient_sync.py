@@ -6,7 +6,9 @@ made then. What comes back of a round is the rows that any worker has pushed: so
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import logging
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -14,30 +16,28 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from kvstore import KVStore, RowSparse, Table, UsageError
+from kvstore import AlreadyInitialized, KVStore, RowSparse, Table, Unsupported, UsageError
+from kvstore.job.config import Config
 from kvstore.rows.row_sparse import ParameterRows
-from kvstore.ticket import Ticket
 from workers.common.row_steps import row_steps
-from workers.common.sparse_gradients import as_gradient, as_rows, is_sparse, table_key
+from workers.common.sparse_gradients import RoundRows, as_gradient, as_rows, is_sparse, push_rows, table_key
+from workers.common.stores import updates_each_push
+from workers.common.tensors import has_parts, overwrite
+from workers.reducer import Reducer
 from workers.trainer.outside_writes import OutsideWrites
-from workers.trainer.overlap import overlapping, take
+from workers.trainer.overlap import overlapping
 from workers.trainer.parameters import Key, Parameter
 from workers.trainer.rates import TrainerRates
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
 
 
 class SparseParameters:
-    """The parameters of a trainer whose gradients are sparse.
-
-    Args:
-        params: all parameters of the trainer.
-        store: its store.
-        updates: whether the store updates; else it sums.
-
-    Attributes:
-        positions: theirs, in the order in which their tables were made.
-    """
+    """The parameters of a trainer whose gradients are sparse. ``positions``: in the order in which tables were made."""
 
     def __init__(self, params: Sequence[Parameter], store: KVStore, *, updates: bool) -> None:
         self.positions: list[int] = []
@@ -46,20 +46,11 @@ class SparseParameters:
         self._updates = updates
 
     def find(self) -> list[int]:
-        """Make tables for the parameters whose gradients are sparse for the first time; return their positions.
-
-        Raises:
-            UsageError: the store has no full rounds, so that workers' weights would differ.
-        """
+        """Make tables for the parameters whose gradients are sparse for the first time; return their positions."""
         new = [position for position, param in enumerate(self._params) if any(map(is_sparse, param.tensors))]
         return self.make(new)
 
     def make(self, positions: Sequence[int]) -> list[int]:
-        """Make tables for those parameters at ``positions`` that have none; return their positions.
-
-        Raises:
-            UsageError: see ``find``.
-        """
         new = [position for position in positions if position not in self.positions]
         for position in new:
             self._require_rounds(self._params[position].key)
@@ -72,25 +63,27 @@ class SparseParameters:
         return new
 
     def push(self, left_out: Collection[int] = ()) -> RoundRows | None:
-        """Push the gradients, and ask for what becomes of the rows; return at once. None if there are none.
-
-        Args:
-            left_out: positions of parameters that no worker has a gradient of.
-
-        Raises:
-            UsageError: a parameter has no gradient.
-        """
-        pushed = [self._params[position] for position in self.positions if position not in left_out]
-        if not pushed:
+        """Push the gradients, and ask for what becomes of the rows; return at once. None if there are none."""
+        positions = [position for position in self.positions if position not in left_out]
+        if not positions:
             return None
+        pushed = [self._params[position] for position in positions]
         values = [[as_rows(grad) for grad in param.gradients()] for param in pushed]
-        rows = [RowSparse.zeros(param.tensors[0].shape, param.tensors[0].dtype) for param in pushed]
         keys = [table_key(param.key) for param in pushed]
-        ticket = self._store.pushpull(keys, values, rows, wait=False, row_ids=["round"] * len(keys))
-        return RoundRows(ticket, pushed, rows)
+        return push_rows(self._store, positions, keys, values, [param.tensors[0] for param in pushed])
+
+    @torch.no_grad()
+    def write(self, came: RoundRows, *, weights: bool) -> None:
+        """Wait for rows. Write them into the weights; or else let them be the gradients."""
+        came.ticket.wait()
+        for position, rows in zip(came.positions, came.rows, strict=True):
+            for tensor in self._params[position].tensors:
+                if weights:
+                    tensor.detach().index_copy_(0, rows.ids.to(tensor.device), rows.rows.to(tensor.device))
+                else:
+                    tensor.grad = as_gradient(rows, tensor)
 
     def refresh(self, positions: Collection[int]) -> None:
-        """Pull all rows of the parameters at ``positions`` into their weights."""
         for position in positions:
             param = self._params[position]
             weight = param.tensors[0].detach()
@@ -111,7 +104,7 @@ class SparseParameters:
 
     def _require_rounds(self, key: Key) -> None:
         kind, rule = self._store.type, getattr(self._store, "rule", None)
-        if any(word in kind for word in ("async", "ssp")) or getattr(rule, "quorum", None) is not None:
+        if updates_each_push(kind) or getattr(rule, "quorum", None) is not None:
             raise UsageError(
                 f"the gradient of {key!r} is sparse, and with a {kind!r} store whose updates are not all workers' "
                 "together their weights would not stay the same: use workers.Embedding, whose rows are the store's, or "
@@ -119,44 +112,10 @@ class SparseParameters:
             )
 
 
-class RoundRows:
-    """What comes back of one push: rows of each parameter, new weights or summed gradients.
-
-    Args:
-        ticket: of the push.
-        params: the parameters.
-        rows: what comes back of each, when ``ticket`` is done.
-    """
-
-    def __init__(self, ticket: Ticket, params: Sequence[Parameter], rows: Sequence[RowSparse]) -> None:
-        self._ticket = ticket
-        self._params = params
-        self._rows = rows
-
-    @torch.no_grad()
-    def write_weights(self) -> None:
-        """Write the rows into the weights, when they have come."""
-        self._ticket.wait()
-        for param, came in zip(self._params, self._rows, strict=True):
-            for tensor in param.tensors:
-                tensor.detach().index_copy_(0, came.ids.to(tensor.device), came.rows.to(tensor.device))
-
-    @torch.no_grad()
-    def write_gradients(self) -> None:
-        """Let the rows be the gradients, when they have come."""
-        self._ticket.wait()
-        for param, came in zip(self._params, self._rows, strict=True):
-            for tensor in param.tensors:
-                tensor.grad = as_gradient(came, tensor)
-
-
 class ParameterLists:
     """Lists of equal length, in the order of the parameters.
 
-    Args:
-        params: the parameters.
-        memory: a store whose memory holds the gradients of CPU parameters, from the first ``zero_grad`` on; None for
-            ordinary memory.
+    The memory of ``memory`` holds gradients of CPU parameters.
     """
 
     def __init__(self, params: list[Parameter], memory: KVStore | None) -> None:
@@ -173,19 +132,12 @@ class ParameterLists:
             }
 
     def keys(self, left_out: Sequence[int] = ()) -> list[Any]:
-        """Return the keys, without those at the positions ``left_out``."""
         return _without(self._keys, left_out)
 
     def weights(self, left_out: Sequence[int] = ()) -> list[Any]:
-        """Return the parameters' tensors."""
         return _without(self._weights, left_out)
 
     def gradients(self, left_out: Sequence[int] = ()) -> list[Any]:
-        """Return the gradients.
-
-        Raises:
-            UsageError: a parameter has none.
-        """
         return self._by_key([param.gradients() for param in _without(self._params, left_out)])
 
     def zero_grad(self) -> None:
@@ -210,17 +162,9 @@ class GradientSync:
     """What is between a trainer and its store. On construction every worker and device gets rank 0's parameters.
 
     Args:
-        params: the parameters.
-        store: the store.
         rates: the hyper-parameters, if the store updates; None if it sums.
-        share_weights, share_gradients: see ``Trainer``.
-        overlap: the argument ``overlap``; None decides by store and model.
-        forward: the argument ``wait_in_forward``.
         frozen: positions of parameters that require no gradient so far. The store does not have them. ``thaw`` takes
             positions out of this set.
-
-    Raises:
-        UsageError: the arguments contradict each other or the store, or the store has values under these keys.
     """
 
     def __init__(
@@ -243,6 +187,7 @@ class GradientSync:
         self._closed = False
         self._lists = ParameterLists(params, store if share_gradients else None)
         self._sparse = SparseParameters(params, store, updates=rates is not None)
+        # Frozen parameters are not sent: servers would hold, and checkpoints save, what never changes.
         out = list(frozen)
         take(store, self._lists.keys(out), self._lists.weights(out), updates=rates is not None)
         self._tables = row_steps(store)  # those that modules have in this store
@@ -251,7 +196,10 @@ class GradientSync:
             self._tables.rates = rates.apply
             self._take_up(rates.trained)
             self._sparse.refresh(self._sparse.make(rates.tables))
-        self._overlapping = partial(
+        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
+        if self._writes is not None:
+            store.watch_pulls(self._writes.pulled)
+        self._new_overlap = partial(
             overlapping,
             params,
             store,
@@ -260,13 +208,11 @@ class GradientSync:
             share_weights=share_weights,
             share_gradients=share_gradients,
             forward=forward,
+            frozen=frozen,  # this very set, which ``thaw`` changes
+            writes=self._writes,
         )
-        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
-        if self._writes is not None:
-            store.watch_pulls(self._writes.pulled)
-        self._overlapping = partial(self._overlapping, writes=self._writes)
         self._renew = False
-        self._overlap = self._overlapping(frozen=frozen)
+        self._overlap = self._new_overlap()
         self._note(self._sparse.positions)
         if self._writes is not None:
             self._writes.note()
@@ -285,29 +231,23 @@ class GradientSync:
 
     @property
     def overlaps(self) -> bool:
-        """Whether gradients are pushed during backward now."""
         return self._overlap is not None and self._overlap.begun
 
     def zero_grad(self) -> None:
-        """Drop all gradients; set those that are in the store's memory to zero."""
         self._lists.zero_grad()
 
     def step(self, scale: float, *, lasting: bool, left_out: Sequence[int]) -> None:
         """Push the gradients; return when the parameters have their new values, or are to wait for them in forward.
 
         Args:
-            scale: the factor of this step's gradients.
             lasting: whether the next step has the same factor.
             left_out: positions of parameters that no worker has a gradient of. They are not updated.
-
-        Raises:
-            UsageError: a parameter has no gradient, or a gradient has changed after its push.
-            KVStoreError: an error of the store.
         """
         skipped = self._find(left_out)
         self._tables.scale = scale
-        self._tables.step_over()
+        self._tables.pushes.step_over()
         with self._written():
+            # An overlap has sent the rates with its first push. Rows go beside it, in a push of their own.
             if self._sparse.positions or self._overlap is None:
                 self._apply(scale)
             rows = self._sparse.push(left_out)
@@ -316,19 +256,10 @@ class GradientSync:
             else:
                 self._pushpull(skipped, self._lists.weights(skipped), **self._share)
             if rows is not None:
-                rows.write_weights()
+                self._sparse.write(rows, weights=True)
             self._renew_overlap()
 
     def sum(self, left_out: Sequence[int]) -> None:
-        """Replace every gradient by its sum over devices and workers.
-
-        Args:
-            left_out: positions of parameters that no worker has a gradient of.
-
-        Raises:
-            UsageError: a parameter has no gradient, or a gradient has changed after its push.
-            KVStoreError: an error of the store.
-        """
         skipped = self._find(left_out)
         rows = self._sparse.push(left_out)
         if self._overlap is not None:
@@ -336,23 +267,19 @@ class GradientSync:
         else:
             self._pushpull(skipped)
         if rows is not None:
-            rows.write_gradients()
+            self._sparse.write(rows, weights=False)
         self._renew_overlap()
 
     def thaw(self, positions: Sequence[int]) -> None:
-        """Train the frozen parameters at ``positions`` from now on. Every worker calls this at the same step.
-
-        Their gradients are pushed by the step this time, for they have no hooks. Pushes during backward begin anew.
-        """
+        """Train the frozen parameters at ``positions`` from now on. Every worker calls this at the same step."""
         if self._take_up(positions):
+            # Not at once: gradients of this step may be on their way by the present hooks.
             self._renew = True
 
     def make_tables(self, positions: Sequence[int]) -> None:
-        """Make tables of the parameters at ``positions``, whose states are to be loaded."""
         self._note(self._sparse.make(positions))
 
     def pull(self, positions: Collection[int] | None = None) -> None:
-        """Pull the values of the parameters at ``positions``, of all by default."""
         wanted = range(len(self._params)) if positions is None else positions
         without = {*self._sparse.positions, *self._frozen}
         skipped = [p for p in range(len(self._params)) if p not in wanted or p in without]
@@ -363,8 +290,7 @@ class GradientSync:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Push nothing during the backward passes in this block."""
-        with self._tables.paused():
+        with self._tables.pushes.paused():
             if self._overlap is None:
                 yield
                 return
@@ -378,12 +304,10 @@ class GradientSync:
             self._overlap.synchronize()
 
     def synchronize(self) -> None:
-        """Return when the parameters have the values of the last step."""
         if self._overlap is not None:
             self._overlap.synchronize()
 
     def close(self) -> None:
-        """Remove the hooks: backward pushes nothing more."""
         self._closed = True
         if self._overlap is not None:
             self._overlap.close()
@@ -394,6 +318,8 @@ class GradientSync:
         try:
             for position, param in enumerate(self._params):
                 if position not in out:
+                    # A push cannot be taken back, and workers must push equally often: so look at all before the first
+                    # leaves.
                     param.gradients()  # raises, before anything is pushed
             new = self._sparse.find()
         except Exception:
@@ -405,11 +331,7 @@ class GradientSync:
 
     @contextmanager
     def _written(self) -> Iterator[None]:
-        """The parameters are written to in this block, and by nobody else between two such blocks.
-
-        Raises:
-            UsageError: the program has written into a parameter.
-        """
+        """The parameters are written to in this block, and by nobody else between two such blocks."""
         if self._writes is None:
             yield
             return
@@ -436,11 +358,10 @@ class GradientSync:
         if self._overlap is not None:
             self._overlap.close()
         if not self._closed:
-            self._overlap = self._overlapping(frozen=self._frozen)
+            self._overlap = self._new_overlap()
             self._note(self._sparse.positions)
 
     def _note(self, new: Sequence[int]) -> None:
-        """Note that the parameters at the positions ``new`` have tables now."""
         if self._rates is not None:
             self._rates.tables = list(self._sparse.positions)
         if new and self._overlap is not None:
@@ -457,13 +378,81 @@ class GradientSync:
 
 
 def _advice(store: KVStore) -> str:
-    """Return what a program can do in place of writing into weights that ``store`` holds."""
+    """What a program can do in place of writing into weights that ``store`` holds."""
     anew = (
         "make a new Trainer with a new store after such a write, on all workers (its save_states and load_states carry "
         "the optimizer's state over)"
     )
-    if any(word in store.type for word in ("async", "ssp")):
+    if updates_each_push(store.type):
         return anew
     return (
         f"pass update_on_kvstore=False, which updates these very tensors, and write the same on all workers; or {anew}"
     )
+
+
+def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
+    """Return the store to use, or None, and whether it updates. ``wanted``: the argument ``update_on_kvstore``."""
+    if made is None and not one_device:
+        raise UsageError(
+            "several devices need a store to sum their gradients, and kvstore=None is none: pass kvstore='device'"
+        )
+    if made is None:
+        return None, False
+    is_async = updates_each_push(made.type)
+    if wanted is False and is_async:
+        raise UsageError(
+            f"update_on_kvstore=False does not work with a {made.type!r} store, which updates for every push: use "
+            "'dist_sync'"
+        )
+    if wanted is not None:
+        return made, wanted
+    if is_async:
+        return made, True
+    if one_device and made.num_workers == 1 and not made.type.startswith("dist"):
+        return None, False
+    return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")
+
+
+def require_free(store: KVStore) -> None:
+    if store in _updating:
+        raise UsageError("this store already updates for another Trainer; make a second store with kvstore.create")
+
+
+def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) -> None:
+    """Make rank 0's ``weights`` the values of ``store`` and of all workers.
+
+    ``updates``: it updates them from now on.
+    """
+    try:
+        store.broadcast(keys, weights, weights)
+    except AlreadyInitialized as exc:
+        raise UsageError(
+            f"this store has another model's values: {exc.args[0].partition(';')[0]}; make a second one with "
+            "kvstore.create"
+        ) from None
+    if updates:
+        _updating.add(store)
+
+
+def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Give every worker and device rank 0's values of what is not trained: frozen parameters, and buffers.
+
+    The trainer's store does not have them: its servers would hold, and its checkpoints save, what never changes.
+    """
+    first, *others = replicas
+    named = {name: tensor for name, tensor in first.items() if has_parts(tensor)}
+    if not named:
+        return
+    if store.num_workers > 1:
+        try:
+            beside = store.companion()
+        except Unsupported:  # a class of somebody else's, which needs to have no more than pushes and pulls
+            log.warning(
+                "a %r store has no companion: frozen parameters and buffers stay those of each worker", store.type
+            )
+            return
+        with beside:
+            Reducer.over(beside).broadcast(named)
+    for other in others:
+        for name in named.keys() & other.keys():
+            overwrite(other[name], named[name].detach().to(other[name].device))

@@ -35,7 +35,6 @@ class Watched:
     """One tensor, and what was known of it when it was noted.
 
     Attributes:
-        key, tensor: the parameter.
         start, stride: which elements are sampled.
         memory, strides: where and how it lay.
         sample: a view of the sampled elements.
@@ -67,7 +66,6 @@ class Watched:
             self.sample = bits[self.start % self.tensor.numel() :: self.stride]
 
     def note(self) -> None:
-        """Note all but ``kept``."""
         self.look()
         self.writes, self.pulled = write_count(self.tensor), False
         large = self.tensor.numel() >= LARGE or not len(self.sample)
@@ -98,6 +96,7 @@ class Watched:
                 sample = as_bits(tensor.view(-1))[self.start % tensor.numel() :: self.stride]
         if sample.dtype != self.kept.dtype or len(sample) != len(self.kept):
             return True
+        # The sample first: it is small, and most writes touch it.
         if not torch.equal(sample, self.kept.to(sample.device)):
             return True
         return self.total is not None and not torch.equal(_total(tensor), self.total.to(tensor.device))
@@ -107,9 +106,7 @@ class OutsideWrites:
     """Watches the parameters that a store updates.
 
     Args:
-        params: the trainer's parameters.
         frozen: positions of those that the store does not have; others may take positions out of this set.
-        advice: what a program can do instead, for the error.
     """
 
     def __init__(self, params: Sequence[Parameter], frozen: Collection[int], advice: str) -> None:
@@ -120,8 +117,8 @@ class OutsideWrites:
 
     @torch.no_grad()
     def note(self) -> None:
-        """Note that all parameters have the store's values now."""
         self._steps += 1
+        # Other places in each of the first steps, for all elements to have had their turn soon; then seldom.
         moves = self._steps <= FIRST + 1 or self._steps % KEEP == 0
         if moves or len(self._watched) < len(self._params) - len(self._frozen):
             self._choose()
@@ -136,7 +133,6 @@ class OutsideWrites:
 
     @torch.no_grad()
     def note_one(self, position: int) -> None:
-        """Note that the parameter at ``position`` has the store's value now."""
         for each in self._watched.get(position, ()):
             each.note()
             each.kept = each.sample.clone()
@@ -150,7 +146,6 @@ class OutsideWrites:
 
     @torch.no_grad()
     def require_none(self) -> None:
-        """Raise ``UsageError`` if something else has been written into a parameter."""
         suspects = [each for each in self._each() if each.suspect]
         for same, kept in self._kept:
             if not torch.equal(torch.cat([each.sample for each in same]), kept):
@@ -163,7 +158,6 @@ class OutsideWrites:
 
     @torch.no_grad()
     def require_none_of(self, position: int) -> None:
-        """The same for the parameter at ``position`` alone."""
         for each in self._watched.get(position, ()):
             if each.differs():
                 self._refuse(each)

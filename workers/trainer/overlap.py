@@ -13,27 +13,15 @@ still read the old weights.
 from __future__ import annotations
 
 import logging
-import threading
-import weakref
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-import kvstore as kv
-from kvstore import AlreadyInitialized, DeadlineExceeded, KVStore, KVStoreError, Unsupported, UsageError
-from kvstore.job.config import Config
-from kvstore.store.maker import made_by
-from kvstore.store.registry import Builtin, find
-from kvstore.ticket import Ticket, claim
-from workers.common.buckets import Progress, divide
-from workers.common.pushed import Hooks, PushedGradients
-from workers.common.stores import store_type
-from workers.common.tensors import has_parts, overwrite
-from workers.reducer import Reducer
+from kvstore import KVStore, KVStoreError, UsageError
+from workers.common.buckets import divide
+from workers.common.pushed import BackwardPushes, PushedGradients, settle
 from workers.trainer.arrivals import Arrivals, require_waiting, write
 from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.parameters import Parameter
@@ -47,40 +35,26 @@ INSTEAD = "run that backward() under `with trainer.no_sync():`, or pass overlap=
 
 @dataclass
 class Step:
-    """What has happened since the last step.
+    """What a step has shown so far.
 
     Attributes:
-        seen: the gradients of the buckets that have been pushed; while watching, of those that would have been.
-        pushed: a ticket for each push, with the values that it brings, by position; no values where the store writes
-            them into the parameters itself.
-        streams: the CUDA streams on which gradients were computed.
-        rates: the hyper-parameters of the first push, if the store updates.
         refused: the error with which the store refused a push.
         objection: why pushing early would have been wrong in this watched step.
     """
 
-    seen: list[PushedGradients] = field(default_factory=list)
-    pushed: list[tuple[Ticket, dict[int, torch.Tensor]]] = field(default_factory=list)
-    streams: set[torch.cuda.Stream] = field(default_factory=set)
     rates: Snapshot | None = None
     refused: KVStoreError | None = None
     objection: str | None = None
 
 
-class Overlap:
+class Overlap(BackwardPushes):
     """Pushes the gradients of one device's parameters from hooks that run during backward.
 
-    The parameters do not keep this object alive; its hooks go with it.
-
     Args:
-        params: the parameters, all leaves.
-        buckets: their positions by bucket; see ``buckets.divide``.
-        store: the store for pushes and pulls.
         rates: the hyper-parameters, if the store updates. If it only sums, neither they nor the factor matter here.
         share: replace the parameters' ``data`` by new values where that saves a copy.
         asked: begin after the first step whatever it was like, so that a program that does not fit gets an error.
         forward: the model whose modules wait for new values instead of the steps; only for a store that updates.
-        frozen: positions of parameters that are not trained.
         writes: is told of values that are written into parameters between the steps.
     """
 
@@ -97,44 +71,30 @@ class Overlap:
         frozen: Collection[int] = (),
         writes: OutsideWrites | None = None,
     ) -> None:
+        super().__init__(
+            [param.key for param in params], [param.tensors[0] for param in params], store, buckets, frozen
+        )
         self._params = params
-        self._tensors = [param.tensors[0] for param in params]
-        self._store = store
         self._rates = rates
         self._share = share and rates is not None
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
-        self._progress = Progress(buckets, frozen)
         self._excluded: set[int] = set(frozen)
         self._rescale: float | None = None  # the factor of the watched steps
-        self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
         self._step = Step()
-        self._hooks = Hooks(self, self._tensors)
         self._arrivals = None if forward is None else Arrivals(forward, self._tensors, self._share, writes)
 
     def exclude(self, positions: Collection[int]) -> None:
         """Leave the parameters at ``positions`` to others from now on: their gradients are sparse."""
         self._excluded.update(positions)
 
-    def paused(self) -> AbstractContextManager[None]:
-        """Push nothing from hooks in this block."""
-        return self._hooks.paused()
-
     def finish(self, rescale: float | None = None, *, lasting: bool = True, left_out: Collection[int] = ()) -> None:
         """Push the rest; return when the parameters have their new values, or the gradients are sums.
 
         If forward passes wait for the values, this does not. The step is over even if this raises: what has been pushed
         stays pushed.
-
-        Args:
-            rescale: the factor of this step's gradients; None for sums.
-            lasting: whether the next step has the same factor.
-            left_out: positions of parameters that no worker has a gradient of. They are not updated.
-
-        Raises:
-            UsageError: a parameter has no gradient, or a gradient has changed after its push.
-            KVStoreError: an error of the store.
         """
+        # Values of the last step that are still on their way would be written over the ones of this step.
         self.synchronize()  # modules that were not called have not waited
         try:
             grads = {
@@ -151,7 +111,7 @@ class Overlap:
 
     def restart(self) -> None:
         """Begin a new step. What has been pushed stays pushed."""
-        self._progress.restart()
+        self._land()
         self._step = Step()
 
     @property
@@ -160,18 +120,16 @@ class Overlap:
         return self._hooks.active and not self._watching
 
     def require_between_steps(self, what: str) -> None:
-        """Raise ``UsageError`` if some of a step's gradients have been pushed and others have not."""
-        if self._step.seen:
+        if self._flight.seen:
             self._object(f"{what} between backward() and step(): some gradients have been pushed already")
 
     def synchronize(self) -> None:
-        """Return when the parameters have the values of the last step."""
         if self._arrivals is not None:
             self._arrivals.settle()
 
     def close(self) -> None:
         """Remove the hooks. From now on ``finish`` pushes everything, and waits for it."""
-        self._hooks.remove()
+        super().close()
         arrivals, self._arrivals = self._arrivals, None
         if arrivals is not None:
             arrivals.close()
@@ -179,9 +137,8 @@ class Overlap:
     # ---- during backward
 
     def arrive(self, position: int) -> None:
-        """Handle the gradient of the parameter at ``position``, which backward has just accumulated."""
         with self._lock:
-            key = self._params[position].key
+            key = self._keys[position]
             if self._arrivals is not None and position in self._arrivals:
                 raise UsageError(
                     f"{key!r} was used outside of its module's forward pass, before its new value had arrived: call "
@@ -189,57 +146,60 @@ class Overlap:
                 )
             if self._progress.gone(position):
                 self._object(f"a second backward() before step() adds to the gradient of {key!r}, pushed by the first")
+            # After the check above: a backward pass under ``no_sync`` would add to a gradient that is gone already,
+            # too.
             if self._hooks.resting:
                 return
             tensor = self._tensors[position]
             if tensor.is_cuda:
-                self._step.streams.add(torch.cuda.current_stream(tensor.device))
+                self._flight.streams.add(torch.cuda.current_stream(tensor.device))
             for bucket in self._progress.arrive(position):
                 self._go(bucket)
 
     def _go(self, bucket: range) -> None:
-        for stream in self._step.streams:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        self._wait_for_streams()
         grads: list[torch.Tensor] = []
         positions = [position for position in bucket if position not in self._excluded]
         for position in positions:
             grad = self._tensors[position].grad
             if grad is None:
-                self._object(f"the gradient of {self._params[position].key!r} was dropped between two backward()")
+                self._object(f"the gradient of {self._keys[position]!r} was dropped between two backward()")
                 return
             grads.append(grad)
         if positions:
-            self._step.seen.append(PushedGradients(dict(zip(positions, grads, strict=True))))
+            self._flight.seen.append(PushedGradients(dict(zip(positions, grads, strict=True))))
         if self._rates is not None and self._step.rates is None:
+            # Servers take hyper-parameters with the push, so they are sent before the first one, and compared in the
+            # step.
             self._step.rates = self._rates.apply()
         if self._watching or self._step.refused is not None or not positions:
             return
         try:
-            self._push(positions, grads, self._rescale)
+            # The next forward pass needs the first layers' values first, though backward makes their gradients last.
+            self._pushpull(positions, grads, priority=-min(positions), rescale=self._rescale)
         except KVStoreError as exc:  # raised by step(), whose caller expects it
             self._step.refused = exc
 
     # ---- in step
 
     def _require_final(self, grads: Mapping[int, torch.Tensor], rescale: float | None, lasting: bool) -> None:
-        """Object to whatever has changed since gradients were pushed."""
         for name, before in changed(self._step.rates, self._rates.apply()) if self._rates is not None else ():
             words = "learning rate" if name == "lr" else name
             self._object(f"the {words} changed between backward() and step(), from {before}")
         if self._watching and not lasting:
             self._object("step() was given a batch size, and the next may be another")
-        elif self._step.seen and not self._watching and rescale != self._rescale:
+        elif self._flight.seen and not self._watching and rescale != self._rescale:
             self._object("this step() was given another batch size than the first ones")
-        for bucket in self._step.seen:
+        for bucket in self._flight.seen:
             if (position := bucket.replaced(grads)) is not None:
-                self._object(f"the gradient of {self._params[position].key!r} changed between backward() and step()")
+                self._object(f"the gradient of {self._keys[position]!r} changed between backward() and step()")
 
     def _require_unwritten(self) -> None:
         """Object to writes to gradients since they were pushed that torch has not counted."""
-        for bucket in self._step.seen:
+        for bucket in self._flight.seen:
             if (position := bucket.written()) is not None:
                 self._object(
-                    f"the gradient of {self._params[position].key!r} changed between its push and step(), through "
+                    f"the gradient of {self._keys[position]!r} changed between its push and step(), through "
                     ".data or numpy, or by a hook that was registered after Trainer's"
                 )
 
@@ -256,23 +216,24 @@ class Overlap:
         if self._step.refused is not None:
             raise self._step.refused
         outs = grads if self._rates is None else self._tensors
-        pushed = {position for _, held in self._step.pushed for position in held}
+        pushed = {position for _, held in self._flight.pushed for position in held}
         missing = [position for position in grads if position not in pushed]
         later = None if self._watching else self._arrivals
         # Even if the first pushes failed, the others follow: workers must agree on how often they have pushed.
-        if missing and later is not None:
-            self._push(missing, [grads[position] for position in missing], rescale)
-        elif missing:
-            lists = [grads[position] for position in missing], [outs[position] for position in missing]
-            self._pushpull(missing, *lists, {}, rescale, copy=not self._share)
+        if missing:
+            values = [grads[position] for position in missing]
+            # Backward is over, so new values may go straight into the tensors, unless forward passes wait for them.
+            here = None if later is not None else [outs[position] for position in missing]
+            copy = later is None and not self._share
+            self._pushpull(missing, values, here, priority=-min(missing), rescale=rescale, copy=copy)
         self._require_unwritten()  # while servers work
         if later is not None:
-            for ticket, held in self._step.pushed:
+            for ticket, held in self._flight.pushed:
                 later.expect(ticket, held)
             later.take(grads.keys() - later.covered)
             return
-        _settle([ticket for ticket, _ in self._step.pushed])
-        for _, held in self._step.pushed:
+        settle([ticket for ticket, _ in self._flight.pushed])
+        for _, held in self._flight.pushed:
             for position, value in held.items():
                 write(outs[position], value, self._share)
 
@@ -281,6 +242,8 @@ class Overlap:
         if self._step.objection is not None and not self._asked:
             log.info("gradients will not be pushed during backward: %s", self._step.objection)
             self.close()
+        # A step in which not all gradients came by backward shows nothing: its buckets would never have been sent
+        # early.
         elif self._asked or self._progress.complete:
             self._to_watch -= 1
             self._rescale = rescale
@@ -288,161 +251,6 @@ class Overlap:
                 log.info("gradients are pushed during backward from now on, in %d messages", self._progress.num_buckets)
                 if self._arrivals is not None:
                     self._arrivals.begin()
-
-    def _push(self, positions: Collection[int], grads: Sequence[torch.Tensor], rescale: float | None) -> None:
-        """Push gradients, and hold the values that come back."""
-        held = {
-            position: torch.empty(grad.shape, dtype=grad.dtype, device="cpu")
-            for position, grad in zip(positions, grads, strict=True)
-        }
-        self._pushpull(positions, grads, list(held.values()), held, rescale, copy=False)
-
-    def _pushpull(
-        self,
-        positions: Collection[int],
-        grads: Sequence[torch.Tensor],
-        outs: Sequence[torch.Tensor],
-        held: dict[int, torch.Tensor],
-        rescale: float | None,
-        *,
-        copy: bool,
-    ) -> None:
-        for ticket, _ in self._step.pushed:  # an error is raised at the end of the step, not by the next call
-            if claim(ticket).error is not None:
-                with suppress(KVStoreError):
-                    ticket.wait()
-        if rescale is not None:
-            self._store.set_hyperparameters(rescale_grad=rescale)
-        keys = [self._params[position].key for position in positions]
-        ticket = self._store.pushpull(keys, grads, outs, -min(positions), wait=False, copy=copy)
-        self._step.pushed.append((ticket, held))
-
-
-def _settle(tickets: Sequence[Ticket]) -> None:
-    """Wait for all tickets; raise the first error, and keep later calls from raising the others."""
-    first: KVStoreError | None = None
-    for ticket in tickets:
-        try:
-            ticket.wait()
-        except DeadlineExceeded as exc:  # the others would take as long again
-            raise first or exc from None
-        except KVStoreError as exc:
-            first = first or exc
-    if first is not None:
-        raise first
-
-
-_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
-
-
-def opened(store: KVStore | str | None, check_finite: bool) -> KVStore | None:
-    """Return the store to use: a new one for a type of store. ``check_finite`` applies to kvstore's own types only."""
-    if not isinstance(store, str):
-        return store
-    name = store_type(store)
-    checks = {"check_finite": True} if check_finite and isinstance(find(name), Builtin) else {}
-    with made_by("Trainer"):
-        return kv.create(name, **checks)
-
-
-def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
-    """Return the store to use, or None, and whether it updates.
-
-    Args:
-        made: the store, or None.
-        wanted: the argument ``update_on_kvstore``; None leaves the decision to the table.
-        one_device: whether this process trains on one device only.
-
-    Raises:
-        UsageError: ``update_on_kvstore=False`` for an async store; or several devices without a store.
-    """
-    if made is None and not one_device:
-        raise UsageError(
-            "several devices need a store to sum their gradients, and kvstore=None is none: pass kvstore='device'"
-        )
-    if made is None:
-        return None, False
-    is_async = any(word in made.type for word in ("async", "ssp"))
-    if wanted is False and is_async:
-        raise UsageError(
-            f"update_on_kvstore=False does not work with a {made.type!r} store, which updates for every push: use "
-            "'dist_sync'"
-        )
-    if wanted is not None:
-        return made, wanted
-    if is_async:
-        return made, True
-    if one_device and made.num_workers == 1 and not made.type.startswith("dist"):
-        return None, False
-    return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")
-
-
-def require_free(store: KVStore) -> None:
-    """Raise ``UsageError`` if ``store`` already updates for a Trainer; a store has one optimizer."""
-    if store in _updating:
-        raise UsageError("this store already updates for another Trainer; make a second store with kvstore.create")
-
-
-def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) -> None:
-    """Make rank 0's ``weights`` the values of ``store`` and of all workers.
-
-    Args:
-        store: the trainer's store.
-        keys, weights: of the parameters.
-        updates: whether the store updates the weights from now on.
-
-    Raises:
-        UsageError: the store already has values under some of these keys.
-    """
-    try:
-        store.broadcast(keys, weights, weights)
-    except AlreadyInitialized as exc:
-        raise UsageError(
-            f"this store has another model's values: {exc.args[0].partition(';')[0]}; make a second one with "
-            "kvstore.create"
-        ) from None
-    if updates:
-        _updating.add(store)
-
-
-def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Give every worker and device rank 0's values of what is not trained: frozen parameters, and buffers.
-
-    The trainer's store does not have them: its servers would hold, and its checkpoints save, what never changes.
-
-    Args:
-        store: the trainer's store.
-        replicas: for each device, tensors by name.
-    """
-    first, *others = replicas
-    named = {name: tensor for name, tensor in first.items() if has_parts(tensor)}
-    if not named:
-        return
-    if store.num_workers > 1:
-        try:
-            beside = store.companion()
-        except Unsupported:  # a class of somebody else's, which needs to have no more than pushes and pulls
-            log.warning(
-                "a %r store has no companion: frozen parameters and buffers stay those of each worker", store.type
-            )
-            return
-        with beside:
-            Reducer.over(beside).broadcast(named)
-    for other in others:
-        for name in named.keys() & other.keys():
-            overwrite(other[name], named[name].detach().to(other[name].device))
-
-
-def require_alone(overlap: bool | None, forward: nn.Module | None) -> None:
-    """Raise ``UsageError`` if a trainer without a store is given what needs one.
-
-    Args:
-        overlap, forward: the arguments ``overlap`` and ``wait_in_forward``.
-    """
-    if overlap:
-        raise UsageError("overlap=True needs a store, and one device per process")
-    if forward is not None:
-        require_waiting(forward, list(forward.parameters()), updates_there=False)
 
 
 def overlapping(
@@ -457,21 +265,7 @@ def overlapping(
     frozen: Collection[int] = (),
     writes: OutsideWrites | None = None,
 ) -> Overlap | None:
-    """Return the ``Overlap`` that pushes the gradients of ``params`` during backward, or None.
-
-    Args:
-        params: the parameters.
-        store: the trainer's store.
-        rates: the hyper-parameters, if the store updates.
-        wanted: the argument ``overlap``; None decides by store and model.
-        share_weights, share_gradients: see ``Trainer``.
-        forward: the argument ``wait_in_forward``.
-        frozen: positions of parameters that are not trained.
-        writes: is told of values that are written into parameters between the steps.
-
-    Raises:
-        UsageError: the arguments contradict each other or the store.
-    """
+    """Return the ``Overlap`` that pushes the gradients of ``params`` during backward, or None."""
     firsts = [param.tensors[0] for param in params]
     one_device = len(params[0].tensors) == 1
     dist = store.type.startswith("dist") and one_device

@@ -44,15 +44,10 @@ class Parameter:
 
     @property
     def trains(self) -> bool:
-        """Whether it requires a gradient now."""
         return self.tensors[0].requires_grad
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients, one per device.
-
-        Raises:
-            UsageError: a device has none. The message says what that usually means.
-        """
+        """Return the gradients, one per device. A device that has none is an error."""
         grads = [tensor.grad for tensor in self.tensors]
         if any(grad is None for grad in grads):
             raise UsageError(
@@ -75,7 +70,6 @@ class Collected:
 
     @property
     def params(self) -> list[Parameter]:
-        """The parameters that require a gradient now."""
         return [param for param in self.everything if param.trains]
 
     def by_key(self, factors: Mapping[Key, float]) -> dict[Key, float]:
@@ -91,10 +85,6 @@ def collect(params: Any) -> Collected:
         params: the result of ``model.named_parameters()`` or ``model.parameters()``; a dict from name to tensor; a list
             of torch's parameter groups, dicts with ``params`` (one of the above) and hyper-parameters; or a list with
             one of all these for each device, whose n-th parameters belong together.
-
-    Raises:
-        UsageError: there are no parameters, or a model in their place; a name is used twice; a tensor is in two groups;
-            or the devices' parameters differ.
     """
     replicas = [_groups(replica) for replica in _replicas(params)]
     first = _listed(replicas[0])
@@ -121,9 +111,6 @@ def buffers_beside(params: Any) -> list[dict[str, torch.Tensor]]:
 
     Gluon has running statistics and constants among the parameters, so its trainer sends them. Torch's iterators leave
     buffers out; but they know their module, until they have been read. A list or a dict that was made of one does not.
-
-    Args:
-        params: as for ``collect``, and not read yet.
     """
     if isinstance(params, list | tuple) and params:
         parts = list(params)
@@ -154,11 +141,6 @@ def _buffers_beside(replica: Any) -> dict[str, torch.Tensor]:
 
 
 def grouped(collected: Collected, optimizer: torch.optim.Optimizer) -> Collected:
-    """Return ``collected`` with the parameter groups of ``optimizer``.
-
-    Raises:
-        UsageError: a parameter is in none of the groups.
-    """
     position = {id(tensor): i for i, group in enumerate(optimizer.param_groups) for tensor in group["params"]}
     params: list[Parameter] = []
     for param in collected.everything:
@@ -170,7 +152,7 @@ def grouped(collected: Collected, optimizer: torch.optim.Optimizer) -> Collected
 
 
 def own_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyper-parameters of ``group`` that differ from the defaults of ``optimizer``."""
+    """The hyper-parameters of ``group`` that differ from the defaults of ``optimizer``."""
     return {
         name: value
         for name, value in group.items()
@@ -197,14 +179,7 @@ def order_of(params: Sequence[Parameter]) -> Order:
 def require_order(
     saved: Sequence[Sequence[Any]], params: Sequence[Parameter], alike: Callable[[Key, Key], bool], path: object
 ) -> None:
-    """Raise ``UsageError`` unless ``params`` are in the order in which ``order_of`` has found them.
-
-    Args:
-        saved: what it returned, from ``path``.
-        params: the parameters now.
-        alike: whether two keys have the same states in ``path``.
-        path: for messages.
-    """
+    """Raise ``UsageError`` unless ``params`` are in the order of ``saved``. ``alike``: of two keys' states."""
     now = {key: (tuple(shape), dtype, digest) for key, shape, dtype, digest in order_of(params)}
     then = {key: (tuple(shape), dtype, digest) for key, shape, dtype, digest in saved}
     other = [key for key in then if key in now and then[key] != now[key]]
@@ -244,7 +219,7 @@ def _numbers(value: Any) -> Any:
 
 
 def stale(params: Sequence[Parameter]) -> list[int]:
-    """Return the positions of the parameters that have no gradient on any device."""
+    """The positions of the parameters that have no gradient on any device."""
     return [i for i, param in enumerate(params) if all(tensor.grad is None for tensor in param.tensors)]
 
 
@@ -258,7 +233,6 @@ def _replicas(params: Any) -> list[Any]:
 
 
 def _groups(replica: Any) -> list[tuple[dict[str, Any] | None, Named]]:
-    """Return one device's parameters by group, with the group's options; None as options if there are no groups."""
     if _is_model(replica):
         raise UsageError("a Trainer takes a model's parameters, not the model: pass model.named_parameters()")
     listed = [replica] if isinstance(replica, Mapping) else list(replica)
@@ -275,7 +249,6 @@ def _groups(replica: Any) -> list[tuple[dict[str, Any] | None, Named]]:
 
 
 def _listed(groups: Sequence[tuple[object, Named]]) -> list[Parameter]:
-    """Return one device's parameters, each once."""
     names: dict[torch.Tensor, list[Key]] = {}
     given: dict[torch.Tensor, bool] = {}
     group_of: dict[torch.Tensor, int] = {}

@@ -1,4 +1,4 @@
-"""What a trainer asks the other workers before a step: flags, and the norm of the summed gradient."""
+"""What a trainer asks the other workers before a step: flags, and the norm of the summed gradient, to clip it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from contextlib import suppress
 
 import torch
 
-from kvstore import DeadlineExceeded, KVStore
+from kvstore import DeadlineExceeded, KVStore, Unsupported, UsageError
 from workers.common.sparse_gradients import is_sparse, no_rows
+from workers.common.stores import updates_each_push
+from workers.common.torch_internals import multiply, write_count
 from workers.trainer.parameters import Key, Parameter, stale
 
 
@@ -17,9 +19,6 @@ class Peers:
 
     Its methods are collective: all workers call them. Where every push is an update (``dist_async``, ``dist_ssp``),
     each worker decides alone, and nothing is sent.
-
-    Args:
-        store: the trainer's store; None for a process alone.
     """
 
     def __init__(self, store: KVStore | None) -> None:
@@ -30,12 +29,10 @@ class Peers:
 
     @property
     def alone(self) -> bool:
-        """Whether no other worker takes part in this one's updates."""
         store = self._store
-        return store is None or store.num_workers == 1 or any(word in store.type for word in ("async", "ssp"))
+        return store is None or store.num_workers == 1 or updates_each_push(store.type)
 
     def count(self, name: str, flags: Sequence[bool]) -> list[int]:
-        """Return the number of workers on which each flag is set."""
         numbers = torch.tensor([float(flag) for flag in flags], dtype=torch.float32, device="cpu")
         if not self.alone:
             self._sum({name: [numbers]})
@@ -54,15 +51,7 @@ class Peers:
         return [position for position in range(len(params)) if not counts[position]]
 
     def norm(self, grads: Mapping[Key, Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
-        """Return the norm of the sum of gradients over all devices and workers.
-
-        Args:
-            grads: by key, each parameter's gradients, one per device. They do not change.
-            norm_type: see ``torch.nn.utils.clip_grad_norm_``.
-
-        Returns:
-            A tensor without dimensions, on the device of the first gradient.
-        """
+        """Return the norm of the sum of gradients over all devices and workers."""
         if self.alone and all(len(per_device) == 1 for per_device in grads.values()):
             sums = [per_device[0] for per_device in grads.values()]
         elif self.alone:
@@ -79,7 +68,6 @@ class Peers:
         return total
 
     def most(self, number: int) -> int:
-        """Return the largest of all workers' numbers."""
         if self._store is None or self.alone:
             return number
         numbers = torch.zeros(self._store.num_workers, dtype=torch.int64, device="cpu")
@@ -117,7 +105,65 @@ class Peers:
         companion.pushpull(list(tensors), list(tensors.values()))
 
     def close(self) -> None:
-        """Close the store that was made for the sums."""
         if self._companion is not None:
             self._companion.close()
             self._companion, self._known = None, set()
+
+
+class SummedGradients:
+    """Knows whether gradients are already sums over all workers, which ``allreduce_grads`` leaves behind."""
+
+    def __init__(self) -> None:
+        self._left: list[tuple[torch.Tensor, int]] = []
+
+    def note(self, params: Sequence[Parameter]) -> None:
+        self._left = [
+            (grad, write_count(grad)) for param in params for t in param.tensors if (grad := t.grad) is not None
+        ]
+
+    def clear(self) -> None:
+        self._left = []
+
+    def hold(self, params: Sequence[Parameter]) -> bool:
+        """Whether the gradients are these sums; an error if they have been changed since."""
+        versions = {id(grad): version for grad, version in self._left}
+        now = [grad for param in params for tensor in param.tensors if (grad := tensor.grad) is not None]
+        kept = [grad for grad in now if id(grad) in versions]
+        if not kept:
+            self.clear()
+            return False
+        if len(kept) < len(now) or any(write_count(grad) != versions[id(grad)] for grad in kept):
+            raise UsageError(
+                "gradients have changed since allreduce_grads(): call clip_grad_norm_() right after it, or before it"
+            )
+        return True
+
+
+def clip(
+    params: Sequence[Parameter], peers: Peers, summed: SummedGradients, scale: float, max_norm: float, norm_type: float
+) -> torch.Tensor:
+    """Scale gradients so that their sum times ``scale`` has at most the norm ``max_norm``. Returns the norm before."""
+    for param in params:
+        if any(map(is_sparse, param.tensors)):
+            raise Unsupported(
+                f"clip_grad_norm_() needs dense gradients, and that of {param.key!r} is sparse: make the layer with "
+                "sparse=False, or do not clip"
+            )
+    grads = {
+        param.key: [torch.zeros_like(t) if t.grad is None else t.grad.detach() for t in param.tensors]
+        for param in params
+    }
+    held = summed.hold(params)
+    firsts = {key: per_device[:1] for key, per_device in grads.items()}
+    total = Peers(None).norm(firsts, norm_type) if held else peers.norm(grads, norm_type)
+    total = total * abs(scale)
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for per_device in grads.values():
+        for grad in per_device:
+            by_device.setdefault(grad.device, []).append(grad)
+    for device, on_device in by_device.items():
+        multiply(on_device, factor.to(device))
+    if held:
+        summed.note(params)
+    return total

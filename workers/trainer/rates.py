@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from kvstore import UsageError
+from kvstore.dynamo import outside_graphs
+from kvstore.optim.algorithms.tensorwise import evaluated
 from kvstore.optim.hyperparameters import finite, is_number, plain
 from kvstore.optim.optimizer import Optimizer
 from kvstore.plain import scalar
 from workers.common.checks import at_least
-from workers.common.torch_internals import set_in_group
+from workers.common.torch_internals import multiply, set_in_group
 from workers.trainer.parameters import Collected, Key, Parameter
 
 Schedule: TypeAlias = Callable[[int], float]
 Snapshot: TypeAlias = "list[dict[str, Any]]"
 
+STATE = "trainer"  # the only item of the ``state`` of a ``state_dict``
+
 _NOT_NUMBERS = ("params", "initial_lr", "lr_mult", "wd_mult")
 
 
 class Loaded(NamedTuple):
-    """What a file of states holds.
-
-    Attributes:
-        num_update: the number of updates made.
-        groups: the hyper-parameters of each group.
-        tables, trained: see ``TrainerRates``.
-        more: what ``save`` was given beside these.
-    """
+    """What a file of states holds."""
 
     num_update: int
     groups: Snapshot
@@ -39,30 +38,13 @@ class Loaded(NamedTuple):
     more: Mapping[str, Any]
 
 
-class TakesHyperparameters(Protocol):
-    """What updates: a store, or this process."""
-
-    def set_hyperparameters(
-        self,
-        *,
-        learning_rate: float | None = None,
-        rescale_grad: float | None = None,
-        groups: Sequence[Mapping[str, Any]] = (),
-        **others: Any,
-    ) -> None:
-        """Use these hyper-parameters from the next update on."""
-
-
 class TrainerRates:
     """The hyper-parameters that schedulers write and updates read.
 
     Args:
         groups: torch's ``param_groups``, with all hyper-parameters in each. What is written into them is used next.
-        optimizer: the description that ``where`` has; it has as many groups, or none if there is one.
-        where: what updates.
-        schedule: MXNet's ``lr_scheduler``: from the number of an update to its learning rate.
-        num_update: the number of updates made before.
-        keys: of the parameters, in their order.
+        optimizer: the description that what updates has; it has as many groups, or none if there is one.
+        set_hyperparameters: of the store that updates, or of what updates in this process.
         frozen: the positions of parameters that are not trained; others may take positions out of this set.
 
     Attributes:
@@ -74,7 +56,7 @@ class TrainerRates:
         self,
         groups: list[dict[str, Any]],
         optimizer: Optimizer,
-        where: TakesHyperparameters,
+        set_hyperparameters: Callable[..., None],
         schedule: Schedule | None = None,
         num_update: int = 0,
         keys: Sequence[Key] = (),
@@ -87,7 +69,7 @@ class TrainerRates:
         self._frozen, self._number = frozen, sum(len(group["params"]) for group in groups)
         self._first = [position for position in range(self._number) if position not in frozen]
         self._optimizer = optimizer
-        self._where = where
+        self._set_hyperparameters = set_hyperparameters
         self._schedule = schedule
         self._keys = keys
         self._names = [name for name in groups[0] if name not in _NOT_NUMBERS]
@@ -111,11 +93,6 @@ class TrainerRates:
         return float(finite("learning_rate", (self._following or self.groups)[0]["lr"]))
 
     def set_learning_rate(self, lr: float) -> None:
-        """Use ``lr`` from the next update on, for all groups without a rate of their own.
-
-        Raises:
-            UsageError: all groups have their own, or a schedule sets the rate.
-        """
         if self._schedule is not None:
             raise UsageError("the lr_scheduler sets the learning rate; leave lr_scheduler out to set it yourself")
         if not self._following:
@@ -125,22 +102,14 @@ class TrainerRates:
         self._set(finite("learning_rate", lr))
 
     def rescale(self, batch_size: int | None, parts: int) -> float:
-        """Return the factor for the sum of gradients.
-
-        Args:
-            batch_size: the samples of all workers and devices; None if each gradient is already a mean.
-            parts: the number of gradients in the sum.
-
-        Raises:
-            UsageError: a ``batch_size`` that is not positive.
-        """
+        """The factor for the sum of ``parts`` gradients; each is already a mean if ``batch_size`` is None."""
         samples = parts if batch_size is None else finite("batch_size", batch_size)
         if samples <= 0:
             raise UsageError(f"batch_size={samples} must be positive")
         return self._optimizer.rescale_grad / samples
 
     def apply(self) -> Snapshot:
-        """Send what has changed to ``where``; return all hyper-parameters of the next update."""
+        """Send what has changed to what updates; return all hyper-parameters of the next update."""
         if self._schedule is not None:
             if self._scheduled is not None and self._rates() != self._scheduled:
                 raise UsageError(
@@ -156,14 +125,13 @@ class TrainerRates:
                 for new, old in zip(now, self._applied, strict=True)
             ]
             if self._optimizer.groups:
-                self._where.set_hyperparameters(groups=changed)
+                self._set_hyperparameters(groups=changed)
             else:
-                self._where.set_hyperparameters(learning_rate=changed[0].pop("lr", None), **changed[0])
+                self._set_hyperparameters(learning_rate=changed[0].pop("lr", None), **changed[0])
             self._applied = now
         return now
 
     def save(self, **more: Any) -> str:
-        """Return a text for ``read``, with ``more`` in it."""
         tables = [self._keys[position] for position in self.tables]
         trained = [key for position, key in enumerate(self._keys) if position not in self._frozen]
         return json.dumps(
@@ -177,15 +145,7 @@ class TrainerRates:
         )
 
     def read(self, text: str, path: str) -> Loaded:
-        """Return the hyper-parameters in ``text``, as far as they are numbers; for ``take``.
-
-        Args:
-            text: what ``save`` returned.
-            path: the file that it comes from, for messages.
-
-        Raises:
-            UsageError: ``save`` did not return it for such groups.
-        """
+        """Return the hyper-parameters in ``text``, as far as they are numbers; ``path`` is for messages."""
         try:
             saved = json.loads(text)
             num_update, groups = int(saved["num_update"]), [dict(group) for group in saved["groups"]]
@@ -213,7 +173,6 @@ class TrainerRates:
         return Loaded(num_update, fresh, tables, trained, saved)
 
     def take(self, loaded: Loaded) -> None:
-        """Continue with these hyper-parameters."""
         for mine, theirs in zip(self.groups, loaded.groups, strict=True):
             for name, value in theirs.items():
                 set_in_group(mine, name, value)
@@ -222,15 +181,9 @@ class TrainerRates:
         self.trained = loaded.trained
 
     def state_dict(self) -> dict[str, str]:
-        """Return the state, for checkpoints of the job."""
         return {"rates": self.save()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with what ``state_dict`` returned.
-
-        Raises:
-            UsageError: it is of other parameter groups, or damaged.
-        """
         self.take(self.read(str(state.get("rates")), "the checkpoint"))
 
     def _set(self, lr: float) -> None:
@@ -274,11 +227,7 @@ def _renewed(name: str, mine: Any, theirs: Any) -> Any:
 
 
 def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule | None, int]:
-    """Split ``optimizer_params`` into options for ``set_optimizer``, the schedule, and the updates made before.
-
-    Raises:
-        UsageError: ``lr_scheduler`` cannot be called with a number, or ``begin_num_update`` is not a count.
-    """
+    """Split ``optimizer_params`` into options for ``set_optimizer``, the schedule, and the updates made before."""
     options = dict(given)
     schedule, begun = options.pop("lr_scheduler", None), options.pop("begin_num_update", 0)
     begun = at_least("begin_num_update", begun, 0)
@@ -304,17 +253,12 @@ def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def changed(before: Snapshot | None, after: Snapshot) -> list[tuple[str, Any]]:
-    """Return the names that differ, with their values before."""
     pairs = [] if before is None else zip(before, after, strict=True)
     return [(name, old[name]) for old, new in pairs for name, value in new.items() if value != old[name]]
 
 
 def rates_given(optimizer: Any, options: Mapping[str, Any]) -> list[Any]:
-    """Return the learning rate of each group as it was given; None where nothing was.
-
-    Args:
-        optimizer, options: what ``describe`` is given.
-    """
+    """The learning rate of each group as it was given; None where nothing was."""
     rate = options.get("learning_rate", options.get("lr"))
     if rate is None and isinstance(optimizer, torch.optim.Optimizer):
         rate = (optimizer.defaults if len(optimizer.param_groups) > 1 else optimizer.param_groups[0]).get("lr")
@@ -325,8 +269,6 @@ def param_groups(optimizer: Optimizer, params: Sequence[Parameter], rates: Seque
     """Return torch's ``param_groups`` for an optimizer: each group's tensors and all its hyper-parameters.
 
     Args:
-        optimizer: the optimizer.
-        params: the parameters.
         rates: what was given as learning rate of each group. A tensor stays the group's rate, as in torch: whoever has
             it may fill it later.
     """
@@ -341,3 +283,93 @@ def param_groups(optimizer: Optimizer, params: Sequence[Parameter], rates: Seque
         if isinstance(rate, torch.Tensor) and rate.is_floating_point():
             group["lr"] = rate
     return groups
+
+
+@outside_graphs
+class TrainerOptimizer(torch.optim.Optimizer):
+    """A trainer's optimizer, for code that expects a torch optimizer:
+
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer.optimizer, max_lr=0.1, total_steps=1000)
+        scaler.step(trainer.optimizer)
+
+    What is written into ``param_groups`` takes effect with the next step, on the servers too. ``Trainer.save_states``
+    writes its state.
+    """
+
+    # With this, GradScaler leaves skipping to ``step``, where all workers decide together.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, trainer: Any, groups: list[dict[str, Any]]) -> None:
+        first = {name: value for name, value in groups[0].items() if name != "params"}
+        super().__init__(groups, first)
+        self.param_groups = groups
+        self._trainer = trainer
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        batch_size: int | None = None,
+        ignore_stale_grad: bool = False,
+    ) -> Any:
+        """Make the trainer's step. Called by ``GradScaler.step``, skip it if any worker's gradients have overflowed."""
+        loss = evaluated(closure)
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None:
+            # All workers ask, also those without an overflow: else these would wait in the step for the others.
+            if self._trainer.overflows(bool(found_inf.item())):
+                return loss
+            scale = getattr(self, "grad_scale", None)
+            if scale is not None:
+                self._unscale(scale)
+        self._trainer.step(batch_size, ignore_stale_grad)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._trainer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what ``Trainer.save_states`` writes, as ``{"state": {"trainer": bytes}, "param_groups": [...]}``.
+
+        One worker's call suffices, not between backward and step. The state may be on the servers, so it is one tensor
+        of bytes, and only a Trainer's optimizer can load it. ``param_groups`` are to look at.
+        """
+        state = super().state_dict()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "states")
+            self._trainer.save_states(path)
+            state["state"] = {STATE: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)}
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` returned; see ``Trainer.load_states``. Every worker calls this."""
+        saved = state_dict.get("state", {}).get(STATE)
+        if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
+            raise UsageError(
+                "this is no state of a Trainer's optimizer: pass what trainer.optimizer.state_dict() returned. The "
+                "states of torch's own optimizers cannot be loaded here"
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "states")
+            path.write_bytes(saved.cpu().contiguous().numpy().tobytes())
+            self._trainer.load_states(path)
+
+    def __reduce__(self) -> Any:
+        return self._trainer.__reduce__()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise ``UsageError`` after construction: all parameters of a trainer are in its store."""
+        if hasattr(self, "_trainer"):
+            raise UsageError(
+                "a Trainer's parameters are fixed when it is made; make another Trainer for more parameters"
+            )
+        super().add_param_group(param_group)
+
+    def _unscale(self, scale: torch.Tensor) -> None:
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for grad in grads:
+            by_device.setdefault(grad.device, []).append(grad)
+        for device, on_device in by_device.items():
+            # In float64, as GradScaler does: the reciprocal of a scale that is no power of two is rounded once.
+            multiply(on_device, scale.double().reciprocal().float().to(device))

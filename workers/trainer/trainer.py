@@ -2,234 +2,49 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from kvstore import KVStore, Unsupported, UsageError
-from kvstore.dynamo import outside_graphs
 from kvstore.errors import warn_renamed
-from kvstore.optim.algorithms.tensorwise import evaluated
-from workers.common.sparse_gradients import is_sparse
-from workers.common.stores import join_refusal
-from workers.common.torch_internals import multiply, note_step, write_count
-from workers.trainer.parameters import Parameter, stale
-from workers.trainer.peers import Peers
-from workers.trainer.trained_parameters import TrainedParameters
+from kvstore.optim import states_file
+from kvstore.optim.optimizer import describe
+from kvstore.spec import shorten
+from workers.common.checks import on_off_auto
+from workers.common.row_steps import row_steps
+from workers.common.sparse_gradients import table_key
+from workers.common.stores import join_refusal, open_store
+from workers.common.torch_internals import note_step
+from workers.trainer.arrivals import require_waiting, unshare_for_state_dict
+from workers.trainer.gradient_sync import GradientSync, decide, give_first, require_free
+from workers.trainer.local_updates import LocalUpdates
+from workers.trainer.parameters import (
+    Key,
+    Parameter,
+    buffers_beside,
+    collect,
+    grouped,
+    modules_beside,
+    order_of,
+    require_order,
+    stale,
+)
+from workers.trainer.peers import Peers, SummedGradients, clip
+from workers.trainer.rates import TrainerOptimizer, TrainerRates, param_groups, rates_given, settings
 
-STATE = "trainer"  # the only item of the ``state`` of a ``state_dict``
-
-
-class Trains(Protocol):
-    """What ``TrainerOptimizer`` needs of a trainer."""
-
-    def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
-        """Make a step."""
-
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
-
-    def save_states(self, path: str | os.PathLike[str]) -> None:
-        """Write the optimizer's state."""
-
-    def load_states(self, path: str | os.PathLike[str]) -> None:
-        """Read the optimizer's state."""
-
-    def overflows(self, overflowed: bool) -> bool:
-        """Whether gradients have overflowed on any worker."""
+log = logging.getLogger(__name__)
 
 
-@outside_graphs
-class TrainerOptimizer(torch.optim.Optimizer):
-    """A trainer's optimizer, for code that expects a torch optimizer:
-
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer.optimizer, max_lr=0.1, total_steps=1000)
-        scaler.step(trainer.optimizer)
-
-    What is written into ``param_groups`` takes effect with the next step, on the servers too. ``Trainer.save_states``
-    writes its state.
-
-    Args:
-        trainer: the trainer whose ``step`` is called.
-        groups: the ``param_groups``.
-    """
-
-    # With this, GradScaler leaves skipping to ``step``, where all workers decide together.
-    _step_supports_amp_scaling = True
-
-    def __init__(self, trainer: Trains, groups: list[dict[str, Any]]) -> None:
-        first = {name: value for name, value in groups[0].items() if name != "params"}
-        super().__init__(groups, first)
-        self.param_groups = groups
-        self._trainer = trainer
-
-    def step(
-        self,
-        closure: Callable[[], Any] | None = None,
-        *,
-        batch_size: int | None = None,
-        ignore_stale_grad: bool = False,
-    ) -> Any:
-        """Make the trainer's step. Called by ``GradScaler.step``, skip it if any worker's gradients have overflowed.
-
-        Args:
-            closure: computes the loss and its gradients; called before the step.
-            batch_size, ignore_stale_grad: see ``Trainer.step``.
-
-        Returns:
-            The result of ``closure``.
-        """
-        loss = evaluated(closure)
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None:
-            if self._trainer.overflows(bool(found_inf.item())):
-                return loss
-            scale = getattr(self, "grad_scale", None)
-            if scale is not None:
-                self._unscale(scale)
-        self._trainer.step(batch_size, ignore_stale_grad)
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients; see ``Trainer.zero_grad``."""
-        self._trainer.zero_grad()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what ``Trainer.save_states`` writes, as ``{"state": {"trainer": bytes}, "param_groups": [...]}``.
-
-        One worker's call suffices, not between backward and step. The state may be on the servers, so it is one tensor
-        of bytes, and only a Trainer's optimizer can load it. ``param_groups`` are to look at.
-        """
-        state = super().state_dict()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "states")
-            self._trainer.save_states(path)
-            state["state"] = {STATE: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)}
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` returned; see ``Trainer.load_states``. Every worker calls this.
-
-        Raises:
-            UsageError: it is the state of another kind of optimizer, or of other parameters.
-        """
-        saved = state_dict.get("state", {}).get(STATE)
-        if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
-            raise UsageError(
-                "this is no state of a Trainer's optimizer: pass what trainer.optimizer.state_dict() returned. The "
-                "states of torch's own optimizers cannot be loaded here"
-            )
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "states")
-            path.write_bytes(saved.cpu().contiguous().numpy().tobytes())
-            self._trainer.load_states(path)
-
-    def __reduce__(self) -> Any:
-        return self._trainer.__reduce__()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise ``UsageError`` after construction: all parameters of a trainer are in its store."""
-        if hasattr(self, "_trainer"):
-            raise UsageError(
-                "a Trainer's parameters are fixed when it is made; make another Trainer for more parameters"
-            )
-        super().add_param_group(param_group)
-
-    def _unscale(self, scale: torch.Tensor) -> None:
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        by_device: dict[torch.device, list[torch.Tensor]] = {}
-        for grad in grads:
-            by_device.setdefault(grad.device, []).append(grad)
-        for device, on_device in by_device.items():
-            multiply(on_device, scale.double().reciprocal().float().to(device))
-
-
-class SummedGradients:
-    """Knows whether gradients are already sums over all workers, which ``allreduce_grads`` leaves behind."""
-
-    def __init__(self) -> None:
-        self._left: list[tuple[torch.Tensor, int]] = []
-
-    def note(self, params: Sequence[Parameter]) -> None:
-        """Note that the gradients are sums now."""
-        self._left = [
-            (grad, write_count(grad)) for param in params for t in param.tensors if (grad := t.grad) is not None
-        ]
-
-    def clear(self) -> None:
-        """Note that they are not sums any more."""
-        self._left = []
-
-    def hold(self, params: Sequence[Parameter]) -> bool:
-        """Whether the gradients are those sums.
-
-        Raises:
-            UsageError: the sums have been changed since.
-        """
-        versions = {id(grad): version for grad, version in self._left}
-        now = [grad for param in params for tensor in param.tensors if (grad := tensor.grad) is not None]
-        kept = [grad for grad in now if id(grad) in versions]
-        if not kept:
-            self.clear()
-            return False
-        if len(kept) < len(now) or any(write_count(grad) != versions[id(grad)] for grad in kept):
-            raise UsageError(
-                "gradients have changed since allreduce_grads(): call clip_grad_norm_() right after it, or before it"
-            )
-        return True
-
-
-def clip(
-    params: Sequence[Parameter], peers: Peers, summed: SummedGradients, scale: float, max_norm: float, norm_type: float
-) -> torch.Tensor:
-    """Scale gradients in place so that their sum times ``scale`` has at most the norm ``max_norm``.
-
-    Args:
-        params: the parameters. One without a gradient counts as zeros.
-        peers: sums over all workers.
-        summed: knows whether the gradients are such sums already.
-        scale: the factor that the step will apply to the sum.
-        max_norm, norm_type: see ``torch.nn.utils.clip_grad_norm_``.
-
-    Returns:
-        The norm before, a tensor without dimensions.
-
-    Raises:
-        Unsupported: a gradient is sparse.
-    """
-    for param in params:
-        if any(map(is_sparse, param.tensors)):
-            raise Unsupported(
-                f"clip_grad_norm_() needs dense gradients, and that of {param.key!r} is sparse: make the layer with "
-                "sparse=False, or do not clip"
-            )
-    grads = {
-        param.key: [torch.zeros_like(t) if t.grad is None else t.grad.detach() for t in param.tensors]
-        for param in params
-    }
-    held = summed.hold(params)
-    firsts = {key: per_device[:1] for key, per_device in grads.items()}
-    total = Peers(None).norm(firsts, norm_type) if held else peers.norm(grads, norm_type)
-    total = total * abs(scale)
-    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for per_device in grads.values():
-        for grad in per_device:
-            by_device.setdefault(grad.device, []).append(grad)
-    for device, on_device in by_device.items():
-        multiply(on_device, factor.to(device))
-    if held:
-        summed.note(params)
-    return total
-
-
-class Trainer(TrainedParameters):
+class Trainer:
     """Sums gradients over devices and workers, and updates the parameters with the result.
 
     On construction every worker and device gets rank 0's parameters, also of those that require no gradient, and rank
@@ -311,19 +126,80 @@ class Trainer(TrainedParameters):
     ) -> None:
         if overlap is None:
             warn_renamed("overlap=None", 'overlap="auto"')
-        super().__init__(
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore=kvstore,
-            update_on_kvstore=update_on_kvstore,
-            compression_params=compression_params,
-            overlap=overlap,
-            share_gradients=share_gradients,
-            share_weights=share_weights,
-            wait_in_forward=wait_in_forward,
-            check_finite=check_finite,
+        store = None if kvstore is None else open_store(kvstore, "Trainer", check_finite=check_finite)
+        self._tables = None if store is None else row_steps(store)  # those that modules have in this store
+        if store is not None and check_finite and not store.check_finite:
+            raise UsageError(
+                f"check_finite=True, but this {store.type!r} store does not check; make it with "
+                "kvstore.create(..., check_finite=True)"
+            )
+        check_finite = check_finite or (store is not None and store.check_finite)
+        # Before ``collect``, which reads the iterators: afterwards they do not know their module any more.
+        buffers, models = buffers_beside(params), modules_beside(params)
+        if isinstance(wait_in_forward, nn.Module):
+            models.append(wait_in_forward)
+            buffers[0] |= dict(wait_in_forward.named_buffers())
+        collected = collect(params)
+        if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) > 1:
+            collected = grouped(collected, optimizer)
+        self._params: list[Parameter] = collected.everything
+        self._frozen = {position for position, param in enumerate(self._params) if not param.trains}
+        update_wanted = on_off_auto("update_on_kvstore", update_on_kvstore)
+        self._store, on_store = decide(store, update_wanted, one_device=len(self._params[0].tensors) == 1)
+        if compression_params is not None:
+            if self._store is None:
+                raise UsageError("compression_params need a store, which compresses: pass kvstore=, or leave them out")
+            self._store.set_gradient_compression(compression_params)
+        options, schedule, begun = settings(collected, optimizer_params or {})
+        described = describe(optimizer, options)
+        # In files of states: of this very trainer the order of parameters is known, whatever their values are now.
+        self._token = secrets.token_hex(8)
+        self._local: LocalUpdates | None = None
+        self._where: LocalUpdates | KVStore
+        if self._store is None or not on_store:
+            check_finite = check_finite and self._store is None
+            self._where = self._local = LocalUpdates(self._params, described, check_finite, self._frozen)
+        else:
+            self._where = self._store
+            require_free(self._store)
+            self._store.set_optimizer(optimizer, **options)
+        # A schedule of MXNet's writes its own numbers, so no tensor of anybody's is kept beside it.
+        rates = rates_given(optimizer, options) if schedule is None else ()
+        self._rates = TrainerRates(
+            param_groups(described, self._params, rates),
+            described,
+            self._where.set_hyperparameters,
+            schedule,
+            begun,
+            [param.key for param in self._params],
+            self._frozen,
         )
+        overlap_wanted = on_off_auto("overlap", overlap)
+        self._sync: GradientSync | None = None
+        if self._store is None:
+            if overlap_wanted:
+                raise UsageError("overlap=True needs a store, and one device per process")
+            if wait_in_forward is not None:
+                require_waiting(wait_in_forward, list(wait_in_forward.parameters()), updates_there=False)
+        else:
+            self._sync = GradientSync(
+                self._params,
+                self._store,
+                self._rates if on_store else None,
+                share_weights=share_weights,
+                share_gradients=share_gradients,
+                overlap=overlap_wanted,
+                forward=wait_in_forward,
+                frozen=self._frozen,
+            )
+            give_first(self._store, self._not_trained(buffers))
+
+        if self._tables is not None:
+            self._tables.begin(self.has_gradients)
+        if share_weights:
+            tensors = [tensor for param in self._params for tensor in param.tensors]
+            for model in {id(model): model for model in models}.values():
+                unshare_for_state_dict(model, tensors)
         self._optimizer: TrainerOptimizer | None = None
         self._peers, self._summed = Peers(self._store), SummedGradients()
         # After the store's own join a worker keeps weights from before the others' last rounds.
@@ -355,6 +231,7 @@ class Trainer(TrainedParameters):
             return
         scale, left_out = self._scale(batch_size), self._left_out(ignore_stale_grad)
         self._sync.step(scale, lasting=batch_size is None, left_out=left_out)
+        # In a round a parameter is left out on all workers or on none.
         if left_out and self._peers.alone:  # other workers' updates may have changed them
             self._sync.pull(left_out)
         self._updated()
@@ -396,7 +273,7 @@ class Trainer(TrainedParameters):
         self._rates.apply()
         if self._tables is not None:
             self._tables.scale = 1.0 / (self._parts if batch_size is None else batch_size)
-            self._tables.step_over()
+            self._tables.pushes.step_over()
         self._local.update(scale, stale(self._params) if ignore_stale_grad else ())
         self._summed.clear()
         self._updated()
@@ -444,7 +321,7 @@ class Trainer(TrainedParameters):
     def zero_grad(self) -> None:
         """Drop all gradients; set those that are in the store's memory to zero."""
         if self._tables is not None:
-            self._tables.drop()
+            self._tables.pushes.drop()
         if self._sync is not None:
             self._sync.zero_grad()
             return
@@ -503,6 +380,7 @@ class Trainer(TrainedParameters):
             )
         self.begin_join()
         last = self.joining.join(timeout)
+        # After the store: questions of workers that still have batches are answered by zeros until then.
         self._peers.join(timeout)
         self._rates.num_update = self._peers.most(self._rates.num_update)
         if self._local is None:
@@ -525,8 +403,100 @@ class Trainer(TrainedParameters):
 
     def close(self) -> None:
         """Remove the hooks: backward pushes nothing more. ``step`` still works, and the store stays open."""
-        super().close()
+        if self._sync is not None:
+            self._sync.close()
         self._peers.close()
+
+    def has_gradients(self) -> bool:
+        """Whether a parameter has a gradient."""
+        return any(tensor.grad is not None for param in self._params for tensor in param.tensors)
+
+    @property
+    def num_update(self) -> int:
+        """How many updates have been made, ``begin_num_update`` included; after ``join``, by the worker with most."""
+        return self._rates.num_update
+
+    @property
+    def store(self) -> KVStore | None:
+        """The store that sums or updates; None if this process updates alone."""
+        return self._store
+
+    @property
+    def update_on_kvstore(self) -> bool:
+        """Whether the store updates; otherwise this process does."""
+        return self._local is None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are pushed during backward now; ``overlap="auto"`` begins after ten steps or never."""
+        return self._sync is not None and self._sync.overlaps
+
+    @property
+    def learning_rate(self) -> float:
+        """The current learning rate of the groups without a rate of their own."""
+        return self._rates.learning_rate
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Use ``lr`` from the next step on, wherever updates happen. Momentum and groups' own rates stay.
+
+        Raises:
+            UsageError: every group has its own rate, or an ``lr_scheduler`` sets the rate.
+        """
+        self._rates.set_learning_rate(lr)
+
+    def save_states(self, path: str | os.PathLike[str]) -> None:
+        """Write the optimizer's state, its hyper-parameters and ``num_update`` to ``path``.
+
+        One worker's call suffices. Not between backward and step.
+        """
+        self._between_steps("save_states()")
+        note = self._rates.save(trainer=self._token, unnamed=order_of(self._trained()))
+        self._where.save_optimizer_states(path, note=note)
+
+    def load_states(self, path: str | os.PathLike[str]) -> None:
+        """Read what ``save_states`` wrote. Every worker calls this, not between backward and step.
+
+        If the store updates, the state comes from rank 0's file. Each worker reads the hyper-parameters from its own
+        ``path``, which may be the same file; a worker without a file must set them like the others.
+
+        States belong to parameters by name. Parameters without names (``model.parameters()``) have positions: where
+        several are of one shape, their values must be those of the moment of ``save_states``, which shows that their
+        order is the same.
+
+        Raises:
+            UsageError: the file is damaged, or of another optimizer or other parameters; or the order of parameters
+                without names is another one, or cannot be known.
+        """
+        self._between_steps("load_states()")
+        is_here = self._local is not None or Path(path).exists()
+        note = states_file.read_note(path) if is_here else None
+        rates = None if note is None else self._rates.read(note, str(path))
+        if is_here and (self._local is not None or self._store is None or self._store.rank == 0):
+            known = self._trained(() if rates is None else rates.trained)
+            self._compare(known, states_file.read_keys(path), {} if rates is None else rates.more, path)
+        if rates is not None and self._sync is not None:
+            self._sync.thaw(rates.trained)
+            self._sync.make_tables(rates.tables)
+        self._where.load_optimizer_states(path)
+        if rates is not None:
+            self._rates.take(rates)
+
+    def synchronize(self) -> None:
+        """Return when the parameters have the values of the last step. Only needed with ``wait_in_forward``.
+
+        Raises:
+            KVStoreError: the push or pull of a parameter failed.
+        """
+        if self._sync is not None:
+            self._sync.synchronize()
+
+    def __reduce__(self) -> Any:
+        raise Unsupported(
+            "a Trainer and its optimizer cannot be copied or pickled: they belong to this process and its store. Copy "
+            "the model and save_states(path) or trainer.optimizer.state_dict(), or make another Trainer"
+        )
+
+    # ---- helpers
 
     def _updated(self) -> None:
         self._rates.num_update += 1
@@ -545,9 +515,62 @@ class Trainer(TrainedParameters):
     def _scale(self, batch_size: int | None) -> float:
         return self._rates.rescale(batch_size, self._parts)
 
+    def _trained(self, more: Collection[int] = ()) -> list[Parameter]:
+        """Return the parameters that are trained so far, and those at the positions ``more``."""
+        out = self._frozen.difference(more)
+        return [param for position, param in enumerate(self._params) if position not in out]
+
+    def _compare(
+        self, params: list[Parameter], keys: list[Key], note: Mapping[str, Any], path: str | os.PathLike[str]
+    ) -> None:
+        if not keys:
+            return
+
+        def alike(one: Key, other: Key) -> bool:
+            pairs = (one, other), (table_key(one), table_key(other))
+            return all(states_file.alike(path, *pair) for pair in pairs)
+
+        if note.get("trainer") != self._token:  # of this trainer itself the order is known
+            try:
+                require_order(note.get("unnamed", ()), params, alike, path)
+            except (LookupError, TypeError, ValueError) as exc:
+                raise UsageError(f"{path} is damaged: what it says of parameters: {exc}") from None
+        new = [param.key for param in params if not {param.key, table_key(param.key)} & set(keys)]
+        if new:
+            log.warning(
+                "%s has no states of %s: what there is of them stays, nothing in a new Trainer", path, shorten(new)
+            )
+
+    def _thaw(self) -> None:
+        """Train those parameters that were frozen, and require a gradient now."""
+        new = [position for position in sorted(self._frozen) if self._params[position].trains]
+        if not new:
+            return
+        if self._local is not None:
+            self._local.require_shapes(new)
+        if self._sync is None:
+            self._frozen.difference_update(new)
+        else:
+            self._sync.thaw(new)
+
+    def _not_trained(self, buffers: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        """Return, for each device, the frozen parameters and these ``buffers``, by name."""
+        found = [
+            {f"{self._params[position].key}": self._params[position].tensors[device] for position in self._frozen}
+            for device in range(len(self._params[0].tensors))
+        ]
+        return [
+            mine | {f"buffer {name}": buffer for name, buffer in theirs.items()}
+            for mine, theirs in zip_longest(found, buffers, fillvalue=dict[str, torch.Tensor]())
+        ]
+
+    def _between_steps(self, what: str) -> None:
+        if self._sync is not None:
+            self._sync.require_between_steps(what)
+
 
 def _join_advice(stored: bool) -> str:
-    """Return what a program is told that calls ``join`` of the store; ``stored``: whether the store updates."""
+    """What a program is told that calls ``join`` of the store; ``stored``: whether the store updates."""
     if stored:
         return join_refusal("Trainer")
     return (

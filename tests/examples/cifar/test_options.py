@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cifar import options
+import torch
+from cifar import choice, options
+from cifar.devices import DeviceError, find_devices
+from cifar.download import UnavailableError
+from cifar.settings import parse_setting
 
 
 def test_d2ls_options():
@@ -105,3 +109,86 @@ def test_a_wrong_option_is_an_error_that_says_why(line, message, capsys):
 def test_noise_may_have_any_shape_and_number_of_classes():
     args = parse("--benchmark 1 --image-shape 3,64,48 --num-classes 2")
     assert (args.image_shape, args.num_classes) == ((3, 64, 48), 2)
+
+
+class Job:
+    """A reducer for a job in which so many other workers lack CIFAR-10."""
+
+    def __init__(self, others_without=0):
+        self.others_without = others_without
+
+    def sum(self, values):
+        return {name: value + self.others_without for name, value in values.items()}
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(data_dir):
+        raise UnavailableError("no network")
+
+    monkeypatch.setattr(choice, "find_or_fetch", refuse)
+
+
+def test_cifar10_where_every_worker_has_it(cifar10_folder):
+    assert choice.load("auto", cifar10_folder, Job(), rank=0).name == "cifar10"
+
+
+def test_the_digits_where_it_cannot_be_had(tmp_path, offline, caplog):
+    assert choice.load("auto", tmp_path, Job(), rank=0).name == "digits"
+    assert caplog.messages == ["CIFAR-10 is not available (no network); training on handwritten digits"]
+
+
+def test_only_rank_0_says_so(tmp_path, offline, caplog):
+    choice.load("auto", tmp_path, Job(), rank=1)
+    assert not caplog.messages
+
+
+def test_the_digits_on_every_worker_where_another_lacks_cifar10(cifar10_folder, caplog):
+    assert choice.load("auto", cifar10_folder, Job(others_without=1), rank=0).name == "digits"
+    assert "another worker does not have it" in caplog.text
+
+
+def test_digits_when_asked_for(cifar10_folder):
+    assert choice.load("digits", cifar10_folder, Job(), rank=0).name == "digits"
+
+
+def test_cifar10_when_asked_for_is_not_replaced(tmp_path, offline):
+    with pytest.raises(UnavailableError, match="no network"):
+        choice.load("cifar10", tmp_path, Job(), rank=0)
+
+
+def test_so_many_examples_only(dataset):
+    assert len(choice.first(dataset, 10).train) == 10
+    assert len(choice.first(dataset, None).train) == len(dataset.train)
+    assert len(choice.first(dataset, 10).validation) == len(dataset.validation)
+
+
+# ---- A setting in one word
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("fp16", ("fp16", {})),
+        ("topk:ratio=0.05,k=3", ("topk", {"ratio": 0.05, "k": 3})),
+        ("int8:stochastic=True,pull=bf16", ("int8", {"stochastic": True, "pull": "bf16"})),
+    ],
+)
+def test_a_setting_is_a_name_and_what_is_set(text, parsed):
+    assert parse_setting(text) == parsed
+
+
+# ---- The devices that the command line asks for
+
+CPU = torch.device("cpu")
+
+
+def test_a_gpu_that_is_not_there_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(DeviceError, match=r"--gpus 0,1: .* sees no CUDA device; without --gpus the CPU is used"):
+        find_devices([0, 1])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(DeviceError, match=r"--gpus 2: .* only CUDA devices 0 to 1"):
+        find_devices([1, 2])
+    assert find_devices([0, 1]) == [torch.device("cuda:0"), torch.device("cuda:1")]
+    assert find_devices(None) == find_devices([]) == [CPU]

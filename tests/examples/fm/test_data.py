@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
 from clicks.stream import Clicks
 from fm import data
+from fm.machine import logits
 
 TEXT = "1 0:1 3:0.5\n0 2:2\n1\n-1 1:1 2:1 3:1\n1 4:4\n"
 
@@ -58,3 +60,23 @@ def test_clicks_are_hashed_to_numbers() -> None:
     assert 0 <= batch.ids.min() <= batch.ids.max() < 50
     assert torch.equal(batch.values, torch.ones(20, 3))
     assert len(batch.chances) == 20
+
+
+# ---- The formula of the factorization machine, beside all pairs
+
+
+def test_it_is_the_sum_over_all_pairs() -> None:
+    torch.manual_seed(0)
+    values, linear, factors = torch.randn(3, 4), torch.randn(3, 4), torch.randn(3, 4, 2)
+    expected = 0.5 + (linear * values).sum(dim=1)
+    for first, second in combinations(range(4), 2):
+        products = (factors[:, first] * factors[:, second]).sum(dim=1)
+        expected = expected + products * values[:, first] * values[:, second]
+    torch.testing.assert_close(logits(values, linear, factors, torch.tensor([0.5])), expected)
+
+
+def test_features_with_a_value_of_zero_change_nothing() -> None:
+    values, linear, factors = torch.ones(1, 2), torch.ones(1, 2), torch.ones(1, 2, 3)
+    padded = torch.tensor([[1.0, 1.0, 0.0]])
+    more = (torch.full((1, 3), 1.0), torch.full((1, 3, 3), 1.0))
+    assert torch.equal(logits(padded, *more, torch.zeros(1)), logits(values, linear, factors, torch.zeros(1)))

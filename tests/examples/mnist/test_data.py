@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import math
+import struct
 
 import numpy as np
 import pytest
-from mnist import data
+import torch
+from mnist import data, options
+from mnist.cnn import CNN
 from mnist.data import augmentation, data_partition, find_mnist, load_digits, load_mnist
-from mnist.idx import DataError
+from mnist.idx import DataError, read_image_file, read_label_file
 from mnist_files import FOUR, idx_images, idx_labels, write_mnist
 
 
@@ -76,3 +80,86 @@ def test_augmentation_moves_and_mirrors():
     assert np.array_equal(changed, augmentation(x.copy(), 40, np.random.default_rng(2)))
     moved = augmentation(x.copy(), 40, np.random.default_rng(2), mirror=False)
     assert np.array_equal(moved[0], padded[0][:, found[0][0] :, found[0][1] :][:, :28, :28])
+
+
+# ---- SINGA's network
+
+
+def test_the_network_is_singas():
+    assert sum(param.numel() for param in CNN().parameters()) == 431080
+    assert CNN()(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("layer", "fans"), [("conv1", 25 + 20), ("conv2", 500 + 50), ("linear1", 800 + 500), ("linear2", 500 + 10)]
+)
+def test_initial_weights_are_drawn_as_singas(layer, fans):
+    torch.manual_seed(0)
+    drawn = getattr(CNN(), layer)
+    assert drawn.weight.std().item() == pytest.approx(math.sqrt(2 / fans), rel=0.1)
+    assert abs(drawn.weight.mean().item()) < 0.1 * math.sqrt(2 / fans)
+    assert not drawn.bias.any()
+
+
+# ---- Files in the idx format
+
+
+def test_the_readers_return_what_is_in_the_files(tmp_path):
+    images, labels = tmp_path / "images.gz", tmp_path / "labels"
+    content, pixels = idx_images(5)
+    images.write_bytes(gzip.compress(content))
+    assert np.array_equal(read_image_file(images), pixels[:, None])
+    content, expected = idx_labels(7)
+    labels.write_bytes(content)
+    assert np.array_equal(read_label_file(labels), expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x00" * 9, "has 9 bytes, less than the head of an idx file"),
+        (struct.pack(">4I", 2049, 1, 28, 28), "begins with 2049, but an idx file of pictures begins with 2051"),
+        (idx_images(2)[0][:-1], "has 1567 bytes for 2 x 28 x 28 pictures"),
+        (idx_images(2)[0] + b"\x00", "has 1569 bytes for 2 x 28 x 28 pictures"),
+        (struct.pack(">4I", 2051, 2**32 - 1, 2**32 - 1, 2**32 - 1), "has 0 bytes for 4294967295 x"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, content, message):
+    path = tmp_path / "images.gz"
+    path.write_bytes(gzip.compress(content))
+    with pytest.raises(DataError, match=rf"images\.gz {message}"):
+        read_image_file(path)
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(idx_images(2)[0])[:-20]])
+def test_what_is_not_gzip_or_cut_is_named(tmp_path, content):
+    path = tmp_path / "images.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"images\.gz cannot be read: .*; fetch it again"):
+        read_image_file(path)
+
+
+# ---- The command line of the two scripts
+
+
+def test_the_defaults_are_singas():
+    args = options.parser("").parse_args([])
+    assert (args.max_epoch, args.batch_size, args.learning_rate) == (10, 64, 0.005)
+    assert (args.dist_option, args.spars, args.threshold) == ("plain", 0.05, 2097152)
+    assert (args.dataset, args.lr_schedule, args.split_batch) == ("auto", "constant", False)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-l 0", "0 is not a positive number"),
+        ("-s inf", "inf is not a positive number"),
+        ("-b 0", "must be 1 or more"),
+        ("-m -1", "'-1' is not a whole number"),
+        ("-d fastest", "choose from"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_says_why(line, message, capsys):
+    with pytest.raises(SystemExit):
+        options.parser("").parse_args(line.split())
+    assert message in capsys.readouterr().err

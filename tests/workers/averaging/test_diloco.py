@@ -18,6 +18,7 @@ from torch import nn
 import kvstore as kv
 from kvstore.client import DistStore
 from workers import DiLoCo, PeriodicAveraging
+from workers.averaging.diloco import GlobalWeights, Schedule, layer_of, require_synchronous, split
 
 HALVES = [(["0.weight", "0.bias"], 2), (["2.weight", "2.bias"], 4)]  # of ``network``, with four inner steps
 
@@ -359,3 +360,150 @@ def test_workers_that_disagree(pair: ThreadedJob, how: list[dict[str, Any]], tex
             DiLoCo(model, inner_adam(model.parameters()), store, **how[store.rank])
 
     pair.run(work)
+
+
+# ---- Which layers are synchronized together, and after which steps
+
+
+def times(schedule: Schedule, steps: int) -> tuple[list[list[int]], list[list[int]]]:
+    """After which steps each fragment leaves, and arrives."""
+    leaving: list[list[int]] = [[] for _ in range(schedule.fragments)]
+    arriving: list[list[int]] = [[] for _ in range(schedule.fragments)]
+    for step in range(1, steps + 1):
+        for number in schedule.leaving(step):
+            leaving[number].append(step)
+        for number in schedule.arriving(step):
+            arriving[number].append(step)
+    return leaving, arriving
+
+
+def test_one_fragment_is_due_at_the_end_of_each_period() -> None:
+    assert times(Schedule(5), 16) == ([[5, 10, 15]], [[5, 10, 15]])
+
+
+def test_fragments_take_turns_and_travel() -> None:
+    leaving, arriving = times(Schedule(10, 3, 4), 30)
+    assert leaving == [[3, 13, 23], [6, 16, 26], [10, 20, 30]]
+    assert arriving == [[7, 17, 27], [10, 20, 30], [14, 24]]
+
+
+@pytest.mark.parametrize(("inner_steps", "fragments", "overlap"), [(1, 1, 0), (7, 7, 6), (8, 3, 7), (100, 7, 13)])
+def test_every_fragment_leaves_once_in_a_period_and_arrives_before_it_leaves_again(
+    inner_steps: int, fragments: int, overlap: int
+) -> None:
+    leaving, arriving = times(Schedule(inner_steps, fragments, overlap), 3 * inner_steps)
+    for left, came in zip(leaving, arriving, strict=True):
+        assert len(left) == 3
+        assert 1 <= left[0] <= inner_steps
+        assert [later - earlier for earlier, later in pairwise(left)] == [inner_steps] * 2
+        assert came == [step + overlap for step in left if step + overlap <= 3 * inner_steps]
+    assert len({steps[0] for steps in leaving}) == fragments, "two fragments never leave after the same step"
+
+
+def test_a_schedule_that_cannot_be() -> None:
+    with pytest.raises(kv.UsageError, match="fragments=4 must be at most inner_steps=3"):
+        Schedule(3, 4)
+    with pytest.raises(kv.UsageError, match="overlap=3 must be less than inner_steps=3"):
+        Schedule(3, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("blocks.3.attention.weight", "blocks.3"),
+        ("encoder.layers.0.1.bias", "encoder.layers.0"),
+        ("fc.weight", "fc"),
+        ("0.weight", "0"),
+        ("weight", ""),
+        ("7", ""),
+    ],
+)
+def test_the_layer_of_a_parameter(name: str, layer: str) -> None:
+    assert layer_of(name) == layer
+
+
+def test_layers_of_equal_size_are_dealt_out() -> None:
+    params = {f"blocks.{layer}.{name}": torch.empty(4) for layer in range(5) for name in ("weight", "bias")}
+    blocks = [[f"blocks.{layer}.weight", f"blocks.{layer}.bias"] for layer in range(5)]
+    assert split(params, 2) == [blocks[0] + blocks[2] + blocks[4], blocks[1] + blocks[3]]
+    assert split(params, 1) == [list(params)]
+
+
+def test_a_large_layer_has_a_fragment_for_itself() -> None:
+    sizes = {"embedding.weight": 100, "blocks.0.weight": 30, "blocks.1.weight": 30, "blocks.2.weight": 30, "none.w": 0}
+    params = {name: torch.empty(size) for name, size in sizes.items()}
+    assert split(params, 2) == [["embedding.weight"], ["blocks.0.weight", "blocks.1.weight", "blocks.2.weight"]]
+
+
+def test_more_fragments_than_layers() -> None:
+    with pytest.raises(kv.UsageError, match=r"fragments=3 must be at most the number of layers .* which is 2"):
+        split({"a.weight": torch.empty(2), "a.bias": torch.empty(2), "b.weight": torch.empty(2)}, 3)
+
+
+# ---- A worker's side of the global weights, with a store in this process: outer gradients out, new weights in
+
+
+def made(*values: float, dtype: torch.dtype = torch.float32) -> tuple[GlobalWeights, dict[str, torch.Tensor]]:
+    params = {f"w{number}": torch.full((2,), value, dtype=dtype) for number, value in enumerate(values)}
+    return GlobalWeights(kv.create("local"), params, "sgd", {"learning_rate": 0.5}), params
+
+
+def test_an_outer_step_goes_part_of_the_way() -> None:
+    weights, params = made(1.0, 5.0)
+    params["w0"].fill_(3.0)
+    weights.push(["w0"]).wait()
+    assert params["w0"].tolist() == [3, 3], "until it is taken"
+    weights.take(["w0"])
+    assert (params["w0"].tolist(), params["w1"].tolist()) == ([2, 2], [5, 5])
+
+
+def test_mixing() -> None:
+    weights, params = made(1.0)
+    params["w0"].fill_(3.0)
+    weights.push(["w0"]).wait()
+    params["w0"].fill_(10.0)
+    weights.take(["w0"], mixing=0.25)
+    assert params["w0"].tolist() == [4, 4]
+    weights.pull()
+    assert params["w0"].tolist() == [2, 2]
+
+
+def test_what_one_began_with_is_no_gradient_in_half_precision() -> None:
+    weights, params = made(1.0, dtype=torch.bfloat16)
+    params["w0"].fill_(1.0 + 2**-7)
+    weights.push(["w0"]).wait()
+    weights.take(["w0"])
+    assert params["w0"].tolist() == [1, 1], "rounded"
+    weights.push(["w0"]).wait()
+    assert weights.state()["global/w0"].tolist() == [1 + 2**-8] * 2
+
+
+def test_the_global_weights_for_a_while() -> None:
+    weights, params = made(1.0)
+    params["w0"].fill_(3.0)
+    with weights.swapped_in():
+        assert params["w0"].tolist() == [1, 1]
+    assert params["w0"].tolist() == [3, 3]
+
+
+def test_state() -> None:
+    weights, params = made(1.0)
+    params["w0"].fill_(3.0)
+    saved = {name: value.clone() for name, value in weights.state().items()}
+    again, others = made(7.0)
+    again.load_state(saved)
+    assert others["w0"].tolist() == [3, 3]
+    again.take(["w0"])
+    assert others["w0"].tolist() == [1, 1]
+    with pytest.raises(kv.UsageError, match="another model: it has no 'local/w1'"):
+        made(1.0, 2.0)[0].load_state(saved)
+
+
+def test_stores_that_update_for_every_push() -> None:
+    require_synchronous(kv.create("local"))
+
+    class MyAsyncStore(kv.KVStore):
+        pass
+
+    with pytest.raises(kv.UsageError, match=r"not 'myasyncstore': .* momentum makes training unstable"):
+        require_synchronous(MyAsyncStore())

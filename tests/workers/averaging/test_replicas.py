@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
+from kvstore import UsageError
 from kvstore.client import DistStore
 from kvstore.store.local import LocalStore
 from workers import DiLoCo, PartialSync, PeriodicAveraging
+from workers.averaging.stepper import Stepper, require_alike
+from workers.common.gather import Gather
 from workers.common.tensors import fingerprint
 
 SYNCHRONOUS = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}]
@@ -260,3 +264,104 @@ def test_a_parameter_that_is_unfrozen_is_trained(cluster: ThreadedJob, kind: str
 
     results = cluster.run(work)
     assert len({tuple(result) for result in results}) == 1
+
+
+# ---- What workers must have alike; what each class asks for is in the tests of that class
+
+ALIKE: dict[str, Any] = {"kind": "This", "settings": {"every": 3, "how": "keep"}, "values": {"w": torch.zeros(2)}}
+
+
+def ask(pair: ThreadedJob, **of_worker_1: Any) -> None:
+    def work(store: DistStore) -> None:
+        require_alike(Gather(store, "/alike"), **{**ALIKE, **(of_worker_1 if store.rank else {})})
+
+    pair.run(work)
+
+
+def test_workers_that_are_alike(pair: ThreadedJob) -> None:
+    ask(pair)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"kind": "That"}, "has made something else than a"),
+        ({"settings": {"every": 4, "how": "keep"}}, "disagree on every: 3 on this one, 4 on worker 1|every: 4"),
+        ({"settings": {"every": 3, "how": "drop"}}, "disagree on how: keep on this one, another on worker 1|how: drop"),
+        ({"values": {"w": torch.zeros(3)}}, "has another model, optimizer or setting of buffers"),
+        ({"values": {"v": torch.zeros(2)}}, "has another model, optimizer or setting of buffers"),
+    ],
+)
+def test_workers_that_differ(pair: ThreadedJob, other: dict[str, Any], text: str) -> None:
+    with pytest.raises(kv.Mismatch, match=text):
+        ask(pair, **other)
+
+
+# ---- Steps of an optimizer, each followed by what is due
+
+
+class Counting(Stepper):
+    """Notes the weight after each step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self.seen: list[float] = []
+
+    def after_step(self) -> None:
+        (weight,) = self._optimizer.param_groups[0]["params"]
+        self.seen.append(weight.item())
+
+
+def test_what_is_due_comes_after_the_step_and_the_loss_is_returned() -> None:
+    weight = torch.zeros(1, requires_grad=True)
+    stepper = Counting(torch.optim.SGD([weight], lr=1.0))
+
+    def closure() -> float:
+        weight.grad = torch.ones(1)
+        return 5.0
+
+    assert stepper.step(closure) == 5.0
+    assert stepper.step() is None
+    assert stepper.seen == [-1.0, -2.0]
+
+
+def test_what_is_no_optimizer_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"must be an instance of torch.optim.Optimizer, not list"):
+        Counting([])  # type: ignore[arg-type]
+
+
+# ---- Averages of values on a CUDA device
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=2, servers=2, bigarray_bound=100) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [(PartialSync, {"chunk_bytes": 400}), (PeriodicAveraging, {"sync_every": 2, "momentum": "average"})],
+)
+def test_values_on_a_device(
+    cuda: torch.device, cluster: ThreadedJob, kind: Any, how: dict[str, Any], dtype: torch.dtype
+) -> None:
+    def work(store: DistStore) -> None:
+        values = torch.full((4, 3, 5, 5), 1.0 + store.rank, device=cuda, dtype=dtype)
+        params = {
+            "w": nn.Parameter(values.to(memory_format=torch.channels_last)),
+            "on the CPU": nn.Parameter(values.cpu()),
+        }
+        sync = kind(params, torch.optim.SGD(params.values(), lr=1.0), store, **how)
+        for param in params.values():
+            param.grad = torch.full_like(param, 2.0 * store.rank)
+        for _ in range(4):
+            sync.step()
+        sync.finish()
+        assert [param.unique().tolist() for param in params.values()] == [[-3], [-3]]
+        assert [param.device.type for param in params.values()] == ["cuda", "cpu"]
+
+    cluster.run(work)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.common.pushed import CHUNK, SMALL, PushedGradients
+from workers.common import buckets
+from workers.common.buckets import Progress, divide
+from workers.common.pushed import CHUNK, SMALL, Hooks, PushedGradients
 
 LARGE = SMALL  # elements: more bytes than are copied, in any dtype
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -114,3 +118,128 @@ def test_any_bit_counts(size: int, data: st.DataObject) -> None:
     place, bit = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 15))
     grad.data.view(torch.int16)[place] ^= (1 << bit) if bit < 15 else -(1 << 15)
     assert bucket.written() == 0
+
+
+# ---- Hooks that tell somebody of each gradient, during backward
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def arrive(self, position: int) -> None:
+        self.heard.append(position)
+
+
+def params() -> list[torch.Tensor]:
+    return [torch.ones(2, requires_grad=True) for _ in range(3)]
+
+
+def backward(tensors: list[torch.Tensor]) -> None:
+    first, second, third = tensors
+    ((first * second) * third).sum().backward()
+
+
+def test_each_gradient_is_told_by_position_when_it_is_there() -> None:
+    tensors, listener = params(), Listener()
+    hooks = Hooks(listener, tensors)
+    assert hooks.active
+    backward(tensors)
+    assert sorted(listener.heard) == [0, 1, 2]
+    assert listener.heard[0] == 2, "the last factor's comes first"
+
+
+def test_in_a_pause_the_watcher_is_told_and_knows() -> None:
+    tensors, listener = params(), Listener()
+    hooks = Hooks(listener, tensors)
+    with hooks.paused():
+        with hooks.paused():
+            pass
+        assert hooks.resting, "an inner block does not end the outer one"
+        backward(tensors)
+    assert not hooks.resting
+    assert len(listener.heard) == 3
+
+
+def test_removed_hooks_tell_nothing() -> None:
+    tensors, listener = params(), Listener()
+    hooks = Hooks(listener, tensors)
+    hooks.remove()
+    assert not hooks.active
+    backward(tensors)
+    assert listener.heard == []
+
+
+def test_parameters_do_not_keep_the_watcher() -> None:
+    tensors, listener = params(), Listener()
+    hooks = Hooks(listener, tensors)
+    gone = weakref.ref(listener)
+    del listener
+    gc.collect()
+    assert gone() is None
+    assert not hooks.active
+    backward(tensors)
+
+
+# ---- How parameters are divided into buckets, and which buckets may go
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([1], [range(1)]),
+        ([1, 2, 3], [range(3)]),
+        ([5, MIB], [range(1, 2), range(1)]),
+        ([MIB, 5], [range(2)]),
+        ([4 * MIB, 4 * MIB, 4 * MIB, MIB - 1, 1], [range(3, 5), range(1, 3), range(1)]),
+        ([100 * MIB, 1, 100 * MIB, 1], [range(2, 4), range(2)]),
+        ([0, 0], [range(2)]),
+    ],
+)
+def test_the_last_parameters_go_first_and_early(sizes: list[int], expected: list[range]) -> None:
+    assert divide(sizes) == expected
+
+
+def test_small_buckets_are_all_as_small_as_the_first() -> None:
+    sizes = [4 * MIB, MIB, MIB - 1, 1, MIB - 1, 1]
+    assert divide(sizes) == [range(4, 6), range(4)]
+    assert divide(sizes, small=True) == [range(4, 6), range(2, 4), range(1, 2), range(1)]
+
+
+@given(st.lists(st.integers(0, 9 * MIB), min_size=1, max_size=40))
+def test_every_parameter_is_in_one_bucket(sizes: list[int]) -> None:
+    divided = divide(sizes)
+    assert [position for bucket in reversed(divided) for position in bucket] == list(range(len(sizes)))
+    limits = [buckets.FIRST_BYTES] + [buckets.BUCKET_BYTES] * len(divided)
+    for bucket, limit in zip(divided, limits, strict=False):
+        assert sum(sizes[bucket.start + 1 : bucket.stop]) < limit, "full without its last one"
+    for bucket, limit in zip(divided[:-1], limits, strict=False):
+        assert sum(sizes[position] for position in bucket) >= limit
+
+
+def test_a_bucket_goes_with_its_last_gradient() -> None:
+    progress = Progress([range(2, 4), range(2)])
+    assert progress.num_buckets == 2
+    assert [progress.arrive(position) for position in (2, 3, 1)] == [[], [range(2, 4)], []]
+    assert [progress.gone(position) for position in range(4)] == [False, False, True, True]
+    assert not progress.complete
+    assert progress.arrive(0) == [range(2)]
+    assert progress.complete
+
+
+def test_buckets_go_in_order() -> None:
+    progress = Progress([range(2, 3), range(1, 2), range(1)])
+    assert progress.arrive(1) == []
+    assert progress.arrive(1) == [], "again"
+    assert progress.arrive(2) == [range(2, 3), range(1, 2)]
+    assert progress.arrive(2) == [], "it has gone"
+
+
+def test_a_new_step_begins_at_the_first_bucket() -> None:
+    progress = Progress([range(1, 2), range(1)])
+    progress.arrive(1)
+    progress.restart()
+    assert not progress.gone(1)
+    assert progress.arrive(0) == []

@@ -86,6 +86,16 @@ def test_an_optimizers_parameters_lead_to_the_buffers_of_their_model() -> None:
     assert buffers_around([torch.zeros(2)]) == {}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_models_of_one_class_have_names_by_the_order_of_the_optimizer(first: int) -> None:
+    models = [Tied(), Tied()]
+    ordered = [models[first], models[1 - first]]
+    found = buffers_around(param for model in ordered for param in model.parameters())
+    for prefix, model in zip(("Tied", "Tied 2"), ordered, strict=True):
+        assert found[f"{prefix}.norm.running_mean"] is model.norm.running_mean
+    assert len(found) == 6
+
+
 def test_an_iterator_of_a_module_knows_it_until_it_is_read() -> None:
     model = Tied()
     assert module_of(model) is module_of(model.named_parameters()) is module_of(model.parameters()) is model

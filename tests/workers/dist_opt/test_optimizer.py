@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from singa import (
@@ -26,11 +27,14 @@ from singa import (
     weights,
     with_dist_opt,
 )
+from threaded import ThreadedJob
 from torch import Tensor, nn
 
 import kvstore as kv
-from workers import DistOpt
-from workers.dist_opt.communicator import fuse
+from kvstore.client import DistStore
+from kvstore.member.session import Session
+from workers import DistOpt, group
+from workers.dist_opt.channels import fuse
 
 
 @pytest.mark.parametrize("threshold", [2097152, 8, 0])
@@ -292,3 +296,114 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     with pytest.raises(kv.UsageError, match="infinite or NaN"):
         sgd.backward_and_update_half(loss_of(model, 0, 0) * float("nan"))
     assert torch.equal(weights(model), weights(network()))
+
+
+# ---- Which values go together, and what compression takes away where nothing is sent
+
+
+def test_small_ones_gather_until_they_are_more_than_the_threshold_and_large_ones_go_alone() -> None:
+    assert fuse([5, 5, 100, 5, 5, 5], 9) == [[0, 1], [2], [3, 4], [5]]
+    assert fuse([5, 5, 100, 5], 100) == [[0, 1, 2], [3]]
+    assert fuse([5, 5], 5) == [[0, 1]], "as large as the threshold is not larger"
+    assert fuse([5, 5], 0) == [[0], [1]]
+    assert fuse([5, 5], 1000) == [[0, 1]]
+
+
+def test_in_one_process_gradients_become_what_they_would_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a job of one worker, which does send them."""
+    ways: list[Callable[[DistOpt, Tensor], None]] = [
+        lambda sgd, loss: sgd.backward_and_update_half(loss),
+        lambda sgd, loss: sgd.backward_and_sparse_update(loss, spars=0.1, topK=True),
+        lambda sgd, loss: sgd.backward_and_sparse_update(loss, corr=False),
+        lambda sgd, loss: sgd.backward_and_partial_update(loss, threshold=20),
+    ]
+
+    def train() -> Tensor:
+        model = network()
+        sgd = DistOpt(torch.optim.SGD(model.parameters(), **OPTIONS))
+        for step in range(3 * len(ways)):
+            ways[step % len(ways)](sgd, loss_of(model, 0, step))
+        assert (sgd.world_size, sgd.rank_in_global, sgd.rank_in_local) == (1, 0, 0)
+        return weights(model)
+
+    try:
+        alone = train()
+        assert group.store().type == "device"
+    finally:
+        group.shutdown()
+    with ThreadedJob(workers=1, servers=1) as cluster:
+        monkeypatch.setattr(group, "is_initialized", lambda: True)
+
+        def in_job(session: Session) -> Tensor:
+            monkeypatch.setattr(group, "new_store", lambda *_: DistStore(session))
+            return train()
+
+        (sent,) = cluster.run_sessions(in_job)
+    assert torch.equal(alone, sent)
+    assert not torch.allclose(alone, weights(network()), atol=1e-2)
+
+
+# ---- Sums of anything over workers, and who they are
+
+
+def test_sums_of_anything(run: Any) -> None:
+    def work(rank: int) -> list[Any]:
+        sgd = DistOpt(torch.optim.SGD(network().parameters(), lr=0.1), "dist_sync")
+        tensor, array = torch.full((2, 2), rank + 1.0), np.array([rank + 1.0])
+        ones = [torch.full((3,), float(i)) for i in range(2)]
+        sgd.all_reduce(tensor.data)
+        sgd.all_reduce(array)
+        sgd.fused_all_reduce(ones, send=False)
+        sgd.fused_all_reduce(ones)
+        half, large = torch.tensor([2048.0, 1.0]), torch.tensor([60000.0])
+        sgd.all_reduce_half(half)
+        half += 1  # float16 has no 4097
+        sgd.fused_all_reduce_half([half, large])
+        sgd.wait()
+        return [tensor.tolist(), array.tolist(), [one.tolist() for one in ones], half.tolist(), large.tolist()]
+
+    expected = [[[3.0] * 2] * 2, [3.0], [[0.0] * 3, [2.0] * 3], [8192.0, 6.0], [float("inf")]]
+    assert run(work) == [expected] * 2
+
+
+def test_who_is_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(rank: int) -> tuple[int, ...]:
+        sgd = DistOpt(torch.optim.SGD(network().parameters(), lr=0.1), "dist_sync")
+        return sgd.world_size, sgd.rank_in_global, sgd.global_rank, sgd.rank_in_local, sgd.local_rank
+
+    with pytest.raises(kv.UsageError, match="KVSTORE_LOCAL_RANK is not set"):
+        run(work)
+    monkeypatch.setenv("KVSTORE_LOCAL_RANK", "4")
+    assert run(work) == [(2, 0, 0, 4, 4), (2, 1, 1, 4, 4)]
+
+
+# ---- The gradients that are sent: of which parameters, and which cannot be
+
+
+def test_not_an_optimizer() -> None:
+    with pytest.raises(kv.UsageError, match=r"such as torch.optim.SGD\(model.parameters\(\), lr=0.005\), not str"):
+        DistOpt("sgd")  # type: ignore[arg-type]
+    with pytest.raises(kv.UsageError, match="no parameter that requires a gradient"):
+        DistOpt(torch.optim.SGD([torch.ones(2)], lr=0.1), "local")
+
+
+def test_workers_with_other_parameters(run: Any) -> None:
+    def work(rank: int) -> None:
+        model = nn.Linear(2, 2 + rank)
+        with pytest.raises(kv.Mismatch, match=f"worker {1 - rank}'s optimizer has different parameters"):
+            DistOpt(torch.optim.SGD(model.parameters(), lr=0.1), "dist_sync")
+
+    run(work)
+
+
+def test_parameters_that_came_later_and_sparse_gradients() -> None:
+    model, sgd = alone()
+    sgd.opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(kv.UsageError, match="the optimizer's parameters, or their requires_grad, have changed"):
+        sgd.backward_and_update(loss_of(model, 0, 0))
+    table = nn.Embedding(3, 2, sparse=True)
+    sgd = DistOpt(torch.optim.SGD(table.parameters(), lr=0.1), "local")
+    with pytest.raises(
+        kv.UsageError, match=r"a parameter of shape \[3, 2\] is sparse: create its layer with sparse=False"
+    ):
+        sgd.backward_and_update(table(torch.tensor([1])).sum())

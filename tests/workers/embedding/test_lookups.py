@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from looked_up import look_up
 
 from kvstore import Table, UsageError
-from workers.embedding.lookups import Lookup, TableIds, contains, joined_positions, look_up_all
+from kvstore.ticket import Ticket
+from workers.embedding.lookups import (
+    Lookup,
+    Sort,
+    TableIds,
+    as_torch,
+    by_position,
+    contains,
+    fetches_of,
+    joined_positions,
+    look_up_all,
+    sort_for,
+)
 
 GROWING, FIXED = Table(dim=2), Table(shape=(10, 2))
 
@@ -131,3 +143,74 @@ def test_ids_that_have_changed() -> None:
     assert not found.matches(torch.from_numpy(array))
     with torch.inference_mode():
         assert look_up("t", GROWING, torch.tensor([3])).matches(torch.tensor([3]))
+
+
+TABLE = Table(dim=2)
+
+
+def test_rows_with_one_of_zeros_below_them() -> None:
+    lookup = look_up("t", TABLE, [5, 3, 5])
+    fetch = fetches_of({"t": TABLE, "other": Table(dim=3)}, {"t": lookup})["t"]
+    fetch.ticket = Ticket("pull", ["t"])
+    fetch.out.copy_(torch.tensor([[3.0, 3], [5, 5]]))
+    assert fetch.take(lookup).tolist() == [[3, 3], [5, 5], [0, 0]]
+    part = look_up("t", TABLE, torch.tensor([5]))
+    assert fetch.covers(part)
+    assert fetch.take(part).tolist() == [[5, 5], [0, 0]]
+    assert not fetch.covers(look_up("t", TABLE, [5, 4]))
+
+
+def test_rows_of_tables_that_are_alike_lie_in_one_tensor() -> None:
+    tables = {"a": TABLE, "b": Table(dim=3), "c": TABLE, "d": Table(dim=2, dtype="float64")}
+    lookups = {key: look_up(key, tables[key], ids) for key, ids in (("d", [1]), ("a", [4, 2]), ("b", []), ("c", [7]))}
+    fetches = fetches_of(tables, lookups)
+    assert list(fetches) == list(lookups)
+    for key, fetch in fetches.items():
+        assert fetch.out.shape == (len(lookups[key].ids), tables[key].width)
+        assert str(fetch.out.dtype) == f"torch.{tables[key].dtype}"
+        fetch.out.fill_(1)
+    assert [fetch.take(fetch.lookup)[-1].sum().item() for fetch in fetches.values()] == [0, 0, 0, 0]
+    memory = {key: fetch.out.untyped_storage().data_ptr() for key, fetch in fetches.items()}
+    assert memory["a"] == memory["c"] != memory["d"]
+
+
+LARGE = 2**63 - 1
+
+tables = st.lists(
+    st.lists(st.integers(0, 9), max_size=40) | st.lists(st.sampled_from([-3, 0, 7, 2**50, LARGE]), max_size=9),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("sort", [as_torch, by_position])
+@given(ids=tables)
+def test_each_table_is_sorted_alone(sort: Sort, ids: list[list[int]]) -> None:
+    given_ids = [torch.tensor(each, dtype=torch.int64) for each in ids]
+    ordered, order = sort(given_ids)
+    assert (ordered.dtype, order.dtype) == (torch.int64, torch.int64)
+    assert [each.tolist() for each in given_ids] == ids
+    for each, values, positions in zip(
+        given_ids, ordered.split([*map(len, ids)]), order.split([*map(len, ids)]), strict=True
+    ):
+        assert values.tolist() == sorted(each.tolist())
+        assert torch.equal(each[positions], values)
+        expected = torch.sort(each, stable=sort is by_position).indices
+        assert torch.equal(positions, expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_ids_that_leave_just_room_for_a_position(size: int) -> None:
+    bits = max(size - 1, 1).bit_length()
+    for largest in ((1 << (63 - bits)) - 1, 1 << (63 - bits)):
+        ids = torch.tensor([largest] * size)
+        ordered, order = by_position([ids])
+        assert (ordered.tolist(), order.tolist()) == (ids.tolist(), list(range(size)))
+
+
+def test_the_order_is_torchs_where_torchs_bits_are_promised() -> None:
+    assert sort_for(1) is as_torch
+    assert sort_for(2) is by_position
+    ids = torch.randint(0, 3, (200,), generator=torch.Generator().manual_seed(1))  # too many for an insertion sort
+    (_, torchs), (_, positions) = as_torch([ids]), by_position([ids])
+    assert not torch.equal(torchs, positions)

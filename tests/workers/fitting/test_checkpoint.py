@@ -10,12 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from fitted import go_on, network
+from fitted import SGD, go_on, loader, network, reducer_of, run, same_bits, state
+from recorded import Recorded
 from safetensors.torch import save_file
+from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from workers import Checkpoint, CheckpointError
+import workers
+from kvstore.checkpoint.folders import listed
+from kvstore.checkpoint.manifest import load_manifest
+from kvstore.client import DistStore
+from kvstore.job.valid_values import Interval
+from kvstore.member.session import Session
+from workers import Checkpoint, CheckpointError, Reducer, callbacks, fit, schedules
 
 
 def test_the_names_of_the_files(saved: Checkpoint) -> None:
@@ -130,3 +138,131 @@ def test_a_name_that_the_format_keeps_for_itself(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="tensor '__metadata__' is named '__metadata__', which safetensors keeps"):
         Checkpoint(str(tmp_path / "m"), 1).save_weights(model)
     assert not list(tmp_path.iterdir())
+
+
+# ---- ``fit`` in a job that saves checkpoints: a resumed job makes the rest of an epoch, to the bit
+
+EPOCHS, EVERY = 3, 4
+
+
+def training(store: kv.KVStore, reducer: Reducer, resume: Checkpoint | None = None) -> Any:
+    """Three epochs of five batches on each of two workers."""
+    model = network()
+    halved = {**SGD, "lr_scheduler": schedules.FactorScheduler(3, 0.5, base_lr=0.1)}
+    options = {"num_epoch": EPOCHS, "kvstore": store, "reducer": reducer, "optimizer_params": halved, "resume": resume}
+
+    def wait(_: Any) -> None:
+        store.save_checkpoint(if_due=True, wait=True)
+
+    data = loader(20, 2, store.num_workers, store.rank)
+    history = fit(model, data, batch_end_callback=wait, **options)
+    return state(model), history
+
+
+def job(directory: Path, program: Any = training, workers: int = 2, servers: int = 2, **more: Any) -> Any:
+    options = {"checkpoint_dir": str(directory), "checkpoint_every": Interval(EVERY), "checkpoint_keep": 9, **more}
+    with ThreadedJob(workers, servers, bigarray_bound=30, **options) as made:
+        return run(made, program)
+
+
+def test_a_resumed_job_makes_the_rest_of_the_epoch_to_the_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    undisturbed = job(tmp_path)
+    folders = [folder.path for folder in listed(tmp_path)]
+    rounds = {load_manifest(folder).rounds: folder for folder in folders}
+    within = rounds[8]
+    for servers in (1, 3):
+        resumed = job(tmp_path / f"{servers}", servers=servers, checkpoint_resume=str(within))
+        for (weights, history), (others, all_history) in zip(resumed, undisturbed, strict=True):
+            assert same_bits(weights, others)
+            assert history == all_history[1:]
+    (alone,) = job(tmp_path / "alone", workers=1, checkpoint_resume=str(within))
+    assert len(alone[1]) == 2
+    assert "epoch 1 begins again" in caplog.text
+
+
+def test_two_checkpoints_to_continue_from_are_one_too_many(tmp_path: Path) -> None:
+    def both(store: kv.KVStore, reducer: Reducer) -> None:
+        training(store, reducer)
+
+    def again(store: kv.KVStore, reducer: Reducer) -> None:
+        prefix = str(tmp_path / f"model-{store.rank}")
+        Checkpoint(prefix, 1).save_weights(network(), {"epoch": 1, "batch": 0, "run": 1, "num_workers": 9})
+        training(store, reducer, Checkpoint(prefix, 1))
+
+    job(tmp_path, both, workers=1)
+    with pytest.raises(kv.KVStoreError, match=r"resume=.* was passed, but the job was started with --resume|states"):
+        job(tmp_path / "new", again, workers=1, checkpoint_resume=str(tmp_path))
+
+
+# ---- fit with models that have tables: in a store, or of torch with sparse gradients
+
+IDS = torch.randint(0, 50, (24, 3), generator=torch.Generator().manual_seed(0))
+BATCHES = [(IDS[start : start + 8], IDS[start : start + 8].sum(1) % 2) for start in range(0, 24, 8)]
+
+
+class Classifier(nn.Module):
+    def __init__(self, store: Any, kind: str, rows: int | None = 50) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bag: nn.Module
+        if kind == "table":
+            self.bag = workers.EmbeddingBag(rows, 4, store=store, key="bag", mode="sum")
+        else:
+            self.bag = nn.EmbeddingBag(50, 4, mode="sum", sparse=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.bag(ids))
+        return scores
+
+
+def train(kind: str, epochs: int, rows: int | None = 50, lookahead: bool = False, **options: Any) -> Any:
+    store = Recorded("adam")
+    model = Classifier(store, kind, rows)
+    data = workers.lookahead(BATCHES, {model.bag: lambda batch: batch[0]}) if lookahead else BATCHES
+    fit(
+        *(model, data, BATCHES),
+        num_epoch=epochs,
+        kvstore=store,
+        optimizer="adam",
+        optimizer_params={"learning_rate": 0.05},
+        update_on_kvstore=True,
+        **options,
+    )
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("table", 50), ("table", None), ("parameter", 50)])
+def test_a_run_goes_on_with_the_same_bits(kind: str, rows: int | None, tmp_path: Path) -> None:
+    whole = train(kind, 4, rows)
+    train(kind, 2, rows, epoch_end_callback=callbacks.do_checkpoint(str(tmp_path / "m")))
+    resumed = train(kind, 4, rows, lookahead=kind == "table", resume=Checkpoint(str(tmp_path / "m"), 2))
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_checkpoint_of_other_rows(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path / "m"), 1)
+    checkpoint.save_weights(Classifier(Recorded(), "table", 40))
+    with pytest.raises(kv.Mismatch, match=r"table 'bag' at bag: its rows have the shape \(40, 4\)"):
+        checkpoint.load_weights(Classifier(Recorded(), "table", 50))
+
+
+def test_several_devices_are_refused() -> None:
+    store = Recorded()
+    with pytest.raises(kv.UsageError, match="one device per process"):
+        fit(Classifier(store, "table"), BATCHES, num_epoch=1, kvstore=store, devices=["cpu", "cpu"])
+
+
+def test_uneven_workers_with_tables_in_a_store_of_their_own(pair: ThreadedJob) -> None:
+    def work(session: Session) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+        tables, store = DistStore(session), DistStore(session)
+        tables.set_optimizer("adam", learning_rate=0.05)
+        model = Classifier(tables, "table")
+        data = BATCHES[: 1 + 2 * session.rank]
+        history = fit(model, data, BATCHES, num_epoch=2, kvstore=store, reducer=reducer_of(store))
+        return model.state_dict(), history
+
+    (one, history), (two, others) = pair.run_sessions(work)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert history == others
