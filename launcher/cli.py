@@ -439,7 +439,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
         environ: the caller's environment, which must have the variables of --env.
 
     Raises:
-        LaunchError: they are not valid.
         SystemExit: -h or --version.
     """
     parser = _parser()

@@ -28,13 +28,8 @@ class Carrier:
 
     Args:
         name: its name in errors: "ssh to node1".
-        argv: the words to execute.
-        env: its whole environment.
         linked: whether an agent answers on its standard streams. Otherwise what it prints is for people.
         source: the name to print before its lines; empty for the name of the agent's host.
-
-    Raises:
-        LaunchError: the process cannot be created.
     """
 
     def __init__(
@@ -63,11 +58,7 @@ class Carrier:
             self._texts.append(self._child.stdout)
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """Execute it, and begin to read its output.
-
-        Raises:
-            LaunchError: it cannot be executed.
-        """
+        """Execute it, and begin to read its output."""
         self._selector = selector
         for fd in self._texts:
             self._streams[fd] = Prefixer(b"")

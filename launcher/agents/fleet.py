@@ -35,7 +35,6 @@ class RemoteAgent:
 
     Args:
         host: the name of its host as the user has given it, or else as the agent has.
-        link: the link to it.
         carrier: the program that has started it, if there is one.
         hint: returns what the user can do about a message of the carrier; empty if unknown.
     """
@@ -141,7 +140,6 @@ class Fleet(Crew):
         self._closed = False
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
-        """Have every agent start its tasks."""
         self._selector, self._sink = selector, sink
         for remote in self._remotes:
             remote.handler, remote.on_loss = self._take, self._lost
@@ -155,11 +153,9 @@ class Fleet(Crew):
                 self._lost(remote)
 
     def can_restart(self, index: int) -> bool:
-        """Whether the agent that has run the task is there."""
         return self._able(index) is not None
 
     def restart(self, index: int, variables: Mapping[str, str]) -> None:
-        """Have its agent start the task again."""
         remote = self._able(index)
         if remote is not None:
             remote.empty = False
@@ -171,7 +167,6 @@ class Fleet(Crew):
         return next((remote for remote in able if index in remote.indices), None)
 
     def collect(self) -> None:
-        """Ping the agents, and give up those that are silent."""
         now = time.monotonic()
         if now > self._collected + _AWAY_S:
             # This process was stopped. What the agents have sent meanwhile is still to be read.
@@ -201,17 +196,14 @@ class Fleet(Crew):
             remote.lose(self._leaving[remote][1])
 
     def reading(self, wanted: bool) -> None:
-        """Take the agents' output, or let it wait."""
         for remote in self._remotes:
             remote.reading(wanted)
 
     def signal(self, signum: int) -> None:
-        """Have every agent send a signal to all of its processes."""
         for remote in self._remotes:
             remote.send(p.Signal(signum))
 
     def signal_task(self, index: int, signum: int) -> bool:
-        """Have its agent send a signal to one task."""
         remote = self._able(index)
         if remote is None or index not in self._running:
             return False
@@ -219,11 +211,9 @@ class Fleet(Crew):
         return True
 
     def leftovers(self) -> bool:
-        """Whether any agent has not reported that no process is left."""
         return any(not remote.empty and remote.lost is None for remote in self._remotes)
 
     def close(self) -> None:
-        """Dismiss the agents, which end their processes, and wait for their exit."""
         if self._closed:
             return
         self._closed = True

@@ -72,10 +72,8 @@ class HostTasks:
     """The tasks of one job. The scheduler's is the first, and runs on this machine.
 
     Args:
-        job: what to run.
         remotes: the agents. All have been surveyed, and know their members. They are given the numbers of their tasks.
         at: where the processes of the job find each other.
-        environ: the caller's environment.
 
     Attributes:
         tasks: all of them. Those of agents have the variables that are particular to them, and no words: the agents add
@@ -107,7 +105,6 @@ class HostTasks:
         """Return what to tell an agent.
 
         Args:
-            remote: the agent.
             directory: which the tasks run in.
             limit_s: how long the agent may hear nothing before it ends them.
         """
@@ -162,17 +159,10 @@ class Recruiter(Protocol):
         """Start the agents and return them, each with the members that will run there.
 
         Agents that have not said hello need not be there yet. The caller waits for them, and reports those that fail.
-
-        Raises:
-            LaunchError: no agent can be started.
         """
 
     def prepare(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
-        """Prepare the hosts. The directory that the job runs in exists.
-
-        Raises:
-            LaunchError: it fails.
-        """
+        """Prepare the hosts. The directory that the job runs in exists."""
 
     def toward(self) -> str:
         """A host that must reach this machine; empty if all processes run on this machine."""
@@ -193,18 +183,13 @@ def run(
     """Run a job through agents, and wait for its end. Main thread only, because of the signals.
 
     Args:
-        job: what to run.
         on_failure: called once, with the first process that fails and how, before the others are ended.
-        recruiter: starts the agents.
         kind: the name of the launcher.
         environ: the caller's environment; that of this process if None.
         limits: how long the phases of an ending may last.
 
     Returns:
         The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
-
-    Raises:
-        LaunchError: the job cannot be started. None of its processes runs.
     """
     environ = dict(os.environ) if environ is None else environ
     open_standard_streams()

@@ -86,7 +86,6 @@ class RollCall:
         Args:
             questions: the question for each agent.
             kind: the type of the answers.
-            seconds: the time limit.
             problem: returns what is wrong with an agent's answer; empty if nothing is.
 
         Returns:
@@ -126,11 +125,7 @@ class RollCall:
         return fit
 
     def conclude(self, count: int) -> None:
-        """Check that there was no problem with any of `count` agents.
-
-        Raises:
-            LaunchError: there was one. The message has a line for each problem.
-        """
+        """Check that there was no problem with any of `count` agents."""
         if self._problems:
             raise report(self._problems, count)
 

@@ -206,7 +206,6 @@ class WorkerStart:
     """How to start one worker.
 
     Args:
-        argv: the words to execute.
         pass_fds: the file descriptors that it inherits.
         reader: the pipe from which the worker reads the data of multiprocessing; to be closed once it runs.
         writer: the other end, to write `data` to. It stays open: its end tells the worker that its parent is dead.
@@ -224,12 +223,7 @@ class Handover:
     """Carries a call to every worker, and its outcome back.
 
     Args:
-        function: the function to call.
         args, kwargs: its arguments. Each worker gets a copy of them.
-        num_workers: the number of workers.
-
-    Raises:
-        LaunchError: the call cannot be pickled. The message says which part.
     """
 
     def __init__(

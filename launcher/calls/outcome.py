@@ -56,7 +56,6 @@ class Failed(NamedTuple):
     Args:
         when: the time, by a clock that all processes of the machine share.
         how: what happened: `raised ValueError: no data`.
-        details: the traceback.
         error: the exception, pickled; None if it cannot be.
     """
 
@@ -95,8 +94,6 @@ def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
     """Write how the call has failed.
 
     Args:
-        fd: the memory.
-        error: the exception.
         how: what happened, if the call itself has not raised it.
     """
     when = time.monotonic()

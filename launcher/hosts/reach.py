@@ -17,11 +17,7 @@ Target = tuple[str, str, int]
 
 
 def address(*, host: str = "", interface: str = "", toward: str = "") -> Address:
-    """Choose an address as `kvstore.job.address.choose` does. Errors name options of launch.py instead of variables.
-
-    Raises:
-        LaunchError: this host has no such address.
-    """
+    """Choose an address as `kvstore.job.address.choose` does. Errors name options of launch.py instead of variables."""
     try:
         return choose(host=host, interface=interface, toward=toward)
     except ConfigError as error:

@@ -41,9 +41,6 @@ class OutputOptions:
         show: the ranks of the workers whose lines are shown; None for all.
         live: whether a terminal shows one line for each process.
         scroll: whether it shows the lines of `show` above that, too.
-
-    Raises:
-        LaunchError: `live` would lose lines.
     """
 
     log_dir: str | None = None
@@ -65,11 +62,7 @@ class OutputOptions:
         return num_processes + 2 if self.log_dir is not None else 0
 
     def require_ranks(self, num_workers: int) -> None:
-        """Check that the job has the workers that are to be shown.
-
-        Raises:
-            LaunchError: it has not.
-        """
+        """Check that the job has the workers that are to be shown."""
         for rank in self.show or ():
             if rank >= num_workers:
                 ranks = "rank is 0" if num_workers == 1 else f"ranks are 0 to {num_workers - 1}"
@@ -134,14 +127,11 @@ class Cluster:
         attach: the rank of the worker that has the terminal; None for none by option.
         inject: faults to inject, as `launcher.job.injection` reads them.
         job_name: the name of the job in the cluster's tools.
-        queue: the queue or partition.
         time: the time limit, in the cluster's notation.
         worker_cores, server_cores: the number of cores for each process of that role; 0 for the default.
         worker_memory, server_memory: the memory for each process of that role, such as 500m or 4g.
         gpus_per_worker: the number of GPUs for each worker; 0 for no request.
         cluster_option: words that are passed to the cluster's command unchanged.
-        image: the container image.
-        namespace: the Kubernetes namespace.
         yarn_jar: the path of YARN's distributed shell.
     """
 
@@ -212,9 +202,6 @@ class Job:
             process which of them it is. A job with such a command has no aggregators.
         verbose: whether every process prints its whole traceback at once if the job fails.
         output: what is done with the lines that the processes print.
-
-    Raises:
-        LaunchError: a number is out of range, the command is empty, or a variable is reserved.
     """
 
     num_workers: int

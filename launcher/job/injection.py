@@ -23,7 +23,6 @@ class Injection:
     """One fault.
 
     Args:
-        action: one of ACTIONS.
         role, rank: the member whose process it happens to.
         round: when that process has so many rounds; None for a time.
         after_s: when the job has run for so many seconds; None for a round.
@@ -37,11 +36,7 @@ class Injection:
 
     @classmethod
     def parse(cls, text: str) -> Injection:
-        """Read a fault.
-
-        Raises:
-            LaunchError: it is not valid.
-        """
+        """Read a fault."""
         match = _FAULT.fullmatch(text)
         if match is None:
             raise LaunchError(f"--inject {text}: expected {_VALID}")

@@ -40,7 +40,6 @@ def run(
     """Run a job on this machine, and wait for its end. Main thread only, because of launch.py's signals.
 
     Args:
-        job: the job.
         on_failure: called once, with the first process that fails and how, before the others are ended.
         environ: the environment that the processes inherit; None for that of this process.
         limits: how long the phases of an ending may last.
@@ -48,9 +47,6 @@ def run(
 
     Returns:
         The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
-
-    Raises:
-        LaunchError: the job cannot be started. None of its processes runs.
     """
     environ = dict(os.environ) if environ is None else environ
     require_files(2 * (job.num_placed + 1) + job.output.open_files(job.num_placed + 1))

@@ -20,9 +20,6 @@ def require(kind: str, program: str, where: str) -> str:
         kind: the name of the launcher.
         program: the program, which must be on PATH.
         where: what to do if it is not, for the error.
-
-    Raises:
-        LaunchError: it is not on PATH.
     """
     path = shutil.which(program)
     if path is None:
@@ -49,11 +46,7 @@ def mebibytes(size: str) -> int:
 
 
 def seconds(time: str) -> int:
-    """The number of seconds in a time such as `2:00:00` or `30:00`.
-
-    Raises:
-        LaunchError: it is not a time.
-    """
+    """The number of seconds in a time such as `2:00:00` or `30:00`."""
     match = _TIME.fullmatch(time)
     total = 0
     for part in match.groups("0") if match else ():

@@ -71,11 +71,7 @@ def dry_run(job: Job) -> str:
 
 
 def detect() -> str:
-    """Find out which MPI `mpirun` belongs to.
-
-    Raises:
-        LaunchError: there is no mpirun, or it belongs to another MPI.
-    """
+    """Find out which MPI `mpirun` belongs to."""
     path = shutil.which(MPIRUN)
     if path is None:
         raise LaunchError(
@@ -97,7 +93,6 @@ def render(job: Job, flavor: str, hosts: str | None) -> list[str]:
     """The words of mpirun. They name the variable of the ticket, and not its value, which is a secret. No I/O.
 
     Args:
-        job: the job.
         flavor: the MPI that mpirun belongs to.
         hosts: the path of the hostfile, in the syntax of that MPI; None for mpirun's own hosts.
     """
@@ -116,11 +111,7 @@ def render(job: Job, flavor: str, hosts: str | None) -> list[str]:
 
 
 def hostfile(hosts: Sequence[Host], flavor: str) -> str:
-    """A hostfile in the syntax of an MPI. No I/O.
-
-    Raises:
-        LaunchError: a line has a user or a port, which MPI leaves to ssh's configuration.
-    """
+    """A hostfile in the syntax of an MPI. No I/O."""
     lines = []
     for host in hosts:
         if host.user or host.port:

@@ -82,8 +82,6 @@ def qsub(job: Job, name: str, directory: str) -> list[str]:
     """The words that submit the job and wait for its end. No I/O.
 
     Args:
-        job: the job.
-        name: its unique name.
         directory: the directory of its script, where errors before the agents start are written. It is relative to the
             working directory: in an absolute path, Grid Engine would look for variables and host names.
     """

@@ -90,7 +90,6 @@ class QueuedJob:
     """A submitted job.
 
     Args:
-        title: its name in messages.
         state: asks the manager. It may raise LaunchError if the manager does not answer.
         interrupt: sends a signal to the job's first process.
         cancel: the command that ends the job, whatever its state.
@@ -143,9 +142,6 @@ def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _STATE_S) -> int:
 
     Returns:
         Its exit code, or 128 + the signal.
-
-    Raises:
-        LaunchError: it cannot be submitted.
     """
     with SignalQueue() as signals, selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
@@ -270,7 +266,6 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
     """The words that submit a job from outside an allocation. No I/O.
 
     Args:
-        job: the job.
         directory: the working directory, where its output goes to `name`.out and `name`.err.
         name: the name of these files.
     """
@@ -338,9 +333,6 @@ def _private(*files: Path) -> Iterator[None]:
     """Make files that their owner alone may read, and remove them if the block fails.
 
     Output has the token of the job's page, and Slurm would make files that others may read.
-
-    Raises:
-        LaunchError: they cannot be made.
     """
     try:
         for file in files:
@@ -430,7 +422,6 @@ def job_text(job: Job, environ: Mapping[str, str], end: str) -> str:
     """One line of ASCII.
 
     Args:
-        job: the job.
         environ: the caller's environment. The text has the variables that the job passes on, because not every site
             does so itself.
         end: an existing file for the exit code. A manager may report the code late, if a host does not answer it.
@@ -446,9 +437,6 @@ def job_of(text: str) -> tuple[Job, dict[str, str], str]:
 
     Returns:
         The job, the variables of the caller's environment, and the file for the exit code.
-
-    Raises:
-        LaunchError: the text is not one of `job_text`.
     """
     try:
         fields, variables, end = json.loads(text)

@@ -132,11 +132,7 @@ def dry_run(job: Job) -> str:
 
 
 def placed(job: Job) -> dict[Host, list[Member]]:
-    """The host of each process.
-
-    Raises:
-        LaunchError: there is no hostfile, or it is not valid, or it has too few slots.
-    """
+    """The host of each process."""
     cluster = job.cluster
     if cluster.hostfile is None:
         raise LaunchError("--launcher ssh needs a hostfile: -H FILE, with one host on each line")

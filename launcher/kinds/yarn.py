@@ -55,14 +55,10 @@ def render(job: Job, containers: int, script_path: str, jar: str, name: str = ""
     All containers have the size that the largest process needs.
 
     Args:
-        job: the job.
         containers: the number of containers, each with an agent and one process.
         script_path: the path of the file with the text of `script`.
         jar: the path of the distributed shell.
         name: the name of the job in YARN, and of the directory in HDFS with the script; if empty, the name of the job.
-
-    Raises:
-        LaunchError: the time limit of the job is not valid.
     """
     cluster = job.cluster
     argv = ["yarn", "jar", jar, CLIENT, "-jar", jar, "-appname", name or cluster.job_name]
@@ -105,10 +101,6 @@ def find_jar(given: str, environ: Mapping[str, str]) -> str:
 
     Args:
         given: where the user says it is.
-        environ: the caller's environment.
-
-    Raises:
-        LaunchError: it is nowhere; the message says how to name it.
     """
     if given:
         if not Path(given).is_file():

@@ -33,7 +33,6 @@ class Display:
     """Shows the lines of one job's processes, and those of whoever runs the job.
 
     Args:
-        tasks: the processes.
         outlet: where lines are shown.
         environ: the caller's environment, for NO_COLOR.
         options: which lines are shown, and which files are written.
@@ -41,9 +40,6 @@ class Display:
         attached: the task that has the terminal, where nothing is drawn then; None for none.
         clock: the time since the epoch, in seconds.
         monotonic: a clock that nobody sets, for how long something has lasted.
-
-    Raises:
-        LaunchError: the files cannot be written, or rich is missing that is to draw the lines of `live`.
     """
 
     def __init__(
@@ -144,7 +140,6 @@ class Display:
         """A task is started.
 
         Args:
-            index: of the task.
             start: which start of it this is.
             why: why it is started again.
         """
@@ -166,8 +161,6 @@ class Display:
         """A task has ended.
 
         Args:
-            index: of the task.
-            how: in what way.
             failed: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
         """
         if self._live is not None:
@@ -265,11 +258,7 @@ def _tail(lines: bytes, count: int) -> list[bytes]:
 
 
 def prepare(options: OutputOptions, environ: Mapping[str, str]) -> None:
-    """Check that a job can have this output, before anything is started that might wait for hours.
-
-    Raises:
-        LaunchError: it cannot.
-    """
+    """Check that a job can have this output, before anything is started that might wait for hours."""
     if options.live and is_terminal(2, environ):
         require_rich()
     if options.log_dir is not None:
@@ -281,7 +270,6 @@ def of_terminal(outlet: Outlet, environ: Mapping[str, str], options: OutputOptio
 
     Args:
         outlet: where lines are shown.
-        environ: the caller's environment.
         options: which lines are shown.
         host: the host of a worker, if it is shown.
     """

@@ -105,7 +105,6 @@ class StatusPrefixer(Prefixer):
         return self._name + self._status if self._status.strip() else b""
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that `data` completes."""
         lines = []
         for text, end in _STATUS_SEGMENT.findall(data):
             self._text += text
@@ -120,7 +119,6 @@ class StatusPrefixer(Prefixer):
         return super().feed(b"".join(lines))
 
     def finish(self) -> bytes:
-        """The last line, if it has no newline."""
         rest = self._text or self._status.rstrip()
         self._text = self._status = b""
         return super().feed(rest + b"\n") if rest else b""

@@ -29,7 +29,6 @@ class LiveRow(NamedTuple):
 
     Args:
         task: the index of the process.
-        name: of the process.
         host: where it runs, if not on this machine.
         state: one of the states above.
         lasting: for how long it has been in that state.
@@ -66,9 +65,7 @@ class LiveView:
     """What is shown of the processes of one job.
 
     Args:
-        tasks: the processes.
         shown: the indices of those that get a line in any case; others get one if they fail.
-        now: the time.
     """
 
     def __init__(self, tasks: Sequence[Task], shown: Sequence[int], now: float) -> None:
@@ -103,10 +100,7 @@ class LiveView:
         """A process has ended.
 
         Args:
-            index: of its task.
-            how: in what way.
             failed: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
-            now: the time.
         """
         failed = failed and not self._processes[index].blameless
         self._enter(index, FAILED if failed else ENDED, str(how) if how.status else "", now)
@@ -115,7 +109,6 @@ class LiveView:
         """The lines to show.
 
         Args:
-            now: the time.
             most: how many there may be. Those that have failed, or were restarted, go first, but keep their places.
 
         Returns:
@@ -172,11 +165,7 @@ _UNSHOWN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b\[[0-?]*\Z|\x1b(?!\[)|[\x
 
 
 def require_rich() -> None:
-    """Check that the lines can be drawn.
-
-    Raises:
-        LaunchError: rich is not installed.
-    """
+    """Check that the lines can be drawn."""
     if find_spec("rich") is None:
         raise LaunchError("--live needs rich, which is not installed: pip install 'torch-kvstore[live]'", exit_code=1)
 

@@ -119,9 +119,6 @@ class LogFiles:
         directory: where they are. It is made if it does not exist, for this user alone.
         size: how large a file may be before the next one is begun, in bytes.
         count: how many files of each process are kept.
-
-    Raises:
-        LaunchError: the directory cannot be made or written to, or another job uses it.
     """
 
     def __init__(self, directory: Path, size: int, count: int) -> None:
@@ -137,7 +134,6 @@ class LogFiles:
 
         Args:
             name: of the file, without its end.
-            entries: whole entries.
             at: the time, from `stamp`.
         """
         if not entries:

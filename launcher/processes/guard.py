@@ -139,9 +139,6 @@ class LastWill:
     Args:
         argv: the command; empty for none. Other users can see it, so it must not hold secrets.
         remove: files and directories to remove afterwards.
-
-    Attributes:
-        process: the process that waits.
     """
 
     def __init__(self, argv: Sequence[str] = (), remove: Sequence[Path] = ()) -> None:

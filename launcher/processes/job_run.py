@@ -42,9 +42,6 @@ def observing_place(job: Job, at: Rendezvous, environ: Mapping[str, str], starte
 
     Args:
         started: when, in seconds since 1970.
-
-    Raises:
-        LaunchError: `KVSTORE_TRANSPORT` is not valid.
     """
     try:
         transport = TRANSPORT.read(environ)
@@ -65,11 +62,7 @@ def observing_place(job: Job, at: Rendezvous, environ: Mapping[str, str], starte
 
 
 def write_observers_file(directory: Path, job: Job, at: Rendezvous, environ: Mapping[str, str]) -> None:
-    """Write the file into the job's private directory, with which it goes.
-
-    Raises:
-        LaunchError: it cannot be written, or a setting is not valid.
-    """
+    """Write the file into the job's private directory, with which it goes."""
     try:
         observing_place(job, at, environ, time.time()).write(directory / FILE, durable=False)
     except OSError as error:
@@ -86,11 +79,7 @@ def place_of(at: Rendezvous, transport: str) -> ReadingPlace:
 
 @contextmanager
 def readers_file(job: Job, at: Rendezvous, environ: Mapping[str, str]) -> Iterator[None]:
-    """Have the file of a job with readers there while the block runs.
-
-    Raises:
-        LaunchError: it cannot be written.
-    """
+    """Have the file of a job with readers there while the block runs."""
     if job.cluster.readers is None:
         yield
         return
@@ -135,16 +124,11 @@ class JobRun:
     A context: at its end no process of the job is left, and nothing in files.
 
     Args:
-        job: the job.
         on_failure: called once, with the first process that fails and how, before the others are ended.
-        environ: the caller's environment.
         limits: how long the phases of an ending may last.
         caller: what runs the job. Its signals have been entered.
         variable: the environment variable that marks the processes of the job on this machine.
         selector: a selector that the crews use already; None for a new one.
-
-    Raises:
-        LaunchError: the directory cannot be made.
     """
 
     def __init__(
@@ -184,9 +168,6 @@ class JobRun:
             listener: a socket that the scheduler inherits, and that is closed at the end of the job; None for a socket
                 in the job's directory.
             more: what else is known of the `Rendezvous`.
-
-        Raises:
-            LaunchError: a file cannot be written, or the port of the page is not free.
         """
         self._listener = listener
         uri, port, fd = f"ipc://{self.directory.path}/scheduler", 0, None
@@ -215,9 +196,6 @@ class JobRun:
             crews: what runs them, in the order in which to start.
             where: where they run, for the line that says what starts; None for no such line.
             attached: the task that has this process's terminal; None for none.
-
-        Raises:
-            LaunchError: a task cannot be started.
         """
         restarts = Restarts.of(self.job, tasks)
         supervisor = Supervisor(

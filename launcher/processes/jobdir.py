@@ -25,11 +25,7 @@ class JobDir:
 
     @classmethod
     def make(cls, parent: Path | None = None) -> JobDir:
-        """Make a directory, in `parent`, or in /tmp if sockets there would have too long a name.
-
-        Raises:
-            LaunchError: it cannot be made.
-        """
+        """Make a directory, in `parent`, or in /tmp if sockets there would have too long a name."""
         root = temporary_root(parent)
         sweep(root)
         try:

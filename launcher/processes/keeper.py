@@ -83,7 +83,6 @@ def kill_all(sessions: Collection[int], mark: str, patience: float = PATIENCE_S)
 
     Args:
         sessions, mark: see `strays`.
-        patience: in seconds.
 
     Raises:
         OSError: /proc cannot be read. The job's process groups have been killed.

@@ -50,11 +50,7 @@ class Crew:
     """
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
-        """Start every task.
-
-        Raises:
-            LaunchError: a task cannot be started. Tasks started before it run until `close`.
-        """
+        """Start every task. If one cannot be started, the tasks before it run until `close`."""
         raise NotImplementedError
 
     def can_restart(self, index: int) -> bool:
@@ -65,7 +61,6 @@ class Crew:
         """Start a task that has exited again, if `can_restart`. If that fails, it has exited again.
 
         Args:
-            index: of the task.
             variables: what its environment has beside, or instead of, what it had.
         """
 

@@ -54,7 +54,6 @@ class Tell:
     """Report a failed process to the scheduler.
 
     Args:
-        index: of its task.
         how: what happened to it.
     """
 
@@ -67,7 +66,6 @@ class Lose:
     """Report a process that has died to the scheduler. The job goes on.
 
     Args:
-        index: of its task.
         how: what happened to it.
         start: which start of it this was.
         final: whether it is not started again.
@@ -84,10 +82,8 @@ class Restart:
     """Start a process again.
 
     Args:
-        index: of its task.
         start: which start of it this is.
         before: how the one before has ended.
-        since: when it did.
     """
 
     index: int
@@ -146,7 +142,6 @@ class Interruption:
     """A signal to launch.py has ended the job.
 
     Args:
-        signum: the signal.
         ended: the indices of the tasks that ran.
     """
 
@@ -224,9 +219,6 @@ class Ending:
         """The process of `tasks[index]` has ended.
 
         Args:
-            index: of the task.
-            how: in what way.
-            now: the time.
             possible: whether it can be started again, if that is wanted.
         """
         self._running.discard(index)
@@ -279,7 +271,6 @@ class Ending:
         """Time has passed.
 
         Args:
-            now: the time.
             leftovers: whether processes are alive that tasks have started; called only when all tasks have exited.
         """
         if self.over:

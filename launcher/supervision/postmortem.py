@@ -27,11 +27,7 @@ class Line(NamedTuple):
 
 
 class Postmortem:
-    """Gathers how the processes of a job end.
-
-    Args:
-        tasks: the processes.
-    """
+    """Gathers how the processes of a job end."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks

@@ -41,7 +41,6 @@ class Restarts:
     """The restarts of one job.
 
     Args:
-        tasks: its processes.
         roles: the roles whose processes may die.
         limit: how many times processes are started again, in all.
     """
@@ -84,9 +83,6 @@ class Restarts:
         """A process has died.
 
         Args:
-            index: of its task.
-            how: in what way.
-            now: the time.
             possible: whether it can be started again at all; its host may be lost.
         """
         soon = now < self._began.get(index, now) + SOON_S

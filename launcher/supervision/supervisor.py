@@ -44,7 +44,6 @@ class Drill:
     """The faults of one job that come by the time.
 
     Args:
-        tasks: its processes.
         injections: its faults; those by rounds are left out.
     """
 
@@ -76,7 +75,6 @@ def report(task: Task, how: str) -> None:
     """Tell the scheduler of a job that a process has ended; see `kvstore.bootstrap.report.tell`.
 
     Args:
-        task: the failed process.
         how: what happened to it: "exited with code 7".
     """
     tell(task.env, task.role, task.rank, how)
@@ -112,7 +110,6 @@ class Supervisor:
     """Runs the tasks of one job.
 
     Args:
-        tasks: all of them.
         crews: the crews that run them, in the order in which to start.
         signals: the signals, already entered.
         on_failure: called once with the first failure. It is called in the loop, so it must return soon.
@@ -182,11 +179,7 @@ class Supervisor:
         self._closed = False
 
     def start(self) -> None:
-        """Start every task.
-
-        Raises:
-            LaunchError: a task cannot be started. Tasks started before it run until `close`.
-        """
+        """Start every task."""
         if self._where is not None:
             self.say(f"starting {self._counted(range(1, len(self._tasks)))} {self._where}")
         if self._attached is not None:

@@ -115,12 +115,10 @@ class BackLink(AgentLink):
         self._peer = self._transport.connect(with_key(ticket.endpoint, ticket.server_key))
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """Begin."""
         super().open(selector, on_message, on_end)
         selector.register(self._transport.fileno(), selectors.EVENT_READ, self.poll)
 
     def poll(self) -> None:
-        """Take what has come and the selector may have missed."""
         while not self._closed and (received := self._transport.recv(0)) is not None:
             if received[1]:
                 self.take(received[1])
@@ -128,7 +126,6 @@ class BackLink(AgentLink):
                 self._end("the connection to launch.py has broken")
 
     def close(self) -> None:
-        """End the link. What it has sent lingers in the socket."""
         if not self._closed:
             self._closed = True
             self._selector.unregister(self._transport.fileno())

@@ -195,7 +195,6 @@ class PipeLink(AgentLink):
 
     @property
     def unsent(self) -> int:
-        """The number of bytes that would be lost if the link ended now."""
         return 0 if self._closed else len(self._out)
 
     @property
@@ -204,14 +203,12 @@ class PipeLink(AgentLink):
         return self._unframer.preamble
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """Begin."""
         super().open(selector, on_message, on_end)
         self._opened = True
         selector.register(self._source, selectors.EVENT_READ, self._read)
         self._flush()
 
     def close(self) -> None:
-        """End the link."""
         if self._closed:
             return
         self._want_write(False)
@@ -283,7 +280,6 @@ class AgentTicket:
     Args:
         endpoint: the endpoint where launch.py listens: `tcp://address:port`.
         server_key: launch.py's public key.
-        public, secret: the agents' key pair.
     """
 
     endpoint: str

@@ -19,11 +19,7 @@ _SHOWN = 2000  # characters of its errors
 
 
 class Kubectl:
-    """Runs kubectl, in one namespace.
-
-    Raises:
-        LaunchError: there is no kubectl on PATH.
-    """
+    """Runs kubectl, in one namespace."""
 
     def __init__(self, namespace: str) -> None:
         program = shutil.which("kubectl")
@@ -63,7 +59,6 @@ class KubectlStream:
     """A running kubectl.
 
     Args:
-        argv: the words to execute.
         on_data: takes its output, while a selector is registered.
         on_over: called at the end of its output, unless it was closed.
 

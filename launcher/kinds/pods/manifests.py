@@ -42,13 +42,9 @@ def manifests(job: Job, name: str, keyring: Keyring | None, environ: Mapping[str
     """Every object of a job, in the order in which to create them.
 
     Args:
-        job: the job.
         name: the name of the job, with which the names of all objects begin.
         keyring: the members' keys, if links are encrypted.
         environ: the caller's environment, in which the job's `env_names` are.
-
-    Raises:
-        LaunchError: the job cannot run on Kubernetes.
     """
     if not job.cluster.image:
         raise LaunchError("--launcher kubernetes needs --image, a container image with this package and your program")

@@ -38,7 +38,6 @@ class Pod:
     """The state of one pod.
 
     Args:
-        name: its name.
         started: whether its program runs or has run.
         why: what it waits for, if it has not started.
         broken: whether waiting will hardly help.
@@ -104,7 +103,6 @@ class PodWatch:
 
         Args:
             pods: the descriptions of all pods of the job.
-            now: the time.
         """
         by_task = self._by_task(pods)
         events: list[Event] = []
