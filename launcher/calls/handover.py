@@ -196,7 +196,6 @@ def _uses(value: Any) -> list[tuple[str, Any]]:
 
 
 def _inner(value: Any) -> Any:
-    """The function in a method, a property or a cache."""
     value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
     return value if isinstance(value, types.FunctionType) else inspect.unwrap(value)
 
@@ -242,11 +241,7 @@ class Handover:
             raise
 
     def outcome(self, rank: int) -> Outcome:
-        """The outcome of a worker's call.
-
-        Raises:
-            Exception: it cannot be unpickled here.
-        """
+        """The outcome of a worker's call. Raises Exception: it cannot be unpickled here."""
         return outcome.get(self._results[rank])
 
     def close(self) -> None:
@@ -256,7 +251,6 @@ class Handover:
                 os.close(self._fds.pop())
 
     def started(self) -> None:
-        """The workers run: close the descriptors that only they need."""
         for start in self.starts:
             self._fds.remove(start.reader)
             os.close(start.reader)

@@ -76,26 +76,17 @@ Outcome = Returned | Failed | Unfinished
 
 
 def begin(fd: int) -> None:
-    """Write that the call has begun."""
     os.pwrite(fd, _BEGUN, 0)
 
 
 def put_value(fd: int, value: object) -> None:
-    """Write what the call has returned.
-
-    Raises:
-        Exception: it cannot be pickled.
-    """
+    """Write what the call has returned. Raises Exception: it cannot be pickled."""
     # With multiprocessing's pickler, tensors would stay in the memory of the worker, which ends.
     _put(fd, _RETURNED, value)
 
 
 def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
-    """Write how the call has failed.
-
-    Args:
-        how: what happened, if the call itself has not raised it.
-    """
+    """Write how the call has failed. `how`: what happened, if the call itself has not raised it."""
     when = time.monotonic()
     text = described(error)
     details = (
@@ -109,11 +100,7 @@ def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
 
 
 def get(fd: int) -> Outcome:
-    """Read the outcome.
-
-    Raises:
-        Exception: it cannot be unpickled here.
-    """
+    """Read the outcome. Raises Exception: it cannot be unpickled here."""
     state = os.pread(fd, 1, 0)
     if state not in (_RETURNED, _FAILED):
         return Unfinished(begun=state == _BEGUN)
@@ -183,9 +170,8 @@ class Surroundings(NamedTuple):
 def work(call: int, result: int) -> None:
     """Make the call, and write its outcome.
 
-    Args:
-        call: the memory with the call: the name of the function, the function, its arguments, and its surroundings.
-        result: the memory for the outcome.
+    `call`: the memory with the call: the name of the function, the function, its arguments, and its surroundings.
+    `result`: the memory for the outcome.
     """
     for fd in (call, result):
         os.set_inheritable(fd, False)

@@ -32,9 +32,8 @@ from launcher.output.outlet import Outlet
 from launcher.processes.children import Children, Share
 from launcher.processes.guard import Guard
 from launcher.processes.job_run import Caller
-from launcher.supervision.crew import Sink
+from launcher.supervision.crew import CHILD, SignalQueue, Sink
 from launcher.supervision.ending import UNNAMED
-from launcher.supervision.signals import CHILD, SignalQueue
 from launcher.supervision.supervisor import report
 
 # The exit code of a worker that has called `launcher.run` while it imported the script.

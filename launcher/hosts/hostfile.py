@@ -57,7 +57,6 @@ class Host:
 
 
 def read(path: str) -> list[Host]:
-    """The hosts in a file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

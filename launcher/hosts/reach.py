@@ -71,8 +71,7 @@ def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, st
 def listener(address: str) -> socket.socket:
     """A socket that listens at a free port of an address of this host.
 
-    Raises:
-        OSError: this host does not have the address.
+    Raises OSError: this host does not have the address.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:

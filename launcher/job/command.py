@@ -39,10 +39,9 @@ _BUILTINS = frozenset([
 def argv_of(command: Sequence[str], python: str) -> tuple[str, ...]:
     """The words to execute for a command.
 
-    Args:
-        command: the command: one string, or several words.
-        python: the interpreter to run if the first word is `python` or `python3`. In a shell command, and after words
-            such as `env` or `timeout`, the shell finds `python` on PATH, where the launcher puts `shim(python)`.
+    `command`: the command: one string, or several words. `python`: the interpreter to run if the first word is `python`
+    or `python3`. In a shell command, and after words such as `env` or `timeout`, the shell finds `python` on PATH,
+    where the launcher puts `shim(python)`.
     """
     words = _split(command[0]) if len(command) == 1 else list(command)
     if not words or not words[0]:
@@ -154,11 +153,7 @@ IN_SCRIPTS = ("kvstore", "workers")  # what training scripts import
 
 
 class Shadow(NamedTuple):
-    """A module that hides a package of the project.
-
-    Args:
-        ours: the directory of the package.
-    """
+    """A module that hides a package of the project. `ours`: the directory of the package."""
 
     name: str
     theirs: Path
@@ -174,8 +169,7 @@ class Shadow(NamedTuple):
 def shadows(directories: Iterable[str], names: Iterable[str] = IN_SCRIPTS) -> list[Shadow]:
     """The modules that hide packages of the project.
 
-    Args:
-        directories: the directories in which Python looks before it comes to the project's.
+    `directories`: the directories in which Python looks before it comes to the project's.
     """
     found = []
     path = list(directories)

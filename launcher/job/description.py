@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import cast
 
 from kvstore.job import settings
-from kvstore.job.contract import COMPUTED, members
+from kvstore.job.contract import COMPUTED, Member, Role, member_title, members
 from launcher.errors import LaunchError
-from launcher.job.injection import Injection
 
 # A typing error must not start a million processes.
 MAX_PER_ROLE = settings.MAX_NODES
@@ -28,6 +31,70 @@ LOG_SIZE = 16 << 20  # bytes of one file
 LOG_FILES = 4  # of one process
 _VALID = "all, none, or ranks of workers such as 0, 0,2 or 0,4-7"
 _LARGEST = 9  # digits
+
+
+# What is done to a process. A stopped one is alive, and says nothing, until it is continued.
+ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
+ROLES = ("scheduler", "server", "standby", "worker")
+
+_FAULT_SYNTAX = re.compile(r"(\w+):(\w+)(?::(\d{1,9}))?@(?:round:([1-9]\d{0,8})|(\d{1,9}(?:\.\d{1,9})?)s)", re.ASCII)
+_VALID_FAULT = "ACTION:ROLE:RANK@WHEN, such as kill:server:1@round:100, stop:standby:0@10s or kill:scheduler@5s"
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault.
+
+    Args:
+        role, rank: the member whose process it happens to.
+        round: when that process has so many rounds; None for a time.
+        after_s: when the job has run for so many seconds; None for a round.
+    """
+
+    action: str
+    role: Role
+    rank: int
+    round: int | None = None
+    after_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Injection:
+        match = _FAULT_SYNTAX.fullmatch(text)
+        if match is None:
+            raise LaunchError(f"--inject {text}: expected {_VALID_FAULT}")
+        action, role, rank, rounds, seconds = match.groups()
+        if action not in ACTIONS:
+            raise LaunchError(f"--inject {text}: there is no action {action}; valid: {', '.join(ACTIONS)}")
+        if role not in ROLES:
+            raise LaunchError(f"--inject {text}: there is no role {role}; valid: {', '.join(ROLES)}")
+        if (rank is None) != (role == "scheduler"):
+            raise LaunchError(f"--inject {text}: a {role} has {'no' if rank else 'a'} rank; expected {_VALID_FAULT}")
+        if rounds is not None and (role not in ("server", "standby") or action == "cont"):
+            why = "a stopped process sees no round" if action == "cont" else f"a {role} counts no rounds"
+            raise LaunchError(f"--inject {text}: {why}; give a time, such as {action}:{role}{_colon(rank)}@10s")
+        return cls(
+            action,
+            cast(Role, role),
+            int(rank or 0),
+            None if rounds is None else int(rounds),
+            None if seconds is None else float(seconds),
+        )
+
+    @property
+    def member(self) -> Member:
+        return self.role, self.rank
+
+    @property
+    def signal(self) -> signal.Signals:
+        return ACTIONS[self.action]
+
+    def __str__(self) -> str:
+        when = f"{self.after_s:g} s after the start" if self.round is None else f"at its round {self.round}"
+        return f"{self.signal.name} for {member_title(self.role, self.rank)}, {when}"
+
+
+def _colon(rank: str | None) -> str:
+    return "" if rank is None else f":{rank}"
 
 
 @dataclass(frozen=True)
@@ -58,11 +125,9 @@ class OutputOptions:
             )
 
     def open_files(self, num_processes: int) -> int:
-        """How many files are open for so many processes, and for launch.py itself."""
         return num_processes + 2 if self.log_dir is not None else 0
 
     def require_ranks(self, num_workers: int) -> None:
-        """Check that the job has the workers that are to be shown."""
         for rank in self.show or ():
             if rank >= num_workers:
                 ranks = "rank is 0" if num_workers == 1 else f"ranks are 0 to {num_workers - 1}"
@@ -76,8 +141,7 @@ class OutputOptions:
 def parse_ranks(text: str) -> tuple[int, ...] | None:
     """The ranks that `--show` names, in order; None for all.
 
-    Raises:
-        ValueError: the text is not valid. The message says what is.
+    Raises ValueError: the text is not valid. The message says what is.
     """
     if text in ("all", "none"):
         return None if text == "all" else ()
@@ -125,7 +189,7 @@ class Cluster:
         dashboard_token_file: the file with the page's token; None for a new token.
         trace: the file of the job's trace and the rounds that it has, after a colon; None for no trace.
         attach: the rank of the worker that has the terminal; None for none by option.
-        inject: faults to inject, as `launcher.job.injection` reads them.
+        inject: faults to inject, as `launcher.job.description` reads them.
         job_name: the name of the job in the cluster's tools.
         time: the time limit, in the cluster's notation.
         worker_cores, server_cores: the number of cores for each process of that role; 0 for the default.
@@ -171,12 +235,10 @@ class Cluster:
     yarn_jar: str = ""
 
     def given(self) -> list[str]:
-        """The names of the fields that differ from their defaults."""
         return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
 
 
 def option(field: str) -> str:
-    """The command-line option of a field."""
     switched_off = getattr(Cluster, field) is True
     return f"--{'no-' if switched_off else ''}{field.replace('_', '-')}"
 
@@ -245,23 +307,24 @@ class Job:
             raise LaunchError("--attach gives the terminal to a worker, and --live draws on it; leave one of them out")
 
     @property
+    def python(self) -> str:
+        """The path of the interpreter on the hosts."""
+        return self.cluster.python or sys.executable
+
+    @property
     def num_standbys(self) -> int:
-        """How many standbys the servers have in all."""
         return self.num_servers * self.cluster.replicas
 
     @property
     def num_placed(self) -> int:
-        """How many processes need a place on a host of the job: the workers, the servers and their standbys."""
         return self.num_workers + self.num_servers + self.num_standbys
 
     @property
     def injections(self) -> list[Injection]:
-        """The faults to inject."""
         return [Injection.parse(text) for text in self.cluster.inject]
 
     @property
     def restarts(self) -> int:
-        """How many times processes that die are started again, in all."""
         if self.cluster.restarts is not None:
             return self.cluster.restarts
         return RESTARTS if self.cluster.replicas else 0

@@ -58,7 +58,6 @@ class Rendezvous:
     scheduler_log: str = ""
 
     def contract(self, job: Job) -> Contract:
-        """What the members of a job are told."""
         root_fd = -1 if self.fd is None else self.fd
         return Contract(
             job.num_workers,
@@ -155,7 +154,6 @@ def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables that make this process a member of a job."""
     return {name: value for name, value in environ.items() if not name.startswith("DMLC_") and name not in RESERVED}
 
 
@@ -174,9 +172,8 @@ def again(start: int, how: Exit, when: float) -> dict[str, str]:
 def words(job: Job, role: Role, python: str, rank: int | None = None) -> tuple[str, ...]:
     """The words that a member of a role executes.
 
-    Args:
-        python: the interpreter that `python` in the command stands for.
-        rank: of the member, to be shown by `ps aux`; None where it does not run.
+    `python`: the interpreter that `python` in the command stands for. `rank`: of the member, to be shown by `ps aux`;
+    None where it does not run.
     """
     if role == "worker":
         return argv_of(job.command, python)
@@ -228,7 +225,6 @@ def environment(
 
 
 def render(job: Job, at: Rendezvous, around: HostEnvironment) -> list[Task]:
-    """Every process of a job on this machine, in the order in which to start them."""
     siblings = {"worker": job.num_workers, "server": job.num_servers, "standby": job.num_standbys, "scheduler": 1}
     return [
         Task(

@@ -20,8 +20,8 @@ from launcher.kinds.kind import Kind
 from launcher.kinds.pods.kubectl import Kubectl
 from launcher.kinds.pods.manifests import PYTHON, hidden, manifests
 from launcher.kinds.pods.pod_crew import PodCrew
+from launcher.supervision.crew import SignalQueue
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
 # The state of pods is read once a second, and the cluster gives a pod time to end.
@@ -103,7 +103,6 @@ _WORDS = frozenset(["false", "n", "no", "null", "off", "on", "true", "y", "yes"]
 
 
 def dump(value: Any) -> str:
-    """Return mappings, lists, strings, integers and booleans as YAML."""
     return "\n".join(_lines(value)) + "\n"
 
 

@@ -81,7 +81,6 @@ def run(
 
 
 def dry_run(job: Job) -> str:
-    """What `run` would start, one line for each process."""
     at = Rendezvous(uri="ipc://(a private directory)/scheduler", port=0, mark="(the directory's name)")
     lines = [dryrun.task(job, at, role, rank, sys.executable) for role, rank in members(job)]
     return "\n".join(["# on this machine, with the environment of launch.py and:", *lines])
@@ -95,14 +94,12 @@ def _transport(environ: Mapping[str, str]) -> str:
 
 
 def _sweep_shared() -> None:
-    """Remove the shared memory of jobs that were killed together with their keepers."""
     from kvstore.transport.shm.presence import sweep  # imported late, while the processes start
 
     sweep()
 
 
 def _listen() -> socket.socket:
-    """The socket that the scheduler inherits. A port that is free now might not be when it starts."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.bind(("127.0.0.1", 0))

@@ -55,7 +55,6 @@ def kind_of(name: str) -> Kind | None:
 
 
 def find(name: str, job: Job) -> Kind:
-    """The launcher of a name, for a job."""
     kind = kind_of(name)
     if kind is None:
         raise LaunchError(f"--launcher {name} is not valid; valid: {', '.join(KINDS)}")

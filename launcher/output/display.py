@@ -84,7 +84,6 @@ class Display:
             self._files = LogFiles(Path(options.log_dir), options.log_size, options.log_files)
 
     def output(self, index: int, number: int, data: bytes) -> None:
-        """Take what a task has written; see `Sink.output`."""
         if self._files is not None:
             self._log(index, number, data)
         target = self._outlet.stdout if number == 1 else self._outlet.stderr
@@ -116,7 +115,6 @@ class Display:
                 self.say(problem)
 
     def show(self, index: int, text: str) -> None:
-        """Show a line on behalf of a task."""
         target = self._outlet.stderr
         own = prefix(self._tasks[index].name, index, self._color[target])
         self._outlet.put(target, own + text.encode(errors="surrogateescape") + b"\n")
@@ -132,17 +130,11 @@ class Display:
         return True
 
     def last_line(self, index: int) -> str:
-        """The last line that a task has written to standard error."""
         line = self._without_prefix(index, self._outlet.stderr, b"".join(_tail(self._last.get(index, b""), 1)))
         return line[:_LONGEST].decode(errors="replace").strip()
 
     def begins(self, index: int, start: int = 1, why: str = "") -> None:
-        """A task is started.
-
-        Args:
-            start: which start of it this is.
-            why: why it is started again.
-        """
+        """A task is started. `start`: which start of it this is. `why`: why it is started again."""
         again = f", because it {why}" if why else ""
         if self._live is not None:
             self._live.begins(index, start, self._now())
@@ -150,7 +142,6 @@ class Display:
         self._note(index, f"start {start} of {self._tasks[index].title}{again}{where}")
 
     def reported(self, index: int, report: ExitReport) -> None:
-        """A task has said why it ends. It is shown later; its file has it now."""
         if self._live is not None:
             self._live.reported(index, report, self._now())
         if self._files is not None and not report.printed:
@@ -160,15 +151,13 @@ class Display:
     def exited(self, index: int, how: Exit, failed: bool) -> None:
         """A task has ended.
 
-        Args:
-            failed: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
+        `failed`: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
         """
         if self._live is not None:
             self._live.exited(index, how, failed, self._now())
         self._note(index, str(how))
 
     def tick(self) -> None:
-        """Time has passed: show for how long, and write what has waited in vain for the end of its line."""
         now = self._now()
         if self._live is not None:
             self._redraw(self._live, now)
@@ -181,7 +170,6 @@ class Display:
                 self._write(index, entries.flush(at), at)
 
     def conclude(self) -> None:
-        """The job is over: leave the last state of its processes, before what has failed is told."""
         if self._live is not None and self._drawn:
             self._outlet.show(self._outlet.stderr, self, b"")
             self._outlet.put(self._outlet.stderr, self._draw(self._live, self._now()) + b"\n")
@@ -190,7 +178,6 @@ class Display:
             self.say(f"{missing} lines could not be written, and are missing in {self._files.directory}")
 
     def close(self) -> None:
-        """Close the files. Lines that are shown after that are in none. May be called again."""
         if self._files is not None:
             self._files.close()
             self._files = None

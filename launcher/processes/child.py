@@ -88,7 +88,6 @@ class Child:
         self._process = self._tied.process
 
     def execute(self) -> None:
-        """Execute the program. If that fails, the child exits."""
         try:
             self._tied.execute()
         except OSError as error:
@@ -96,7 +95,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The number of its process, its process group and its session."""
         return self._process.pid
 
     def poll(self) -> Exit | None:
@@ -137,8 +135,7 @@ def _close(fds: Sequence[int]) -> None:
 def require_command(task: Task | Program, directory: str = ".") -> None:
     """Check that what a task executes exists, before anything runs.
 
-    Args:
-        directory: the working directory that it will have.
+    `directory`: the working directory that it will have.
     """
     program = task.argv[0]
     if os.sep in program:
@@ -149,11 +146,7 @@ def require_command(task: Task | Program, directory: str = ".") -> None:
 
 
 def cannot_start(task: Task | Program, error: OSError, directory: str = ".") -> LaunchError:
-    """The error for a program that cannot be executed, with the exit code of a shell.
-
-    Args:
-        error: what the system says.
-    """
+    """The error for a program that cannot be executed, with the exit code of a shell. `error`: what the system says."""
     program = task.argv[0]
     found = Path(directory) / program
     meant = suggestion(task.argv, task.env.get("PATH", os.environ.get("PATH", os.defpath)), directory)
@@ -194,7 +187,6 @@ def suggestion(argv: Sequence[str], search_path: str, directory: str = ".") -> s
 
 
 def _is_script(path: Path) -> bool:
-    """Whether it is a file for Python that was not made executable."""
     return path.suffix == ".py" and path.is_file()
 
 

@@ -24,8 +24,6 @@ _PIPE_HOLDS = 1 << 20  # at most, by the default limit of Linux
 
 @dataclass
 class _Stream:
-    """One pipe of one child."""
-
     index: int
     number: int
     source: int
@@ -189,11 +187,7 @@ class Children(Crew):
         self._selector.register(stream.source, selectors.EVENT_READ, partial(self._read, stream))
 
     def _read(self, stream: _Stream) -> int:
-        """Read from a pipe once.
-
-        Returns:
-            The number of bytes; 0 if there are none now, and at the end.
-        """
+        """Read from a pipe once. Returns the number of bytes; 0 if there are none now, and at the end."""
         if stream.closed:
             return 0
         try:

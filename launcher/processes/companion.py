@@ -153,8 +153,7 @@ WRITTEN_S = 30.0  # how long the file of a trace may take to be written for the 
 def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterator[list[Companion]]:
     """Have what runs beside a job: the observer, if it has anything to do; else nothing.
 
-    Args:
-        directory: the job's private directory, with the file that tells observers where the job is.
+    `directory`: the job's private directory, with the file that tells observers where the job is.
     """
     told: dict[str, str] = {}
     pass_fds: tuple[int, ...] = ()
@@ -182,7 +181,6 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
 
 
 def _writable(trace: str) -> TraceTarget:
-    """Make the file of the trace."""
     target = TraceTarget.parse(trace)
     try:
         target.prepare()
@@ -203,7 +201,6 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 
 def _token(file: str) -> str:
-    """A new token, or the one in a file."""
     if not file:
         return secrets.token_urlsafe(32)
     try:

@@ -30,19 +30,14 @@ from launcher.processes.children import Children
 from launcher.processes.companion import Companion, companions
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
-from launcher.supervision.crew import Crew
+from launcher.supervision.crew import Crew, SignalQueue
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.restarts import Restarts
-from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Drill, OnFailure, Supervisor
 
 
 def observing_place(job: Job, at: Rendezvous, environ: Mapping[str, str], started: float) -> ObservingPlace:
-    """Return what observers of the job that meets there must know.
-
-    Args:
-        started: when, in seconds since 1970.
-    """
+    """Return what observers of the job that meets there must know. `started`: when, in seconds since 1970."""
     try:
         transport = TRANSPORT.read(environ)
     except ConfigError as error:
@@ -62,7 +57,6 @@ def observing_place(job: Job, at: Rendezvous, environ: Mapping[str, str], starte
 
 
 def write_observers_file(directory: Path, job: Job, at: Rendezvous, environ: Mapping[str, str]) -> None:
-    """Write the file into the job's private directory, with which it goes."""
     try:
         observing_place(job, at, environ, time.time()).write(directory / FILE, durable=False)
     except OSError as error:
@@ -79,7 +73,6 @@ def place_of(at: Rendezvous, transport: str) -> ReadingPlace:
 
 @contextmanager
 def readers_file(job: Job, at: Rendezvous, environ: Mapping[str, str]) -> Iterator[None]:
-    """Have the file of a job with readers there while the block runs."""
     if job.cluster.readers is None:
         yield
         return
@@ -164,10 +157,8 @@ class JobRun:
     def meet(self, listener: socket.socket | None, **more: Any) -> Rendezvous:
         """Choose where the members meet, tell observers and readers, and prepare what runs beside the job.
 
-        Args:
-            listener: a socket that the scheduler inherits, and that is closed at the end of the job; None for a socket
-                in the job's directory.
-            more: what else is known of the `Rendezvous`.
+        `listener`: a socket that the scheduler inherits, and that is closed at the end of the job; None for a socket in
+        the job's directory. `more`: what else is known of the `Rendezvous`.
         """
         self._listener = listener
         uri, port, fd = f"ipc://{self.directory.path}/scheduler", 0, None

@@ -51,11 +51,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Tell:
-    """Report a failed process to the scheduler.
-
-    Args:
-        how: what happened to it.
-    """
+    """Report a failed process to the scheduler. `how`: what happened to it."""
 
     index: int
     how: str
@@ -79,12 +75,7 @@ class Lose:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start a process again.
-
-    Args:
-        start: which start of it this is.
-        before: how the one before has ended.
-    """
+    """Start a process again. `start`: which start of it this is. `before`: how the one before has ended."""
 
     index: int
     start: int
@@ -139,11 +130,7 @@ class EndingLimits:
 
 @dataclass(frozen=True)
 class Interruption:
-    """A signal to launch.py has ended the job.
-
-    Args:
-        ended: the indices of the tasks that ran.
-    """
+    """A signal to launch.py has ended the job. `ended`: the indices of the tasks that ran."""
 
     signum: int
     ended: tuple[int, ...]
@@ -197,7 +184,6 @@ class Ending:
 
     @property
     def over(self) -> bool:
-        """Whether no process of the job is left."""
         return self.phase is Phase.OVER
 
     @property
@@ -211,16 +197,11 @@ class Ending:
         return min(filter(None, [self.deadline, *self._waiting.values()]), default=None)
 
     def reported(self, index: int, report: ExitReport) -> None:
-        """A process has said why it ends."""
         if report.consequence:
             self._consequences[index] = report
 
     def exited(self, index: int, how: Exit, now: float, possible: bool = True) -> list[Action]:
-        """The process of `tasks[index]` has ended.
-
-        Args:
-            possible: whether it can be started again, if that is wanted.
-        """
+        """The process of `tasks[index]` has ended. `possible`: whether it can be started again, if that is wanted."""
         self._running.discard(index)
         if self.phase not in (Phase.RUNNING, Phase.LINGER):
             return []
@@ -270,8 +251,7 @@ class Ending:
     def tick(self, now: float, leftovers: Callable[[], bool]) -> list[Action]:
         """Time has passed.
 
-        Args:
-            leftovers: whether processes are alive that tasks have started; called only when all tasks have exited.
+        `leftovers`: whether processes are alive that tasks have started; called only when all tasks have exited.
         """
         if self.over:
             return []

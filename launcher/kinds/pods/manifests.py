@@ -23,7 +23,7 @@ from launcher.job.command import program_argv
 from launcher.job.description import RESERVED, Cluster, Job
 from launcher.job.dryrun import HIDDEN
 from launcher.job.tasks import Rendezvous, passed, words
-from launcher.kinds.managers import mebibytes, seconds
+from launcher.kinds.kind import mebibytes, seconds
 from launcher.kinds.pods.entry import INDEX, KEY, MOUNT, VARIABLES
 
 Manifest = dict[str, Any]
@@ -60,7 +60,6 @@ def manifests(job: Job, name: str, keyring: Keyring | None, environ: Mapping[str
 
 
 def hidden(manifest: Manifest) -> Manifest:
-    """The object without any value that may be a secret."""
     if manifest["kind"] != "Secret":
         return manifest
     shown = {field: value for field, value in manifest.items() if field != "data"}
@@ -177,7 +176,6 @@ def _env(job: Job, name: str, role: Role) -> list[Manifest]:
 
 
 def _mounts(name: str, role: Role, keys: bool, variables: bool) -> tuple[list[Manifest], list[Manifest]]:
-    """The mounts of a container, and their volumes."""
     mounts: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     # Containers get 64 MB of it, in which torch's data loaders do not fit.
     volumes: list[Manifest] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]

@@ -49,7 +49,6 @@ class PodLog:
         self._partial, self._until = b"", self._last
 
     def feed(self, data: bytes) -> bytes:
-        """The new lines that `data` completes."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         new = []
         for line in lines:
@@ -62,7 +61,6 @@ class PodLog:
         return b"".join(new)
 
     def finish(self) -> bytes:
-        """The last line, if it has no newline."""
         stamp, text = _cut(self._partial)
         self._partial = b""
         return b"" if self._before(stamp) else text
