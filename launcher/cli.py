@@ -200,7 +200,7 @@ def add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--live",
         action="store_true",
-        help="on a terminal, show one line for each process, with its state and its last line; needs rich",
+        help="deprecated, use kvstore-status --watch: on a terminal, show one line for each process; needs rich",
     )
 
 

@@ -99,15 +99,9 @@ def _colon(rank: str | None) -> str:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Options of launch.py for what the processes print.
+    """Options of launch.py for what the processes print, as `launcher.cli` explains them.
 
-    Args:
-        log_dir: the directory for a file for each process; None for no files.
-        log_size: how large a file may be before a new one is begun, in bytes.
-        log_files: how many files of each process are kept.
-        show: the ranks of the workers whose lines are shown; None for all.
-        live: whether a terminal shows one line for each process.
-        scroll: whether it shows the lines of `show` above that, too.
+    `scroll`: whether a live terminal shows the lines of `show` above the one line of each process, too.
     """
 
     log_dir: str | None = None
@@ -126,12 +120,6 @@ class OutputOptions:
 
     def open_files(self, num_processes: int) -> int:
         return num_processes + 2 if self.log_dir is not None else 0
-
-    def require_ranks(self, num_workers: int) -> None:
-        for rank in self.show or ():
-            if rank >= num_workers:
-                ranks = "rank is 0" if num_workers == 1 else f"ranks are 0 to {num_workers - 1}"
-                raise LaunchError(f"--show {rank}: there is no worker {rank}; the workers' {ranks}")
 
     def shows(self, role: str, rank: int) -> bool:
         """Whether the lines of a member are shown, where `live` does not hide them."""
@@ -166,37 +154,8 @@ def _is_rank(text: str) -> bool:
 class Cluster:
     """Options of launch.py that depend on the launcher. Each launcher takes some; the others must keep their defaults.
 
-    Args:
-        hostfile: a file with the hosts of the workers.
-        server_hosts: a file with the hosts of the servers; None for the hosts that have workers.
-        placement: `fill` uses all slots of a host before the next host; `round-robin` takes the hosts in turn.
-        sync_dst_dir: the directory on each host to copy the working directory to; the job runs there. A local job
-            ignores it.
-        sync_exclude: patterns of files that are not copied, in the syntax of rsync's --exclude.
-        sync_gitignore: whether to leave out .git and the files that .gitignore files name.
-        ssh_config: a configuration file for ssh.
-        ssh_option: options for ssh, in the syntax of its -o.
-        python: the path of the interpreter on the hosts; if empty, that of launch.py's interpreter.
-        host_ip: the address by which the hosts reach this machine.
-        interface: the network interface whose address every host uses.
-        encryption: whether links between hosts are encrypted and only members can open them.
-        host_aggregation: whether hosts with several workers have aggregators.
-        replicas: how many standbys each server has, 0 or 1.
-        restarts: how many times processes that die are started again, in all; None for the default.
-        readers: the file to write for readers, who read the values of the job while it runs; None for no readers.
-        max_readers: how many readers there may be at once.
-        dashboard: the port of the page that shows the job, 0 for any; None for no page.
-        dashboard_token_file: the file with the page's token; None for a new token.
-        trace: the file of the job's trace and the rounds that it has, after a colon; None for no trace.
-        attach: the rank of the worker that has the terminal; None for none by option.
-        inject: faults to inject, as `launcher.job.description` reads them.
-        job_name: the name of the job in the cluster's tools.
-        time: the time limit, in the cluster's notation.
-        worker_cores, server_cores: the number of cores for each process of that role; 0 for the default.
-        worker_memory, server_memory: the memory for each process of that role, such as 500m or 4g.
-        gpus_per_worker: the number of GPUs for each worker; 0 for no request.
-        cluster_option: words that are passed to the cluster's command unchanged.
-        yarn_jar: the path of YARN's distributed shell.
+    Each field is the option of its name, which `launcher.cli` explains. None, 0 and empty text are the default, but for
+    `dashboard`: port 0 is any free port.
     """
 
     hostfile: str | None = None
@@ -286,8 +245,14 @@ class Job:
         for option, names in (("--env-server", self.env_server), ("--env-worker", self.env_worker)):
             for name in sorted(RESERVED.intersection(names)):
                 raise LaunchError(f"{option} cannot set {name}: launch.py computes it for each process")
-        self.output.require_ranks(self.num_workers)
-        self._require_attachable()
+        for rank in self.output.show or ():
+            self._require_worker("--show", rank)
+        if self.cluster.attach is not None:
+            self._require_worker("--attach", self.cluster.attach)
+            if self.output.live:
+                raise LaunchError(
+                    "--attach gives the terminal to a worker, and --live draws on it; leave one of them out"
+                )
         known = set(members(self.num_workers, self.num_servers, replicas=self.cluster.replicas))
         for text in self.cluster.inject:
             if Injection.parse(text).member not in known:
@@ -296,15 +261,10 @@ class Job:
                     f"{self.num_servers} servers and {self.num_standbys} standbys (--replicas), and ranks begin at 0"
                 )
 
-    def _require_attachable(self) -> None:
-        attach = self.cluster.attach
-        if attach is None:
-            return
-        if attach >= self.num_workers:
+    def _require_worker(self, option: str, rank: int) -> None:
+        if rank >= self.num_workers:
             ranks = "rank is 0" if self.num_workers == 1 else f"ranks are 0 to {self.num_workers - 1}"
-            raise LaunchError(f"--attach {attach}: there is no worker {attach}; the workers' {ranks}")
-        if self.output.live:
-            raise LaunchError("--attach gives the terminal to a worker, and --live draws on it; leave one of them out")
+            raise LaunchError(f"{option} {rank}: there is no worker {rank}; the workers' {ranks}")
 
     @property
     def python(self) -> str:

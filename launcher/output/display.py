@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,10 @@ from launcher.output.live import BESIDE, LONGEST_HOST, LiveTable, LiveView, requ
 from launcher.output.log_files import STREAMS, LogFiles, LogLines, remark, said, stamp
 from launcher.output.outlet import Outlet, columns, height, is_terminal, wants_color
 
+DEPRECATED = (
+    "--live is deprecated, and the next release has it no more: in another terminal, kvstore-status --watch shows the "
+    "state of each process while the job runs, and --log-dir DIR keeps what each has printed"
+)
 OWN_FILE = "launch"  # for the lines of launch.py itself
 _LONGEST = 300  # characters of a task's last line
 _REMEMBERED = 20  # lines of a process that are not shown, for the case that it fails
@@ -246,8 +251,10 @@ def _tail(lines: bytes, count: int) -> list[bytes]:
 
 def prepare(options: OutputOptions, environ: Mapping[str, str]) -> None:
     """Check that a job can have this output, before anything is started that might wait for hours."""
-    if options.live and is_terminal(2, environ):
-        require_rich()
+    if options.live:
+        print(f"launch.py: warning: {DEPRECATED}", file=sys.stderr)
+        if is_terminal(2, environ):
+            require_rich()
     if options.log_dir is not None:
         LogFiles(Path(options.log_dir), options.log_size, options.log_files).close()
 

@@ -105,16 +105,9 @@ class Supervisor:
         crews: the crews that run them, in the order in which to start.
         signals: the signals, already entered.
         on_failure: called once with the first failure. It is called in the loop, so it must return soon.
-        environ: the caller's environment, for NO_COLOR.
-        limits: how long the phases of an ending may last.
         selector: a selector that the crews use already; None for a new one.
-        outlet: where output goes; None for standard output and error.
-        output: which lines are shown, and which log files are written; None for all, and none.
-        name: the prefix of the supervisor's own lines.
         where: where the tasks run, for the line that says what starts; None for no such line.
-        restarts: which tasks may die and are started again; None for none.
-        on_loss: called with each of them, in the loop; again and again until it returns True.
-        drill: the faults to inject; None for none.
+        on_loss: called in the loop with each task that `restarts` lets die, again and again until it returns True.
         attached: the task that has this process's terminal; None for none.
     """
 
