@@ -78,14 +78,12 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def memory(text: str) -> str:
-    """A size of memory, such as 500m or 4g; without a unit, in megabytes."""
     if text and not re.fullmatch(r"[1-9][0-9]{0,9}[mMgG]?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; valid: a number with m or g, such as 500m or 4g")
     return f"{text}m" if text[-1:].isdigit() else text.lower()
 
 
 def number(text: str) -> int:
-    """A number of processes, cores or other things of which there may be none."""
     return _whole(text, 0)
 
 
@@ -102,14 +100,12 @@ def _whole(text: str, least: int) -> int:
 
 
 def launcher(text: str) -> str:
-    """The name of a launcher."""
     if kind_of(text) is None:
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(map(repr, KINDS))})")
     return text
 
 
 def variable(text: str) -> tuple[str, str]:
-    """A variable and its value."""
     variable_name, colon, value = text.partition(":")
     if not colon or not _VARIABLE.fullmatch(variable_name):
         raise argparse.ArgumentTypeError("expected NAME:VALUE (what was given is not shown: it may be a secret)")
@@ -117,7 +113,6 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def name(text: str) -> str:
-    """The name of a variable."""
     if not _VARIABLE.fullmatch(text):
         raise argparse.ArgumentTypeError(
             "expected a variable's name alone (what was given is not shown: it may be a secret); "
@@ -127,7 +122,6 @@ def name(text: str) -> str:
 
 
 def add_resources(group: argparse._ArgumentGroup) -> None:
-    """Add the options."""
     add_argument = group.add_argument
     add_argument(
         "--job-name", default="kvstore", metavar="NAME", type=_job_name, help="name of the job in the cluster's tools"
@@ -168,7 +162,6 @@ def _job_name(text: str) -> str:
 
 
 def add_readers(group: argparse._ArgumentGroup) -> None:
-    """Add the options."""
     group.add_argument(
         "--readers",
         metavar="FILE",
@@ -180,7 +173,6 @@ def add_readers(group: argparse._ArgumentGroup) -> None:
 
 
 def add_output(group: argparse._ArgumentGroup) -> None:
-    """Add the options."""
     group.add_argument(
         "--log-dir", metavar="DIR", help="write what each process prints into a file of its own in DIR, too"
     )
@@ -208,7 +200,7 @@ def add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--live",
         action="store_true",
-        help="on a terminal, show one line for each process, with its state and its last line; needs rich",
+        help="deprecated, use kvstore-status --watch: on a terminal, show one line for each process; needs rich",
     )
 
 
@@ -241,7 +233,6 @@ def _size(text: str) -> int:
 
 
 def add_observing(group: argparse._ArgumentGroup) -> None:
-    """Add the options."""
     group.add_argument(
         _DASHBOARD,
         metavar="PORT",
@@ -285,7 +276,6 @@ def as_given(command: Sequence[str]) -> list[str]:
 
 
 def _trace(text: str) -> str:
-    """Return the file, as an absolute path, and the rounds, after a colon."""
     try:
         target = TraceTarget.parse(text)
     except ConfigError as error:
@@ -302,7 +292,6 @@ def _port(text: str) -> int:
 
 
 def add_hosts(group: argparse._ArgumentGroup) -> None:
-    """Add the options of hosts."""
     add = group.add_argument
     add(
         "-H",
@@ -336,7 +325,6 @@ def add_hosts(group: argparse._ArgumentGroup) -> None:
 
 
 def add_network(group: argparse._ArgumentGroup) -> None:
-    """Add the options of the network."""
     add = group.add_argument
     add("--host-ip", default="", metavar="IP", help="address by which the hosts reach this machine")
     add("--interface", default="", metavar="NAME", help="network interface to use on every host, such as eth0")
@@ -355,7 +343,6 @@ def add_network(group: argparse._ArgumentGroup) -> None:
 
 
 def add_failures(group: argparse._ArgumentGroup) -> None:
-    """Add the options."""
     group.add_argument(
         "--replicas",
         type=int,
@@ -379,7 +366,6 @@ def add_failures(group: argparse._ArgumentGroup) -> None:
 
 
 def add_checkpoints(group: argparse._ArgumentGroup) -> None:
-    """Add the options."""
     group.add_argument(
         "--checkpoint-dir", metavar="DIR", help="save checkpoints in DIR, which all hosts of the job share"
     )
@@ -439,7 +425,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
         environ: the caller's environment, which must have the variables of --env.
 
     Raises:
-        LaunchError: they are not valid.
         SystemExit: -h or --version.
     """
     parser = _parser()

@@ -23,7 +23,7 @@ import kvstore
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"kvstore", "launcher", "servers", "workers"}
 FILES = "https://example.org/kvstore/blob/v1"  # where the project's files are, as the page on PyPI has it
-NEEDED = ("msgpack", "numpy", "pyzmq", "safetensors", "torch")
+NEEDED = ("cloudpickle", "msgpack", "numpy", "pyzmq", "safetensors", "torch")
 
 pytestmark = pytest.mark.long
 

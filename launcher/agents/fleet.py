@@ -1,11 +1,14 @@
-"""The agents of one job as launch.py sees them: each by itself, and together as a crew of the tasks that they run."""
+"""The agents of one job as launch.py sees them: programs that start them, each by itself, and as a crew of tasks."""
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -13,9 +16,10 @@ from kvstore import wire
 from kvstore.job.contract import Role
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
-from launcher.agents.carrier import Carrier
 from launcher.agents.links import protocol as p
-from launcher.agents.links.link import AgentLink
+from launcher.agents.links.link import AgentLink, PipeLink
+from launcher.output.lines import Prefixer
+from launcher.processes.child import Child, Program
 from launcher.supervision.crew import Crew, Sink, turn
 
 _PING_S = 1.0
@@ -30,12 +34,132 @@ _SHORTEST_S = 2.0  # agents are pinged once a second
 M = TypeVar("M", bound=wire.Message)
 
 
+_READ = 1 << 16
+_REMEMBERED = 20  # lines
+_POLL_S = 0.01
+_GRACE_S = 1.0
+
+
+class Carrier:
+    """A program that runs from `open` on.
+
+    The keeper does not know of it: it exits by itself when launch.py is gone.
+
+    Args:
+        name: its name in errors: "ssh to node1".
+        linked: whether an agent answers on its standard streams. Otherwise what it prints is for people.
+        source: the name to print before its lines; empty for the name of the agent's host.
+    """
+
+    def __init__(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], *, linked: bool, source: str = ""
+    ) -> None:
+        self.source = source
+        self.name = name
+        self.link: PipeLink | None = None
+        self._lines: deque[str] = deque(maxlen=_REMEMBERED)
+        self._on_line: Callable[[str], None] | None = None
+        self._streams: dict[int, Prefixer] = {}
+        read, write = os.pipe() if linked else (None, None)
+        try:
+            self._child = Child(Program(name, argv, env), stdin=read)
+        except BaseException:
+            if write is not None:
+                os.close(write)
+            raise
+        finally:
+            if read is not None:
+                os.close(read)
+        self._texts = [self._child.stderr]
+        if write is not None:
+            self.link = PipeLink(self._child.stdout, write)
+        else:
+            self._texts.append(self._child.stdout)
+
+    def open(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        for fd in self._texts:
+            self._streams[fd] = Prefixer(b"")
+            selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(fd))
+        self._child.execute()
+
+    def relay(self, on_line: Callable[[str], None]) -> None:
+        """Pass every line to `on_line` from now on, instead of keeping it for `explanation`."""
+        self._on_line = on_line
+
+    def poll(self) -> Exit | None:
+        """How it ended, or None while it runs."""
+        return self._child.poll()
+
+    def wait(self, seconds: float) -> Exit | None:
+        """Wait for its exit, for so many seconds at most. Return how it ended; None if it has not."""
+        deadline = time.monotonic() + seconds
+        while (how := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        for fd in list(self._streams):
+            self._read(fd)
+        return how
+
+    @property
+    def explanation(self) -> str:
+        """The last lines that it has printed, if they were not relayed. Of a traceback, only the last line."""
+        if self._on_line is not None:
+            return ""
+        lines = list(self._lines)
+        for at, line in enumerate(lines):
+            if line.startswith("Traceback ("):
+                lines[at:] = lines[-1:]
+                break
+        return "\n".join(lines)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to it, and to the processes that it has started here."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signum)
+
+    def close(self, patience: float = 0.0) -> None:
+        """Wait so many seconds for its exit, then send SIGTERM, then SIGKILL. May be called again."""
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if self.wait(patience if signum == signal.SIGTERM else _GRACE_S) is not None:
+                break
+            self.signal(signum)
+        self.wait(_GRACE_S)
+        if self.link is not None:
+            self.link.close()
+        for fd in list(self._streams):
+            self._finish(fd)
+        self._child.reap()
+
+    def _read(self, fd: int) -> None:
+        if fd not in self._streams:
+            return
+        try:
+            data = os.read(fd, _READ)
+        except BlockingIOError:
+            return
+        self._say(self._streams[fd].feed(data))
+        if not data:
+            self._finish(fd)
+
+    def _finish(self, fd: int) -> None:
+        self._say(self._streams.pop(fd).finish())
+        self._selector.unregister(fd)
+        os.close(fd)
+
+    def _say(self, lines: bytes) -> None:
+        for line in lines.decode(errors="replace").splitlines():
+            if not line.strip():
+                continue
+            self._lines.append(line.strip())
+            if self._on_line is not None:
+                self._on_line(line.rstrip())
+
+
 class RemoteAgent:
     """One agent.
 
     Args:
         host: the name of its host as the user has given it, or else as the agent has.
-        link: the link to it.
         carrier: the program that has started it, if there is one.
         hint: returns what the user can do about a message of the carrier; empty if unknown.
     """
@@ -59,20 +183,16 @@ class RemoteAgent:
         self._link = link
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """Begin to receive its messages."""
         self._link.open(selector, self._take, self._end)
 
     def send(self, message: wire.Message) -> None:
-        """Send it a message."""
         self._link.send(message)
 
     def said(self, kind: type[M]) -> M | None:
-        """Its last message of a type; None if there was none."""
         message = self._said.get(kind)
         return message if isinstance(message, kind) else None
 
     def reading(self, wanted: bool) -> None:
-        """Whether to take its output."""
         self._link.reading(wanted)
         self.heard = time.monotonic()
 
@@ -93,7 +213,6 @@ class RemoteAgent:
 
     @property
     def explanation(self) -> str:
-        """What its carrier has printed, or what has answered instead of an agent."""
         if self.carrier is None:
             return ""
         return self.carrier.explanation or (self.carrier.link.preamble if self.carrier.link else "")
@@ -141,7 +260,6 @@ class Fleet(Crew):
         self._closed = False
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
-        """Have every agent start its tasks."""
         self._selector, self._sink = selector, sink
         for remote in self._remotes:
             remote.handler, remote.on_loss = self._take, self._lost
@@ -155,11 +273,9 @@ class Fleet(Crew):
                 self._lost(remote)
 
     def can_restart(self, index: int) -> bool:
-        """Whether the agent that has run the task is there."""
         return self._able(index) is not None
 
     def restart(self, index: int, variables: Mapping[str, str]) -> None:
-        """Have its agent start the task again."""
         remote = self._able(index)
         if remote is not None:
             remote.empty = False
@@ -171,7 +287,6 @@ class Fleet(Crew):
         return next((remote for remote in able if index in remote.indices), None)
 
     def collect(self) -> None:
-        """Ping the agents, and give up those that are silent."""
         now = time.monotonic()
         if now > self._collected + _AWAY_S:
             # This process was stopped. What the agents have sent meanwhile is still to be read.
@@ -201,17 +316,14 @@ class Fleet(Crew):
             remote.lose(self._leaving[remote][1])
 
     def reading(self, wanted: bool) -> None:
-        """Take the agents' output, or let it wait."""
         for remote in self._remotes:
             remote.reading(wanted)
 
     def signal(self, signum: int) -> None:
-        """Have every agent send a signal to all of its processes."""
         for remote in self._remotes:
             remote.send(p.Signal(signum))
 
     def signal_task(self, index: int, signum: int) -> bool:
-        """Have its agent send a signal to one task."""
         remote = self._able(index)
         if remote is None or index not in self._running:
             return False
@@ -219,11 +331,9 @@ class Fleet(Crew):
         return True
 
     def leftovers(self) -> bool:
-        """Whether any agent has not reported that no process is left."""
         return any(not remote.empty and remote.lost is None for remote in self._remotes)
 
     def close(self) -> None:
-        """Dismiss the agents, which end their processes, and wait for their exit."""
         if self._closed:
             return
         self._closed = True

@@ -40,8 +40,7 @@ from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.keeper import remove_shared
 from launcher.processes.machine import require_files
-from launcher.supervision.crew import turn
-from launcher.supervision.signals import CHILD, SignalQueue
+from launcher.supervision.crew import CHILD, SignalQueue, turn
 
 _TICK_S = 0.5
 _POLL_S = 0.05
@@ -82,11 +81,7 @@ class Agent:
         self._directory: JobDir | None = None
 
     def run(self) -> int:
-        """Serve until the job is over.
-
-        Returns:
-            0 if launch.py has dismissed it, 1 if it ends by itself.
-        """
+        """Serve until the job is over. Returns 0 if launch.py has dismissed it, 1 if it ends by itself."""
         self._link.open(self._selector, self._take, self._lost)
         reached_at = os.environ.get("SSH_CONNECTION", "").split()
         self._link.send(
@@ -110,11 +105,9 @@ class Agent:
     # ---- the sink of its crew
 
     def output(self, index: int, number: int, data: bytes) -> None:
-        """Pass it on."""
         self._link.send(p.Output(index, number, [data]))
 
     def reported(self, index: int, report: ExitReport) -> None:
-        """Pass it on."""
         self._link.send(p.Reported(index, **asdict(report)))
 
     def exited(self, index: int, how: Exit) -> None:
@@ -124,7 +117,6 @@ class Agent:
             self._link.send(p.Exited(index, how.code, how.signum))
 
     def say(self, text: str, *, secret: bool = False) -> None:
-        """Pass it on."""
         self._link.send(p.Note(_readable(text)))
 
     # ---- the loop
@@ -298,7 +290,6 @@ def _require_directory(path: Path, create: bool) -> None:
 
 
 def main() -> int:
-    """Run an agent until the job is over. Return 0, or 1 if it has ended by itself."""
     with SignalQueue() as signals:
         try:
             ticket = os.environ.pop(ENLIST, None)  # a secret, which tasks must not see

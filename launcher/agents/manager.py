@@ -7,15 +7,14 @@ import selectors
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from kvstore.job.contract import Member
 from kvstore.job.processes import allow_many_files
-from launcher.agents.carrier import Carrier
-from launcher.agents.fleet import RemoteAgent
+from launcher.agents.fleet import Carrier, RemoteAgent
 from launcher.agents.links.link import AgentTicket
 from launcher.agents.links.protocol import Bye, Hello
+from launcher.agents.remote_run import Recruiter
 from launcher.agents.roll_call import RollCall
 from launcher.errors import LaunchError
 from launcher.hosts import reach
@@ -36,35 +35,33 @@ _TROUBLE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Manager:
-    """A cluster manager that starts agents.
+class ManagerRecruiter(Recruiter):
+    """Has a cluster manager start one agent for each worker, server and standby.
+
+    Servers go to the hosts in turn, their standbys to other hosts, and workers get the other agents, all in the order
+    of the manager's ranks.
 
     Args:
-        name: the name of its command.
+        name: the name of the manager's command.
         submit: starts that command, which runs as long as the agents and gives each of them the ticket.
         toward: a host that reaches this one by the same route as the agents; empty if none is known.
         patience_s: how long all agents may take to connect, in seconds; None for a queue, where there is no limit.
         cancel: cancels what `submit` has submitted, in case ending the command does not.
     """
 
-    name: str
-    submit: Callable[[AgentTicket], Carrier]
-    toward: str = ""
-    patience_s: float | None = 60.0
-    cancel: Callable[[], None] = lambda: None
-
-
-class ManagerRecruiter:
-    """Recruits one agent for each worker, server and standby; see `Recruiter`.
-
-    Servers go to the hosts in turn, their standbys to other hosts, and workers get the other agents, all in the order
-    of the manager's ranks.
-    """
-
-    def __init__(self, job: Job, manager: Manager) -> None:
-        self._job = job
-        self._manager = manager
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        submit: Callable[[AgentTicket], Carrier],
+        *,
+        toward: str = "",
+        patience_s: float | None = 60.0,
+        cancel: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._job, self._name = job, name
+        self._submit, self._cancel = submit, cancel
+        self._toward, self._patience_s = toward, patience_s
         self._hub: Hub | None = None
         self._carrier: Carrier | None = None
         self._remotes: list[RemoteAgent] = []
@@ -72,15 +69,15 @@ class ManagerRecruiter:
         self._trouble: tuple[float, str] | None = None
 
     def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> Sequence[RemoteAgent]:
-        """Have the manager start the agents, and wait for all of them."""
         from launcher.agents.links.hub import Hub  # imported late: launch.py starts without ZeroMQ
 
         self._selector = selector
-        self._own_address = self._address()
+        cluster = self._job.cluster
+        self._own_address = reach.address(host=cluster.host_ip, interface=cluster.interface, toward=self._toward).ip
         allow_many_files()  # strangers may connect, too, until they are refused
         self._hub = Hub(self._own_address)
         self._hub.open(selector, self._welcome)
-        self._carrier = self._manager.submit(self._hub.ticket)
+        self._carrier = self._submit(self._hub.ticket)
         self._carrier.open(selector)
         self._carrier.relay(self._relay)
         self._wait(roll_call)
@@ -98,34 +95,25 @@ class ManagerRecruiter:
             remote.members = [member]
         return ordered
 
-    def prepare(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
-        """Do nothing. The manager's hosts share their files."""
-
     def toward(self) -> str:
-        """A host on the way to the agents' hosts."""
-        return self._manager.toward or self._own_address
+        return self._toward or self._own_address
 
     def close(self, patience: float) -> None:
-        """End the manager's command, and cancel what it has submitted."""
         if self._carrier is not None:
             lost = any(remote.lost is not None and not remote.left for remote in self._remotes)
             how = self._carrier.wait(0.0 if lost else patience)
             if how is None or how.status:
-                self._manager.cancel()
+                self._cancel()
             self._carrier.close(_PARTING_S)
         if self._hub is not None:
             self._hub.close()
-
-    def _address(self) -> str:
-        cluster = self._job.cluster
-        return reach.address(host=cluster.host_ip, interface=cluster.interface, toward=self._manager.toward).ip
 
     @property
     def _wanted(self) -> int:
         return self._job.num_placed
 
     def _relay(self, line: str) -> None:
-        print(f"launch.py: {self._manager.name}: {line}", file=sys.stderr)
+        print(f"launch.py: {self._name}: {line}", file=sys.stderr)
         if self._trouble is None and _TROUBLE.search(line):
             self._trouble = (time.monotonic(), line)
 
@@ -144,8 +132,8 @@ class ManagerRecruiter:
         while not roll_call.wait(self._settled, _SETTLE_S, lambda: self._remotes):
             now = time.monotonic()
             if self._trouble is not None and now > self._trouble[0] + _TROUBLE_S:
-                raise LaunchError(f"{self._manager.name} cannot reach all hosts: {self._trouble[1]}", exit_code=1)
-            if (patience := self._manager.patience_s) is not None and now >= began + patience:
+                raise LaunchError(f"{self._name} cannot reach all hosts: {self._trouble[1]}", exit_code=1)
+            if (patience := self._patience_s) is not None and now >= began + patience:
                 raise LaunchError(
                     f"only {self._count()} connected within {patience:g} s; the others did not start, or do not reach "
                     f"this machine at {self._own_address}: choose another address with --host-ip or --interface",
@@ -158,7 +146,6 @@ class ManagerRecruiter:
             self._fail(self._carrier)
 
     def _settled(self) -> bool:
-        """Whether all agents have connected, or cannot any more."""
         assert self._carrier is not None  # noqa: S101 (for the type checker)
         return len(self._connected()) >= self._wanted or bool(self._gone()) or self._carrier.poll() is not None
 
@@ -168,10 +155,9 @@ class ManagerRecruiter:
         if how is None:
             hosts = ", ".join(sorted({hello.host for remote in self._gone() if (hello := remote.said(Hello))}))
             raise LaunchError(f"a process on {hosts} ended before all others had started", exit_code=status)
-        raise LaunchError(f"{self._manager.name} {how} after {self._count()} had started", exit_code=status)
+        raise LaunchError(f"{self._name} {how} after {self._count()} had started", exit_code=status)
 
     def _count(self) -> str:
-        """The number of agents, and their hosts."""
         hosts = ", ".join(sorted({hello.host for remote in self._connected() if (hello := remote.said(Hello))}))
         return f"{len(self._connected())} of {self._wanted} processes" + (f" (on {hosts})" if hosts else "")
 
@@ -180,7 +166,6 @@ class ManagerRecruiter:
         return [remote for remote in self._remotes if remote.said(Hello) is not None and remote not in gone]
 
     def _gone(self) -> list[RemoteAgent]:
-        """The agents that had connected and are gone."""
         now = time.monotonic()
         return [
             remote

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from kvstore.errors import ConfigError
 from kvstore.job.address import Address
@@ -55,8 +54,8 @@ from launcher.output.outlet import Outlet
 from launcher.processes.children import Children
 from launcher.processes.job_run import Caller, JobRun
 from launcher.processes.machine import open_standard_streams
+from launcher.supervision.crew import SignalQueue, called
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.signals import SignalQueue, called
 from launcher.supervision.supervisor import OnFailure
 
 HELLO_S = 30.0  # ssh gives up much earlier; the rest is for Python to start from a slow disk
@@ -72,10 +71,8 @@ class HostTasks:
     """The tasks of one job. The scheduler's is the first, and runs on this machine.
 
     Args:
-        job: what to run.
         remotes: the agents. All have been surveyed, and know their members. They are given the numbers of their tasks.
         at: where the processes of the job find each other.
-        environ: the caller's environment.
 
     Attributes:
         tasks: all of them. Those of agents have the variables that are particular to them, and no words: the agents add
@@ -99,17 +96,13 @@ class HostTasks:
 
     @property
     def where(self) -> str:
-        """On which host or how many they are, for messages."""
         hosts = sorted({task.host for task in self.tasks if task.host})
         return f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts"
 
     def start(self, remote: RemoteAgent, directory: str, limit_s: float) -> p.StartTasks:
         """Return what to tell an agent.
 
-        Args:
-            remote: the agent.
-            directory: which the tasks run in.
-            limit_s: how long the agent may hear nothing before it ends them.
+        `directory`: which the tasks run in. `limit_s`: how long the agent may hear nothing before it ends them.
         """
         return p.StartTasks(
             self._at.mark,
@@ -155,30 +148,26 @@ class HostTasks:
         return {LOCAL_RANK: str(ranks.index(rank)), LOCAL_SIZE: str(len(ranks))}
 
 
-class Recruiter(Protocol):
+class Recruiter:
     """Starts agents on their hosts."""
 
     def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> Sequence[RemoteAgent]:
         """Start the agents and return them, each with the members that will run there.
 
         Agents that have not said hello need not be there yet. The caller waits for them, and reports those that fail.
-
-        Raises:
-            LaunchError: no agent can be started.
         """
+        raise NotImplementedError
 
     def prepare(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
-        """Prepare the hosts. The directory that the job runs in exists.
-
-        Raises:
-            LaunchError: it fails.
-        """
+        """Prepare the hosts, unless they share their files. The directory that the job runs in exists."""
 
     def toward(self) -> str:
         """A host that must reach this machine; empty if all processes run on this machine."""
+        raise NotImplementedError
 
     def close(self, patience: float) -> None:
         """End what it has started here, in so many seconds at most. May be called again."""
+        raise NotImplementedError
 
 
 def run(
@@ -193,18 +182,13 @@ def run(
     """Run a job through agents, and wait for its end. Main thread only, because of the signals.
 
     Args:
-        job: what to run.
         on_failure: called once, with the first process that fails and how, before the others are ended.
-        recruiter: starts the agents.
         kind: the name of the launcher.
         environ: the caller's environment; that of this process if None.
         limits: how long the phases of an ending may last.
 
     Returns:
         The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
-
-    Raises:
-        LaunchError: the job cannot be started. None of its processes runs.
     """
     environ = dict(os.environ) if environ is None else environ
     open_standard_streams()
@@ -229,8 +213,6 @@ def run(
 
 
 class _AgentJob:
-    """A job and its agents."""
-
     def __init__(
         self, job: Job, remotes: Sequence[RemoteAgent], recruiter: Recruiter, kind: str, environ: Mapping[str, str]
     ) -> None:
@@ -250,7 +232,6 @@ class _AgentJob:
             self._listener.close()
 
     def survey(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
-        """Check every host: version, address, directory, command, and whether all reach each other."""
         cluster = self._job.cluster
         if cluster.encryption:
             # Which takes a moment, while the agents start.
@@ -291,7 +272,6 @@ class _AgentJob:
         on_failure: OnFailure,
         limits: EndingLimits | None,
     ) -> int:
-        """Start the tasks, and follow them to their end."""
         assert self._listener is not None  # noqa: S101 (for the type checker)
         caller = Caller(signals=signals)
         job, environ = self._job, self._environ
@@ -321,7 +301,6 @@ class _AgentJob:
 
 
 def _listen(own: Address) -> socket.socket:
-    """The socket that the scheduler inherits. A port that is free now might not be when it starts."""
     try:
         return reach.listener(own.ip)
     except OSError as error:

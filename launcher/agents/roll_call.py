@@ -14,8 +14,7 @@ from launcher.agents.fleet import RemoteAgent
 from launcher.agents.links import protocol as p
 from launcher.agents.links.protocol import Ping
 from launcher.errors import LaunchError
-from launcher.supervision.crew import turn
-from launcher.supervision.signals import CHILD, SignalQueue
+from launcher.supervision.crew import CHILD, SignalQueue, turn
 
 _STEP_S = 0.1
 _PING_S = 5.0
@@ -45,17 +44,12 @@ class RollCall:
         selector.register(signals, selectors.EVENT_READ)
 
     def leave(self) -> None:
-        """Stop watching the signals."""
         self._selector.unregister(self._signals)
 
     def wait(self, done: Callable[[], bool], seconds: float, remotes: Callable[[], Sequence[RemoteAgent]]) -> bool:
         """Process messages until `done`, for so many seconds at most. Ping the agents meanwhile, so that they wait.
 
-        Returns:
-            Whether it is done.
-
-        Raises:
-            Interrupted: a signal has come.
+        Returns whether it is done. Raises Interrupted: a signal has come.
         """
         deadline = time.monotonic() + seconds
         while not done():
@@ -86,7 +80,6 @@ class RollCall:
         Args:
             questions: the question for each agent.
             kind: the type of the answers.
-            seconds: the time limit.
             problem: returns what is wrong with an agent's answer; empty if nothing is.
 
         Returns:
@@ -126,23 +119,16 @@ class RollCall:
         return fit
 
     def conclude(self, count: int) -> None:
-        """Check that there was no problem with any of `count` agents.
-
-        Raises:
-            LaunchError: there was one. The message has a line for each problem.
-        """
         if self._problems:
             raise report(self._problems, count)
 
 
 def report(lines: Sequence[str], count: int) -> LaunchError:
-    """An error with a line for each host."""
     text = "\n  ".join(line.replace("\n", "\n    ") for line in lines)
     return LaunchError(f"nothing was started; {len(lines)} of {count} hosts cannot take part:\n  {text}", exit_code=1)
 
 
 def version_problem(remote: RemoteAgent) -> str:
-    """What is wrong with the version of a host; empty if nothing is."""
     mine, hello = kvstore.__version__, remote.said(p.Hello)
     if hello is None or hello.version == mine:
         return ""

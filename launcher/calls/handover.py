@@ -1,16 +1,18 @@
 """Hands a call to the workers: it is pickled once, and each worker is a process of multiprocessing that makes it.
 
-Where workers cannot import the caller's `__main__`, as in a notebook, a recipe goes before the call: the imports,
-definitions and values that the call needs of it.
+Workers import the caller's script, and so find its functions by name. A notebook cannot be imported: cloudpickle sends
+its functions and classes by value, with the names that they use.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
-import dis
+import functools
+import importlib
 import inspect
 import io
+import linecache
+import marshal
 import multiprocessing
 import os
 import pickle
@@ -24,183 +26,126 @@ from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 from typing import IO, Any
 
-from launcher.calls import outcome, sources
-from launcher.calls.outcome import Outcome
-from launcher.calls.work import WHERE, Adjusted, Defined, Imported, Step, Valued, named, work
+import cloudpickle
+
+from launcher.calls import outcome
+from launcher.calls.outcome import Outcome, Surroundings, work
 from launcher.errors import LaunchError
-
-# Values of these types may be set again in a class without side effects.
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set, frozenset)
-_OPTIMIZED = inspect.CO_OPTIMIZED  # code of a function, not of a class or module
-_LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
-
 
 IPYTHON = ".ipy"  # scripts with IPython's %magics, which only IPython can execute
 
 
-class CallPickler(reduction.ForkingPickler):
-    """The pickler of multiprocessing without torch's reductions. It takes lambdas of `__main__` that have a name.
+class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles a call, for children that inherit what is written: never for a process that this one has not started.
 
-    With torch's reductions all workers and the caller would share the memory of a tensor, and so would all train the
-    same model.
+    Attributes:
+        surroundings: what the functions that went by value find in their notebook, to be pickled last.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.surroundings = Surroundings({}, {}, {})
+        self._imported = can_import_main()
+        reductions = {
+            **cloudpickle.Pickler.dispatch_table,
+            **reduction.ForkingPickler(file).dispatch_table,  # queues and locks of multiprocessing
+            # cloudpickle forgets the file of a code object, so a traceback could not show the line of the cell.
+            types.CodeType: lambda code: (marshal.loads, (marshal.dumps(code),)),
+            functools._lru_cache_wrapper: self._reduce_cached,
+            functools.cached_property: lambda value: (_cached_property, (value.func, value.attrname)),
+        }
+        del reductions[io.TextIOWrapper]  # cloudpickle would copy the whole content of an open file
+        # With torch's reductions all workers and the caller would share the memory of a tensor, and so would all train
+        # the same model.
         self.dispatch_table = {
             kind: reduce
-            for kind, reduce in self.dispatch_table.items()
+            for kind, reduce in reductions.items()
             if not str(getattr(reduce, "__module__", "")).startswith("torch.multiprocessing")
         }
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)  # last: it looks at the table here, and no more
 
     def reducer_override(self, value: Any) -> Any:
-        """Pickle a lambda of `__main__` by the name that it is bound to."""
-        if sources.is_of_main(value) and "<lambda>" in sources.title(value):
-            with suppress(LookupError):
-                return named, (sources.name_of(value),)
-        return NotImplemented
+        if isinstance(value, (types.FunctionType, type)):
+            if value.__module__ == "__main__":
+                if _is_named(value):
+                    if self._imported:
+                        return NotImplemented  # by its name: cloudpickle takes every `__main__` for a notebook
+                    # A worker that pickles, as for its result, looks for the name in its own `__main__`. So results
+                    # come back by name: cloudpickle would give the caller's class all attributes of the worker's.
+                    if value.__qualname__.isidentifier():
+                        self.surroundings.names[value.__qualname__] = value
+                if isinstance(value, types.FunctionType):
+                    self._note(value)
+        elif isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+            # cloudpickle copies modules whose class is derived from ModuleType, as torch._dynamo.config.
+            return importlib.import_module, (value.__name__,)
+        elif type(value).__name__.endswith("ExitAutocall"):
+            return getattr, (sys, "exit")  # IPython's `exit` and `quit` refer to the whole notebook
+        return super().reducer_override(value)
+
+    def _note(self, function: types.FunctionType) -> None:
+        """Note what the code of a function needs beside its global names."""
+        for code in _codes(function.__code__):
+            if "get_ipython" in code.co_names:
+                raise refusal(function.__qualname__, "it has a %magic or a !command, which only a notebook knows")
+            for name in code.co_names:
+                added = getattr(builtins, name, None)
+                if isinstance(added, types.FunctionType):  # Python's are not written in Python: IPython's `display`
+                    self.surroundings.builtins[name] = added
+            entry = linecache.cache.get(code.co_filename, ())
+            if len(entry) > 1 and entry[1] is None:  # source without a file
+                self.surroundings.sources[code.co_filename] = entry
+
+    def _reduce_cached(self, value: Any) -> Any:
+        if self._imported or value.__module__ != "__main__":
+            return value.__reduce__()
+        return _cached, (value.__wrapped__, value.cache_parameters())
 
 
-class _Finder(CallPickler):
-    """Finds the functions and classes of `__main__` in a value."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file)
-        self.found: list[Any] = []
-
-    def reducer_override(self, value: Any) -> Any:
-        """Note a function or class of `__main__`, and go on."""
-        if sources.is_of_main(value):
-            self.found.append(value)
-            return str, ()
-        return NotImplemented
+def _is_named(value: Any) -> bool:
+    """Whether `__main__` has a function or class under its own name: `train`, `Net.Part`."""
+    found: Any = sys.modules["__main__"]
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
 
 
-def of_main(value: object) -> list[Any]:
-    """The functions and classes in a value that a worker cannot import with the script."""
-    if _can_import_main() and not hasattr(sys, "ps1"):
-        return []
-    with Path(os.devnull).open("wb") as nowhere:
-        finder = _Finder(nowhere)
-        finder.dump(value)
-    return [item for item in finder.found if not _is_imported(item)]
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
 
 
-def _is_imported(value: Any) -> bool:
-    """Whether a worker has it when it has imported the script: what was typed after `python -i` it has not."""
-    if not _can_import_main():
-        return False
-    code = getattr(inspect.unwrap(value), "__code__", None)
-    return code is None or not code.co_filename.startswith("<")
+def _cached_property(function: Callable[[Any], Any], name: str) -> Any:
+    value = functools.cached_property(function)
+    value.__set_name__(object, name)
+    return value
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 def preparation(name: str) -> dict[str, object]:
     """The data of multiprocessing for a new process: paths, and the script to import."""
     data = spawn.get_preparation_data(name)
-    path = data.get("init_main_from_path")
-    if path is not None and (not Path(str(path)).is_file() or Path(str(path)).suffix == IPYTHON):
-        del data["init_main_from_path"]  # "<stdin>", or no Python
+    if not can_import_main():
+        for key in ("init_main_from_name", "init_main_from_path"):
+            data.pop(key, None)
     return data
 
 
-def _can_import_main() -> bool:
-    """Whether a new process of multiprocessing can import this `__main__`."""
-    data = preparation("")
+def can_import_main() -> bool:
+    """Whether a new process of multiprocessing can import this `__main__`, and finds all of it there."""
+    if hasattr(sys, "ps1"):
+        return False  # more can be typed than the script defines
+    data = spawn.get_preparation_data("")
     name, path = data.get("init_main_from_name"), data.get("init_main_from_path")
     if name is not None:
-        return not f".{name}".endswith(".__main__")
-    return path is not None and Path(str(path)).stem != "ipython"
-
-
-class Recipe:
-    """The steps by which a worker makes its own `__main__` fit for a call.
-
-    Args:
-        needed: finds the functions and classes of `__main__` that pickling a value comes to. It raises what pickling
-            raises.
-
-    Attributes:
-        steps: the steps, in order.
-    """
-
-    def __init__(self, needed: Callable[[object], list[Any]]) -> None:
-        self.steps: list[Step] = []
-        self._needed = needed
-        self._seen: dict[str, object] = {}
-
-    def add(self, value: object) -> None:
-        """Add what a value needs.
-
-        Raises:
-            LaunchError: a name cannot be given to the workers. The message names it, and says what to do.
-            Exception: the value cannot be pickled.
-        """
-        for item in self._needed(value):
-            title = sources.title(item)
-            try:
-                name = sources.name_of(item).split(".")[0]
-            except LookupError as error:
-                raise refusal(title, error) from None
-            self._name(name, sources.namespace_of(item)[name], title)
-
-    def _name(self, name: str, value: Any, user: str, chains: frozenset[str] = frozenset()) -> None:
-        if isinstance(value, types.ModuleType):
-            self._seen[name] = value
-            self.steps.append(Imported(name, value.__name__, _submodules(name, value, chains)))
-            return
-        if name in self._seen:
-            if self._seen[name] is not value:
-                raise refusal(user, f"it uses a name, {name}, that stands for something else elsewhere")
-            return
-        if name == "get_ipython":
-            raise refusal(user, "it has a %magic or a !command, which only a notebook knows")
-        self._seen[name] = value
-        if sources.is_of_main(value) and _own_name(value) == name:
-            self._define(name, value)
-            return
-        try:
-            self.add(value)
-        except LaunchError:
-            raise
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            raise refusal(
-                user, f"it uses {name}, a {type(value).__name__} that cannot be pickled ({text}); make it inside {user}"
-            ) from None
-        self.steps.append(Valued(name, value))
-
-    def _define(self, name: str, value: Any) -> None:
-        try:
-            defined = sources.definition(name, value)
-        except LookupError as error:
-            raise refusal(name, error) from None
-        namespace = {**_added_builtins(), **sources.namespace_of(value)}
-        chains = _chains(defined.statement())
-        used = dict.fromkeys(_names(defined.code()))
-        for at_once in (True, False):
-            for other, first in used:
-                if first == at_once and other in namespace and not _is_builtin(other, namespace[other]):
-                    self._name(other, namespace[other], name, chains)
-            if at_once:
-                self.steps.append(defined)
-                self._adjust(defined, value)
-
-    def _adjust(self, defined: Defined, value: Any) -> None:
-        function = inspect.unwrap(value)
-        if isinstance(value, type):
-            given = {key: other for key, other in vars(value).items() if type(other) in _PLAIN and key[:1] != "_"}
-        elif isinstance(function, types.FunctionType) and (function.__defaults__ or function.__kwdefaults__):
-            given = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
-        else:
-            return
-        if given:
-            try:
-                self.add(given)
-            except LaunchError:
-                raise
-            except Exception as error:
-                raise refusal(defined.name, f"{type(error).__name__}: {error}") from None
-            self.steps.append(Adjusted(defined.name, given))
+        return not f".{name}".endswith(".__main__")  # multiprocessing leaves these out, and `ipython`
+    return (
+        path is not None and Path(str(path)).is_file() and Path(path).stem != "ipython" and Path(path).suffix != IPYTHON
+    )
 
 
 def refusal(what: str, why: object) -> LaunchError:
@@ -213,50 +158,46 @@ def refusal(what: str, why: object) -> LaunchError:
     return LaunchError(f"workers cannot get {what} from this session: {why}. A module always works: {how}")
 
 
-def _own_name(value: Any) -> str:
-    try:
-        return sources.name_of(value)
-    except LookupError:
-        return ""
+def _dump(value: object) -> None:
+    CallPickler(io.BytesIO()).dump(value)
 
 
-def _is_builtin(name: str, value: object) -> bool:
-    """Whether a name stands for the builtin of that name. IPython has an `open` and an `exit` of its own."""
-    builtin = getattr(builtins, name, None)
-    if builtin is None or name in _added_builtins():
-        return False
-    its_module = str(getattr(type(value), "__module__", ""))
-    return value is builtin or inspect.unwrap(value) is builtin or its_module.startswith(("IPython", "ipykernel"))  # type: ignore[arg-type]
+def _blame(value: Any, seen: tuple[object, ...] = ()) -> LaunchError | None:
+    """The error for a function or class that uses what cannot be pickled, or whose functions do."""
+    users: list[Any] = []
+    for name, part in _uses(value):
+        if any(part is other for other in (value, *seen)) or isinstance(part, types.GetSetDescriptorType):
+            continue
+        try:
+            _dump(part)
+        except Exception as error:
+            if _uses(part):
+                users.append(part)
+                continue
+            text = f"it uses {name}, a {type(part).__name__} that cannot be pickled ({type(error).__name__}: {error})"
+            title = _inner(value).__qualname__
+            return refusal(title, f"{text}; make it inside {title}")
+    return next(filter(None, (_blame(user, (value, *seen)) for user in users)), None)
 
 
-def _added_builtins() -> dict[str, Any]:
-    """Functions among the builtins that are not Python's, which are not written in Python: IPython's `display`."""
-    return {name: value for name, value in vars(builtins).items() if isinstance(value, types.FunctionType)}
+def _uses(value: Any) -> list[tuple[str, Any]]:
+    """What a class has, or what a function uses: global names, closure variables and defaults; nothing for others."""
+    if isinstance(value, type):
+        return list(vars(value).items())
+    function = _inner(value)
+    if not isinstance(function, types.FunctionType):
+        return []
+    found = {name: function.__globals__.get(name) for code in _codes(function.__code__) for name in code.co_names}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not set yet
+            found[name] = cell.cell_contents
+    defaults = {name: each.default for name, each in inspect.signature(function).parameters.items()}
+    return [*found.items(), *defaults.items()]
 
 
-def _names(code: types.CodeType, at_once: bool = True) -> Iterator[tuple[str, bool]]:
-    """The global names that code uses, and whether it does when it is defined. Those of functions come later."""
-    stored: set[str] = set()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "STORE_NAME":
-            stored.add(instruction.argval)
-        elif instruction.opname in _LOADS and instruction.argval not in stored:
-            yield instruction.argval, at_once
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            runs = not constant.co_flags & _OPTIMIZED or constant.co_name.startswith("<")
-            yield from _names(constant, at_once and runs)
-
-
-def _chains(statement: ast.stmt) -> frozenset[str]:
-    """The dotted names in a statement."""
-    return frozenset(ast.unparse(node) for node in ast.walk(statement) if isinstance(node, ast.Attribute))
-
-
-def _submodules(name: str, module: types.ModuleType, chains: frozenset[str]) -> tuple[str, ...]:
-    """The modules in a module that the code reaches through it, as after `import xml.dom.minidom`."""
-    found = {module.__name__ + chain[len(name) :] for chain in chains if chain.startswith(f"{name}.")}
-    return tuple(sorted(found & sys.modules.keys()))
+def _inner(value: Any) -> Any:
+    value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    return value if isinstance(value, types.FunctionType) else inspect.unwrap(value)
 
 
 @dataclass
@@ -264,7 +205,6 @@ class WorkerStart:
     """How to start one worker.
 
     Args:
-        argv: the words to execute.
         pass_fds: the file descriptors that it inherits.
         reader: the pipe from which the worker reads the data of multiprocessing; to be closed once it runs.
         writer: the other end, to write `data` to. It stays open: its end tells the worker that its parent is dead.
@@ -282,12 +222,7 @@ class Handover:
     """Carries a call to every worker, and its outcome back.
 
     Args:
-        function: the function to call.
         args, kwargs: its arguments. Each worker gets a copy of them.
-        num_workers: the number of workers.
-
-    Raises:
-        LaunchError: the call cannot be pickled. The message says which part.
     """
 
     def __init__(
@@ -306,11 +241,7 @@ class Handover:
             raise
 
     def outcome(self, rank: int) -> Outcome:
-        """The outcome of a worker's call.
-
-        Raises:
-            Exception: it cannot be unpickled here.
-        """
+        """The outcome of a worker's call. Raises Exception: it cannot be unpickled here."""
         return outcome.get(self._results[rank])
 
     def close(self) -> None:
@@ -320,7 +251,6 @@ class Handover:
                 os.close(self._fds.pop())
 
     def started(self) -> None:
-        """The workers run: close the descriptors that only they need."""
         for start in self.starts:
             self._fds.remove(start.reader)
             os.close(start.reader)
@@ -334,34 +264,28 @@ class Handover:
         try:
             with os.fdopen(os.dup(self._call), "w+b") as file:
                 pickle.dump(self.name, file, pickle.HIGHEST_PROTOCOL)
-                recipe = Recipe(of_main)
-                recipe.add((function, args, kwargs))
-                pickler = CallPickler(file)  # one for all, so that an object in several steps stays one
-                for step in recipe.steps:
-                    pickler.dump(step)
-                pickler.dump((function, args, kwargs))
+                pickler = CallPickler(file)
+                pickler.dump((function, args, kwargs, pickler.surroundings))
         except LaunchError:
             raise
         except Exception as error:
-            where = self._culprit(function, args, kwargs)
+            where, part = self._culprit(function, args, kwargs)
             text = f"{type(error).__name__}: {error}"
-            raise LaunchError(
+            raise _blame(part) or LaunchError(
                 f"cannot hand {where} to the workers ({text}); functions, arguments and results must be picklable"
             ) from None
         finally:
             set_spawning_popen(None)
 
-    def _culprit(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        dump: Callable[[object], object] = lambda part: CallPickler(io.BytesIO()).dump(part)  # noqa: E731
-        try:
-            dump(function)
-        except Exception:
-            return f"{self.name} itself (a function has to have a name in a module: {WHERE})"
-        try:
-            dump(args)
-        except Exception:
-            return outcome.culprit("args", args, dump)
-        return outcome.culprit("kwargs", kwargs, dump)
+    def _culprit(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, object]:
+        for name, part in (("args", args), ("kwargs", kwargs)):
+            try:
+                _dump(part)
+            except Exception:
+                return outcome.culprit(name, part, _dump)
+        return f"{self.name} itself", function
 
     def _start(self, rank: int) -> WorkerStart:
         name = f"worker {rank}"

@@ -1,4 +1,4 @@
-"""The outcome of a worker's call. The worker writes it to memory, and the caller reads it when all have ended.
+"""What a worker of `launcher.run` does: it makes one call, and writes the outcome, which the caller reads at the end.
 
 Processes share the memory by inheriting a file descriptor. It has no name and no size limit. Unlike a pipe, it has no
 end to wait for, which a stray process could hold open.
@@ -6,21 +6,25 @@ end to wait for, which a stray process could hold open.
 
 from __future__ import annotations
 
+import builtins
+import linecache
 import mmap
 import os
 import pickle
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from kvstore.job.exit_report import is_verbose
 from kvstore.job.settings import VERBOSE
 from kvstore.job.tracebacks import described, shortened
 
 MAX_DEPTH = 10
+WHERE = 'define it at the top of a module, or of the script above its `if __name__ == "__main__":`'
 
 # The first byte says how far the worker got. It is written last, so that no partial outcome is read.
 _BEGUN, _RETURNED, _FAILED = b"b", b"r", b"f"
@@ -52,7 +56,6 @@ class Failed(NamedTuple):
     Args:
         when: the time, by a clock that all processes of the machine share.
         how: what happened: `raised ValueError: no data`.
-        details: the traceback.
         error: the exception, pickled; None if it cannot be.
     """
 
@@ -73,28 +76,17 @@ Outcome = Returned | Failed | Unfinished
 
 
 def begin(fd: int) -> None:
-    """Write that the call has begun."""
     os.pwrite(fd, _BEGUN, 0)
 
 
 def put_value(fd: int, value: object) -> None:
-    """Write what the call has returned.
-
-    Raises:
-        Exception: it cannot be pickled.
-    """
+    """Write what the call has returned. Raises Exception: it cannot be pickled."""
     # With multiprocessing's pickler, tensors would stay in the memory of the worker, which ends.
     _put(fd, _RETURNED, value)
 
 
 def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
-    """Write how the call has failed.
-
-    Args:
-        fd: the memory.
-        error: the exception.
-        how: what happened, if the call itself has not raised it.
-    """
+    """Write how the call has failed. `how`: what happened, if the call itself has not raised it."""
     when = time.monotonic()
     text = described(error)
     details = (
@@ -108,11 +100,7 @@ def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
 
 
 def get(fd: int) -> Outcome:
-    """Read the outcome.
-
-    Raises:
-        Exception: it cannot be unpickled here.
-    """
+    """Read the outcome. Raises Exception: it cannot be unpickled here."""
     state = os.pread(fd, 1, 0)
     if state not in (_RETURNED, _FAILED):
         return Unfinished(begun=state == _BEGUN)
@@ -122,8 +110,8 @@ def get(fd: int) -> Outcome:
     return Returned(value) if state == _RETURNED else Failed(*value)
 
 
-def culprit(name: str, value: object, dump: Callable[[object], object], depth: int = MAX_DEPTH) -> str:
-    """The part of a value that cannot be pickled, as an expression: `args[0]['lock']`.
+def culprit(name: str, value: object, dump: Callable[[object], object], depth: int = MAX_DEPTH) -> tuple[str, object]:
+    """The part of a value that cannot be pickled, as an expression (`args[0]['lock']`), and the part itself.
 
     Args:
         name: the name of the value.
@@ -141,7 +129,7 @@ def culprit(name: str, value: object, dump: Callable[[object], object], depth: i
             dump(part)
         except Exception:
             return culprit(f"{name}[{key!r}]", part, dump, depth - 1)
-    return name
+    return name, value
 
 
 def _put(fd: int, state: bytes, value: object) -> None:
@@ -158,3 +146,61 @@ def _round_trip(error: Exception) -> bytes | None:
         return pickled if type(pickle.loads(pickled)) is type(error) else None  # noqa: S301 (made the line before)
     except Exception:
         return None
+
+
+class Surroundings(NamedTuple):
+    """What a function of a notebook finds around it, and a new process lacks.
+
+    Args:
+        names: functions and classes by their names in `__main__`.
+        builtins: functions that IPython has added to the builtins.
+        sources: entries of `linecache`, so that tracebacks show the lines of cells.
+    """
+
+    names: dict[str, Any]
+    builtins: dict[str, Any]
+    sources: dict[str, Any]
+
+    def enter(self) -> None:
+        vars(sys.modules["__main__"]).update(self.names)
+        vars(builtins).update(self.builtins)
+        linecache.cache.update(self.sources)
+
+
+def work(call: int, result: int) -> None:
+    """Make the call, and write its outcome.
+
+    `call`: the memory with the call: the name of the function, the function, its arguments, and its surroundings.
+    `result`: the memory for the outcome.
+    """
+    for fd in (call, result):
+        os.set_inheritable(fd, False)
+    begin(result)
+    with view_memory(call) as pages:
+        name = pickle.load(pages)  # noqa: S301 (from our parent, by inheritance: no other process can write there)
+        try:
+            function, args, kwargs, surroundings = pickle.load(pages)  # noqa: S301 (likewise)
+            surroundings.enter()
+        except Exception as error:
+            _fail(result, error, f"could not load {name} or its arguments; {WHERE}")
+    try:
+        value = function(*args, **kwargs)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        value = None
+    except BaseException as error:
+        # The traceback begins in the user's code.
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        _fail(result, error)
+    try:
+        put_value(result, value)
+    except Exception as error:
+        where, _ = culprit("result", value, pickle.dumps)
+        _fail(result, error, f"returned a {type(value).__name__} that cannot be pickled: {where}")
+
+
+def _fail(result: int, error: BaseException, how: str | None = None) -> NoReturn:
+    put_error(result, error, how)
+    sys.last_value = error  # as after an exception that ends a script: at exit, the store tells the other members
+    sys.exit(1)

@@ -32,9 +32,8 @@ from launcher.output.outlet import Outlet
 from launcher.processes.children import Children, Share
 from launcher.processes.guard import Guard
 from launcher.processes.job_run import Caller
-from launcher.supervision.crew import Sink
+from launcher.supervision.crew import CHILD, SignalQueue, Sink
 from launcher.supervision.ending import UNNAMED
-from launcher.supervision.signals import CHILD, SignalQueue
 from launcher.supervision.supervisor import report
 
 # The exit code of a worker that has called `launcher.run` while it imported the script.
@@ -238,7 +237,7 @@ def run(
     In the function, `kvstore.create("dist_sync")` makes a store of that job. Workers are processes of multiprocessing,
     by its spawn method. They import the function from its module, or from the script, which then has to call
     `launcher.run` under `if __name__ == "__main__":`. A notebook cannot be imported: its functions and classes, and
-    those that they use, are defined anew from their source; the values that they use are copied.
+    the functions, classes and values that they use, are copied.
 
     The workers' output goes to `sys.stdout` and `sys.stderr`, with the name of the process before each line. When this
     returns or raises, no process of the job is left.

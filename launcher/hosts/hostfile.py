@@ -57,11 +57,6 @@ class Host:
 
 
 def read(path: str) -> list[Host]:
-    """The hosts in a file.
-
-    Raises:
-        LaunchError: the file cannot be read, or a line is not valid.
-    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -70,11 +65,7 @@ def read(path: str) -> list[Host]:
 
 
 def parse(lines: Iterable[str], path: str = "the hostfile") -> list[Host]:
-    """The hosts in these lines, each once. If a host is named again, its slots are added up.
-
-    Raises:
-        LaunchError: a line is not valid, or there is no host. The message names the file and the line.
-    """
+    """The hosts in these lines, each once. If a host is named again, its slots are added up."""
     hosts: dict[tuple[str, str, int], Host] = {}
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
@@ -143,9 +134,6 @@ def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None =
 
     Returns:
         The hosts that have members, in their order, each with its members, servers and standbys first.
-
-    Raises:
-        LaunchError: there are more workers, or servers, than slots.
     """
     policy = job.cluster.placement
     workers = _spread(job.num_workers, hosts, policy, "worker")

@@ -17,11 +17,7 @@ Target = tuple[str, str, int]
 
 
 def address(*, host: str = "", interface: str = "", toward: str = "") -> Address:
-    """Choose an address as `kvstore.job.address.choose` does. Errors name options of launch.py instead of variables.
-
-    Raises:
-        LaunchError: this host has no such address.
-    """
+    """Choose an address as `kvstore.job.address.choose` does. Errors name options of launch.py instead of variables."""
     try:
         return choose(host=host, interface=interface, toward=toward)
     except ConfigError as error:
@@ -75,8 +71,7 @@ def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, st
 def listener(address: str) -> socket.socket:
     """A socket that listens at a free port of an address of this host.
 
-    Raises:
-        OSError: this host does not have the address.
+    Raises OSError: this host does not have the address.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:

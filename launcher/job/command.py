@@ -39,13 +39,9 @@ _BUILTINS = frozenset([
 def argv_of(command: Sequence[str], python: str) -> tuple[str, ...]:
     """The words to execute for a command.
 
-    Args:
-        command: the command: one string, or several words.
-        python: the interpreter to run if the first word is `python` or `python3`. In a shell command, and after words
-            such as `env` or `timeout`, the shell finds `python` on PATH, where the launcher puts `shim(python)`.
-
-    Raises:
-        LaunchError: the command is empty, or its quotes do not match.
+    `command`: the command: one string, or several words. `python`: the interpreter to run if the first word is `python`
+    or `python3`. In a shell command, and after words such as `env` or `timeout`, the shell finds `python` on PATH,
+    where the launcher puts `shim(python)`.
     """
     words = _split(command[0]) if len(command) == 1 else list(command)
     if not words or not words[0]:
@@ -147,8 +143,6 @@ def program_argv(python: str, module: str, source_root: str | None = None) -> li
     of ours. (`our_module` sees to that on this host; on another one, only the interpreter there knows where it is.)
 
     Args:
-        python: the interpreter.
-        module: the module.
         source_root: the directory of the packages, if they are not installed. It comes first: another version may be.
     """
     first = "" if source_root is None else f"[{source_root!r}] + "
@@ -159,13 +153,7 @@ IN_SCRIPTS = ("kvstore", "workers")  # what training scripts import
 
 
 class Shadow(NamedTuple):
-    """A module that hides a package of the project.
-
-    Args:
-        name: the name of both.
-        theirs: the user's file.
-        ours: the directory of the package.
-    """
+    """A module that hides a package of the project. `ours`: the directory of the package."""
 
     name: str
     theirs: Path
@@ -181,9 +169,7 @@ class Shadow(NamedTuple):
 def shadows(directories: Iterable[str], names: Iterable[str] = IN_SCRIPTS) -> list[Shadow]:
     """The modules that hide packages of the project.
 
-    Args:
-        directories: the directories in which Python looks before it comes to the project's.
-        names: the packages.
+    `directories`: the directories in which Python looks before it comes to the project's.
     """
     found = []
     path = list(directories)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import cast
 
 from kvstore.job import settings
-from kvstore.job.contract import COMPUTED, members
+from kvstore.job.contract import COMPUTED, Member, Role, member_title, members
 from launcher.errors import LaunchError
-from launcher.job.injection import Injection
 
 # A typing error must not start a million processes.
 MAX_PER_ROLE = settings.MAX_NODES
@@ -30,20 +33,75 @@ _VALID = "all, none, or ranks of workers such as 0, 0,2 or 0,4-7"
 _LARGEST = 9  # digits
 
 
+# What is done to a process. A stopped one is alive, and says nothing, until it is continued.
+ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
+ROLES = ("scheduler", "server", "standby", "worker")
+
+_FAULT_SYNTAX = re.compile(r"(\w+):(\w+)(?::(\d{1,9}))?@(?:round:([1-9]\d{0,8})|(\d{1,9}(?:\.\d{1,9})?)s)", re.ASCII)
+_VALID_FAULT = "ACTION:ROLE:RANK@WHEN, such as kill:server:1@round:100, stop:standby:0@10s or kill:scheduler@5s"
+
+
 @dataclass(frozen=True)
-class OutputOptions:
-    """Options of launch.py for what the processes print.
+class Injection:
+    """One fault.
 
     Args:
-        log_dir: the directory for a file for each process; None for no files.
-        log_size: how large a file may be before a new one is begun, in bytes.
-        log_files: how many files of each process are kept.
-        show: the ranks of the workers whose lines are shown; None for all.
-        live: whether a terminal shows one line for each process.
-        scroll: whether it shows the lines of `show` above that, too.
+        role, rank: the member whose process it happens to.
+        round: when that process has so many rounds; None for a time.
+        after_s: when the job has run for so many seconds; None for a round.
+    """
 
-    Raises:
-        LaunchError: `live` would lose lines.
+    action: str
+    role: Role
+    rank: int
+    round: int | None = None
+    after_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Injection:
+        match = _FAULT_SYNTAX.fullmatch(text)
+        if match is None:
+            raise LaunchError(f"--inject {text}: expected {_VALID_FAULT}")
+        action, role, rank, rounds, seconds = match.groups()
+        if action not in ACTIONS:
+            raise LaunchError(f"--inject {text}: there is no action {action}; valid: {', '.join(ACTIONS)}")
+        if role not in ROLES:
+            raise LaunchError(f"--inject {text}: there is no role {role}; valid: {', '.join(ROLES)}")
+        if (rank is None) != (role == "scheduler"):
+            raise LaunchError(f"--inject {text}: a {role} has {'no' if rank else 'a'} rank; expected {_VALID_FAULT}")
+        if rounds is not None and (role not in ("server", "standby") or action == "cont"):
+            why = "a stopped process sees no round" if action == "cont" else f"a {role} counts no rounds"
+            raise LaunchError(f"--inject {text}: {why}; give a time, such as {action}:{role}{_colon(rank)}@10s")
+        return cls(
+            action,
+            cast(Role, role),
+            int(rank or 0),
+            None if rounds is None else int(rounds),
+            None if seconds is None else float(seconds),
+        )
+
+    @property
+    def member(self) -> Member:
+        return self.role, self.rank
+
+    @property
+    def signal(self) -> signal.Signals:
+        return ACTIONS[self.action]
+
+    def __str__(self) -> str:
+        when = f"{self.after_s:g} s after the start" if self.round is None else f"at its round {self.round}"
+        return f"{self.signal.name} for {member_title(self.role, self.rank)}, {when}"
+
+
+def _colon(rank: str | None) -> str:
+    return "" if rank is None else f":{rank}"
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Options of launch.py for what the processes print, as `launcher.cli` explains them.
+
+    `scroll`: whether a live terminal shows the lines of `show` above the one line of each process, too.
     """
 
     log_dir: str | None = None
@@ -61,19 +119,7 @@ class OutputOptions:
             )
 
     def open_files(self, num_processes: int) -> int:
-        """How many files are open for so many processes, and for launch.py itself."""
         return num_processes + 2 if self.log_dir is not None else 0
-
-    def require_ranks(self, num_workers: int) -> None:
-        """Check that the job has the workers that are to be shown.
-
-        Raises:
-            LaunchError: it has not.
-        """
-        for rank in self.show or ():
-            if rank >= num_workers:
-                ranks = "rank is 0" if num_workers == 1 else f"ranks are 0 to {num_workers - 1}"
-                raise LaunchError(f"--show {rank}: there is no worker {rank}; the workers' {ranks}")
 
     def shows(self, role: str, rank: int) -> bool:
         """Whether the lines of a member are shown, where `live` does not hide them."""
@@ -83,8 +129,7 @@ class OutputOptions:
 def parse_ranks(text: str) -> tuple[int, ...] | None:
     """The ranks that `--show` names, in order; None for all.
 
-    Raises:
-        ValueError: the text is not valid. The message says what is.
+    Raises ValueError: the text is not valid. The message says what is.
     """
     if text in ("all", "none"):
         return None if text == "all" else ()
@@ -109,40 +154,8 @@ def _is_rank(text: str) -> bool:
 class Cluster:
     """Options of launch.py that depend on the launcher. Each launcher takes some; the others must keep their defaults.
 
-    Args:
-        hostfile: a file with the hosts of the workers.
-        server_hosts: a file with the hosts of the servers; None for the hosts that have workers.
-        placement: `fill` uses all slots of a host before the next host; `round-robin` takes the hosts in turn.
-        sync_dst_dir: the directory on each host to copy the working directory to; the job runs there. A local job
-            ignores it.
-        sync_exclude: patterns of files that are not copied, in the syntax of rsync's --exclude.
-        sync_gitignore: whether to leave out .git and the files that .gitignore files name.
-        ssh_config: a configuration file for ssh.
-        ssh_option: options for ssh, in the syntax of its -o.
-        python: the path of the interpreter on the hosts; if empty, that of launch.py's interpreter.
-        host_ip: the address by which the hosts reach this machine.
-        interface: the network interface whose address every host uses.
-        encryption: whether links between hosts are encrypted and only members can open them.
-        host_aggregation: whether hosts with several workers have aggregators.
-        replicas: how many standbys each server has, 0 or 1.
-        restarts: how many times processes that die are started again, in all; None for the default.
-        readers: the file to write for readers, who read the values of the job while it runs; None for no readers.
-        max_readers: how many readers there may be at once.
-        dashboard: the port of the page that shows the job, 0 for any; None for no page.
-        dashboard_token_file: the file with the page's token; None for a new token.
-        trace: the file of the job's trace and the rounds that it has, after a colon; None for no trace.
-        attach: the rank of the worker that has the terminal; None for none by option.
-        inject: faults to inject, as `launcher.job.injection` reads them.
-        job_name: the name of the job in the cluster's tools.
-        queue: the queue or partition.
-        time: the time limit, in the cluster's notation.
-        worker_cores, server_cores: the number of cores for each process of that role; 0 for the default.
-        worker_memory, server_memory: the memory for each process of that role, such as 500m or 4g.
-        gpus_per_worker: the number of GPUs for each worker; 0 for no request.
-        cluster_option: words that are passed to the cluster's command unchanged.
-        image: the container image.
-        namespace: the Kubernetes namespace.
-        yarn_jar: the path of YARN's distributed shell.
+    Each field is the option of its name, which `launcher.cli` explains. None, 0 and empty text are the default, but for
+    `dashboard`: port 0 is any free port.
     """
 
     hostfile: str | None = None
@@ -181,12 +194,10 @@ class Cluster:
     yarn_jar: str = ""
 
     def given(self) -> list[str]:
-        """The names of the fields that differ from their defaults."""
         return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
 
 
 def option(field: str) -> str:
-    """The command-line option of a field."""
     switched_off = getattr(Cluster, field) is True
     return f"--{'no-' if switched_off else ''}{field.replace('_', '-')}"
 
@@ -212,9 +223,6 @@ class Job:
             process which of them it is. A job with such a command has no aggregators.
         verbose: whether every process prints its whole traceback at once if the job fails.
         output: what is done with the lines that the processes print.
-
-    Raises:
-        LaunchError: a number is out of range, the command is empty, or a variable is reserved.
     """
 
     num_workers: int
@@ -237,8 +245,14 @@ class Job:
         for option, names in (("--env-server", self.env_server), ("--env-worker", self.env_worker)):
             for name in sorted(RESERVED.intersection(names)):
                 raise LaunchError(f"{option} cannot set {name}: launch.py computes it for each process")
-        self.output.require_ranks(self.num_workers)
-        self._require_attachable()
+        for rank in self.output.show or ():
+            self._require_worker("--show", rank)
+        if self.cluster.attach is not None:
+            self._require_worker("--attach", self.cluster.attach)
+            if self.output.live:
+                raise LaunchError(
+                    "--attach gives the terminal to a worker, and --live draws on it; leave one of them out"
+                )
         known = set(members(self.num_workers, self.num_servers, replicas=self.cluster.replicas))
         for text in self.cluster.inject:
             if Injection.parse(text).member not in known:
@@ -247,34 +261,30 @@ class Job:
                     f"{self.num_servers} servers and {self.num_standbys} standbys (--replicas), and ranks begin at 0"
                 )
 
-    def _require_attachable(self) -> None:
-        attach = self.cluster.attach
-        if attach is None:
-            return
-        if attach >= self.num_workers:
+    def _require_worker(self, option: str, rank: int) -> None:
+        if rank >= self.num_workers:
             ranks = "rank is 0" if self.num_workers == 1 else f"ranks are 0 to {self.num_workers - 1}"
-            raise LaunchError(f"--attach {attach}: there is no worker {attach}; the workers' {ranks}")
-        if self.output.live:
-            raise LaunchError("--attach gives the terminal to a worker, and --live draws on it; leave one of them out")
+            raise LaunchError(f"{option} {rank}: there is no worker {rank}; the workers' {ranks}")
+
+    @property
+    def python(self) -> str:
+        """The path of the interpreter on the hosts."""
+        return self.cluster.python or sys.executable
 
     @property
     def num_standbys(self) -> int:
-        """How many standbys the servers have in all."""
         return self.num_servers * self.cluster.replicas
 
     @property
     def num_placed(self) -> int:
-        """How many processes need a place on a host of the job: the workers, the servers and their standbys."""
         return self.num_workers + self.num_servers + self.num_standbys
 
     @property
     def injections(self) -> list[Injection]:
-        """The faults to inject."""
         return [Injection.parse(text) for text in self.cluster.inject]
 
     @property
     def restarts(self) -> int:
-        """How many times processes that die are started again, in all."""
         if self.cluster.restarts is not None:
             return self.cluster.restarts
         return RESTARTS if self.cluster.replicas else 0

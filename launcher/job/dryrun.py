@@ -28,7 +28,6 @@ def variables(env: Mapping[str, str]) -> str:
 
 
 def task(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> str:
-    """One process as a line: its name, its variables, its command."""
     return f"{role} {rank}: {variables(member_variables(job, at, role, rank))} {shlex.join(words(job, role, python))}"
 
 
@@ -39,7 +38,6 @@ def elsewhere(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> s
 
 
 def tasks(job: Job, kind: str, python: str) -> str:
-    """The processes of a job whose hosts a manager chooses, as comments, one line each."""
     at = Rendezvous("(this machine)", 0, "(the job)", kind, "(the host)")
     lines = [elsewhere(job, at, role, rank, python) for role, rank in members(job) if role != "scheduler"]
     if job.aggregates and job.num_workers > 1:

@@ -40,7 +40,6 @@ class Rendezvous:
         uri: the scheduler's host, or `ipc://` and a path.
         port: the scheduler's port; 0 with `ipc://`.
         mark: the name of the job, unique on this machine.
-        cluster: the launcher.
         node_host: the address of all processes, if they have the same one.
         fd: a socket that listens at uri and port; the scheduler inherits it under this number.
         keyring: the members' keys, if links are encrypted.
@@ -59,7 +58,6 @@ class Rendezvous:
     scheduler_log: str = ""
 
     def contract(self, job: Job) -> Contract:
-        """What the members of a job are told."""
         root_fd = -1 if self.fd is None else self.fd
         return Contract(
             job.num_workers,
@@ -83,7 +81,6 @@ class Task:
 
     Args:
         role, rank: the member of the job.
-        argv: the words to execute.
         env: its environment, which is not part of the repr because it may hold secrets. For a task on another host,
             the variables to add to the environment there.
         host: the host where it runs, if not this one.
@@ -112,7 +109,6 @@ class HostEnvironment:
     """What processes on a host inherit from it.
 
     Args:
-        environ: the environment variables.
         python: the interpreter that `python` in a command stands for.
         cores: the number of cores that the job shares.
         shims: the directory with `python` that goes first on the PATH of workers.
@@ -158,7 +154,6 @@ def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables that make this process a member of a job."""
     return {name: value for name, value in environ.items() if not name.startswith("DMLC_") and name not in RESERVED}
 
 
@@ -177,14 +172,8 @@ def again(start: int, how: Exit, when: float) -> dict[str, str]:
 def words(job: Job, role: Role, python: str, rank: int | None = None) -> tuple[str, ...]:
     """The words that a member of a role executes.
 
-    Args:
-        job: the job.
-        role: the role.
-        python: the interpreter that `python` in the command stands for.
-        rank: of the member, to be shown by `ps aux`; None where it does not run.
-
-    Raises:
-        LaunchError: the command is empty, or its quotes do not match.
+    `python`: the interpreter that `python` in the command stands for. `rank`: of the member, to be shown by `ps aux`;
+    None where it does not run.
     """
     if role == "worker":
         return argv_of(job.command, python)
@@ -207,13 +196,9 @@ def environment(
 
     Args:
         around: what it inherits from its host.
-        role: its role.
         siblings: the number of processes of that role on the host.
         variables: the variables that it gets beside those that it inherits.
         gpus: the number of GPUs for each worker, chosen by its local rank; 0 leaves the choice to the program.
-
-    Raises:
-        LaunchError: CUDA_VISIBLE_DEVICES lists too few GPUs.
     """
     env = dict(around.environ)
     for name in _OWN:
@@ -240,11 +225,6 @@ def environment(
 
 
 def render(job: Job, at: Rendezvous, around: HostEnvironment) -> list[Task]:
-    """Every process of a job on this machine, in the order in which to start them.
-
-    Raises:
-        LaunchError: the command is empty or its quotes do not match, or there are too few GPUs.
-    """
     siblings = {"worker": job.num_workers, "server": job.num_servers, "standby": job.num_standbys, "scheduler": 1}
     return [
         Task(

@@ -1,11 +1,20 @@
-"""The interface of a launcher."""
+"""What a launcher is, and what launchers share: commands of cluster managers, which may not answer, and their units."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from launcher.job.description import Job
+from kvstore.job.processes import source_root
+from launcher.errors import NOT_FOUND, LaunchError
+from launcher.job.command import agent_argv
+from launcher.job.description import Cluster, Job
 from launcher.supervision.supervisor import OnFailure
 
 # Fields of ``Cluster`` that all launchers use whose processes are supervised by launch.py, and by it through agents.
@@ -41,3 +50,60 @@ class Kind:
     run: Callable[[Job, OnFailure], int]
     dry_run: Callable[[Job], str]
     takes: frozenset[str]
+
+
+_TELL_S = 20.0
+
+
+def agent_words(job: Job) -> list[str]:
+    """The words that start an agent on a host.
+
+    A clone here must be at the same path there, by a shared file system. The first message of the agent shows it.
+    """
+    return agent_argv(job.python, source_root())
+
+
+def write_private(path: Path, text: str) -> None:
+    """Make a file that its owner alone may ever read: with `chmod` afterwards, others could open it before."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def require(kind: str, program: str, where: str) -> str:
+    """Return the path of a program that a launcher needs. `where`: what to do if it is not on PATH, for the error."""
+    path = shutil.which(program)
+    if path is None:
+        raise LaunchError(f"--launcher {kind} needs {program} on PATH: {where}", NOT_FOUND)
+    return path
+
+
+def tell(argv: Sequence[str], seconds: float = _TELL_S) -> None:
+    """Run a command, and ignore its result.
+
+    It runs in a session of its own, so that a second Ctrl-C does not end it.
+    """
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(argv, capture_output=True, timeout=seconds, check=False, start_new_session=True)
+
+
+_TIME = re.compile(r"(?:(\d+):)?(\d{1,2}):(\d{2})", re.ASCII)
+_MEBIBYTES = {"m": 1, "g": 1024}
+
+
+def largest_memory(cluster: Cluster) -> str:
+    """The memory that any process of a job needs, where a manager gives all the same; empty for the default."""
+    return max((cluster.worker_memory, cluster.server_memory), key=mebibytes)
+
+
+def mebibytes(size: str) -> int:
+    return 0 if not size else int(size[:-1]) * _MEBIBYTES[size[-1]]
+
+
+def seconds(time: str) -> int:
+    match = _TIME.fullmatch(time)
+    total = 0
+    for part in match.groups("0") if match else ():
+        total = total * 60 + int(part)
+    if total < 1:
+        raise LaunchError(f"--time {time} is not valid; valid: hours:minutes:seconds, such as 2:00:00")
+    return total

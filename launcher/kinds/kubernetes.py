@@ -20,8 +20,8 @@ from launcher.kinds.kind import Kind
 from launcher.kinds.pods.kubectl import Kubectl
 from launcher.kinds.pods.manifests import PYTHON, hidden, manifests
 from launcher.kinds.pods.pod_crew import PodCrew
+from launcher.supervision.crew import SignalQueue
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
 # The state of pods is read once a second, and the cluster gives a pod time to end.
@@ -40,16 +40,12 @@ def run(
     """Run a job in the cluster, and wait for its end. Main thread only, because of the signals.
 
     Args:
-        job: the job.
         on_failure: not called. The scheduler cannot be reached from here, and notices failures by itself.
         environ: the environment with the job's `env_names`; None for that of this process.
         limits: how long the phases of an ending may last.
 
     Returns:
         The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
-
-    Raises:
-        LaunchError: the job cannot be started. Nothing of it is in the cluster.
     """
     environ = dict(os.environ) if environ is None else environ
     name = f"{job.cluster.job_name[:_PREFIX].rstrip('-')}-{secrets.token_hex(_TOKEN_BYTES)}"
@@ -107,7 +103,6 @@ _WORDS = frozenset(["false", "n", "no", "null", "off", "on", "true", "y", "yes"]
 
 
 def dump(value: Any) -> str:
-    """Return mappings, lists, strings, integers and booleans as YAML."""
     return "\n".join(_lines(value)) + "\n"
 
 

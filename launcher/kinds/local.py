@@ -40,7 +40,6 @@ def run(
     """Run a job on this machine, and wait for its end. Main thread only, because of launch.py's signals.
 
     Args:
-        job: the job.
         on_failure: called once, with the first process that fails and how, before the others are ended.
         environ: the environment that the processes inherit; None for that of this process.
         limits: how long the phases of an ending may last.
@@ -48,9 +47,6 @@ def run(
 
     Returns:
         The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
-
-    Raises:
-        LaunchError: the job cannot be started. None of its processes runs.
     """
     environ = dict(os.environ) if environ is None else environ
     require_files(2 * (job.num_placed + 1) + job.output.open_files(job.num_placed + 1))
@@ -85,7 +81,6 @@ def run(
 
 
 def dry_run(job: Job) -> str:
-    """What `run` would start, one line for each process."""
     at = Rendezvous(uri="ipc://(a private directory)/scheduler", port=0, mark="(the directory's name)")
     lines = [dryrun.task(job, at, role, rank, sys.executable) for role, rank in members(job)]
     return "\n".join(["# on this machine, with the environment of launch.py and:", *lines])
@@ -99,14 +94,12 @@ def _transport(environ: Mapping[str, str]) -> str:
 
 
 def _sweep_shared() -> None:
-    """Remove the shared memory of jobs that were killed together with their keepers."""
     from kvstore.transport.shm.presence import sweep  # imported late, while the processes start
 
     sweep()
 
 
 def _listen() -> socket.socket:
-    """The socket that the scheduler inherits. A port that is free now might not be when it starts."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.bind(("127.0.0.1", 0))

@@ -9,23 +9,24 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kvstore.job.processes import source_root
 from launcher.agents import remote_run as agents
-from launcher.agents.carrier import Carrier
+from launcher.agents.fleet import Carrier
 from launcher.agents.links.link import ENLIST, AgentTicket
-from launcher.agents.manager import Manager, ManagerRecruiter
+from launcher.agents.manager import ManagerRecruiter
 from launcher.errors import NOT_FOUND, LaunchError
 from launcher.hosts.hostfile import Host, read
 from launcher.job import dryrun
-from launcher.job.command import agent_argv
 from launcher.job.description import Job
-from launcher.kinds.kind import WITH_AGENTS, Kind
+from launcher.kinds.kind import (
+    WITH_AGENTS,
+    Kind,
+    agent_words,
+)
 from launcher.processes.guard import LastWill
 from launcher.supervision.supervisor import OnFailure
 
@@ -37,7 +38,6 @@ _SIGNS = (("Open MPI", OPEN_MPI), ("OpenRTE", OPEN_MPI), ("HYDRA", MPICH), ("MPI
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
-    """Run a job by mpirun; see `Kind`."""
     hosts = [] if job.cluster.hostfile is None else read(job.cluster.hostfile)
     flavor = detect()
     path = _write(hostfile(hosts, flavor)) if hosts else None
@@ -50,7 +50,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
     will = None if path is None else LastWill(remove=[Path(path)])
     toward = next((host.name for host in hosts if not host.here), "")
     try:
-        return agents.run(job, on_failure, ManagerRecruiter(job, Manager(MPIRUN, submit, toward)), "mpi")
+        return agents.run(job, on_failure, ManagerRecruiter(job, MPIRUN, submit, toward=toward), "mpi")
     finally:
         if path is not None and will is not None:
             will.revoke()
@@ -59,23 +59,17 @@ def run(job: Job, on_failure: OnFailure) -> int:
 
 
 def dry_run(job: Job) -> str:
-    """What `run` would do."""
     hosts = [] if job.cluster.hostfile is None else read(job.cluster.hostfile)
     flavor = detect()
     lines = ["# scheduler: on this machine", f"# {flavor}, with {ENLIST}={dryrun.HIDDEN} in the environment:"]
     if hosts:
         lines += ["# hosts:", *(f"#   {line}" for line in hostfile(hosts, flavor).splitlines())]
     lines.append(shlex.join(render(job, flavor, "(hosts)" if hosts else None)))
-    lines.append(dryrun.tasks(job, "mpi", job.cluster.python or sys.executable))
+    lines.append(dryrun.tasks(job, "mpi", job.python))
     return "\n".join(lines)
 
 
 def detect() -> str:
-    """Find out which MPI `mpirun` belongs to.
-
-    Raises:
-        LaunchError: there is no mpirun, or it belongs to another MPI.
-    """
     path = shutil.which(MPIRUN)
     if path is None:
         raise LaunchError(
@@ -96,10 +90,8 @@ def detect() -> str:
 def render(job: Job, flavor: str, hosts: str | None) -> list[str]:
     """The words of mpirun. They name the variable of the ticket, and not its value, which is a secret. No I/O.
 
-    Args:
-        job: the job.
-        flavor: the MPI that mpirun belongs to.
-        hosts: the path of the hostfile, in the syntax of that MPI; None for mpirun's own hosts.
+    `flavor`: the MPI that mpirun belongs to. `hosts`: the path of the hostfile, in the syntax of that MPI; None for
+    mpirun's own hosts.
     """
     count = str(job.num_placed)
     argv = [MPIRUN]
@@ -112,15 +104,11 @@ def render(job: Job, flavor: str, hosts: str | None) -> list[str]:
         argv += ["-n", count, "-bind-to", "none", "-genvlist", ENLIST]
         argv += ["-f", hosts] if hosts else []
     argv += job.cluster.cluster_option
-    return [*argv, *agent_argv(job.cluster.python or sys.executable, source_root())]
+    return [*argv, *agent_words(job)]
 
 
 def hostfile(hosts: Sequence[Host], flavor: str) -> str:
-    """A hostfile in the syntax of an MPI. No I/O.
-
-    Raises:
-        LaunchError: a line has a user or a port, which MPI leaves to ssh's configuration.
-    """
+    """A hostfile in the syntax of an MPI. No I/O."""
     lines = []
     for host in hosts:
         if host.user or host.port:

@@ -40,11 +40,7 @@ GROUP = "kvstore.launchers"
 
 
 def kind_of(name: str) -> Kind | None:
-    """The launcher of a name: one of ours, or else an installed package's; None if there is none.
-
-    Raises:
-        LaunchError: a package has the name, but what it has cannot be imported, or is no launcher.
-    """
+    """The launcher of a name: one of ours, or else an installed package's; None if there is none."""
     if name in KINDS:  # first: looking through all installed packages takes longer than all else before a job starts
         return KINDS[name]
     for point in entry_points(group=GROUP, name=name):
@@ -59,12 +55,6 @@ def kind_of(name: str) -> Kind | None:
 
 
 def find(name: str, job: Job) -> Kind:
-    """The launcher of a name, for a job.
-
-    Raises:
-        LaunchError: there is no such launcher, or the job has options that it does not take. The message has the valid
-            names.
-    """
     kind = kind_of(name)
     if kind is None:
         raise LaunchError(f"--launcher {name} is not valid; valid: {', '.join(KINDS)}")

@@ -11,21 +11,25 @@ import os
 import secrets
 import shlex
 import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 
-from kvstore.job.processes import source_root
 from launcher.agents import remote_run as agents
-from launcher.agents.carrier import Carrier
+from launcher.agents.fleet import Carrier
 from launcher.agents.links.link import ENLIST, AgentTicket
-from launcher.agents.manager import Manager, ManagerRecruiter
+from launcher.agents.manager import ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import dryrun
-from launcher.job.command import agent_argv
 from launcher.job.description import Job
-from launcher.kinds.kind import WITH_AGENTS, Kind
-from launcher.kinds.managers import mebibytes, require, tell
+from launcher.kinds.kind import (
+    WITH_AGENTS,
+    Kind,
+    agent_words,
+    largest_memory,
+    require,
+    tell,
+    write_private,
+)
 from launcher.processes.guard import LastWill
 from launcher.supervision.supervisor import OnFailure
 
@@ -33,7 +37,6 @@ QSUB = "qsub"
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
-    """Run a job as an array job; see `Kind`."""
     require("sge", QSUB, "run launch.py on a submit host")
     name = f"{job.cluster.job_name}-{secrets.token_hex(4)}"
     directory = _directory(name)
@@ -42,21 +45,14 @@ def run(job: Job, on_failure: OnFailure) -> int:
 
     def submit(ticket: AgentTicket) -> Carrier:
         path = directory / "ticket"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(ticket.text + "\n")
-        text = script(job, str(path))
-        (directory / "script").write_text(text)
-        return Carrier(
-            QSUB,
-            qsub(job, name, directory.name),
-            dict(os.environ),
-            linked=False,
-            source=QSUB,
-        )
+        write_private(path, ticket.text + "\n")
+        (directory / "script").write_text(script(job, str(path)))
+        words = qsub(job, name, directory.name)
+        return Carrier(QSUB, words, dict(os.environ), linked=False, source=QSUB)
 
-    manager = Manager(QSUB, submit, patience_s=None, cancel=lambda: tell(cancel))
+    recruiter = ManagerRecruiter(job, QSUB, submit, patience_s=None, cancel=lambda: tell(cancel))
     try:
-        return agents.run(job, on_failure, ManagerRecruiter(job, manager), "sge")
+        return agents.run(job, on_failure, recruiter, "sge")
     except LaunchError as error:
         raise LaunchError(f"{error}{_said(directory)}", error.exit_code) from None
     finally:
@@ -65,7 +61,6 @@ def run(job: Job, on_failure: OnFailure) -> int:
 
 
 def dry_run(job: Job) -> str:
-    """What `run` would do."""
     directory = ".kvstore-job"
     return "\n".join(
         [
@@ -73,7 +68,7 @@ def dry_run(job: Job) -> str:
             shlex.join(qsub(job, job.cluster.job_name, directory)),
             f"# with this as {directory}/script:",
             script(job, str(Path.cwd() / directory / "ticket")).rstrip(),
-            dryrun.tasks(job, "sge", job.cluster.python or sys.executable),
+            dryrun.tasks(job, "sge", job.python),
         ]
     )
 
@@ -81,11 +76,8 @@ def dry_run(job: Job) -> str:
 def qsub(job: Job, name: str, directory: str) -> list[str]:
     """The words that submit the job and wait for its end. No I/O.
 
-    Args:
-        job: the job.
-        name: its unique name.
-        directory: the directory of its script, where errors before the agents start are written. It is relative to the
-            working directory: in an absolute path, Grid Engine would look for variables and host names.
+    `directory`: the directory of its script, where errors before the agents start are written. It is relative to the
+    working directory: in an absolute path, Grid Engine would look for variables and host names.
     """
     cluster = job.cluster
     argv = [QSUB, "-sync", "y", "-cwd", "-N", name, "-t", f"1-{job.num_placed}"]
@@ -95,7 +87,7 @@ def qsub(job: Job, name: str, directory: str) -> list[str]:
     limits = []
     if cluster.time:
         limits.append(f"h_rt={cluster.time}")
-    if memory := max((cluster.worker_memory, cluster.server_memory), key=mebibytes):
+    if memory := largest_memory(cluster):
         limits.append(f"h_vmem={memory.upper()}")
     if limits:
         argv += ["-l", ",".join(limits)]
@@ -104,7 +96,7 @@ def qsub(job: Job, name: str, directory: str) -> list[str]:
 
 def script(job: Job, ticket: str) -> str:
     """The script of each task: an agent that reads its ticket from a file. No I/O."""
-    agent = shlex.join(agent_argv(job.cluster.python or sys.executable, source_root()))
+    agent = shlex.join(agent_words(job))
     return f'#!/bin/sh\n{ENLIST}="$(cat {shlex.quote(ticket)})" || exit 1\nexport {ENLIST}\nexec {agent}\n'
 
 

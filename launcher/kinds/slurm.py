@@ -29,18 +29,25 @@ from typing import Any
 from kvstore.job.processes import source_root
 from kvstore.rare_log import worth_a_line
 from launcher.agents import remote_run as agents
-from launcher.agents.carrier import Carrier
+from launcher.agents.fleet import Carrier
 from launcher.agents.links.link import ENLIST, AgentTicket
-from launcher.agents.manager import Manager, ManagerRecruiter
+from launcher.agents.manager import ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import dryrun
-from launcher.job.command import agent_argv, program_argv
+from launcher.job.command import program_argv
 from launcher.job.description import Cluster, Job, OutputOptions
 from launcher.job.tasks import passed
-from launcher.kinds.kind import WITH_AGENTS, Kind
-from launcher.kinds.managers import mebibytes, require, tell
+from launcher.kinds.kind import (
+    WITH_AGENTS,
+    Kind,
+    agent_words,
+    largest_memory,
+    mebibytes,
+    require,
+    tell,
+)
 from launcher.processes.guard import LastWill
-from launcher.supervision.signals import CHILD, SignalQueue, called
+from launcher.supervision.crew import CHILD, SignalQueue, called
 from launcher.supervision.supervisor import OnFailure, report
 
 ALLOCATION = "SLURM_JOB_ID"
@@ -90,7 +97,6 @@ class QueuedJob:
     """A submitted job.
 
     Args:
-        title: its name in messages.
         state: asks the manager. It may raise LaunchError if the manager does not answer.
         interrupt: sends a signal to the job's first process.
         cancel: the command that ends the job, whatever its state.
@@ -117,8 +123,7 @@ class _Tail:
     def pump(self) -> bool:
         """Write what is new, as much as can be written without blocking, so that signals are still noticed.
 
-        Returns:
-            Whether all of it was written.
+        Returns whether all of it was written.
         """
         while self._rest or self._next():
             if not select.select([], [self._target], [], 0)[1]:
@@ -141,11 +146,7 @@ class _Tail:
 def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _STATE_S) -> int:
     """Submit a job, print its output, and wait for its end. Cancel it if this process gets a signal, or is killed.
 
-    Returns:
-        Its exit code, or 128 + the signal.
-
-    Raises:
-        LaunchError: it cannot be submitted.
+    Returns its exit code, or 128 + the signal.
     """
     with SignalQueue() as signals, selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
@@ -224,29 +225,26 @@ def _follow(
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
-    """Run a job in the allocation of this process, or in a new one; see `Kind`."""
     if os.environ.get(ALLOCATION):
         return run_inside(job, on_failure)
     return _run_outside(job)
 
 
 def run_inside(job: Job, on_failure: OnFailure) -> int:
-    """Run a job in this allocation."""
     require("slurm", "srun", _WHERE)
 
     def submit(ticket: AgentTicket) -> Carrier:
         return Carrier("srun", srun(job), {**os.environ, ENLIST: ticket.text}, linked=False, source="srun")
 
     toward = _address(first_node(os.environ.get("SLURM_JOB_NODELIST", "")))
-    return agents.run(job, on_failure, ManagerRecruiter(job, Manager("srun", submit, toward, SRUN_S)), "slurm")
+    return agents.run(job, on_failure, ManagerRecruiter(job, "srun", submit, toward=toward, patience_s=SRUN_S), "slurm")
 
 
 def dry_run(job: Job) -> str:
-    """What `run` would do."""
     inside = [
         f"# in the allocation, with {ENLIST}={dryrun.HIDDEN} in the environment:",
         shlex.join(srun(job)),
-        dryrun.tasks(job, "slurm", job.cluster.python or sys.executable),
+        dryrun.tasks(job, "slurm", job.python),
     ]
     if os.environ.get(ALLOCATION):
         return "\n".join(inside)
@@ -256,23 +254,20 @@ def dry_run(job: Job) -> str:
 
 
 def srun(job: Job) -> list[str]:
-    """The words that start the agents, inside an allocation. No I/O."""
     cluster = job.cluster
     argv = ["srun", f"--ntasks={job.num_placed}", "--kill-on-bad-exit=1", "--input=none"]
     argv += ["--mpi=none", "--unbuffered"]
     if cores := max(cluster.worker_cores, cluster.server_cores):
         argv.append(f"--cpus-per-task={cores}")
     argv += cluster.cluster_option
-    return [*argv, *agent_argv(cluster.python or sys.executable, source_root())]
+    return [*argv, *agent_words(job)]
 
 
 def sbatch(job: Job, directory: str, name: str) -> list[str]:
     """The words that submit a job from outside an allocation. No I/O.
 
-    Args:
-        job: the job.
-        directory: the working directory, where its output goes to `name`.out and `name`.err.
-        name: the name of these files.
+    `directory`: the working directory, where its output goes to `name`.out and `name`.err. `name`: the name of these
+    files.
     """
     cluster = job.cluster
     files = f"{directory}/{name}".replace("%", "%%")  # Slurm would replace %j
@@ -294,7 +289,7 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
     cores = max(cluster.worker_cores, cluster.server_cores)
     if cores:
         argv.append(f"--cpus-per-task={cores}")
-    memory = max(mebibytes(cluster.worker_memory), mebibytes(cluster.server_memory))
+    memory = mebibytes(largest_memory(cluster))
     if memory:
         argv.append(f"--mem-per-cpu={-(-memory // max(1, cores))}M")
     if cluster.gpus_per_worker:
@@ -304,7 +299,7 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
 
 def script(job: Job, text: str) -> str:
     """The script that Slurm runs on the first node: launch.py, with the job on its standard input. No I/O."""
-    inside = shlex.join(program_argv(job.cluster.python or sys.executable, "launcher.kinds.slurm", source_root()))
+    inside = shlex.join(program_argv(job.python, "launcher.kinds.slurm", source_root()))
     return f"#!/bin/sh\nexec {inside} <<'{_END}'\n{text}\n{_END}\n"
 
 
@@ -338,9 +333,6 @@ def _private(*files: Path) -> Iterator[None]:
     """Make files that their owner alone may read, and remove them if the block fails.
 
     Output has the token of the job's page, and Slurm would make files that others may read.
-
-    Raises:
-        LaunchError: they cannot be made.
     """
     try:
         for file in files:
@@ -377,7 +369,6 @@ def _read(path: Path) -> str:
 
 
 def state(shown: str) -> QueueState:
-    """Read the output of `scontrol show job`. No I/O."""
     fields = dict(re.findall(r"(?:^|\s)(JobState|ExitCode|Reason)=(\S+)", shown))
     name = fields.get("JobState", "UNKNOWN")
     code, _, signum = fields.get("ExitCode", "0:0").partition(":")
@@ -429,11 +420,9 @@ _TUPLES = ("command", "env_names", "server_argv", "sync_exclude", "ssh_option", 
 def job_text(job: Job, environ: Mapping[str, str], end: str) -> str:
     """One line of ASCII.
 
-    Args:
-        job: the job.
-        environ: the caller's environment. The text has the variables that the job passes on, because not every site
-            does so itself.
-        end: an existing file for the exit code. A manager may report the code late, if a host does not answer it.
+    `environ`: the caller's environment. The text has the variables that the job passes on, because not every site does
+    so itself. `end`: an existing file for the exit code. A manager may report the code late, if a host does not answer
+    it.
     """
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(Job)}
     fields["cluster"], fields["output"] = dataclasses.asdict(job.cluster), dataclasses.asdict(job.output)
@@ -444,11 +433,7 @@ def job_text(job: Job, environ: Mapping[str, str], end: str) -> str:
 def job_of(text: str) -> tuple[Job, dict[str, str], str]:
     """Read a text of `job_text`.
 
-    Returns:
-        The job, the variables of the caller's environment, and the file for the exit code.
-
-    Raises:
-        LaunchError: the text is not one of `job_text`.
+    Returns the job, the variables of the caller's environment, and the file for the exit code.
     """
     try:
         fields, variables, end = json.loads(text)

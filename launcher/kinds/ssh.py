@@ -11,19 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.job.contract import Member, aggregated
-from kvstore.job.processes import source_root
 from launcher.agents import remote_run as agents
-from launcher.agents.carrier import Carrier
-from launcher.agents.fleet import RemoteAgent
+from launcher.agents.fleet import Carrier, RemoteAgent
 from launcher.agents.links.protocol import Hello
 from launcher.agents.roll_call import RollCall, report
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host, place, read
 from launcher.job import dryrun
-from launcher.job.command import agent_argv
 from launcher.job.description import Cluster, Job
 from launcher.job.tasks import Rendezvous
-from launcher.kinds.kind import WITH_AGENTS, Kind
+from launcher.kinds.kind import (
+    WITH_AGENTS,
+    Kind,
+    agent_words,
+)
 from launcher.processes.machine import require_files
 from launcher.supervision.supervisor import OnFailure
 
@@ -74,7 +75,6 @@ _OPTIONS = (
 
 
 def ssh(cluster: Cluster, host: Host) -> list[str]:
-    """The words of ssh before the host name and the command. The user's options come first, and so take precedence."""
     argv = ["ssh", "-T", "-x"]
     if cluster.ssh_config is not None:
         argv += ["-F", cluster.ssh_config]
@@ -93,7 +93,6 @@ def remote_command(cluster: Cluster, host: Host, argv: Sequence[str]) -> list[st
 
 
 def rsync(cluster: Cluster, host: Host, source: str, target: str) -> list[str]:
-    """The words that copy the content of a directory into a directory on a host."""
     argv = ["rsync", "-az", "-s"]
     if cluster.sync_gitignore:
         argv += ["--exclude=/.git", "--filter=:- .gitignore"]
@@ -105,7 +104,6 @@ def rsync(cluster: Cluster, host: Host, source: str, target: str) -> list[str]:
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
-    """Run a job on the hosts of its hostfile; see `Kind`."""
     hosts = placed(job)
     connections = len(hosts) * (1 if job.cluster.sync_dst_dir is None else 2)
     require_files(_FILES * connections + job.output.open_files(job.num_placed + 1))
@@ -115,7 +113,6 @@ def run(job: Job, on_failure: OnFailure) -> int:
 
 
 def dry_run(job: Job) -> str:
-    """What `run` would do, host by host."""
     hosts = placed(job)
     groups = aggregated([(host.name, members) for host, members in hosts.items()]) if job.aggregates else []
     before: dict[Member, Member] = {("worker", ranks[0]): ("aggregator", n) for n, ranks in enumerate(groups)}
@@ -127,16 +124,11 @@ def dry_run(job: Job) -> str:
         if job.cluster.sync_dst_dir is not None:
             lines.append(shlex.join(rsync(job.cluster, host, str(Path.cwd()), job.cluster.sync_dst_dir)))
         lines.append(shlex.join(argv(job, host)))
-        lines += [dryrun.elsewhere(job, at, role, rank, python(job)) for role, rank in members]
+        lines += [dryrun.elsewhere(job, at, role, rank, job.python) for role, rank in members]
     return "\n".join(lines)
 
 
 def placed(job: Job) -> dict[Host, list[Member]]:
-    """The host of each process.
-
-    Raises:
-        LaunchError: there is no hostfile, or it is not valid, or it has too few slots.
-    """
     cluster = job.cluster
     if cluster.hostfile is None:
         raise LaunchError("--launcher ssh needs a hostfile: -H FILE, with one host on each line")
@@ -144,20 +136,13 @@ def placed(job: Job) -> dict[Host, list[Member]]:
     return place(job, read(cluster.hostfile), servers)
 
 
-def python(job: Job) -> str:
-    """The interpreter on the hosts."""
-    return job.cluster.python or sys.executable
-
-
 def argv(job: Job, host: Host) -> list[str]:
-    """The words that start an agent on a host."""
-    # A clone here must be at the same path there, by a shared file system. The first message of the agent shows it.
-    agent = agent_argv(python(job), source_root())
+    agent = agent_words(job)
     return agent if host.here else remote_command(job.cluster, host, agent)
 
 
-class SshRecruiter:
-    """Starts an agent on each host by ssh; see `Recruiter`. On this machine it needs no ssh."""
+class SshRecruiter(agents.Recruiter):
+    """Starts an agent on each host by ssh. On this machine it needs no ssh."""
 
     def __init__(self, job: Job, hosts: dict[Host, list[Member]]) -> None:
         self._job = job
@@ -166,7 +151,6 @@ class SshRecruiter:
         self._remotes: dict[Host, RemoteAgent] = {}
 
     def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> Sequence[RemoteAgent]:
-        """Connect to all hosts at once."""
         for host in self._hosts:
             name = "the agent" if host.here else f"ssh to {host.name}"
             self._carriers.append(Carrier(name, argv(self._job, host), dict(os.environ), linked=True))
@@ -219,7 +203,6 @@ class SshRecruiter:
         return ""
 
     def close(self, patience: float) -> None:
-        """End the connections."""
         deadline = time.monotonic() + patience
         for carrier in self._carriers:
             carrier.close(max(0.0, deadline - time.monotonic()))

@@ -13,23 +13,28 @@ import os
 import secrets
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvstore.job.processes import source_root
 from launcher.agents import remote_run as agents
-from launcher.agents.carrier import Carrier
+from launcher.agents.fleet import Carrier
 from launcher.agents.links.link import ENLIST, AgentTicket
-from launcher.agents.manager import Manager, ManagerRecruiter
+from launcher.agents.manager import ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import dryrun
-from launcher.job.command import agent_argv
 from launcher.job.description import Job
-from launcher.kinds.kind import WITH_AGENTS, Kind
-from launcher.kinds.managers import mebibytes, require, seconds
+from launcher.kinds.kind import (
+    WITH_AGENTS,
+    Kind,
+    agent_words,
+    largest_memory,
+    mebibytes,
+    require,
+    seconds,
+    write_private,
+)
 from launcher.supervision.supervisor import OnFailure
 
 CLIENT = "org.apache.hadoop.yarn.applications.distributedshell.Client"
@@ -55,19 +60,15 @@ def render(job: Job, containers: int, script_path: str, jar: str, name: str = ""
     All containers have the size that the largest process needs.
 
     Args:
-        job: the job.
         containers: the number of containers, each with an agent and one process.
         script_path: the path of the file with the text of `script`.
         jar: the path of the distributed shell.
         name: the name of the job in YARN, and of the directory in HDFS with the script; if empty, the name of the job.
-
-    Raises:
-        LaunchError: the time limit of the job is not valid.
     """
     cluster = job.cluster
     argv = ["yarn", "jar", jar, CLIENT, "-jar", jar, "-appname", name or cluster.job_name]
     argv += ["-num_containers", str(containers), "-shell_script", script_path]
-    if memory := max(mebibytes(cluster.worker_memory), mebibytes(cluster.server_memory)):
+    if memory := mebibytes(largest_memory(cluster)):
         argv += ["-container_memory", str(memory)]
     if cores := max(cluster.worker_cores, cluster.server_cores):
         argv += ["-container_vcores", str(cores)]
@@ -79,15 +80,9 @@ def render(job: Job, containers: int, script_path: str, jar: str, name: str = ""
     return [*argv, "-timeout", str(min(time_ms, _FOREVER_MS))]
 
 
-def script(ticket: str, python: str, source_root: str | None = None) -> str:
-    """The script of each container. It is a secret.
-
-    Args:
-        ticket: lets an agent in.
-        python: the interpreter on the hosts.
-        source_root: where the packages are there, if they are not installed.
-    """
-    return f"#!/bin/sh\nexport {ENLIST}={shlex.quote(ticket)}\nexec {shlex.join(agent_argv(python, source_root))}\n"
+def script(job: Job, ticket: str) -> str:
+    """The script of each container. It is a secret, as the ticket is, which lets an agent in."""
+    return f"#!/bin/sh\nexport {ENLIST}={shlex.quote(ticket)}\nexec {shlex.join(agent_words(job))}\n"
 
 
 def prepare(name: str) -> list[list[str]]:
@@ -101,15 +96,7 @@ def clean(name: str) -> list[list[str]]:
 
 
 def find_jar(given: str, environ: Mapping[str, str]) -> str:
-    """The path of the distributed shell.
-
-    Args:
-        given: where the user says it is.
-        environ: the caller's environment.
-
-    Raises:
-        LaunchError: it is nowhere; the message says how to name it.
-    """
+    """The path of the distributed shell. `given`: where the user says it is."""
     if given:
         if not Path(given).is_file():
             raise LaunchError(f"--yarn-jar {given}: there is no such file")
@@ -131,7 +118,6 @@ def _jar_in(places: Iterable[Path]) -> Path | None:
 
 
 def _classpath(environ: Mapping[str, str]) -> list[Path]:
-    """The directories that Hadoop loads its own classes from."""
     try:
         done = subprocess.run(
             ["yarn", "classpath"], env=environ, capture_output=True, text=True, timeout=_CLASSPATH_S, check=True
@@ -143,7 +129,6 @@ def _classpath(environ: Mapping[str, str]) -> list[Path]:
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
-    """Run a job in the cluster, and wait for its end."""
     for program in ("yarn", "hdfs"):
         require("yarn", program, "run launch.py where Hadoop's tools are")
     cluster = job.cluster
@@ -154,8 +139,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
         path = Path(directory) / "agent.sh"
 
         def submit(ticket: AgentTicket) -> Carrier:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(script(ticket.text, cluster.python or sys.executable, source_root()))
+            write_private(path, script(job, ticket.text))
             _call(prepare(name), strict=True)
             return Carrier(
                 "yarn", render(job, count, str(path), jar, name), dict(os.environ), linked=False, source="yarn"
@@ -164,9 +148,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
         # A container sees its own GPUs alone: there is nothing left to divide.
         plain = replace(job, cluster=replace(cluster, gpus_per_worker=0))
         try:
-            return agents.run(
-                plain, on_failure, ManagerRecruiter(plain, Manager("yarn", submit, patience_s=None)), "yarn"
-            )
+            return agents.run(plain, on_failure, ManagerRecruiter(plain, "yarn", submit, patience_s=None), "yarn")
         finally:
             _call(clean(name), strict=False)
 
@@ -184,7 +166,6 @@ def _call(commands: Sequence[Sequence[str]], *, strict: bool) -> None:
 
 
 def dry_run(job: Job) -> str:
-    """The commands that `run` would start, and the script of the agents."""
     name = f"{job.cluster.job_name}-xxxxxx"
     jar = job.cluster.yarn_jar or _SHOWN_JAR
     containers = job.num_placed
@@ -194,7 +175,7 @@ def dry_run(job: Job) -> str:
         *clean(name),
     ]
     lines = [shlex.join(words) for words in commands]
-    processes = dryrun.tasks(job, "yarn", job.cluster.python or sys.executable)
+    processes = dryrun.tasks(job, "yarn", job.python)
     return "\n".join(["# scheduler: on this machine", f"# {containers} agents, started by:", *lines, processes])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,10 @@ from launcher.output.live import BESIDE, LONGEST_HOST, LiveTable, LiveView, requ
 from launcher.output.log_files import STREAMS, LogFiles, LogLines, remark, said, stamp
 from launcher.output.outlet import Outlet, columns, height, is_terminal, wants_color
 
+DEPRECATED = (
+    "--live is deprecated, and the next release has it no more: in another terminal, kvstore-status --watch shows the "
+    "state of each process while the job runs, and --log-dir DIR keeps what each has printed"
+)
 OWN_FILE = "launch"  # for the lines of launch.py itself
 _LONGEST = 300  # characters of a task's last line
 _REMEMBERED = 20  # lines of a process that are not shown, for the case that it fails
@@ -33,7 +38,6 @@ class Display:
     """Shows the lines of one job's processes, and those of whoever runs the job.
 
     Args:
-        tasks: the processes.
         outlet: where lines are shown.
         environ: the caller's environment, for NO_COLOR.
         options: which lines are shown, and which files are written.
@@ -41,9 +45,6 @@ class Display:
         attached: the task that has the terminal, where nothing is drawn then; None for none.
         clock: the time since the epoch, in seconds.
         monotonic: a clock that nobody sets, for how long something has lasted.
-
-    Raises:
-        LaunchError: the files cannot be written, or rich is missing that is to draw the lines of `live`.
     """
 
     def __init__(
@@ -88,7 +89,6 @@ class Display:
             self._files = LogFiles(Path(options.log_dir), options.log_size, options.log_files)
 
     def output(self, index: int, number: int, data: bytes) -> None:
-        """Take what a task has written; see `Sink.output`."""
         if self._files is not None:
             self._log(index, number, data)
         target = self._outlet.stdout if number == 1 else self._outlet.stderr
@@ -120,7 +120,6 @@ class Display:
                 self.say(problem)
 
     def show(self, index: int, text: str) -> None:
-        """Show a line on behalf of a task."""
         target = self._outlet.stderr
         own = prefix(self._tasks[index].name, index, self._color[target])
         self._outlet.put(target, own + text.encode(errors="surrogateescape") + b"\n")
@@ -136,18 +135,11 @@ class Display:
         return True
 
     def last_line(self, index: int) -> str:
-        """The last line that a task has written to standard error."""
         line = self._without_prefix(index, self._outlet.stderr, b"".join(_tail(self._last.get(index, b""), 1)))
         return line[:_LONGEST].decode(errors="replace").strip()
 
     def begins(self, index: int, start: int = 1, why: str = "") -> None:
-        """A task is started.
-
-        Args:
-            index: of the task.
-            start: which start of it this is.
-            why: why it is started again.
-        """
+        """A task is started. `start`: which start of it this is. `why`: why it is started again."""
         again = f", because it {why}" if why else ""
         if self._live is not None:
             self._live.begins(index, start, self._now())
@@ -155,7 +147,6 @@ class Display:
         self._note(index, f"start {start} of {self._tasks[index].title}{again}{where}")
 
     def reported(self, index: int, report: ExitReport) -> None:
-        """A task has said why it ends. It is shown later; its file has it now."""
         if self._live is not None:
             self._live.reported(index, report, self._now())
         if self._files is not None and not report.printed:
@@ -165,17 +156,13 @@ class Display:
     def exited(self, index: int, how: Exit, failed: bool) -> None:
         """A task has ended.
 
-        Args:
-            index: of the task.
-            how: in what way.
-            failed: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
+        `failed`: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
         """
         if self._live is not None:
             self._live.exited(index, how, failed, self._now())
         self._note(index, str(how))
 
     def tick(self) -> None:
-        """Time has passed: show for how long, and write what has waited in vain for the end of its line."""
         now = self._now()
         if self._live is not None:
             self._redraw(self._live, now)
@@ -188,7 +175,6 @@ class Display:
                 self._write(index, entries.flush(at), at)
 
     def conclude(self) -> None:
-        """The job is over: leave the last state of its processes, before what has failed is told."""
         if self._live is not None and self._drawn:
             self._outlet.show(self._outlet.stderr, self, b"")
             self._outlet.put(self._outlet.stderr, self._draw(self._live, self._now()) + b"\n")
@@ -197,7 +183,6 @@ class Display:
             self.say(f"{missing} lines could not be written, and are missing in {self._files.directory}")
 
     def close(self) -> None:
-        """Close the files. Lines that are shown after that are in none. May be called again."""
         if self._files is not None:
             self._files.close()
             self._files = None
@@ -265,13 +250,11 @@ def _tail(lines: bytes, count: int) -> list[bytes]:
 
 
 def prepare(options: OutputOptions, environ: Mapping[str, str]) -> None:
-    """Check that a job can have this output, before anything is started that might wait for hours.
-
-    Raises:
-        LaunchError: it cannot.
-    """
-    if options.live and is_terminal(2, environ):
-        require_rich()
+    """Check that a job can have this output, before anything is started that might wait for hours."""
+    if options.live:
+        print(f"launch.py: warning: {DEPRECATED}", file=sys.stderr)
+        if is_terminal(2, environ):
+            require_rich()
     if options.log_dir is not None:
         LogFiles(Path(options.log_dir), options.log_size, options.log_files).close()
 
@@ -281,7 +264,6 @@ def of_terminal(outlet: Outlet, environ: Mapping[str, str], options: OutputOptio
 
     Args:
         outlet: where lines are shown.
-        environ: the caller's environment.
         options: which lines are shown.
         host: the host of a worker, if it is shown.
     """

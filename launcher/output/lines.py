@@ -26,7 +26,6 @@ class Prefixer:
         self._after_return = False  # a carriage return has ended the line that a newline would end now
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that `data` completes."""
         if b"\r" in data or self._after_return:
             data = self._without_returns(data)
         whole, newline, rest = data.rpartition(b"\n")
@@ -40,7 +39,6 @@ class Prefixer:
         return lines if self._held <= MAX_LINE else lines + self.finish()
 
     def finish(self) -> bytes:
-        """The last line, if it has no newline."""
         rest = b"".join(self._partial)
         self._partial, self._held = [], 0
         return self._prefixed(rest) if rest else b""
@@ -105,7 +103,6 @@ class StatusPrefixer(Prefixer):
         return self._name + self._status if self._status.strip() else b""
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that `data` completes."""
         lines = []
         for text, end in _STATUS_SEGMENT.findall(data):
             self._text += text
@@ -120,7 +117,6 @@ class StatusPrefixer(Prefixer):
         return super().feed(b"".join(lines))
 
     def finish(self) -> bytes:
-        """The last line, if it has no newline."""
         rest = self._text or self._status.rstrip()
         self._text = self._status = b""
         return super().feed(rest + b"\n") if rest else b""

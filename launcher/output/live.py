@@ -29,7 +29,6 @@ class LiveRow(NamedTuple):
 
     Args:
         task: the index of the process.
-        name: of the process.
         host: where it runs, if not on this machine.
         state: one of the states above.
         lasting: for how long it has been in that state.
@@ -48,8 +47,6 @@ class LiveRow(NamedTuple):
 
 @dataclass
 class _Process:
-    """What is known of one process."""
-
     index: int
     name: str
     host: str
@@ -66,9 +63,7 @@ class LiveView:
     """What is shown of the processes of one job.
 
     Args:
-        tasks: the processes.
         shown: the indices of those that get a line in any case; others get one if they fail.
-        now: the time.
     """
 
     def __init__(self, tasks: Sequence[Task], shown: Sequence[int], now: float) -> None:
@@ -78,11 +73,9 @@ class LiveView:
         self.changed = True
 
     def begins(self, index: int, start: int, now: float) -> None:
-        """A process is started, for the `start`th time."""
         self._enter(index, RUNNING if start == 1 else RESTARTED, "" if start == 1 else f"start {start}", now)
 
     def said(self, index: int, line: bytes, now: float) -> None:
-        """A process has written a line."""
         process = self._processes[index]
         process.line, process.said_at = line, now
         self.changed = True
@@ -95,18 +88,13 @@ class LiveView:
             self.changed = True
 
     def reported(self, index: int, report: ExitReport, now: float) -> None:
-        """A process has said why it ends."""
         self._processes[index].blameless = report.consequence
         self.said(index, report.error.encode(errors="replace"), now)
 
     def exited(self, index: int, how: Exit, failed: bool, now: float) -> None:
         """A process has ended.
 
-        Args:
-            index: of its task.
-            how: in what way.
-            failed: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
-            now: the time.
+        `failed`: whether by a failure of its own, as far as its exit tells, and not because the job is ended.
         """
         failed = failed and not self._processes[index].blameless
         self._enter(index, FAILED if failed else ENDED, str(how) if how.status else "", now)
@@ -114,12 +102,8 @@ class LiveView:
     def rows(self, now: float, most: int) -> tuple[list[LiveRow], str]:
         """The lines to show.
 
-        Args:
-            now: the time.
-            most: how many there may be. Those that have failed, or were restarted, go first, but keep their places.
-
-        Returns:
-            The lines, and what is to be said of the processes that have none.
+        `most`: how many there may be. Those that have failed, or were restarted, go first, but keep their places.
+        Returns the lines, and what is to be said of the processes that have none.
         """
         self.changed = False
         processes = [
@@ -157,7 +141,6 @@ class LiveView:
 
 
 def duration(seconds: float) -> str:
-    """A time as a clock shows it: `0:07`, `12:30`, `1:02:03`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -172,21 +155,12 @@ _UNSHOWN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b\[[0-?]*\Z|\x1b(?!\[)|[\x
 
 
 def require_rich() -> None:
-    """Check that the lines can be drawn.
-
-    Raises:
-        LaunchError: rich is not installed.
-    """
     if find_spec("rich") is None:
         raise LaunchError("--live needs rich, which is not installed: pip install 'torch-kvstore[live]'", exit_code=1)
 
 
 class LiveTable:
-    """Draws lines.
-
-    Args:
-        color: whether the terminal has colors, and the user wants them.
-    """
+    """Draws lines. `color`: whether the terminal has colors, and the user wants them."""
 
     def __init__(self, color: bool) -> None:
         self._color = color

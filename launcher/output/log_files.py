@@ -33,7 +33,6 @@ LONGEST = 64 << 10  # bytes; of a longer line, the beginning is an entry already
 
 
 def stamp(seconds: float) -> str:
-    """A time since the epoch as entries have it."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -49,11 +48,7 @@ def said(text: str, at: str) -> bytes:
 
 
 class LogLines:
-    """Makes entries of what one stream of a process writes.
-
-    Args:
-        stream: the name of the stream.
-    """
+    """Makes entries of what one stream of a process writes. `stream`: the name of the stream."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
@@ -66,12 +61,7 @@ class LogLines:
         return bool(self._held) and b"\r" not in self._held
 
     def feed(self, data: bytes, at: str) -> bytes:
-        """The entries that `data` completes.
-
-        Args:
-            data: what the stream has written.
-            at: the time, from `stamp`.
-        """
+        """The entries that `data` completes. `data`: what the stream has written. `at`: the time, from `stamp`."""
         whole, newline, rest = data.rpartition(b"\n")
         if not newline:
             return self._hold(self._held + rest, at)
@@ -86,14 +76,12 @@ class LogLines:
         return entries + self._hold(rest, at)
 
     def flush(self, at: str) -> bytes:
-        """The beginning of a line that is held, as an entry."""
         if not self._held:
             return b""
         held, self._held, self._begun = self._held, b"", True
         return _head(self._stream, "P", at) + held + b"\n"
 
     def finish(self, at: str) -> bytes:
-        """The last line, if it has no newline. Another process may write after it."""
         entry = b"" if b"\r" in self._held and not self._held.strip() else self.flush(at)
         self._held, self._begun = b"", False
         return entry
@@ -119,9 +107,6 @@ class LogFiles:
         directory: where they are. It is made if it does not exist, for this user alone.
         size: how large a file may be before the next one is begun, in bytes.
         count: how many files of each process are kept.
-
-    Raises:
-        LaunchError: the directory cannot be made or written to, or another job uses it.
     """
 
     def __init__(self, directory: Path, size: int, count: int) -> None:
@@ -135,10 +120,7 @@ class LogFiles:
     def write(self, name: str, entries: bytes, at: str) -> None:
         """Append entries to the file of a process; none if that fails.
 
-        Args:
-            name: of the file, without its end.
-            entries: whole entries.
-            at: the time, from `stamp`.
+        `name`: of the file, without its end. `at`: the time, from `stamp`.
         """
         if not entries:
             return
@@ -159,11 +141,9 @@ class LogFiles:
 
     @property
     def missing(self) -> int:
-        """How many lines could not be written."""
         return sum(file.missing for file in self._files.values())
 
     def close(self) -> None:
-        """Close the files. May be called again."""
         for file in self._files.values():
             file.close()
         if self._lock >= 0:
@@ -185,7 +165,6 @@ class _LogFile:
         self._unsaid = 0  # lines that are missing, which the file does not say yet
 
     def write(self, entries: bytes, at: str) -> None:
-        """Append entries, all or none."""
         try:
             if self._fd < 0:
                 self._open()
@@ -201,7 +180,6 @@ class _LogFile:
             self.problem = self.problem or error.strerror or str(error)
 
     def close(self) -> None:
-        """Close it. What a network's file system says then is too late for anybody."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             with suppress(OSError):
@@ -241,7 +219,6 @@ class _LogFile:
             raise
 
     def _rotate(self) -> None:
-        """Begin the next file; go on with this one if it cannot be renamed."""
         self.close()
         try:
             for number in range(self._count - 1, 0, -1):

@@ -75,7 +75,6 @@ class Outlet:
         self._status, self._status_fd = StatusLine(), stderr
 
     def put(self, fd: int, lines: bytes) -> None:
-        """Queue whole lines for a descriptor."""
         if lines and fd not in self.broken:
             self._append(fd, self._status.make_room() + lines if fd in self._terminals else lines)
 
@@ -107,7 +106,6 @@ class Outlet:
                 self._queue[0] = (fd, data[written:])
 
     def _draw(self) -> bool:
-        """Queue the status if it has changed; a slow terminal gets the latest one alone."""
         status = b"" if self._status_fd in self.broken else self._status.draw()
         if status:
             self._append(self._status_fd, status)
@@ -146,12 +144,10 @@ def is_terminal(fd: int, environ: Mapping[str, str]) -> bool:
 
 
 def height(fd: int) -> int:
-    """The height of a terminal, in lines."""
     return _size(fd).lines or _LINES
 
 
 def columns(fd: int, environ: Mapping[str, str]) -> int:
-    """The width of a terminal that can erase a line; 0 for anything else."""
     if not is_terminal(fd, environ):
         return 0
     return _size(fd).columns or _COLUMNS

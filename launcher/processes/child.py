@@ -23,13 +23,7 @@ from launcher.job.tasks import Task
 
 @dataclass(frozen=True)
 class Program:
-    """What a child executes, if it is no task.
-
-    Args:
-        name: its name in errors.
-        argv: the words to execute.
-        env: the whole environment.
-    """
+    """What a child executes, if it is no task."""
 
     name: str
     argv: Sequence[str]
@@ -45,15 +39,11 @@ class Child:
     its process group and of its session.
 
     Args:
-        task: the program to execute.
         keeper_fd: the keeper's pipe, to which the process writes its pid before it executes the program; -1 for none.
         pass_fds: the file descriptors that it inherits beside its standard streams.
         stdin: its standard input; None for /dev/null.
         attached: whether it has this process's standard streams, instead of `stdin` and pipes.
         report: the file in which the program may say why it ends; None for none.
-
-    Raises:
-        LaunchError: the process cannot be created. The message names the program.
     """
 
     def __init__(
@@ -98,11 +88,6 @@ class Child:
         self._process = self._tied.process
 
     def execute(self) -> None:
-        """Execute the program. If that fails, the child exits.
-
-        Raises:
-            LaunchError: the program cannot be executed. The message names it.
-        """
         try:
             self._tied.execute()
         except OSError as error:
@@ -110,7 +95,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The number of its process, its process group and its session."""
         return self._process.pid
 
     def poll(self) -> Exit | None:
@@ -151,12 +135,7 @@ def _close(fds: Sequence[int]) -> None:
 def require_command(task: Task | Program, directory: str = ".") -> None:
     """Check that what a task executes exists, before anything runs.
 
-    Args:
-        task: the task.
-        directory: the working directory that it will have.
-
-    Raises:
-        LaunchError: it does not exist, or is not executable.
+    `directory`: the working directory that it will have.
     """
     program = task.argv[0]
     if os.sep in program:
@@ -167,13 +146,7 @@ def require_command(task: Task | Program, directory: str = ".") -> None:
 
 
 def cannot_start(task: Task | Program, error: OSError, directory: str = ".") -> LaunchError:
-    """The error for a program that cannot be executed, with the exit code of a shell.
-
-    Args:
-        task: the program.
-        error: what the system says.
-        directory: its working directory.
-    """
+    """The error for a program that cannot be executed, with the exit code of a shell. `error`: what the system says."""
     program = task.argv[0]
     found = Path(directory) / program
     meant = suggestion(task.argv, task.env.get("PATH", os.environ.get("PATH", os.defpath)), directory)
@@ -214,7 +187,6 @@ def suggestion(argv: Sequence[str], search_path: str, directory: str = ".") -> s
 
 
 def _is_script(path: Path) -> bool:
-    """Whether it is a file for Python that was not made executable."""
     return path.suffix == ".py" and path.is_file()
 
 

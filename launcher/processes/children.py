@@ -24,8 +24,6 @@ _PIPE_HOLDS = 1 << 20  # at most, by the default limit of Linux
 
 @dataclass
 class _Stream:
-    """One pipe of one child."""
-
     index: int
     number: int
     source: int
@@ -45,7 +43,6 @@ def shared(job: Job, foreground: bool, terminal: bool) -> tuple[int, Share] | No
     The single worker of a job has them as without launch.py, unless an option says where its lines go.
 
     Args:
-        job: the job.
         foreground: whether launch.py itself may read its standard input.
         terminal: whether all three are terminals.
     """
@@ -85,7 +82,6 @@ class Children(Crew):
         self._reading = True
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
-        """Start them in order."""
         self._selector, self._sink = selector, sink
         for index in self._tasks:
             self._make(index)
@@ -112,11 +108,9 @@ class Children(Crew):
         return child
 
     def can_restart(self, index: int) -> bool:
-        """Whether it is one of these."""
         return index in self._tasks
 
     def restart(self, index: int, variables: Mapping[str, str]) -> None:
-        """Start a task that has exited again."""
         for stream in self._streams[index]:
             self._finish(stream)
         with suppress(OSError):  # or why it has ended would pass for why the next one ends
@@ -133,7 +127,6 @@ class Children(Crew):
             self._sink.exited(index, Exit(1, text="could not be started again"))
 
     def collect(self) -> None:
-        """Report the tasks that have exited, and what tasks say about their ends."""
         if (note := self._guard.recheck()) is not None:
             self._sink.say(note)
         written = self._written()
@@ -150,7 +143,6 @@ class Children(Crew):
                 self._sink.exited(index, how)
 
     def reading(self, wanted: bool) -> None:
-        """Read their output, or let them wait."""
         if wanted == self._reading:
             return
         self._reading = wanted
@@ -161,11 +153,9 @@ class Children(Crew):
                 self._selector.unregister(stream.source)
 
     def signal(self, signum: int) -> None:
-        """Send a signal to all of them, and to the processes that they have started."""
         self._guard.signal(signum)
 
     def signal_task(self, index: int, signum: int) -> bool:
-        """Send a signal to the process group of one of them."""
         child = self._children.get(index)
         if child is None or child.exit is not None:
             return False
@@ -174,11 +164,9 @@ class Children(Crew):
         return True
 
     def leftovers(self) -> bool:
-        """Whether any of those processes is alive."""
         return self._guard.leftovers()
 
     def close(self) -> None:
-        """Kill what is alive."""
         self._guard.kill()
         for former in self._former:
             former.reap()
@@ -199,11 +187,7 @@ class Children(Crew):
         self._selector.register(stream.source, selectors.EVENT_READ, partial(self._read, stream))
 
     def _read(self, stream: _Stream) -> int:
-        """Read from a pipe once.
-
-        Returns:
-            The number of bytes; 0 if there are none now, and at the end.
-        """
+        """Read from a pipe once. Returns the number of bytes; 0 if there are none now, and at the end."""
         if stream.closed:
             return 0
         try:

@@ -74,7 +74,6 @@ class Companion(Crew):
         self._reported = False
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
-        """Start it. If that fails, the job goes on without it."""
         self._selector, self._sink = selector, sink
         for line in self.announcement:
             sink.say(line, secret=True)
@@ -93,7 +92,6 @@ class Companion(Crew):
                 selector.register(source, selectors.EVENT_READ, partial(self._read, source))
 
     def collect(self) -> None:
-        """Report its end, once."""
         if self._child is None or self._reported or (how := self._child.poll()) is None:
             return
         self._reported = True
@@ -102,7 +100,6 @@ class Companion(Crew):
             self._sink.say(f"the {self.program.name} is gone: it {how}; the job goes on without it")
 
     def close(self) -> None:
-        """End it: it may show the end of the job first."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -156,13 +153,7 @@ WRITTEN_S = 30.0  # how long the file of a trace may take to be written for the 
 def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterator[list[Companion]]:
     """Have what runs beside a job: the observer, if it has anything to do; else nothing.
 
-    Args:
-        job: the job.
-        directory: the job's private directory, with the file that tells observers where the job is.
-        environ: the caller's environment.
-
-    Raises:
-        LaunchError: the page's port is not free, its token cannot be read, or the trace's file cannot be written.
+    `directory`: the job's private directory, with the file that tells observers where the job is.
     """
     told: dict[str, str] = {}
     pass_fds: tuple[int, ...] = ()
@@ -190,7 +181,6 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
 
 
 def _writable(trace: str) -> TraceTarget:
-    """Make the file of the trace."""
     target = TraceTarget.parse(trace)
     try:
         target.prepare()
@@ -211,7 +201,6 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 
 def _token(file: str) -> str:
-    """A new token, or the one in a file."""
     if not file:
         return secrets.token_urlsafe(32)
     try:

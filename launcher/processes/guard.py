@@ -50,15 +50,10 @@ class Guard:
         return self._pipe
 
     def add(self, pid: int) -> None:
-        """Note a child, which has told the keeper of itself."""
         self.sessions.add(pid)
 
     def recheck(self) -> str | None:
-        """Replace the keeper if it has died.
-
-        Returns:
-            What to tell the user; None if the keeper is alive.
-        """
+        """Replace the keeper if it has died. Returns what to tell the user; None if the keeper is alive."""
         if self._process is None or self._process.poll() is None:
             return None
         self._close()
@@ -71,7 +66,6 @@ class Guard:
         return "the keeper process died; started another"
 
     def signal(self, signum: int) -> None:
-        """Send a signal to every process of the job."""
         keeper.signal_all(self.sessions, self.mark, signum)
 
     def leftovers(self) -> bool:
@@ -82,7 +76,6 @@ class Guard:
             return False  # `kill` reports it, if it lasts
 
     def kill(self) -> None:
-        """Kill every process of the job."""
         try:
             keeper.kill_all(self.sessions, self.mark, patience=1.0)
         except OSError as error:  # the exit code of the job matters more
@@ -139,9 +132,6 @@ class LastWill:
     Args:
         argv: the command; empty for none. Other users can see it, so it must not hold secrets.
         remove: files and directories to remove afterwards.
-
-    Attributes:
-        process: the process that waits.
     """
 
     def __init__(self, argv: Sequence[str] = (), remove: Sequence[Path] = ()) -> None:
@@ -157,7 +147,6 @@ class LastWill:
         )
 
     def revoke(self) -> None:
-        """The job is over. May be called again."""
         if self.process.stdin is None or self.process.stdin.closed:
             return
         with suppress(OSError):

@@ -30,22 +30,14 @@ from launcher.processes.children import Children
 from launcher.processes.companion import Companion, companions
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
-from launcher.supervision.crew import Crew
+from launcher.supervision.crew import Crew, SignalQueue
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.restarts import Restarts
-from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Drill, OnFailure, Supervisor
 
 
 def observing_place(job: Job, at: Rendezvous, environ: Mapping[str, str], started: float) -> ObservingPlace:
-    """Return what observers of the job that meets there must know.
-
-    Args:
-        started: when, in seconds since 1970.
-
-    Raises:
-        LaunchError: `KVSTORE_TRANSPORT` is not valid.
-    """
+    """Return what observers of the job that meets there must know. `started`: when, in seconds since 1970."""
     try:
         transport = TRANSPORT.read(environ)
     except ConfigError as error:
@@ -65,11 +57,6 @@ def observing_place(job: Job, at: Rendezvous, environ: Mapping[str, str], starte
 
 
 def write_observers_file(directory: Path, job: Job, at: Rendezvous, environ: Mapping[str, str]) -> None:
-    """Write the file into the job's private directory, with which it goes.
-
-    Raises:
-        LaunchError: it cannot be written, or a setting is not valid.
-    """
     try:
         observing_place(job, at, environ, time.time()).write(directory / FILE, durable=False)
     except OSError as error:
@@ -86,11 +73,6 @@ def place_of(at: Rendezvous, transport: str) -> ReadingPlace:
 
 @contextmanager
 def readers_file(job: Job, at: Rendezvous, environ: Mapping[str, str]) -> Iterator[None]:
-    """Have the file of a job with readers there while the block runs.
-
-    Raises:
-        LaunchError: it cannot be written.
-    """
     if job.cluster.readers is None:
         yield
         return
@@ -135,16 +117,11 @@ class JobRun:
     A context: at its end no process of the job is left, and nothing in files.
 
     Args:
-        job: the job.
         on_failure: called once, with the first process that fails and how, before the others are ended.
-        environ: the caller's environment.
         limits: how long the phases of an ending may last.
         caller: what runs the job. Its signals have been entered.
         variable: the environment variable that marks the processes of the job on this machine.
         selector: a selector that the crews use already; None for a new one.
-
-    Raises:
-        LaunchError: the directory cannot be made.
     """
 
     def __init__(
@@ -180,13 +157,8 @@ class JobRun:
     def meet(self, listener: socket.socket | None, **more: Any) -> Rendezvous:
         """Choose where the members meet, tell observers and readers, and prepare what runs beside the job.
 
-        Args:
-            listener: a socket that the scheduler inherits, and that is closed at the end of the job; None for a socket
-                in the job's directory.
-            more: what else is known of the `Rendezvous`.
-
-        Raises:
-            LaunchError: a file cannot be written, or the port of the page is not free.
+        `listener`: a socket that the scheduler inherits, and that is closed at the end of the job; None for a socket in
+        the job's directory. `more`: what else is known of the `Rendezvous`.
         """
         self._listener = listener
         uri, port, fd = f"ipc://{self.directory.path}/scheduler", 0, None
@@ -215,9 +187,6 @@ class JobRun:
             crews: what runs them, in the order in which to start.
             where: where they run, for the line that says what starts; None for no such line.
             attached: the task that has this process's terminal; None for none.
-
-        Raises:
-            LaunchError: a task cannot be started.
         """
         restarts = Restarts.of(self.job, tasks)
         supervisor = Supervisor(

@@ -25,11 +25,6 @@ class JobDir:
 
     @classmethod
     def make(cls, parent: Path | None = None) -> JobDir:
-        """Make a directory, in `parent`, or in /tmp if sockets there would have too long a name.
-
-        Raises:
-            LaunchError: it cannot be made.
-        """
         root = temporary_root(parent)
         sweep(root)
         try:
@@ -62,11 +57,7 @@ class JobDir:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove the directories of this user's jobs whose launcher is dead.
-
-    Returns:
-        The removed directories.
-    """
+    """Remove the directories of this user's jobs whose launcher is dead. Returns the removed directories."""
     removed = []
     for path in private_directories(parent):
         if not launcher_of(path).lives:

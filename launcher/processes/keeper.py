@@ -81,12 +81,7 @@ def signal_all(sessions: Collection[int], mark: str, signum: int) -> None:
 def kill_all(sessions: Collection[int], mark: str, patience: float = PATIENCE_S) -> None:
     """Send SIGKILL until no process of a job is left, because processes may fork meanwhile; for `patience` at most.
 
-    Args:
-        sessions, mark: see `strays`.
-        patience: in seconds.
-
-    Raises:
-        OSError: /proc cannot be read. The job's process groups have been killed.
+    `sessions, mark`: see `strays`. Raises OSError: /proc cannot be read. The job's process groups have been killed.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -122,8 +117,7 @@ def remove_shared(job: str) -> None:
 def watch(fd: int) -> set[int] | None:
     """Read lines until the end.
 
-    Returns:
-        None after `bye`, else the sessions of the processes that the parent has left.
+    Returns None after `bye`, else the sessions of the processes that the parent has left.
     """
     sessions: set[int] = set()
     buffer = b""

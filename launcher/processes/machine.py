@@ -14,11 +14,6 @@ _SPARE_FILES = 64
 
 
 def require_files(count: int) -> None:
-    """Check that this process may open so many files, beside those that every process opens.
-
-    Raises:
-        LaunchError: the limit is too low.
-    """
     needed, allowed = count + _SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise LaunchError(

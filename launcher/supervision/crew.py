@@ -1,4 +1,4 @@
-"""The interface between a supervisor and the crews that run a job's tasks, and how both wait.
+"""The interface between a supervisor and the crews that run a job's tasks, and how both wait, for signals too.
 
 A crew runs some of a job's tasks: as children of this process (`processes.children`), through agents on other hosts
 (`agents.fleet`), or as pods (`kinds.pods.crew`). It reports their output and exits to its sink.
@@ -7,18 +7,20 @@ A crew runs some of a job's tasks: as children of this process (`processes.child
 from __future__ import annotations
 
 import selectors
+import signal
+import socket
 from collections.abc import Mapping
-from typing import Protocol
+from types import FrameType
+from typing import Any, Protocol
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.processes import Exit
+from kvstore.job.processes import Exit, signal_name
 
 
 def turn(selector: selectors.BaseSelector, seconds: float) -> bool:
     """Wait until something is ready, for so many seconds at most, and call the callables of what is ready.
 
-    Returns:
-        Whether anything was ready.
+    Returns whether anything was ready.
     """
     ready = selector.select(seconds)
     for key, _ in ready:
@@ -50,11 +52,7 @@ class Crew:
     """
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
-        """Start every task.
-
-        Raises:
-            LaunchError: a task cannot be started. Tasks started before it run until `close`.
-        """
+        """Start every task. If one cannot be started, the tasks before it run until `close`."""
         raise NotImplementedError
 
     def can_restart(self, index: int) -> bool:
@@ -64,9 +62,7 @@ class Crew:
     def restart(self, index: int, variables: Mapping[str, str]) -> None:
         """Start a task that has exited again, if `can_restart`. If that fails, it has exited again.
 
-        Args:
-            index: of the task.
-            variables: what its environment has beside, or instead of, what it had.
+        `variables`: what its environment has beside, or instead of, what it had.
         """
 
     def collect(self) -> None:
@@ -89,3 +85,53 @@ class Crew:
     def close(self) -> None:
         """Kill what is alive, and report the last output. May be called again."""
         raise NotImplementedError
+
+
+# The signals that ask launch.py to exit, and the one that reports the exit of a child.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CHILD = signal.SIGCHLD
+
+
+def called(signum: int) -> str:
+    return "Ctrl-C" if signum == signal.SIGINT else signal_name(signum)
+
+
+class SignalQueue:
+    """Collects signals while it is entered. A selector finds it readable when there are any. Main thread only."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._before: dict[int, Any] = {}
+        self._before_fd = -1
+
+    def fileno(self) -> int:
+        return self._read.fileno()
+
+    def take(self) -> list[int]:
+        try:
+            return list(self._read.recv(4096))
+        except BlockingIOError:
+            return []
+
+    def __enter__(self) -> SignalQueue:
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._before_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for signum in (*ENDING, CHILD):
+            # `nohup launch.py ...` begins with SIGHUP ignored, `launch.py ... &` in a script with SIGINT ignored:
+            # Ctrl-C is meant for what runs in the foreground then.
+            if signum in (signal.SIGHUP, signal.SIGINT) and signal.getsignal(signum) is signal.SIG_IGN:
+                continue
+            self._before[signum] = signal.signal(signum, _leave_it_to_the_queue)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._before_fd)
+        self._read.close()
+        self._write.close()
+
+
+def _leave_it_to_the_queue(signum: int, frame: FrameType | None) -> None:
+    """Do nothing. Without a handler, the signal would have its default effect."""

@@ -51,12 +51,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Tell:
-    """Report a failed process to the scheduler.
-
-    Args:
-        index: of its task.
-        how: what happened to it.
-    """
+    """Report a failed process to the scheduler. `how`: what happened to it."""
 
     index: int
     how: str
@@ -67,7 +62,6 @@ class Lose:
     """Report a process that has died to the scheduler. The job goes on.
 
     Args:
-        index: of its task.
         how: what happened to it.
         start: which start of it this was.
         final: whether it is not started again.
@@ -81,14 +75,7 @@ class Lose:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start a process again.
-
-    Args:
-        index: of its task.
-        start: which start of it this is.
-        before: how the one before has ended.
-        since: when it did.
-    """
+    """Start a process again. `start`: which start of it this is. `before`: how the one before has ended."""
 
     index: int
     start: int
@@ -143,12 +130,7 @@ class EndingLimits:
 
 @dataclass(frozen=True)
 class Interruption:
-    """A signal to launch.py has ended the job.
-
-    Args:
-        signum: the signal.
-        ended: the indices of the tasks that ran.
-    """
+    """A signal to launch.py has ended the job. `ended`: the indices of the tasks that ran."""
 
     signum: int
     ended: tuple[int, ...]
@@ -202,7 +184,6 @@ class Ending:
 
     @property
     def over(self) -> bool:
-        """Whether no process of the job is left."""
         return self.phase is Phase.OVER
 
     @property
@@ -216,19 +197,11 @@ class Ending:
         return min(filter(None, [self.deadline, *self._waiting.values()]), default=None)
 
     def reported(self, index: int, report: ExitReport) -> None:
-        """A process has said why it ends."""
         if report.consequence:
             self._consequences[index] = report
 
     def exited(self, index: int, how: Exit, now: float, possible: bool = True) -> list[Action]:
-        """The process of `tasks[index]` has ended.
-
-        Args:
-            index: of the task.
-            how: in what way.
-            now: the time.
-            possible: whether it can be started again, if that is wanted.
-        """
+        """The process of `tasks[index]` has ended. `possible`: whether it can be started again, if that is wanted."""
         self._running.discard(index)
         if self.phase not in (Phase.RUNNING, Phase.LINGER):
             return []
@@ -278,9 +251,7 @@ class Ending:
     def tick(self, now: float, leftovers: Callable[[], bool]) -> list[Action]:
         """Time has passed.
 
-        Args:
-            now: the time.
-            leftovers: whether processes are alive that tasks have started; called only when all tasks have exited.
+        `leftovers`: whether processes are alive that tasks have started; called only when all tasks have exited.
         """
         if self.over:
             return []

@@ -27,11 +27,7 @@ class Line(NamedTuple):
 
 
 class Postmortem:
-    """Gathers how the processes of a job end.
-
-    Args:
-        tasks: the processes.
-    """
+    """Gathers how the processes of a job end."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
@@ -42,13 +38,11 @@ class Postmortem:
         self._lost: set[int] = set()  # processes that had died before, without ending the job
 
     def reported(self, index: int, report: ExitReport, now: float) -> None:
-        """A process has said why it ends."""
         self._reports[index] = report
         if not report.printed:
             self._since[index] = now
 
     def exited(self, index: int, how: Exit) -> None:
-        """A process has ended."""
         self._exits[index] = how
         self._since.pop(index, None)
 
@@ -100,7 +94,6 @@ class Postmortem:
         return [line for index in speakers if index != root for line in self._in_full(index, "")]
 
     def leftover(self) -> list[Line]:
-        """What to print when a job is over that a signal has ended."""
         return self._others(None, "")
 
     def root(self, failed: int) -> int:

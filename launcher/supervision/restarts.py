@@ -41,7 +41,6 @@ class Restarts:
     """The restarts of one job.
 
     Args:
-        tasks: its processes.
         roles: the roles whose processes may die.
         limit: how many times processes are started again, in all.
     """
@@ -58,16 +57,13 @@ class Restarts:
 
     @classmethod
     def of(cls, job: Job, tasks: Sequence[Task]) -> Restarts:
-        """The restarts that a job's options ask for."""
         return cls(tasks, survivable(job), job.restarts)
 
     @property
     def any(self) -> bool:
-        """Whether any process may die."""
         return bool(self._roles)
 
     def survivable(self, index: int) -> bool:
-        """Whether the job may go on if this process dies."""
         return self._tasks[index].role in self._roles
 
     def start(self, index: int) -> int:
@@ -81,14 +77,7 @@ class Restarts:
         return self._starts[index]
 
     def dies(self, index: int, how: Exit, now: float, possible: bool = True) -> Fate:
-        """A process has died.
-
-        Args:
-            index: of its task.
-            how: in what way.
-            now: the time.
-            possible: whether it can be started again at all; its host may be lost.
-        """
+        """A process has died. `possible`: whether it can be started again at all; its host may be lost."""
         soon = now < self._began.get(index, now) + SOON_S
         by_itself = not how.signum and not how.text and how.code != REPLACED_EXIT
         self._soon[index] = self._soon.get(index, 0) + 1 if soon else 0
@@ -124,6 +113,5 @@ class Restarts:
 
 
 def survivable(job: Job) -> frozenset[str]:
-    """The roles of a job whose processes may die."""
     servers = {"server", "standby"} if job.cluster.replicas else set()
     return frozenset(servers | ({"scheduler"} if job.restarts else set()))

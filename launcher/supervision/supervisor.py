@@ -17,16 +17,14 @@ from kvstore.bootstrap.report import tell
 from kvstore.errors import JOB_FAILED_EXIT, ConfigError
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
-from launcher.job.description import OutputOptions
-from launcher.job.injection import Injection
+from launcher.job.description import Injection, OutputOptions
 from launcher.job.tasks import Task, again
 from launcher.output.display import Display
 from launcher.output.outlet import Outlet
-from launcher.supervision.crew import Crew, turn
+from launcher.supervision.crew import CHILD, ENDING, Crew, SignalQueue, called, turn
 from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Lose, Phase, Restart, Say, Tell
 from launcher.supervision.postmortem import Line, Postmortem
 from launcher.supervision.restarts import Restarts
-from launcher.supervision.signals import CHILD, ENDING, SignalQueue, called
 
 # Called with the first process that fails, and how ("exited with code 7"), while the others still run.
 OnFailure = Callable[[Task, str], None]
@@ -41,12 +39,7 @@ _TWICE_S = 2.0  # between two Ctrl-C that are one wish
 
 
 class Drill:
-    """The faults of one job that come by the time.
-
-    Args:
-        tasks: its processes.
-        injections: its faults; those by rounds are left out.
-    """
+    """The faults of one job that come by the time. `injections`: its faults; those by rounds are left out."""
 
     def __init__(self, tasks: Sequence[Task], injections: Iterable[Injection]) -> None:
         self._indices = {(task.role, task.rank): index for index, task in enumerate(tasks)}
@@ -75,9 +68,7 @@ class Drill:
 def report(task: Task, how: str) -> None:
     """Tell the scheduler of a job that a process has ended; see `kvstore.bootstrap.report.tell`.
 
-    Args:
-        task: the failed process.
-        how: what happened to it: "exited with code 7".
+    `how`: what happened to it: "exited with code 7".
     """
     tell(task.env, task.role, task.rank, how)
 
@@ -98,8 +89,7 @@ def report_loss(task: Task, loss: Lose) -> bool:
 def prepare(task: Task) -> None:
     """Import what `report` and `report_loss` need. Imports take longer than all else that is done after a death.
 
-    Args:
-        task: any of the job. If its environment says no address, nothing is imported.
+    `task`: any of the job. If its environment says no address, nothing is imported.
     """
     from kvstore.job.config import Config
     from kvstore.transport.choose import links
@@ -112,20 +102,12 @@ class Supervisor:
     """Runs the tasks of one job.
 
     Args:
-        tasks: all of them.
         crews: the crews that run them, in the order in which to start.
         signals: the signals, already entered.
         on_failure: called once with the first failure. It is called in the loop, so it must return soon.
-        environ: the caller's environment, for NO_COLOR.
-        limits: how long the phases of an ending may last.
         selector: a selector that the crews use already; None for a new one.
-        outlet: where output goes; None for standard output and error.
-        output: which lines are shown, and which log files are written; None for all, and none.
-        name: the prefix of the supervisor's own lines.
         where: where the tasks run, for the line that says what starts; None for no such line.
-        restarts: which tasks may die and are started again; None for none.
-        on_loss: called with each of them, in the loop; again and again until it returns True.
-        drill: the faults to inject; None for none.
+        on_loss: called in the loop with each task that `restarts` lets die, again and again until it returns True.
         attached: the task that has this process's terminal; None for none.
     """
 
@@ -182,11 +164,6 @@ class Supervisor:
         self._closed = False
 
     def start(self) -> None:
-        """Start every task.
-
-        Raises:
-            LaunchError: a task cannot be started. Tasks started before it run until `close`.
-        """
         if self._where is not None:
             self.say(f"starting {self._counted(range(1, len(self._tasks)))} {self._where}")
         if self._attached is not None:
@@ -198,11 +175,7 @@ class Supervisor:
         prepare(self._tasks[0])
 
     def run(self) -> int:
-        """Follow the job to its end.
-
-        Returns:
-            The exit code for launch.py.
-        """
+        """Follow the job to its end. Returns the exit code for launch.py."""
         while True:
             self._perform(self._ending.tick(time.monotonic(), self._leftovers))
             if self._ending.phase is Phase.RUNNING:
@@ -217,7 +190,6 @@ class Supervisor:
             self._wait()
 
     def close(self) -> None:
-        """Kill what is alive, and print the last output, and how the job has failed."""
         for crew in self._crews:
             crew.close()
         if not self._closed:
@@ -229,17 +201,14 @@ class Supervisor:
             self._selector.close()
 
     def output(self, index: int, number: int, data: bytes) -> None:
-        """Show the whole lines of a task's output, and log them; see `Sink`."""
         self._display.output(index, number, data)
 
     def reported(self, index: int, report: ExitReport) -> None:
-        """Keep why a task ends until the job is over; see `Sink`."""
         self._display.reported(index, report)
         self._postmortem.reported(index, report, time.monotonic())
         self._ending.reported(index, report)
 
     def exited(self, index: int, how: Exit) -> None:
-        """Tell the ending; see `Sink`."""
         ended = self._ending.phase in (Phase.TERMINATING, Phase.KILLING)
         told = how.code == JOB_FAILED_EXIT and self._tasks[index].role != "worker"  # the failure of another
         self._display.exited(index, how, failed=bool(how.status) and not ended and not told)
@@ -248,11 +217,9 @@ class Supervisor:
         self._perform(self._ending.exited(index, how, time.monotonic(), possible))
 
     def say(self, text: str, *, secret: bool = False) -> None:
-        """Print a line of the supervisor's own; see `Sink`."""
         self._display.say(text, secret=secret)
 
     def _conclude(self) -> None:
-        """Print what there is to say of a job that has failed, or was interrupted."""
         failure, interruption = self._ending.failure, self._ending.interruption
         self._display.conclude()
         if failure is not None:
@@ -345,7 +312,6 @@ class Supervisor:
             self.say(f"could not tell the others that {task.name} {action.how}: {error}")
 
     def _say_lost(self, loss: Lose) -> None:
-        """Report a loss; a scheduler that is being started again hears of it later."""
         if not self._on_loss(self._tasks[loss.index], loss):
             self._unheard.append(loss)
             self._say_again_at = time.monotonic() + _CHECK_S
@@ -367,7 +333,6 @@ class Supervisor:
             self.exited(action.index, Exit(1, text="could not be started again"))
 
     def _inject(self) -> None:
-        """Inject the faults whose time has come."""
         for index, fault in self._drill.due(time.monotonic()):
             hit = any(crew.signal_task(index, fault.signal) for crew in self._crews)
             self.say(f"--inject: {fault}" if hit else f"--inject: not {fault}: it does not run")

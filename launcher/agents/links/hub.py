@@ -22,11 +22,7 @@ _LINGER_S = 1.0
 
 
 class Hub:
-    """launch.py's end of all links.
-
-    Args:
-        address: the address of this machine by which the agents reach it.
-    """
+    """launch.py's end of all links. `address`: the address of this machine by which the agents reach it."""
 
     def __init__(self, address: str) -> None:
         mine, theirs = pair(), pair()
@@ -53,7 +49,6 @@ class Hub:
         selector.register(self._wake, selectors.EVENT_READ, self.poll)
 
     def poll(self) -> None:
-        """Take what has come."""
         with suppress(BlockingIOError):
             self._wake.recv(4096)
         for _ in range(_MANY):
@@ -74,12 +69,10 @@ class Hub:
             self._bell.send(b"\0")
 
     def send(self, peer: Peer, frames: Sequence[wire.Buffer]) -> None:
-        """Send a message; for links."""
         self._transport.send(peer, frames)
         self.ring()  # sending may clear the event that something has come
 
     def close(self) -> None:
-        """End all links."""
         if self._closed:
             return
         self._closed = True
@@ -102,11 +95,7 @@ class HubLink(AgentLink):
 
 
 class BackLink(AgentLink):
-    """The agent's end.
-
-    Args:
-        ticket: the ticket from launch.py.
-    """
+    """The agent's end. `ticket`: the ticket from launch.py."""
 
     def __init__(self, ticket: AgentTicket) -> None:
         super().__init__()
@@ -115,12 +104,10 @@ class BackLink(AgentLink):
         self._peer = self._transport.connect(with_key(ticket.endpoint, ticket.server_key))
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """Begin."""
         super().open(selector, on_message, on_end)
         selector.register(self._transport.fileno(), selectors.EVENT_READ, self.poll)
 
     def poll(self) -> None:
-        """Take what has come and the selector may have missed."""
         while not self._closed and (received := self._transport.recv(0)) is not None:
             if received[1]:
                 self.take(received[1])
@@ -128,7 +115,6 @@ class BackLink(AgentLink):
                 self._end("the connection to launch.py has broken")
 
     def close(self) -> None:
-        """End the link. What it has sent lingers in the socket."""
         if not self._closed:
             self._closed = True
             self._selector.unregister(self._transport.fileno())

@@ -32,7 +32,6 @@ _COUNT = struct.Struct("!I")
 
 
 def frame(frames: Sequence[wire.Buffer]) -> bytes:
-    """The bytes of one message."""
     lengths = struct.pack(f"!{len(frames) + 1}I", len(frames), *(len(part) for part in frames))
     return b"".join([lengths, *frames])
 
@@ -50,11 +49,7 @@ class Unframer:
         return "" if self._begun else self._buffer.decode(errors="replace").strip()
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """The messages that `data` completes, each as its frames.
-
-        Raises:
-            WireError: the bytes are not messages.
-        """
+        """The messages that `data` completes, each as its frames. Raises WireError: the bytes are not messages."""
         self._buffer += data
         if not self._begun and not self._begin():
             return []
@@ -117,7 +112,6 @@ class AgentLink:
         return 0
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """Begin. Each message goes to `on_message`. `on_end` is called once, with the reason, when the link ends."""
         self._selector, self._on_message, self._on_end = selector, on_message, on_end
 
     def send(self, message: wire.Message) -> None:
@@ -131,7 +125,6 @@ class AgentLink:
         self._write(wire.encode(message))
 
     def reading(self, wanted: bool) -> None:
-        """Whether to take output. An agent sends only a limited amount more. Other messages still come."""
         self._reading = wanted
         self._acknowledge(0)
 
@@ -146,7 +139,6 @@ class AgentLink:
         raise NotImplementedError
 
     def take(self, frames: Sequence[wire.Buffer]) -> None:
-        """Take a message that has come. What makes no sense ends this link alone."""
         if self._closed:
             return
         try:
@@ -195,7 +187,6 @@ class PipeLink(AgentLink):
 
     @property
     def unsent(self) -> int:
-        """The number of bytes that would be lost if the link ended now."""
         return 0 if self._closed else len(self._out)
 
     @property
@@ -204,14 +195,12 @@ class PipeLink(AgentLink):
         return self._unframer.preamble
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """Begin."""
         super().open(selector, on_message, on_end)
         self._opened = True
         selector.register(self._source, selectors.EVENT_READ, self._read)
         self._flush()
 
     def close(self) -> None:
-        """End the link."""
         if self._closed:
             return
         self._want_write(False)
@@ -283,7 +272,6 @@ class AgentTicket:
     Args:
         endpoint: the endpoint where launch.py listens: `tcp://address:port`.
         server_key: launch.py's public key.
-        public, secret: the agents' key pair.
     """
 
     endpoint: str
@@ -298,11 +286,7 @@ class AgentTicket:
 
     @classmethod
     def parse(cls, text: str) -> AgentTicket:
-        """Read a ticket.
-
-        Raises:
-            ConfigError: the text is not a ticket. The message does not show it.
-        """
+        """Read a ticket. Raises ConfigError: the text is not a ticket. The message does not show it."""
         words = text.split()
         if len(words) != 4 or not words[0].startswith("tcp://") or any(len(key) != 40 for key in words[1:]):
             raise ConfigError(f"{ENLIST} is not a ticket; only launch.py sets it, for its agents")

@@ -263,16 +263,11 @@ class OutputAck(wire.Message):
 
 
 def pack(variables: Mapping[str, str]) -> list[bytes]:
-    """An environment as `StartTasks` carries it."""
     return [os.fsencode(text) for pair in variables.items() for text in pair]
 
 
 def unpack(flat: list[bytes]) -> dict[str, str]:
-    """The environment that `pack` has packed.
-
-    Raises:
-        WireError: a name has no value, or is not valid.
-    """
+    """The environment that `pack` has packed. Raises WireError: a name has no value, or is not valid."""
     texts = [os.fsdecode(item) for item in flat]
     if len(texts) % 2 or any(not name or "=" in name for name in texts[::2]) or any("\0" in text for text in texts):
         raise WireError("expected pairs of a variable and its value")

@@ -41,8 +41,7 @@ TIMEOUT_S = 600
 def main(argv: Sequence[str] | None = None, mount: str = MOUNT) -> int:
     """Execute the member that this pod is. The words are a worker's command; none are a server or the scheduler.
 
-    Returns:
-        The exit code, if it cannot be executed.
+    Returns the exit code, if it cannot be executed.
     """
     task = compose(sys.argv[1:] if argv is None else argv, os.environ, Path(mount))
     env = dict(task.env)

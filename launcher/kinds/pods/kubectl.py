@@ -19,11 +19,7 @@ _SHOWN = 2000  # characters of its errors
 
 
 class Kubectl:
-    """Runs kubectl, in one namespace.
-
-    Raises:
-        LaunchError: there is no kubectl on PATH.
-    """
+    """Runs kubectl, in one namespace."""
 
     def __init__(self, namespace: str) -> None:
         program = shutil.which("kubectl")
@@ -32,11 +28,7 @@ class Kubectl:
         self._argv = [program, *(["--namespace", namespace] if namespace else [])]
 
     def run(self, *words: str, stdin: str = "") -> str:
-        """Run kubectl, and wait for its exit.
-
-        Returns:
-            What is wrong; empty if nothing is.
-        """
+        """Run kubectl, and wait for its exit. Returns what is wrong; empty if nothing is."""
         try:
             done = subprocess.run(
                 [*self._argv, *words],
@@ -55,7 +47,6 @@ class Kubectl:
     def listen(
         self, words: Sequence[str], on_data: Callable[[bytes], None], on_over: Callable[[], None]
     ) -> KubectlStream:
-        """Start it; see `KubectlStream`."""
         return KubectlStream([*self._argv, *words], on_data, on_over)
 
 
@@ -63,7 +54,6 @@ class KubectlStream:
     """A running kubectl.
 
     Args:
-        argv: the words to execute.
         on_data: takes its output, while a selector is registered.
         on_over: called at the end of its output, unless it was closed.
 
@@ -99,7 +89,6 @@ class KubectlStream:
             selector.register(self._stdout, selectors.EVENT_READ, self.read)
 
     def unregister(self) -> None:
-        """Leave its output in the pipe, for now."""
         if self._selector is not None:
             self._selector.unregister(self._stdout)
             self._selector = None
@@ -119,7 +108,6 @@ class KubectlStream:
             self._on_over()
 
     def close(self) -> None:
-        """End it, if it has not ended."""
         if not self.over:
             with suppress(OSError):
                 self._process.kill()

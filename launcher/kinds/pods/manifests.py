@@ -23,7 +23,7 @@ from launcher.job.command import program_argv
 from launcher.job.description import RESERVED, Cluster, Job
 from launcher.job.dryrun import HIDDEN
 from launcher.job.tasks import Rendezvous, passed, words
-from launcher.kinds.managers import mebibytes, seconds
+from launcher.kinds.kind import mebibytes, seconds
 from launcher.kinds.pods.entry import INDEX, KEY, MOUNT, VARIABLES
 
 Manifest = dict[str, Any]
@@ -42,13 +42,9 @@ def manifests(job: Job, name: str, keyring: Keyring | None, environ: Mapping[str
     """Every object of a job, in the order in which to create them.
 
     Args:
-        job: the job.
         name: the name of the job, with which the names of all objects begin.
         keyring: the members' keys, if links are encrypted.
         environ: the caller's environment, in which the job's `env_names` are.
-
-    Raises:
-        LaunchError: the job cannot run on Kubernetes.
     """
     if not job.cluster.image:
         raise LaunchError("--launcher kubernetes needs --image, a container image with this package and your program")
@@ -64,7 +60,6 @@ def manifests(job: Job, name: str, keyring: Keyring | None, environ: Mapping[str
 
 
 def hidden(manifest: Manifest) -> Manifest:
-    """The object without any value that may be a secret."""
     if manifest["kind"] != "Secret":
         return manifest
     shown = {field: value for field, value in manifest.items() if field != "data"}
@@ -181,7 +176,6 @@ def _env(job: Job, name: str, role: Role) -> list[Manifest]:
 
 
 def _mounts(name: str, role: Role, keys: bool, variables: bool) -> tuple[list[Manifest], list[Manifest]]:
-    """The mounts of a container, and their volumes."""
     mounts: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     # Containers get 64 MB of it, in which torch's data loaders do not fit.
     volumes: list[Manifest] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]

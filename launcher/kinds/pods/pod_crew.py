@@ -49,7 +49,6 @@ class PodLog:
         self._partial, self._until = b"", self._last
 
     def feed(self, data: bytes) -> bytes:
-        """The new lines that `data` completes."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         new = []
         for line in lines:
@@ -62,7 +61,6 @@ class PodLog:
         return b"".join(new)
 
     def finish(self) -> bytes:
-        """The last line, if it has no newline."""
         stamp, text = _cut(self._partial)
         self._partial = b""
         return b"" if self._before(stamp) else text
@@ -88,9 +86,7 @@ class PodCrew(Crew):
     None is started again: what a pod that has failed had is lost. When a pod ends, so do all of its processes.
 
     Args:
-        kubectl: runs kubectl.
         name: the name of the job.
-        tasks: all of its tasks.
         objects: the objects to create, in the syntax of kubectl.
     """
 
@@ -113,7 +109,6 @@ class PodCrew(Crew):
         self._commands: list[KubectlStream] = []
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
-        """Create all objects, or none."""
         self._selector, self._sink = selector, sink
         self._created = True
         # `apply` would copy the Secrets into annotations.
@@ -123,7 +118,6 @@ class PodCrew(Crew):
         sink.say(f"submitted as {self._name}; if launch.py is killed, remove the job with: {self._undo}")
 
     def collect(self) -> None:
-        """Read the state of the pods, and report changes."""
         for command in [command for command in self._commands if command.over]:
             self._commands.remove(command)
             if command.complaint:
@@ -140,7 +134,6 @@ class PodCrew(Crew):
         self._deliver(now)
 
     def reading(self, wanted: bool) -> None:
-        """Read the logs of the pods, or leave them in the cluster for now."""
         if wanted == self._reading:
             return
         self._reading = wanted
@@ -151,7 +144,6 @@ class PodCrew(Crew):
                 follower.unregister()
 
     def signal(self, signum: int) -> None:
-        """Delete all pods. SIGKILL deletes them at once; any other signal gives them their grace period."""
         self._watch.deleting()
         self._complained = True  # pods may be gone before their logs have been read
         words = ["delete", "jobs", *self._mine, "--ignore-not-found", "--wait=false"]
@@ -163,7 +155,6 @@ class PodCrew(Crew):
         self._next = 0.0
 
     def close(self) -> None:
-        """Delete all objects of the job."""
         for listening in (*self._commands, *self._followers.values(), *filter(None, [self._listing])):
             listening.close()
         self._commands, self._followers, self._listing = [], {}, None

@@ -38,7 +38,6 @@ class Pod:
     """The state of one pod.
 
     Args:
-        name: its name.
         started: whether its program runs or has run.
         why: what it waits for, if it has not started.
         broken: whether waiting will hardly help.
@@ -96,16 +95,10 @@ class PodWatch:
         self._deleting = False
 
     def deleting(self) -> None:
-        """From now on, a pod that does not exist has ended."""
         self._deleting = True
 
     def look(self, pods: Sequence[Mapping[str, Any]], now: float) -> list[Event]:
-        """Return the events since the last call.
-
-        Args:
-            pods: the descriptions of all pods of the job.
-            now: the time.
-        """
+        """Return the events since the last call. `pods`: the descriptions of all pods of the job."""
         by_task = self._by_task(pods)
         events: list[Event] = []
         ended: list[tuple[bool, str, TaskEnded]] = []
@@ -158,7 +151,6 @@ class PodWatch:
         return Exit(code=1, text=f"has not started in {patience / 60:g} minutes: {_why(pod)}")
 
     def _remind(self, waiting: Sequence[str], now: float) -> list[Event]:
-        """Name the tasks that have not started, every so often."""
         if not waiting or self._deleting or now - self._reminded < REMIND_S:
             return []
         self._reminded = now
@@ -167,7 +159,6 @@ class PodWatch:
 
 
 def read(description: Mapping[str, Any]) -> Pod:
-    """Read the description of a pod."""
     metadata, status = description["metadata"], description.get("status", {})
     name, unwanted = metadata["name"], "deletionTimestamp" in metadata
     conditions = {entry["type"]: entry for entry in status.get("conditions") or () if "type" in entry}
@@ -204,6 +195,5 @@ def _why(pod: Pod | None) -> str:
 
 
 def _said(entry: Mapping[str, Any]) -> str:
-    """The reason and the message of an entry, on one line."""
     text = " ".join(": ".join(filter(None, (entry.get("reason"), entry.get("message")))).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

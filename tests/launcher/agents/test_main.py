@@ -23,7 +23,7 @@ from launcher.agents.links.link import Unframer
 from launcher.agents.links.protocol import Hello
 from launcher.agents.main import Agent
 from launcher.job.command import agent_argv
-from launcher.supervision.signals import SignalQueue
+from launcher.supervision.crew import SignalQueue
 
 Reaction = Callable[["LaunchPy", wire.Message], None]
 

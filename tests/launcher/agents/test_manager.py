@@ -17,9 +17,9 @@ from launched import ROOT
 
 from kvstore.job import processes
 from launcher.agents import remote_run as agents
-from launcher.agents.carrier import Carrier
+from launcher.agents.fleet import Carrier
 from launcher.agents.links.link import ENLIST, AgentTicket
-from launcher.agents.manager import Manager, ManagerRecruiter, deal
+from launcher.agents.manager import ManagerRecruiter, deal
 from launcher.errors import LaunchError
 from launcher.job.command import agent_argv
 from launcher.job.description import Job
@@ -60,9 +60,8 @@ def launch(workers: int, manager: str, patience_s: float = 30.0) -> int:
     def tell(task: Task, how: str) -> None:
         pass
 
-    return agents.run(
-        job(workers), tell, ManagerRecruiter(job(workers), Manager("manager", submit, "", patience_s)), "test"
-    )
+    recruiter = ManagerRecruiter(job(workers), "manager", submit, patience_s=patience_s)
+    return agents.run(job(workers), tell, recruiter, "test")
 
 
 def test_one_too_many_and_strangers_do_no_harm(capfd: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from launcher.agents.roll_call import (
     version_problem,
 )
 from launcher.errors import LaunchError
-from launcher.supervision.signals import SignalQueue
+from launcher.supervision.crew import SignalQueue
 
 
 @pytest.fixture

@@ -2,27 +2,70 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
-import functools
+import codeop
 import io
+import linecache
 import os
 import pickle
 import runpy
 import sys
 import textwrap
 import threading
+import traceback
+import types
 from pathlib import Path
 from typing import Any
 
 import called
 import pytest
 import torch
-from cells import Notebook
 
-from launcher.calls import handover, outcome, sources
-from launcher.calls.handover import Handover
+from launcher.calls import handover, outcome
+from launcher.calls.handover import CallPickler, Handover
 from launcher.calls.outcome import Unfinished
 from launcher.errors import LaunchError
+
+
+class Notebook:
+    """Executes cells, and carries values over to a worker's `__main__`, through a pickle."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+        self.main = types.ModuleType("__main__")
+        monkeypatch.setitem(sys.modules, "__main__", self.main)
+        monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
+        self._count = 0
+        self._compile = codeop.Compile()  # keeps `from __future__ import annotations`, as IPython's does
+
+    def cell(self, text: str, *, whole: bool = False) -> dict[str, Any]:
+        """Execute a cell, compiled statement by statement as IPython does, or whole; return the names of `__main__`."""
+        self._count += 1
+        text, name = textwrap.dedent(text), f"<cell {self._count}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        body = ast.parse(text).body
+        for part in [body] if whole else [[statement] for statement in body]:
+            exec(self._compile(ast.Module(part, []), name, "exec"), vars(self.main))  # type: ignore[arg-type]
+        return vars(self.main)
+
+    def carry(self, value: Any) -> Any:
+        """What a worker gets for a value. From then on `__main__` is the worker's."""
+        file = io.BytesIO()
+        pickler = CallPickler(file)
+        pickler.dump((value, pickler.surroundings))
+        self._patch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+        # cloudpickle knows its own classes again, by these; a worker is another process.
+        for table in ("_DYNAMIC_CLASS_TRACKER_BY_ID", "_DYNAMIC_CLASS_TRACKER_BY_CLASS"):
+            self._patch.setattr(f"cloudpickle.cloudpickle.{table}", {})
+        carried, surroundings = pickle.loads(file.getvalue())
+        surroundings.enter()
+        return carried
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    return Notebook(monkeypatch)
 
 
 def test_a_function_with_all_that_it_uses(notebook: Notebook) -> None:
@@ -94,7 +137,7 @@ def test_classes_and_their_values(notebook: Notebook) -> None:
     assert (same, value.point.x, rate, made.point.x, value.sizes) == (True, 3, 0.5, 7, [5, 5])
     assert issubclass(odd, Exception)
     assert type(made) is type(value) is value.also() is not notebook.main.Derived
-    assert value.point.color is type(value.point).__init__.__globals__["Color"].RED
+    assert value.point.color is sys.modules["__main__"].Color.RED
     assert carried[1]().point.x == 7
 
 
@@ -155,34 +198,49 @@ def test_values_without_functions_need_nothing(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "call", "message"),
+    ("cell", "call", "value"),
     [
-        (
-            "import threading\nlock = threading.Lock()\ndef helper():\n    with lock: pass\ndef train(): helper()",
-            "train",
-            "workers cannot get helper from this session: it uses lock, a lock that cannot be pickled "
-            r"\(TypeError: .*\); make it inside helper",
-        ),
-        ("def outer(n):\n    def f(): return n\n    return f\nf = outer(3)", "f", "is defined inside a function"),
-        ("calls = [lambda: 0]", "calls[0]", "a lambda without a name; define a function with `def`"),
-        ("def train(): pass\nold = train\ndef train(): pass", "old", "the name train stands for something else by now"),
-        ("class Net: pass\ndef f(self): pass\nNet.f = f", "Net", "its method f was set later"),
-        ("class Net:\n    def f(self): pass\ndef g(self): pass\nNet.g = g", "Net", "its method g was set later"),
-        ("import functools\ndef f(): pass\nf = functools.lru_cache(f)", "f", "it was wrapped after its `def`"),
-        ("train = eval('lambda: 0')", "train", "Python does not have its source"),
+        ("def outer(n):\n    def f(): return n\n    return f\nf = outer(3)", "f", 3),
+        ("calls = [lambda: 0]", "calls[0]", 0),
+        ("def train(): return 1\nold = train\ndef train(): return 2", "old", 1),
+        ("class Net: pass\ndef f(self): return 3\nNet.f = f", "Net().f", 3),
+        ("class Net:\n    def f(self): pass\ndef g(self): return 4\nNet.g = g", "Net().g", 4),
+        ("import functools\ndef f(): return 5\nf = functools.lru_cache(f)", "f", 5),
+        ("train = eval('lambda: 0')", "train", 0),
+        ("import functools\nclass Net:\n    f = functools.cached_property(lambda self: 6)", "lambda: Net().f", 6),
+        ("import torch\n@torch.no_grad()\ndef train(): return torch.is_grad_enabled()", "train", False),
     ],
 )  # fmt: skip
+def test_what_has_no_statement_or_another_one_by_now(notebook: Notebook, cell: str, call: str, value: object) -> None:
+    assert notebook.carry(eval(call, notebook.cell(cell)))() == value
+
+
+LOCK = r"a lock that cannot be pickled \(TypeError: .*\); make it inside "
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("def helper():\n    with lock: pass\ndef train(): helper()", f"helper from .*: it uses lock, {LOCK}helper"),
+        ("def train(): train, other\ndef other(): train, lock", f"other from .*: it uses lock, {LOCK}other"),
+        ("def outer(inner):\n    return lambda: inner\ntrain = outer(lock)", "outer.* it uses inner, "),
+        ("def train(x=lock): pass", "train from .*: it uses x, "),
+        ("class Net: held = lock\ndef train(): Net()", f"Net from .*: it uses held, {LOCK}Net"),
+        ("class Net:\n    @property\n    def f(self): lock\ndef train(): Net()", r"Net\.f from .*: it uses lock, "),
+        (
+            "opened = sys.__stdout__\ndef train(): opened",
+            "train from .*: it uses opened, a TextIOWrapper that cannot be pickled",
+        ),
+    ],
+)
 def test_what_cannot_be_given_is_named_with_what_to_do(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, cell: str, call: str, message: str
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, cell: str, message: str
 ) -> None:
-    value: Any = eval(call, notebook.cell(cell))
-    with pytest.raises(
-        LaunchError, match=f"{message}.*A module always works: put it into a file train.py, and run `from"
-    ):
-        notebook.carry(value)
-    monkeypatch.setitem(sys.modules, "IPython", sys)
-    with pytest.raises(LaunchError, match=r"begin its cell with `%%writefile train.py`"):
-        notebook.carry(value)
+    notebook.cell(f"import sys, threading\nlock = threading.Lock()\n{cell}")
+    for how in ("put it into a file train.py, and run `from", r"begin its cell with `%%writefile train.py`"):
+        with pytest.raises(LaunchError, match=f"workers cannot get {message}.*A module always works: {how}"):
+            Handover(dict, (), {"a": [notebook.main.train]}, 1)
+        monkeypatch.setitem(sys.modules, "IPython", sys)
 
 
 def test_a_magic_command_is_called_that(notebook: Notebook) -> None:
@@ -208,7 +266,7 @@ def test_each_worker_has_a_start_of_its_own_and_one_call() -> None:
     shared = set.intersection(*(set(start.pass_fds) for start in handover.starts))
     calls = [fd for fd in shared if os.fstat(fd).st_size]
     with outcome.view_memory(calls[0]) as pages:
-        assert [pickle.load(pages), pickle.load(pages)] == ["divmod", (divmod, (7, 3), {})]
+        assert [pickle.load(pages), pickle.load(pages)[:3]] == ["divmod", (divmod, (7, 3), {})]
     handover.close()
 
 
@@ -224,7 +282,7 @@ def test_nothing_stays_open() -> None:
 @pytest.mark.parametrize(
     ("function", "args", "kwargs", "message"),
     [
-        (lambda: None, (), {}, r"cannot hand .*<lambda> itself \(a function has to have a name in a module"),
+        (threading.Lock().acquire, (), {}, r"cannot hand lock.acquire itself to the workers \(TypeError: .*lock"),
         (divmod, (1, [threading.Lock()]), {}, r"cannot hand args\[1\]\[0\] to the workers \(TypeError: .*lock"),
         (dict, (), {"a": {"b": threading.Lock()}}, r"cannot hand kwargs\['a'\]\['b'\] to the workers"),
     ],
@@ -240,73 +298,58 @@ def test_what_cannot_be_pickled_is_named_and_nothing_stays_open(
 
 def dumped(value: object) -> Any:
     file = io.BytesIO()
-    handover.CallPickler(file).dump(value)
+    CallPickler(file).dump(value)
     return pickle.loads(file.getvalue())
 
 
-def test_a_tensor_is_copied_and_a_lambda_goes_by_its_name(notebook: Notebook) -> None:
-    notebook.cell("scale = lambda x: 2 * x")
+def test_a_tensor_is_copied() -> None:
     tensor = torch.ones(3)
-    copy, scale = dumped([tensor, notebook.main.scale])
+    (copy,) = dumped([tensor])
     copy += 1
     assert not tensor.is_shared()
     assert torch.equal(tensor, torch.ones(3))
-    assert scale is notebook.main.scale
-
-
-def test_what_of_main_a_value_comes_to(notebook: Notebook) -> None:
-    notebook.cell("class Net: pass\ndef train(): pass\nnet = Net()")
-    main = notebook.main
-    assert handover.of_main([functools.partial(main.train, 1), {"net": main.net}, called.rank]) == [
-        main.train,
-        main.Net,
-    ]
 
 
 def test_a_script_is_imported(notebook: Notebook) -> None:
-    notebook.cell("def train(): pass")
+    notebook.cell("def train(): pass\nclass Net:\n    class Part: pass")
     notebook.main.__file__ = __file__
-    assert handover.of_main(notebook.main.train) == []
+    train, named = notebook.main.train, [notebook.main.train, notebook.main.Net, notebook.main.Net.Part]
+    assert dumped(named) == named
+    assert dumped(lambda: train)() is train
     assert handover.preparation("worker 0")["init_main_from_path"] == __file__
 
 
-def test_a_script_with_magics_is_not_imported(notebook: Notebook, tmp_path: Path) -> None:
+def test_a_script_with_magics_is_not_imported_nor_one_that_a_prompt_goes_on_from(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notebook.cell("def train(): pass")
     script = tmp_path / "train.ipy"
     script.write_text("%time import torch\n")
-    notebook.main.__file__ = str(script)
-    assert handover.of_main(notebook.main.train) == [notebook.main.train]
-    assert "init_main_from_path" not in handover.preparation("worker 0")
+    for file in (str(script), __file__):
+        notebook.main.__file__ = file
+        assert dumped(notebook.main.train) is not notebook.main.train
+        assert "init_main_from_path" not in handover.preparation("worker 0")
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
 
 
-def test_the_statement_and_its_place(notebook: Notebook) -> None:
-    notebook.cell("x = 1\n\n@staticmethod\ndef train():\n    return x\n")
-    defined = sources.definition("train", notebook.main.train)
-    assert (defined.filename, defined.line) == ("<cell 1>", 3)
-    assert "return x" in defined.source
-
-
-def test_what_belongs_to_main(notebook: Notebook) -> None:
-    notebook.cell("class Net:\n    def f(self): pass\nnet = Net()\ndef train(): pass")
-    main = notebook.main
-    assert sources.is_of_main(main.Net)
-    assert sources.is_of_main(main.train)
-    assert sources.is_of_main(functools.lru_cache(main.train))
-    for other in (main.net, main.net.f, called.rank, len, 3, main):
-        assert not sources.is_of_main(other)
-
-
-def test_names(notebook: Notebook) -> None:
-    notebook.cell("class Net:\n    @staticmethod\n    def f(): pass\nscale = lambda: 0")
-    assert sources.name_of(notebook.main.Net.f) == "Net.f"
-    assert sources.name_of(notebook.main.scale) == "scale"
+def test_what_a_worker_has_is_pickled_by_its_name_and_a_traceback_shows_the_line_of_the_cell(
+    notebook: Notebook,
+) -> None:
+    notebook.cell("class Net: pass\ndef fail():\n    Net()\n    raise ValueError('no data')")
+    fail, net = notebook.carry((notebook.main.fail, notebook.main.Net()))
+    linecache.checkcache()
+    assert type(pickle.loads(pickle.dumps(net))) is type(net) is sys.modules["__main__"].Net is not notebook.main.Net
+    with pytest.raises(ValueError, match="no data") as caught:
+        fail()
+    lines = "".join(traceback.format_exception(caught.value))
+    assert "File \"<cell 1>\", line 4, in fail\n    raise ValueError('no data')" in lines
 
 
 def test_a_function_that_has_run_often_is_the_same(notebook: Notebook) -> None:
     notebook.cell("def train(x, n=3):\n    def inner(y): return [y + x for _ in range(n)]\n    return inner(x)[0]")
     for x in range(200):
         notebook.main.train(x)
-    assert sources.definition("train", notebook.main.train).line == 1
+    assert notebook.carry(notebook.main.train)(4) == 8
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -322,24 +365,20 @@ def test_a_function_beside_the_import_that_it_uses(notebook: Notebook, whole: bo
         """,
         whole=whole,
     )
-    for name, line in {"train": 3, "Net": 4, "also": 7}.items():
-        assert sources.definition(name, getattr(notebook.main, name)).line == line
+    train, net, also = notebook.carry([notebook.main.train, notebook.main.Net, notebook.main.also])
+    assert (train(9), net().f(), also(16)) == (3, 2, 4)
 
 
-def test_a_method_that_was_set_later_is_not_taken(notebook: Notebook) -> None:
+def test_a_method_that_was_set_later_is_the_one_taken(notebook: Notebook) -> None:
     notebook.cell("import math\nclass Net:\n    def f(self): return math.sqrt(4)")
     notebook.cell("def f(self): return math.sqrt(9)\nNet.f = f")
-    with pytest.raises(LookupError):
-        sources.definition("Net", notebook.main.Net)
+    assert notebook.carry(notebook.main.Net)().f() == 3
 
 
-def test_a_file_that_has_changed_is_not_taken(notebook: Notebook, tmp_path: Path) -> None:
+def test_a_file_that_has_changed_is_no_matter(notebook: Notebook, tmp_path: Path) -> None:
     """As after IPython's `%run`, which leaves functions of a file in `__main__`."""
     file = tmp_path / "script.py"
     file.write_text("def train():\n    return 1\n")
-    train = runpy.run_path(str(file), run_name="__main__")["train"]
-    notebook.main.train = train
-    assert sources.definition("train", train).filename == str(file)
+    notebook.main.train = runpy.run_path(str(file), run_name="__main__")["train"]
     file.write_text("def train():\n    return 22\n")
-    with pytest.raises(LookupError, match="its source has changed since it was defined"):
-        sources.definition("train", train)
+    assert notebook.carry(notebook.main.train)() == 1

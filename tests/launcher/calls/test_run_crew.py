@@ -20,8 +20,7 @@ from launcher.calls.outcome import Returned
 from launcher.calls.run import TIME_LIMIT, Interrupts, SpawnedCrew, Streams
 from launcher.job.tasks import Task
 from launcher.processes.guard import Guard
-from launcher.supervision.crew import turn
-from launcher.supervision.signals import CHILD
+from launcher.supervision.crew import CHILD, turn
 
 
 def tasks(guard: Guard) -> dict[int, Task]:

@@ -122,12 +122,10 @@ def test_a_script_that_fails_when_workers_import_it(script: Script) -> None:
 
 
 def test_a_function_of_an_interactive_session(script: Script) -> None:
-    launched = script(SCRIPT + "    launcher.run(move, (Point(1), 2))\n", way="stdin")
-    assert launched.wait() == 1
-    assert launched.err.splitlines()[-1] == (
-        "launcher.errors.LaunchError: workers cannot get move from this session: Python does not have its source. "
-        "A module always works: put it into a file train.py, and run `from train import move`"
-    )
+    text = SCRIPT + "    (moved,) = launcher.run(move, (Point(1), 2))\n    print(moved.x, type(moved) is Point)\n"
+    launched = script(text, way="stdin")
+    assert launched.wait() == 0, launched.err
+    assert launched.out == "3 True\n"
 
 
 def test_a_modules_function_in_an_interactive_session(script: Script) -> None:

@@ -14,6 +14,7 @@ from launched import Launched
 from waiting import until
 
 from launcher.launch import main
+from launcher.output.display import DEPRECATED
 
 Start = Callable[..., Launched]
 LINES = 2000
@@ -108,8 +109,11 @@ def test_live_on_a_terminal(start: Start, tmp_path: Path) -> None:
             received += os.read(ours, 1 << 16)
     lines = [re.sub("  +", "  ", line.rstrip()) for line in screen.seen(received.decode())]
     above = lines.index("process  state  for  silent  last line")
-    assert lines[0] == "launch.py: starting 2 workers, 1 server on this machine"
-    assert sorted(lines[1:above]) == ["[worker 1] step 1", "[worker 1] step 2"]
+    assert lines[:2] == [
+        f"launch.py: warning: {DEPRECATED}",
+        "launch.py: starting 2 workers, 1 server on this machine",
+    ]
+    assert sorted(lines[2:above]) == ["[worker 1] step 1", "[worker 1] step 2"]
     assert re.fullmatch(r"worker 1  failed  \S+  exited with code 3; step [12]", lines[above + 1])
     assert lines[-2:] == ["launch.py: worker 1 exited with code 3; the last that it printed: step 2", ""]
     assert "\x1b[33m[worker 1]\x1b[0m step 1" in received.decode().replace("\x1b[0;33m", "\x1b[33m")
@@ -121,7 +125,7 @@ def test_without_a_terminal_there_are_plain_lines(start: Start) -> None:
     launched = start("-n", "2", "--live", "--log-dir", "logs", "printf '1%%\\r2%%\\n'; echo done")
     assert launched.wait() == 0
     assert launched.lines == sorted([f"[worker {n}] {text}" for n in (0, 1) for text in ("1%", "2%", "done")])
-    assert launched.err == ""
+    assert launched.err == f"launch.py: warning: {DEPRECATED}\n"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_the_dry_run_is_as_it_was(name: str, tmp_path: Path, monkeypatch: pytest
         tmp_path,
         monkeypatch,
     )
-    monkeypatch.setattr(mpi, "source_root", lambda: None)
+    monkeypatch.setattr("launcher.kinds.kind.source_root", lambda: None)
     (tmp_path / "hosts").write_text(HOSTFILE)
     plain = mpi.dry_run(job(python="/usr/bin/python3"))
     options = {"hostfile": str(tmp_path / "hosts"), "cluster_option": ("--mca", "btl", "tcp,self")}

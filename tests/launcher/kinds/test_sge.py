@@ -39,7 +39,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 @pytest.mark.parametrize(("name", "options"), [("sge", FULL), ("sge-plain", {})])
 def test_the_dry_run_is_as_it_was(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kind, "source_root", lambda: None)
+    monkeypatch.setattr("launcher.kinds.kind.source_root", lambda: None)
     monkeypatch.chdir("/")
     text = kind.dry_run(job(**options)) + "\n"
     assert "a-secret" not in text

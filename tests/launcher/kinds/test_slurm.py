@@ -59,7 +59,8 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 def test_the_dry_run_is_as_it_was(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kind, "source_root", lambda: None)
+    for module in ("kind", "slurm"):
+        monkeypatch.setattr(f"launcher.kinds.{module}.source_root", lambda: None)
     monkeypatch.chdir("/")
     monkeypatch.delenv(kind.ALLOCATION, raising=False)
     text = kind.dry_run(job(**options)) + "\n"

@@ -75,17 +75,19 @@ def test_a_job_without_a_time_may_take_longer_than_ten_minutes() -> None:
         yarn.render(job(time="soon"), 4, "s", "j")
 
 
-def test_the_script_hands_its_ticket_over_exactly(tmp_path: Path) -> None:
+def test_the_script_hands_its_ticket_over_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "py thon"
     python.write_text('#!/bin/sh\nprintf "%s" "$KVSTORE_ENLIST" >ticket\nprintf "%s\\n" "$@" >words\n')
     python.chmod(0o755)
-    (tmp_path / "ExecScript.sh").write_text(yarn.script(HOSTILE, str(python), "/a clone's"))
+    monkeypatch.setattr("launcher.kinds.kind.source_root", lambda: "/a clone's")
+    (tmp_path / "ExecScript.sh").write_text(yarn.script(job(python=str(python)), HOSTILE))
     subprocess.run(["bash", "ExecScript.sh"], cwd=tmp_path, check=True)  # as the distributed shell does
     assert (tmp_path / "ticket").read_text() == HOSTILE
     words = (tmp_path / "words").read_text()
     assert words.startswith("-c\n")
     assert repr("/a clone's") in words
-    golden("yarn-script.sh", yarn.script("tcp://10.0.0.1:9 a b c", "/usr/bin/python3"))
+    monkeypatch.setattr("launcher.kinds.kind.source_root", lambda: None)
+    golden("yarn-script.sh", yarn.script(job(python="/usr/bin/python3"), "tcp://10.0.0.1:9 a b c"))
 
 
 def test_the_script_is_for_nobody_else_to_read_and_goes_at_the_end() -> None:

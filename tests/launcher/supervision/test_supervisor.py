@@ -13,14 +13,13 @@ from waiting import LONG
 
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
-from launcher.job.injection import Injection
+from launcher.job.description import Injection
 from launcher.job.tasks import Task
 from launcher.output.outlet import Outlet
 from launcher.supervision import supervisor as module
-from launcher.supervision.crew import Sink, turn
+from launcher.supervision.crew import CHILD, SignalQueue, Sink, turn
 from launcher.supervision.ending import EndingLimits, Lose
 from launcher.supervision.restarts import Restarts
-from launcher.supervision.signals import CHILD, SignalQueue
 from launcher.supervision.supervisor import Drill, Supervisor, prepare, report, report_loss
 
 TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 0, ("x",), {}), Task("worker", 0, ("x",), {})]

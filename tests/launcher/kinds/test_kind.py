@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.kinds.managers import mebibytes, require, seconds, tell
+from launcher.kinds.kind import mebibytes, require, seconds, tell
 
 
 def test_a_program_on_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
