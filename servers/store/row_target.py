@@ -12,7 +12,7 @@ import numpy as np
 from kvstore import wire
 from kvstore.lineage import UNKNOWN
 from kvstore.optim.updater import RowUpdater
-from kvstore.rows.ids import Ids
+from kvstore.rows.ids import Bounds, Ids
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.layout import ALIGNED
 from kvstore.rows.row_table import RowTable
@@ -35,8 +35,6 @@ class RowContribution(Contributed):
     """A contribution to a table.
 
     Attributes:
-        ids: of the rows; they rise.
-        rows: of shape (n, width); only to be read.
         batch: all rows of the message, if they are of one width, and which of its tables this is.
         request: the message, if it wants just these rows as its answer: its sender, and its number.
     """
@@ -54,18 +52,12 @@ class RowTarget(Target[RowContribution]):
     """One stripe of a table.
 
     Args:
-        number: of the segment.
-        key: of the table.
-        description: of the table.
         stripe, stripes: which rows are here; see ``kvstore.rows.ids.stripes_of``.
-        rounds: of the table.
-        space: for the rows of this table and of others.
-        lineage: in which the table begins.
 
     Attributes:
         name: by which users know the table, in settings and messages.
-        width, dtype, row_bytes: of a row.
-        table: the rows.
+        codecs, least, greatest: what a usual push has; see ``TableGroup``.
+        table, joint: the rows.
         updater: steps with sums of rows; None if they are assigned.
         group: that the table is in, which then has its rounds and the requests that wait for them; None outside.
     """
@@ -89,7 +81,10 @@ class RowTarget(Target[RowContribution]):
         self.width, self.dtype, self.row_bytes = description.width, description.dtype, description.row_bytes
         self.stripe = stripe
         self.stripes = stripes
+        self.codecs = ["none"]
+        self.least, self.greatest = _bounds([description])
         self.table = RowTable(description, stripe, stripes, space=space, lineage=lineage)
+        self.joint = JointTables([self.table])  # of one table, it never goes out of date
         self.updater: RowUpdater | None = None
         self.group: AnyTarget | None = None
         self._changed: dict[int, Sequence[Ids]] = {}
@@ -109,11 +104,7 @@ class RowTarget(Target[RowContribution]):
         self._changed = {version: [of] for version, of in ids.items()}
 
     def changed_in(self, version: int) -> Ids:
-        """Return what ``changed`` has of ``version``.
-
-        Raises:
-            KeyError: it is not known any more.
-        """
+        """Return what ``changed`` has of ``version``. Raises ``KeyError`` if it is not known any more."""
         parts = self._changed[version]
         if len(parts) > 1:
             parts = self._changed[version] = [united(parts)]
@@ -135,6 +126,13 @@ class RowTarget(Target[RowContribution]):
 _EVERY = np.iinfo(np.int64)
 
 
+def _bounds(tables: Sequence[Table]) -> tuple[Bounds, Bounds]:
+    """Return the least and the greatest id that rows of each table can have."""
+    rows = [table.rows for table in tables]
+    least = np.array([_EVERY.min if each is None else 0 for each in rows])
+    return least, np.array([_EVERY.max if each is None else each - 1 for each in rows])
+
+
 @dataclass(slots=True)
 class GroupContribution(Contributed):
     """A contribution to all tables of a group: the rows of each, one after the other; see ``RowContribution``."""
@@ -146,7 +144,6 @@ class GroupContribution(Contributed):
     request: RequestName | None
 
     def of(self, place: int) -> RowContribution:
-        """Return what is contributed to the table at ``place``."""
         batch = self.batch
         part = slice(*batch.starts[place : place + 2])
         return RowContribution(
@@ -164,11 +161,8 @@ class TableGroup(Target[GroupContribution]):
 
     Attributes:
         targets: the tables; see ``alike`` and ``at_one_point``.
-        tables: their rows.
-        joint: these together.
-        updater: steps with sums of rows of all of them.
-        codecs: how their rows travel.
-        width, dtype, row_bytes: of a row.
+        codecs: how the rows of each travel in a usual push.
+        width, dtype, row_bytes, description, stripe, stripes: of the first, and alike in all.
         least, greatest: the ids that rows of each table can have.
     """
 
@@ -184,9 +178,8 @@ class TableGroup(Target[GroupContribution]):
         self.updater = first.updater
         self.codecs = ["none"] * len(targets)
         self.width, self.dtype, self.row_bytes = first.width, first.dtype, first.row_bytes
-        rows = [target.description.rows for target in targets]
-        self.least = np.array([_EVERY.min if each is None else 0 for each in rows])
-        self.greatest = np.array([_EVERY.max if each is None else each - 1 for each in rows])
+        self.description, self.stripe, self.stripes = first.description, first.stripe, first.stripes
+        self.least, self.greatest = _bounds([target.description for target in targets])
         self._changed: dict[int, list[tuple[Ids, Sequence[int]]]] = {}
 
     def renew(self) -> None:
@@ -194,11 +187,7 @@ class TableGroup(Target[GroupContribution]):
         self.joint = JointTables(self.tables)
 
     def note_changed(self, batches: Sequence[tuple[Ids, Sequence[int]]]) -> None:
-        """Do what ``RowTarget.note_changed`` does, of all tables.
-
-        Args:
-            batches: ids of all tables, one after the other, and where those of each begin.
-        """
+        """Do what ``RowTarget.note_changed`` does, of all tables."""
         version = self.rounds.version
         self._changed[version] = [(ids if ids.base is None else ids.copy(), starts) for ids, starts in batches]
         if len(self._changed) > KEPT:
@@ -235,7 +224,6 @@ class TableGroups:
             self.make(targets)
 
     def make(self, targets: Sequence[RowTarget]) -> TableGroup:
-        """Return a new group of ``targets``."""
         group = self._by_ids[tuple(target.number for target in targets)] = TableGroup(targets)
         for target in targets:
             target.group = group
