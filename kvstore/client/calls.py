@@ -59,7 +59,6 @@ class StoreCall(NamedTuple):
 
     @property
     def pushes(self) -> bool:
-        """Whether something is pushed."""
         return self.values is not None or (bool(self.rows) and any(call.contribution is not None for call in self.rows))
 
     @property
@@ -72,7 +71,6 @@ class StoreCall(NamedTuple):
 
     @property
     def places(self) -> Column:
-        """Of all keys, among those of the store."""
         if self.plan is not None and not self.rows:
             return self.plan.places
         parts = [call.plan.places for call in self.rows]
@@ -96,16 +94,7 @@ class Arguments:
         self._on_device = on_device
 
     def check(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
-        """Return the call that pushes ``value`` and pulls into ``out``, as ``KVStore`` takes them.
-
-        Args:
-            key, value: see ``KVStore``.
-            out: None pulls into ``value``.
-            copy: see ``KVStore``.
-
-        Raises:
-            KeyNotInitialized, Mismatch, UsageError: there can be no such call.
-        """
+        """Return the call that pushes ``value`` and pulls into ``out``, as ``KVStore`` takes them."""
         key = self.resolved(key)
         known = self._plans.known(key)
         if known is None and self.has_tables(key):
@@ -113,11 +102,7 @@ class Arguments:
         return self._arrays(known, key, value, value if out is None else out, copy)
 
     def check_rows(self, key: Any, requests: RowRequests, value: Any = ABSENT, copy: bool = True) -> StoreCall:
-        """Return the call that pulls the rows of ``requests``, and pushes ``value``, if that is given.
-
-        Raises:
-            KeyNotInitialized, Mismatch, UsageError: there can be no such call.
-        """
+        """Return the call that pulls the rows of ``requests``, and pushes ``value``, if that is given."""
         one_kind(requests.by_key, self._plans.entries.kind)
         moved = self._plans.entries.moved
         by_key = {moved.get(each, each): of for each, of in requests.by_key.items()} if moved else requests.by_key
@@ -146,7 +131,6 @@ class Arguments:
         return arrays, [each for each in grouped if each in tables]
 
     def has_tables(self, key: Any) -> bool:
-        """Whether ``key`` is that of a table, or a list that has one."""
         tables = self._plans.entries.tables
         if not tables:
             return False
@@ -177,7 +161,6 @@ class Arguments:
     def _split(
         self, values: Mapping[Key, list[Any]], requests: Mapping[Key, list[RowRequest]] | None, copy: bool
     ) -> StoreCall:
-        """Return the call that pushes ``values``, and reads what ``requests`` say, if there are any."""
         tables = self._plans.entries.tables
         sparse = {key: of for key, of in values.items() if key in tables}
         arrays = {key: of for key, of in values.items() if key not in tables}
@@ -256,17 +239,7 @@ class Arguments:
 
 
 def new_arrays(key: Any, value: Any, known: Entries, kind: type | None) -> tuple[list[Key], list[Any], type]:
-    """Return new keys, all different, the first value of each, and the type of the store's keys.
-
-    Args:
-        key, value: see ``KVStore.init``.
-        known: the store's keys.
-        kind: their type; None while there are none.
-
-    Raises:
-        AlreadyInitialized: the store has one of the keys.
-        UsageError: a key is listed twice, or is not of the type of the others.
-    """
+    """Return new keys, all different, the first value of each, and the type of the store's keys."""
     listed = pairs(key, value, kind)
     if listed is None:
         grouped = group(key, value)
@@ -307,12 +280,7 @@ class FirstTables(NamedTuple):
     rows: Mapping[Key, tuple[Ids, Rows]]
 
     def among(self, count: int, kinds: Sequence[int], specs: Sequence[Spec]) -> tuple[list[int], list[Spec]]:
-        """Return the kinds of ``count`` values and the specs of kinds: those of arrays, and these tables among them.
-
-        Args:
-            count: of values.
-            kinds, specs: of the arrays, in their order.
-        """
+        """Return the kinds of ``count`` values and the specs of kinds: those of arrays, and these tables among them."""
         if not self.specs:
             return list(kinds), list(specs)
         all_specs = list(dict.fromkeys([*specs, *self.specs.values()]))
@@ -326,16 +294,7 @@ _LAYOUT = attrgetter("layout")
 
 
 def tables_among(keys: Sequence[Key], values: Sequence[Any], rank: int, servers: int) -> FirstTables:
-    """Return the tables among the first values of ``keys``; of a list of values the first counts.
-
-    Args:
-        keys, values: see ``new_arrays``.
-        rank: of this worker, for messages.
-        servers: how many there are.
-
-    Raises:
-        UsageError: a table cannot be stored, or the rows that it is to begin with.
-    """
+    """Return the tables among the first values of ``keys``; of a list of values the first counts."""
     types = set(map(type, values))
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sparse = torch.sparse_coo in set(map(_LAYOUT, tensors))

@@ -46,7 +46,6 @@ class SavedStore:
     clocks: Sequence[int]
 
     def captures(self) -> dict[int, tuple[list[int], list[int]]]:
-        """Return what each server is to capture: segments, and their rounds."""
         by_server: dict[int, tuple[list[int], list[int]]] = {}
         for entry in self.entries.values():
             for segment in entry.segments:
@@ -99,12 +98,10 @@ class CheckpointInProgress:
 
     @property
     def open(self) -> bool:
-        """Whether it has not ended yet."""
         return self._thread is None or self._thread.is_alive()
 
     @property
     def expected(self) -> Sequence[tuple[int, int]]:
-        """The captures: place of the store, and server."""
         return self._expected
 
     def take(self, which: tuple[int, int], reply: wire.Captured) -> None:
@@ -220,17 +217,12 @@ class Answers(Operation):
         self.saving = saving
 
     def fail(self, error: KVStoreError) -> None:
-        """Fail, and give the checkpoint up."""
         self.saving.fail(error)
         super().fail(error)
 
 
 def ask(session: Session, saving: CheckpointInProgress, stores: Sequence[SavedStore]) -> Answers:
-    """Have all servers capture ``stores``, and return when they have noted it; their files come later.
-
-    Raises:
-        KVStoreError: a server cannot, or is lost.
-    """
+    """Have all servers capture ``stores``, and return when they have noted it; their files come later."""
     answers = Answers(saving, session)
     asked = Operation("asking for a checkpoint", (), session.client, limits=session.limits)
     questions = [

@@ -127,7 +127,6 @@ class DistStore(KVStore):
 
     @classmethod
     def create(cls, name: str, canonical: str, options: Mapping[str, Any]) -> KVStore:
-        """Make one for ``kvstore.create``, in this process's job."""
         rule, timeout, bound = parse(name, canonical, options)
         return cls(shared(Config.from_env()), name, rule, "device" in name, timeout, bound)
 
@@ -339,7 +338,6 @@ class DistStore(KVStore):
         return self._entries[key]
 
     def _row_array(self, key: Key, ids: Ids) -> Rows:
-        """Return rows of a table, of shape (ids, width)."""
         rows: Rows = self.row_sparse_pull(key, row_ids=ids).view(len(ids), self._row_plans.require(key).width).numpy()
         return rows
 
@@ -361,7 +359,6 @@ class DistStore(KVStore):
             warn(text)
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
-        """Raise ``Unsupported``: an updater is code, and nothing on the wire is code."""
         raise Unsupported("servers take no function; use set_optimizer with a name and numbers")
 
     @property

@@ -38,7 +38,6 @@ class Entry:
 
     @property
     def cut(self) -> bool:
-        """Whether it is several segments."""
         return len(self.segments) > 1
 
     @property
@@ -106,7 +105,6 @@ class Entries(Mapping[Key, Entry]):
 
     @property
     def kind(self) -> type | None:
-        """Of what type the keys are; None without any."""
         return next((str if isinstance(key, str) else int for key in self.places), None)
 
     def _add(self, keys: Sequence[Key], kinds: Column, specs: Sequence[Spec], segments: SegmentColumns) -> None:
@@ -187,14 +185,10 @@ class Carried(Protocol):
         ...
 
     @property
-    def segments(self) -> list[Segment]:
-        """Return the segments, in the order of the message."""
-        ...
+    def segments(self) -> list[Segment]: ...
 
     @property
-    def entries(self) -> list[Entry]:
-        """What is known of the key of each segment."""
-        ...
+    def entries(self) -> list[Entry]: ...
 
 
 class PushClocks:
@@ -216,12 +210,10 @@ class PushClocks:
         self.last = _grown(self.last, size)
 
     def of(self, parcel: Carried) -> list[int]:
-        """Return how often the key of each segment of ``parcel`` has been pushed."""
         clocks: list[int] = self.pushed[parcel.places].tolist()
         return clocks
 
     def after(self, parcel: Carried) -> list[int]:
-        """Return how often the key of each segment will have been pushed with the next push."""
         clocks: list[int] = (self.pushed[parcel.places] + 1).tolist()
         return clocks
 

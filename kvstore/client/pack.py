@@ -48,7 +48,6 @@ class Packer:
         self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # numpy arrays by address
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a new tensor that is sent without a copy."""
         size = math.prod(shape)
         if not size:
             return torch.empty(shape, dtype=dtype, device="cpu")

@@ -30,12 +30,7 @@ class RowBlock(NamedTuple):
 
 
 def block_of(parts: Sequence[torch.Tensor], width: int) -> RowBlock | None:
-    """Return the array in which the rows of all ``parts`` are; None if they have no memory in common.
-
-    Args:
-        parts: of each table its rows, contiguous, on the CPU, and all of one dtype.
-        width: how many elements a row has.
-    """
+    """Return the array in which the rows of all ``parts`` are; None if they have no memory in common."""
     first = parts[0]
     memory = first.untyped_storage()
     address, firsts = memory.data_ptr(), []
@@ -128,7 +123,6 @@ class Striped:
         return travelling
 
     def total(self, server: int) -> int:
-        """Return how many ids ``server`` has of all tables."""
         return len(self._mine[server])
 
 
@@ -160,19 +154,15 @@ class OutgoingRows:
         self.striped = Striped(plan, ids, whole)
 
     def counts(self, server: int) -> list[int]:
-        """Return how many rows of each table go to ``server``."""
         return self.striped.counts[server]
 
     def ids(self, server: int) -> Ids:
-        """Return the ids of the rows that go to ``server``."""
         return self.striped.ids(server)
 
     def nbytes(self, server: int) -> int:
-        """Return how many bytes the rows are that go to ``server``."""
         return self._plan.nbytes(self.counts(server))
 
     def write(self, server: int, into: memoryview) -> None:
-        """Write the rows that go to ``server``, table by table."""
         at = 0
         if not len(into):
             return
@@ -203,7 +193,6 @@ class OutgoingRows:
 
 
 def room(nbytes: int, memory: Memory) -> memoryview:
-    """Return memory for so many bytes of a message."""
     return memoryview(bytearray(nbytes)) if nbytes < SMALL else memory.allocate(nbytes)
 
 

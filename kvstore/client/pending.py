@@ -126,11 +126,9 @@ class PullOfArrays(_ArrayRequest):
         super().__init__(asker, operation, parcel, asker.clocks.of(parcel), incoming)
 
     def message(self, sender: wire.Sender) -> wire.Pull:
-        """Return the message, which is the same each time."""
         return wire.Pull(sender, self.asker.store, self.parcel.ids, self.clocks, self.codec)
 
     def forsake(self) -> None:
-        """Take no values from now on. An error of the pull is nobody's any more, either."""
         self.incoming = None
         self.operation.raised = True
 
@@ -156,7 +154,6 @@ class PushOfArrays(_ArrayRequest):
         self.want = incoming is not None
 
     def message(self, sender: wire.Sender) -> wire.Push | wire.PushLent:
-        """Return the message; a push of lent memory names the loan, and carries no values."""
         gather = self.turn is not None and self.asker.session.client.gathers(self.peer)
         tracer = self.asker.session.tracer
         if tracer is not None and not (tracer.open and self.parcel.nbytes >= WORTH_NOTING):
@@ -252,7 +249,6 @@ class PullOfRows(_RowRequest):
         self.counts, self.ids = reader.counts(server), reader.ids(server)
 
     def message(self, sender: wire.Sender) -> wire.PullRows:
-        """Return the message, which is the same each time."""
         return wire.PullRows(
             sender,
             store=self.asker.store,
@@ -265,7 +261,6 @@ class PullOfRows(_RowRequest):
         )
 
     def forsake(self) -> None:
-        """Take no rows from now on. An error of the pull is nobody's any more, either."""
         self.reader = None
         self.operation.raised = True
 
@@ -300,7 +295,6 @@ class PushOfRows(_RowRequest):
         self.ids = None if reader is None else reader.ids(server)
 
     def message(self, sender: wire.Sender) -> wire.PushRows:
-        """Return the message, with a copy of the rows as they are now."""
         server, memory = self.parcel.server, self.asker.session.client
         lr, rescale, changes, order = self.numbers
         ids = self.contribution.ids(server)

@@ -51,7 +51,6 @@ class Pieces:
     servers: int = 1
 
     def of(self, nbytes: int) -> int:
-        """Return the bytes of a piece in a store whose arrays have ``nbytes``."""
         if not self.least:
             return self.most
         return max(min(self.least, self.most), min(self.most, nbytes // (PARTS * self.servers)))
@@ -145,7 +144,6 @@ class Parcel:
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of sums of its arrays."""
         return self.size * ITEMSIZE[sum_dtype(self.dtype)]
 
     @cached
@@ -160,13 +158,11 @@ class Parcel:
 
     @cached
     def lengths(self) -> Column:
-        """Bytes of each range."""
         lengths: Column = (self.ends - self.begins) * ITEMSIZE[self.dtype]
         return lengths
 
     @cached
     def segments(self) -> list[Segment]:
-        """The segments, in the order of the message."""
         table = self._table
         columns = (table.positions, table.servers, table.starts, table.stops)
         lists = (column[self._numbers].tolist() for column in columns)
@@ -177,16 +173,13 @@ class Parcel:
 
     @cached
     def entries(self) -> list[Entry]:
-        """What is known of the key of each segment."""
         return [self._table.entries[segment.key] for segment in self.segments]
 
     @cached
     def sizes(self) -> list[int]:
-        """How many elements each segment has."""
         return [segment.stop - segment.start for segment in self.segments]
 
     def keys(self) -> list[Key]:
-        """Return the key of each segment."""
         return list(map(self._table.keys.__getitem__, self._table.positions[self._numbers].tolist()))
 
     def shapes(self) -> tuple[list[int], list[list[int]]]:
@@ -202,7 +195,6 @@ class Parcel:
 
     @cached
     def ranges(self) -> list[ArrayRange]:
-        """The ranges of arrays, in the order of the message."""
         whole = self.ends - self.begins == self._table.sizes[self.positions]
         lists = (column.tolist() for column in (self.positions, self.begins, self.ends, whole))
         return [ArrayRange(*numbers) for numbers in zip(*lists, strict=True)]
@@ -213,7 +205,6 @@ class Parcel:
 
     @cached
     def sources(self) -> list[PayloadSource]:
-        """What each payload is made from, in order."""
         made: list[PayloadSource] = []
         shared = False
         for key, start, stop, small, segments in self._by_range():
@@ -239,7 +230,6 @@ class Parcel:
 
 
 def parcels(entries: Entries, keys: Sequence[Key], most: int, small: int = 0) -> list[Parcel]:
-    """Return the messages that ``keys`` take; see ``pack``."""
     return pack(SegmentTable(entries, keys), most, small)
 
 
@@ -320,7 +310,6 @@ class Plan:
         return values_of(arrays, self.layout) if self._has_all(arrays) else None
 
     def outputs(self, arrays: Any) -> Arrays | None:
-        """Return ``arrays`` as what to write into; see ``outputs_of``."""
         return outputs_of(arrays, self.layout) if self._has_all(arrays) else None
 
     def _has_all(self, arrays: Any) -> bool:
@@ -328,7 +317,6 @@ class Plan:
 
     @cached
     def specs(self) -> list[Spec]:
-        """Of each key."""
         return list(map(self._table.specs.__getitem__, self._table.kinds.tolist()))
 
 
@@ -365,12 +353,7 @@ class Plans:
         self._forget()
 
     def of(self, keys: Iterable[Key]) -> Plan:
-        """Return the plan for ``keys``, each of which is listed once.
-
-        Raises:
-            KeyNotInitialized: this worker does not know one of them.
-            Mismatch: one of them is a table.
-        """
+        """Return the plan for ``keys``, each of which is listed once."""
         listed = tuple(keys)
         plan = self._made.get(listed)
         if plan is None:
@@ -479,14 +462,12 @@ class RowPlan:
         self.item = np.dtype((np.void, first.row_bytes)) if whole else None
 
     def lengths(self, counts: Sequence[int]) -> list[int]:
-        """Return how many bytes so many rows of each table are in a message."""
         return [
             part_bytes(count, table.width, table.dtype, table.codec)
             for table, count in zip(self.tables, counts, strict=True)
         ]
 
     def nbytes(self, counts: Sequence[int]) -> int:
-        """Return how many bytes so many rows of each table are in a message, all together."""
         return sum(self.lengths(counts)) if self.item is None else sum(counts) * self.item.itemsize
 
 
@@ -502,12 +483,7 @@ class RowPlans:
         self._made: dict[tuple[Key, ...], RowPlan] = {}
 
     def of(self, keys: Iterable[Key]) -> RowPlan:
-        """Return the plan of ``keys``, each of which is listed once.
-
-        Raises:
-            KeyNotInitialized: this worker does not know one of them.
-            Mismatch: one of them is an array.
-        """
+        """Return the plan of ``keys``, each of which is listed once."""
         listed = tuple(keys)
         plan = self._made.get(listed)
         if plan is None:
@@ -519,12 +495,7 @@ class RowPlans:
         return plan
 
     def require(self, key: Key) -> Table:
-        """Return the table of ``key``.
-
-        Raises:
-            KeyNotInitialized: this worker does not know the key.
-            Mismatch: it is the key of an array.
-        """
+        """Return the table of ``key``."""
         table = self._entries.tables.get(key)
         if table is not None:
             return table

@@ -61,15 +61,10 @@ class Counts(NamedTuple):
     ahead: int = 0
 
     def called(self, pushes: int, pulls: int) -> Counts:
-        """Return the counts after a call that pushes and pulls so many keys."""
         return Counts(self.pushes + pushes, self.pulls + pulls, *self[2:])
 
     def sent(self, nbytes: int, reply: wire.Ack | wire.Rows | wire.Values, quorum: bool) -> Counts:
-        """Return the counts after the answer to a message that carried ``nbytes`` of gradients.
-
-        Args:
-            quorum: whether rounds may be over before this worker's push is there.
-        """
+        """Return the counts after the answer to a message that carried ``nbytes`` of gradients."""
         pushes, pulls, bytes_pushed, bytes_pulled, late, staleness, ahead = self
         late += reply.missed if quorum else 0
         return Counts(pushes, pulls, bytes_pushed + nbytes, bytes_pulled, late, staleness, ahead)
@@ -125,12 +120,10 @@ class Pushes:
 
     @property
     def outstanding(self) -> int:
-        """How many pushes have not taken effect yet."""
         return sum(1 for operation in list(self._pushed.values()) if operation.open)
 
     @property
     def bytes_pushed(self) -> int:
-        """Bytes of gradients that have been sent."""
         sent = sum(request.sent for request in self._client.of(StoreRequest) if request.asker is self._asker)
         return self.counts.bytes_pushed + sent
 
@@ -163,11 +156,7 @@ class Pushes:
         return operation
 
     def _load(self, call: StoreCall) -> Load | None:
-        """Return the contents of the messages of a push, as far as they are of arrays.
-
-        Raises:
-            Mismatch, UsageError: it cannot be pushed.
-        """
+        """Return the contents of the messages of a push, as far as they are of arrays."""
         if self.rule.mode == "async":
             self._optimizing.require("push")
         plan, values = call.plan, call.values
@@ -289,13 +278,7 @@ class Pushes:
     def _answered(
         self, parcel: Carried, reply: wire.Ack | wire.Rows | wire.Values, pushed: int, pulled: bool
     ) -> Effect:
-        """Return the effect of an answer on the counters and clocks.
-
-        Args:
-            parcel: what was asked about.
-            pushed: bytes of gradients that went out.
-            pulled: whether the values have been written.
-        """
+        """Return the effect of an answer on the counters and clocks."""
         counts = self.counts.sent(pushed, reply, self.rule.quorum is not None)
         versions: Sequence[int] = ()
         if pulled and not isinstance(reply, wire.Ack):

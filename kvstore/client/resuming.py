@@ -63,20 +63,14 @@ class Resumed:
         return str(self._folder)
 
     def has_store(self, ordinal: int) -> bool:
-        """Return whether the ``ordinal``-th store of the job was saved."""
         return ordinal in self._places
 
     def has(self, ordinal: int, key: Key) -> bool:
-        """Return whether the ``ordinal``-th store of the job had ``key``."""
         place = self._places.get(ordinal)
         return place is not None and key in self._reader.manifest.stores[place].specs
 
     def value(self, ordinal: int, key: Key, spec: Spec) -> torch.Tensor:
-        """Return the value of ``key``, only to be read.
-
-        Raises:
-            Mismatch: it is of another shape or dtype than ``spec``.
-        """
+        """Return the value of ``key``, only to be read."""
         self.require(ordinal, key, spec)
         return self._reader.value(self._places[ordinal], key)
 
@@ -91,7 +85,6 @@ class Resumed:
             )
 
     def pages(self, ordinal: int, key: Key) -> Iterator[Page]:
-        """Yield all rows of the table ``key``."""
         return self._reader.pages(self._places[ordinal], key)
 
     def rests(self, ordinal: int, key: Key) -> list[Rest]:
@@ -99,16 +92,13 @@ class Resumed:
         return self._reader.rests(self._places[ordinal], key)
 
     def optimizer(self, ordinal: int) -> str | None:
-        """Return the name of the store's optimizer."""
         return self._reader.manifest.stores[self._places[ordinal]].optimizer
 
     def states(self, ordinal: int, keys: Iterable[Key]) -> tuple[str | None, StateTensors]:
-        """Return the optimizer's name and the states of ``keys``."""
         place = self._places[ordinal]
         return self._reader.manifest.stores[place].optimizer, self._reader.states(place, keys)
 
     def shapes(self, ordinal: int) -> dict[Key, tuple[int, ...]]:
-        """Return the shapes of the arrays of the ``ordinal``-th store."""
         place = self._places.get(ordinal)
         specs = {} if place is None else self._reader.manifest.stores[place].specs
         return {key: spec.shape for key, spec in specs.items()}
@@ -169,12 +159,7 @@ class RestoredTables:
         self._without_states: dict[Key, None] = {}
 
     def put(self, resumed: Resumed, entries: Entries) -> None:
-        """Give the servers the rows of new tables, and their states if there is an optimizer already.
-
-        Raises:
-            Mismatch: a table is another one than the checkpoint's.
-            UsageError: the states are of another optimizer.
-        """
+        """Give the servers the rows of new tables, and their states if there is an optimizer already."""
         with_states = self._optimizing.optimizer is not None
         new = [table.name(key) for key, table in entries.tables.items() if not resumed.has(self._ordinal, key)]
         if new and resumed.has_store(self._ordinal):
@@ -245,7 +230,6 @@ class TrainedStore:
         return self._trains
 
     def optimizer_set(self) -> None:
-        """Note that there is an optimizer."""
         self._trains = True
 
     @property
@@ -254,7 +238,6 @@ class TrainedStore:
         return int(self.clocks.pushed[: len(self.entries)].max(initial=0))
 
     def saved(self) -> SavedStore:
-        """Return what a checkpoint of this moment has of the store."""
         entries = Entries()
         entries.add(self.entries)
         clocks = self.clocks.pushed[: len(entries)].tolist()
@@ -267,11 +250,9 @@ class TrainedStore:
 
     @property
     def residuals_name(self) -> str:
-        """The name under which a worker saves the residuals."""
         return f"{RESIDUALS}.{self.ordinal}"
 
     def residuals(self) -> Any:
-        """Return the state of the compression; None without."""
         how = self.pushes.compressing
         if how is None:
             return None

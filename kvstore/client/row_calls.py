@@ -54,7 +54,6 @@ class RowArguments:
         self._rank = rank
 
     def push(self, values: Mapping[Key, Sequence[Any]]) -> list[RowCall]:
-        """Return what is pushed to tables, by key, of each device."""
         plan = self._plans.of(values)
         usual = self._usual_values(plan, values)
         if usual is not None:
@@ -83,7 +82,6 @@ class RowArguments:
         return calls
 
     def pull(self, requests: Mapping[Key, Sequence[RowRequest]]) -> list[RowCall]:
-        """Return what is read from tables: the rows of each request's ids."""
         plan = self._plans.of(requests)
         usual = usual_requests(plan, list(requests.values()))
         if usual is not None:
@@ -288,7 +286,6 @@ def _are_ids(array: Rows) -> bool:
 
 
 def _are_rows(array: Rows, dtype: np.dtype[Any], row: tuple[int, ...], count: int) -> bool:
-    """Return whether ``array`` has ``count`` rows of shape ``row``."""
     return array.dtype == dtype and array.shape == (count, *row) and array.flags.c_contiguous
 
 

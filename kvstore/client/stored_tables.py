@@ -78,7 +78,6 @@ class TableReading:
         return max(frozen.steps for frozen in self.stripes)
 
     def state(self, rule: str | None) -> FrozenState:
-        """Return what a save says of the table; ``rule`` is the optimizer's."""
         first = self.stripes[0]
         parts = {
             name: PartSpec(dtype, columns)
@@ -88,11 +87,7 @@ class TableReading:
         return FrozenState(versions, [frozen.steps for frozen in self.stripes], parts, rule, self.whole)
 
     def pages(self, state: bool = True) -> Iterator[Page]:
-        """Yield all rows, some of one server's at a time; stripes take turns.
-
-        Args:
-            state: whether to read what belongs to each row beside its values, too.
-        """
+        """Yield all rows, some of one server's at a time; stripes take turns."""
         row = self._table.row_bytes + 8
         counts = []
         for frozen in self.stripes:
@@ -189,14 +184,7 @@ class StoredTables:
             self.put("init", plan, key, StoredRows(*first))
 
     def put(self, what: str, plan: RowPlan, key: Key, given: StoredRows) -> None:
-        """Replace rows of a table, some with each message, and wait until all are there.
-
-        Args:
-            what: the call, for messages.
-            plan: of tables, one of which is that of ``key``.
-            key: of the table.
-            given: the rows.
-        """
+        """Replace rows of a table, some with each message, and wait until all are there."""
         number = plan.keys.index(key)
         table = plan.tables[number]
         parts = sum(part.dtype.itemsize * int(np.prod(part.shape[1:])) for part in given.parts.values())
@@ -263,14 +251,7 @@ class StoredTables:
         return totals
 
     def freeze(self, segments: Sequence[Segment], clock: int, since: Sequence[Version] | None = None) -> TableReading:
-        """Have the servers keep a table as it is once the round ``clock`` is over, and return what reads it.
-
-        Args:
-            segments: of the table, in the order of servers.
-            clock: see above.
-            since: only rows that have changed since the state of each stripe; None for all. All rows are read if a
-                server does not know what has changed; see ``TableReading.whole``.
-        """
+        """Have the servers keep a table as it is once the round ``clock`` is over, and return what reads it."""
         reading = self._freeze(segments, clock, since)
         if not reading.whole or all(frozen.whole for frozen in reading.stripes):
             return reading

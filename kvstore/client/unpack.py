@@ -60,11 +60,7 @@ class Writer:
         return crossed(values, outs, lengths=lengths)
 
     def take(self, parcel: Parcel, reply: wire.Values, decode: Decode | None = None) -> None:
-        """Write the values of ``parcel`` that a reply brings. May be called again with the same reply.
-
-        Args:
-            decode: writes compressed values; None for values as they are.
-        """
+        """Write the values of ``parcel`` that a reply brings. May be called again with the same reply."""
         without_grad(self._take, parcel, reply, decode)
         self._taken.add(reply.seq)
         if len(self._taken) == self._replies:  # copies to devices go on while other replies come

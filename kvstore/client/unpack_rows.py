@@ -49,7 +49,6 @@ class IncomingRows:
 
     @classmethod
     def of(cls, plan: RowPlan, wanted: Sequence[Wanted]) -> IncomingRows:
-        """Return what takes the rows that are ``wanted`` of each table."""
         striped = Striped(plan, [each.ids for each in wanted])
         return cls(plan, striped, [each.destination() for each in wanted], wanted=wanted)
 
@@ -59,15 +58,12 @@ class IncomingRows:
         return [server for server in range(self._plan.servers) if self._striped.total(server)] or [0]
 
     def counts(self, server: int) -> list[int]:
-        """Return how many rows of each table ``server`` is asked for."""
         return self._striped.counts[server]
 
     def ids(self, server: int) -> Ids:
-        """Return the ids of these."""
         return self._striped.ids(server)
 
     def nbytes(self, server: int) -> int:
-        """Return how many bytes of rows ``server`` is expected to answer."""
         return self._plan.nbytes(self.counts(server))
 
     def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
@@ -126,19 +122,15 @@ class UnionRows:
 
     @property
     def servers(self) -> list[int]:
-        """All."""
         return list(range(self._plan.servers))
 
     def counts(self, server: int) -> list[int]:
-        """None are asked for by their ids."""
         return [0] * len(self._plan.tables)
 
     def ids(self, server: int) -> Ids:
-        """None are asked for by their ids."""
         return np.zeros(0, np.int64 if self._plan.wide else np.int32)
 
     def nbytes(self, server: int) -> int:
-        """It is not known."""
         return 0
 
     def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
@@ -170,11 +162,7 @@ RowReader: TypeAlias = IncomingRows | UnionRows
 
 
 def row_parts(plan: RowPlan, reply: wire.Rows) -> list[Rows]:
-    """Return the rows of each table that a reply brings.
-
-    Raises:
-        WireError: there are not as many bytes as its counts say.
-    """
+    """Return the rows of each table that a reply brings."""
     lengths = plan.lengths(reply.counts)
     buffer: wire.Buffer = reply.buffers[0] if reply.buffers else b""
     if len(buffer) != sum(lengths):

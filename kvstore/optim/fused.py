@@ -130,7 +130,6 @@ class FusedGroup:
         self._flat = flat
 
     def split(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the parts of ``flat`` that belong to the params, in their shapes."""
         return split_like(flat, self._sizes, self._shaped)
 
     def take(self, grads: torch.Tensor | Sequence[torch.Tensor]) -> None:
@@ -143,7 +142,6 @@ class FusedGroup:
             param.grad = part
 
     def drop(self) -> None:
-        """Drop references to the caller's gradients."""
         if self._own is None:
             for param in self.params:
                 param.grad = None

@@ -54,13 +54,11 @@ class OptimizerClass:
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The default of each hyper-parameter, by the names of ``cls``."""
         parameters = inspect.signature(self.cls).parameters
         return {name: parameter.default for name, parameter in parameters.items() if name not in _HOW}
 
     @property
     def words(self) -> Mapping[str, tuple[str, ...]]:
-        """The hyper-parameters that are words, and which these may be."""
         return {}
 
     def require(self, hyper: Mapping[str, Any]) -> None:
@@ -76,11 +74,6 @@ class OptimizerClass:
         return {old: new for old, new in (ALIASES | dict(self.own_aliases)).items() if new in valid}
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Return an optimizer of ``params``.
-
-        Raises:
-            ValueError, TypeError: it refuses the hyper-parameters.
-        """
         make: Callable[..., torch.optim.Optimizer] = self.cls
         return make(params, **hyper)
 
@@ -89,7 +82,6 @@ class TorchClass(OptimizerClass):
     """A class of ``torch.optim``, fused where torch can."""
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Return an optimizer of ``params``."""
         make: Callable[..., torch.optim.Optimizer] = eager(self.cls)
         how = {"fused": True} if "fused" in inspect.signature(self.cls).parameters else {}
         return make(params, **hyper, **how)
@@ -100,12 +92,10 @@ class SGDClass(TorchClass):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The default of each hyper-parameter, by the names of ``cls``."""
         return super().hyperparameters | {"momentum_style": MOMENTUM_STYLES[0]}
 
     @property
     def words(self) -> Mapping[str, tuple[str, ...]]:
-        """The hyper-parameters that are words, and which these may be."""
         return {"momentum_style": MOMENTUM_STYLES}
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -141,29 +131,19 @@ class AllowedClass(OptimizerClass):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """See ``OptimizerClass``: those that are numbers."""
         return {name: default for name, default in super().hyperparameters.items() if _is_number(default)}
 
     def require(self, hyper: Mapping[str, Any]) -> None:
-        """See ``OptimizerClass``; there are numbers alone."""
         for option, value in hyper.items():
             if not _is_number(value):
                 raise UsageError(f"{option}={value!r} is not a number")
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Return an optimizer of ``params``."""
         return OptimizerClass(self.own_counts or self.cls).build(params, hyper)
 
 
 def allowed(taken: Iterable[str]) -> dict[str, ClassReference]:
-    """Return where the classes are that are allowed, by name.
-
-    Args:
-        taken: the names of optimizers that are always there.
-
-    Raises:
-        ConfigError: one of those names is used again, or two entry points have the same.
-    """
+    """Return where the classes are that are allowed, by name."""
     found: dict[str, ClassReference] = {}
     for point in metadata.entry_points(group=ENTRY_POINTS):
         reference = ClassReference(point.name.lower(), point.module, point.attr)
@@ -181,11 +161,7 @@ def allowed(taken: Iterable[str]) -> dict[str, ClassReference]:
 
 @functools.cache
 def load(reference: ClassReference) -> AllowedClass:
-    """Import a class that is allowed, and look at it.
-
-    Raises:
-        UsageError: it is not there, or no optimizer that a server can use; the message says what to do.
-    """
+    """Import a class that is allowed, and look at it."""
     try:
         cls: Any = importlib.import_module(reference.module)
         for part in reference.cls.split("."):
@@ -252,7 +228,6 @@ def _first_step(cls: type[torch.optim.Optimizer]) -> _Step:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether ``value`` is a number, True or False, None, or several of these."""
     if isinstance(value, list | tuple):
         return all(map(_is_number, value))
     return value is None or isinstance(value, int | float)
@@ -284,7 +259,6 @@ def with_own_counts(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimi
                 group["params"] = params
 
         def _step_from(self, count: int, members: list[torch.Tensor]) -> None:
-            """Update ``members``, which have made ``count`` updates."""
             (group,) = self.param_groups
             group["params"] = members
             if count:

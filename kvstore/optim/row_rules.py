@@ -50,7 +50,6 @@ class RowRule(ABC):
         """
 
     def reads_only(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether ``step`` leaves gradients as they are."""
         return False
 
     @abstractmethod
@@ -95,11 +94,9 @@ class SGDRows(RowRule):
     scratches = False
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
-        """Return what is kept of each row, by name."""
         return {"momentum_buffer": RowState(None, dtype)} if settings["momentum"] else {}
 
     def reads_only(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether ``step`` leaves gradients as they are."""
         if settings["maximize"] or settings["weight_decay"]:
             return False
         return not settings["momentum"] or not (settings["nesterov"] or settings.get("momentum_style") == "mxnet")
@@ -113,7 +110,6 @@ class SGDRows(RowRule):
         count: int,
         scratch: torch.Tensor,
     ) -> None:
-        """Update rows and states in place."""
         prepare(rows, grads, settings)
         lr, momentum = settings["lr"], settings["momentum"]
         if not momentum:
@@ -136,7 +132,6 @@ class AdagradRows(RowRule):
     """
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
-        """Return what is kept of each row, by name."""
         return {"sum": RowState(None, dtype, settings["initial_accumulator_value"])}
 
     def step(
@@ -148,7 +143,6 @@ class AdagradRows(RowRule):
         count: int,
         scratch: torch.Tensor,
     ) -> None:
-        """Update rows and states in place."""
         prepare(rows, grads, settings)
         states["sum"].add_(torch.mul(grads, grads, out=scratch))
         grads.div_(torch.sqrt(states["sum"], out=scratch).add_(settings["eps"]))
@@ -173,12 +167,10 @@ class AdamRows(RowRule):
     decoupled: bool = False
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
-        """Return what is kept of each row, by name."""
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if settings["amsgrad"] else [])]
         return {name: RowState(None, dtype) for name in names}
 
     def reads_only(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether ``step`` leaves gradients as they are."""
         decays = settings["weight_decay"] and not settings.get("decoupled_weight_decay", self.decoupled)
         return not (settings["maximize"] or decays)
 
@@ -191,7 +183,6 @@ class AdamRows(RowRule):
         count: int,
         scratch: torch.Tensor,
     ) -> None:
-        """Update rows and states in place."""
         mean, square, (beta1, beta2), lr = states["exp_avg"], states["exp_avg_sq"], settings["betas"], settings["lr"]
         decoupled = settings.get("decoupled_weight_decay", self.decoupled)
         if decoupled:
@@ -229,7 +220,6 @@ class TensorwiseRows(RowRule):
     initial: str | None = None
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
-        """Return what is kept of each row, by name."""
         first = settings[self.initial] if self.initial else 0.0
         wide = {name: RowState(None, dtype) for name in self.wide}
         return wide | {name: RowState(1, dtype, first) for name in self.narrow}
@@ -243,7 +233,6 @@ class TensorwiseRows(RowRule):
         count: int,
         scratch: torch.Tensor,
     ) -> None:
-        """Update rows and states in place."""
         self._optimizer.update(
             rows, grads, {**states, "step": torch.tensor(count - 1.0, dtype=torch.float32, device="cpu")}, settings
         )

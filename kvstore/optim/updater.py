@@ -48,15 +48,10 @@ class Updater:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The description that updates follow."""
         return self._groups.optimizer
 
     def configure(self, optimizer: Optimizer) -> None:
-        """Go on with other numbers for the same rule, keeping the states.
-
-        Raises:
-            ValueError: torch refuses the numbers; nothing has changed.
-        """
+        """Go on with other numbers for the same rule, keeping the states."""
         groups = ParamGroups(optimizer, self._groups.name_of)
         self.states.configure(groups)
         self._use(groups)
@@ -114,7 +109,6 @@ class Updater:
         return FusedGroup(parameters, kinds, weights, flat, self.optimizer.whole)
 
     def reads_only(self) -> bool:
-        """Whether ``step`` leaves gradients as they are."""
         return self._reads_only and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
 
     def rescale(self, grads: list[torch.Tensor]) -> None:
@@ -189,7 +183,6 @@ class Updater:
         )
 
     def _clip(self, grads: list[torch.Tensor]) -> None:
-        """Clip gradients in place."""
         if self.optimizer.clip_gradient is not None:
             torch._foreach_clamp_min_(grads, -self.optimizer.clip_gradient)
             torch._foreach_clamp_max_(grads, self.optimizer.clip_gradient)
@@ -302,7 +295,6 @@ class RowUpdater:
         return self._optimizer is other._optimizer and self._rates == other._rates and self.lazy == other.lazy
 
     def empty_states(self, count: int) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-        """Return memory for the states of ``count`` rows, by name, each of shape (count, columns)."""
         return {
             name: np.empty((count, self._width if state.columns is None else state.columns), state.dtype)
             for name, state in self.states.items()
@@ -365,7 +357,6 @@ class RowUpdater:
         self._rule.step(rows, grads, states, self._settings, count, scratch)
 
     def _use(self, hyper: RowHyperparameters) -> None:
-        """Update with ``hyper`` from now on."""
         lr = self._optimizer.lr if hyper.lr is None else hyper.lr
         self._settings: dict[str, Any] = self._groups.settings(self._rates, lr, hyper.changes)
         self._hyper = hyper

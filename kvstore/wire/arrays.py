@@ -163,11 +163,7 @@ class Push(Request):
             same_length(self.ranks, self.rank_clocks)
 
     def dtype(self, stored: str) -> str:
-        """Return the dtype of plain values for segments of dtype ``stored``.
-
-        Raises:
-            WireError: such segments have no sums in float32.
-        """
+        """Return the dtype of plain values for segments of dtype ``stored``."""
         if not self.in_float32:
             return stored
         if stored not in HALVES:
@@ -212,7 +208,6 @@ class Pull(Request):
 
     @property
     def workers(self) -> Sequence[int]:
-        """The ranks of the workers that the values are for, in order."""
         return self.ranks or (self.sender.node.rank,)
 
 
@@ -399,11 +394,9 @@ class PushLent(Request):
 
     @classmethod
     def of(cls, push: Push, loan: int) -> PushLent:
-        """Return ``push`` of plain values, which are in the memory of ``loan``."""
         return cls(push.sender, loan=loan, **_described(push))
 
     def plain(self, buffers: Sequence[Buffer] = ()) -> Push:
-        """Return the push of the same values in ``buffers``."""
         return Push(self.sender, buffers=buffers, **_described(self))
 
 

@@ -58,8 +58,6 @@ def text(longest: int = MAX_TEXT) -> Check:
 
 
 def raw(length: int) -> Check:
-    """Exactly ``length`` bytes."""
-
     def check(value: Any) -> None:
         if type(value) is not bytes or len(value) != length:
             raise _refuse(value, f"{length} bytes")
@@ -68,8 +66,6 @@ def raw(length: int) -> Check:
 
 
 def choice(*valid: str) -> Check:
-    """One of the ``valid`` strings."""
-
     def check(value: Any) -> None:
         if type(value) is not str or value not in valid:
             raise _refuse(value, f"one of {', '.join(valid)}")
@@ -78,13 +74,11 @@ def choice(*valid: str) -> Check:
 
 
 def flag(value: Any) -> None:
-    """A bool."""
     if type(value) is not bool:
         raise _refuse(value, "a bool")
 
 
 def number(value: Any) -> None:
-    """A finite float or int."""
     if type(value) not in (int, float) or not math.isfinite(value):
         raise _refuse(value, "a finite number")
 
@@ -98,7 +92,6 @@ def key(value: Any) -> None:
 
 
 def shape(value: Any) -> None:
-    """A shape: a list of dimensions whose product is bounded."""
     if type(value) is not list or len(value) > MAX_DIMS:
         raise _refuse(value, f"a shape of at most {MAX_DIMS} dimensions")
     if any(type(n) is not int or n < 0 for n in value) or math.prod(value) > MAX_ELEMENTS:
@@ -188,7 +181,6 @@ def rising(low: int, high: int) -> Check:
 
 
 def ids(value: Any) -> None:
-    """A list of distinct segment ids."""
     _numbers(value)
     if len(value) > 1 and len(set(value)) != len(value):
         raise _refuse(value, "distinct segment ids")

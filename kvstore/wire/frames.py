@@ -77,11 +77,7 @@ class SharedGroup:
         return packed
 
     def read(self, packed: Any) -> SharedFields:
-        """Return what ``packed`` says; for the same bytes the same object, as long as it is remembered.
-
-        Raises:
-            WireError: these are not the fields, or a field does not pass its check.
-        """
+        """Return what ``packed`` says; for the same bytes the same object, as long as it is remembered."""
         if type(packed) is bytes and (known := self._known.get(packed)) is not None:
             return known
         if type(packed) is not bytes:
@@ -175,10 +171,7 @@ def field_names(cls: type[Any]) -> list[str]:
 
 
 def header_of(cls: type[Any], values: Sequence[Any]) -> list[Any]:
-    """Return the header of a message of class ``cls`` whose fields, in the order of ``field_names``, are ``values``.
-
-    The values need not pass any check.
-    """
+    """Return the header of a message of class ``cls`` whose fields, in the order of ``field_names``, are ``values``."""
     layout = _LAYOUT[cls]
     own = len(layout.names)
     packed = [] if layout.shared is None else [msgpack.packb(values[own:])]
@@ -257,7 +250,6 @@ def decode(frames: Sequence[Buffer]) -> Any:
 
 
 def _getter(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
-    """Return what reads the fields ``names`` of an object."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda msg: [getattr(msg, name) for name in names]  # attrgetter takes no list of none, and unpacks one

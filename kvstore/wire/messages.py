@@ -94,12 +94,10 @@ class Request(Message):
 
     @property
     def node(self) -> Node:
-        """Who asks."""
         return self.sender.node
 
     @property
     def seq(self) -> int:
-        """The number of the request."""
         return self.sender.seq
 
 

@@ -42,7 +42,6 @@ Columns = Annotated[list[int], f.integers(0, MAX_ROW)]  # numbers that a row has
 
 
 def _admission(value: Any) -> None:
-    """No admission, or its kind and number."""
     if value != []:
         f.tuple_of(f.choice("count", "probability"), f.number)(value)
 
@@ -78,7 +77,6 @@ class WorkersOwn(Request):
 
     @property
     def workers(self) -> Sequence[int]:
-        """The rank of the worker."""
         return (self.sender.node.rank,)
 
 
@@ -97,7 +95,6 @@ class OnceDue(WorkersOwn):
 
     @property
     def clocks(self) -> list[int]:
-        """The round, as other requests that wait for rounds list theirs."""
         return [self.clock]
 
 

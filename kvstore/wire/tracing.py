@@ -124,11 +124,7 @@ class TraceFetched(Reply):
 
     @property
     def chunks(self) -> list[TraceChunk]:
-        """The chunks, in order.
-
-        Raises:
-            WireError: they are no chunks.
-        """
+        """The chunks, in order."""
         if len(self.buffers) % 2 or len(self.buffers) > 2 * MOST_CHUNKS:
             raise WireError(f"expected two frames for each of at most {MOST_CHUNKS} chunks, got {len(self.buffers)}")
         made = [decode(self.buffers[start : start + 2]) for start in range(0, len(self.buffers), 2)]
@@ -149,11 +145,7 @@ def packed(labels: Sequence[tuple[int, Label]], nodes: Sequence[tuple[int, Seque
 
 
 def read_records(chunk: TraceChunk) -> list[list[Any]]:
-    """Return the records of ``chunk``, checked.
-
-    Raises:
-        WireError: they are not records.
-    """
+    """Return the records of ``chunk``, checked."""
     content = b"".join(chunk.buffers)
     end = chunk.records * ROW.size
     labels, nodes = _words(content[end:])
@@ -186,7 +178,6 @@ def read_records(chunk: TraceChunk) -> list[list[Any]]:
 
 
 def _require_valid(numbers: Sequence[Any]) -> None:
-    """Raise ``WireError`` unless the times are finite, and the integers not negative."""
     if not all(map(isfinite, numbers)) or min(numbers[3:]) < 0:
         raise WireError(f"a row has a number that is not valid: {numbers}")
 

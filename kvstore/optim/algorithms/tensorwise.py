@@ -223,7 +223,6 @@ class Signum(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         lr, momentum = group["lr"], group["momentum"]
         if momentum:
             grad = decayed(grad, weight, group["weight_decay"])
@@ -262,7 +261,6 @@ class DCASGD(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         if "previous" not in state:
             state["previous"] = weight.clone()
         drift = (weight - state["previous"]).mul_(grad).mul_(grad)
