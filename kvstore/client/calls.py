@@ -43,19 +43,13 @@ _KEYS = frozenset({int, str})  # True and 1.0 would be found as 1
 
 
 class StoreCall(NamedTuple):
-    """A push, a pull, or both at once.
+    """A push, a pull, or both at once."""
 
-    Attributes:
-        plan: of the keys that have arrays; None if there are none.
-        values: what to push, for each of these an array, contiguous; None to push nothing.
-        writer: writes the new values; None if they are not wanted.
-        rows: what the call has of tables.
-    """
-
-    plan: Plan | None
+    plan: Plan | None  # of the keys that have arrays; None if there are none
+    # what to push, for each of these an array, contiguous; None to push nothing
     values: Arrays | Sequence[torch.Tensor] | None
-    writer: Writer | None
-    rows: Sequence[RowCall] = ()
+    writer: Writer | None  # writes the new values; None if they are not wanted
+    rows: Sequence[RowCall] = ()  # what the call has of tables
 
     @property
     def pushes(self) -> bool:
@@ -83,7 +77,6 @@ class Arguments:
     """Checks the arguments of one store's calls.
 
     Args:
-        plans: of the store.
         tables: checks what calls have of tables.
         on_device: sum the values of several devices on the first one's device, not on the CPU.
     """
@@ -269,14 +262,10 @@ def distinct(arrays: Sequence[Any]) -> tuple[list[int], list[Spec], Arrays | lis
 
 
 class FirstTables(NamedTuple):
-    """The tables among the values of an ``init``.
+    """The tables among the values of an ``init``."""
 
-    Attributes:
-        specs: of the tables, by their positions in the list of values.
-        rows: by key, the rows that a table begins with, each id once; others of that table are zeros.
-    """
-
-    specs: Mapping[int, TableSpec]
+    specs: Mapping[int, TableSpec]  # of the tables, by their positions in the list of values
+    # by key, the rows that a table begins with, each id once; others of that table are zeros
     rows: Mapping[Key, tuple[Ids, Rows]]
 
     def among(self, count: int, kinds: Sequence[int], specs: Sequence[Spec]) -> tuple[list[int], list[Spec]]:

@@ -29,21 +29,13 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class SavedStore:
-    """What a checkpoint needs to know of a store.
+    """What a checkpoint needs to know of a store."""
 
-    Attributes:
-        number: on the wire.
-        ordinal: it is the n-th store that each worker has made.
-        mode: of its rule.
-        entries: its keys, and where they are.
-        clocks: by place: how often worker 0 has pushed each key.
-    """
-
-    number: int
-    ordinal: int
-    mode: str
-    entries: Entries
-    clocks: Sequence[int]
+    number: int  # on the wire
+    ordinal: int  # it is the n-th store that each worker has made
+    mode: str  # of its rule
+    entries: Entries  # its keys, and where they are
+    clocks: Sequence[int]  # by place: how often worker 0 has pushed each key
 
     def captures(self) -> dict[int, tuple[list[int], list[int]]]:
         by_server: dict[int, tuple[list[int], list[int]]] = {}
@@ -66,10 +58,6 @@ class CheckpointInProgress:
         keep: how many checkpoints are kept.
         timeout_s: how long the workers' parts may take.
         ended: called, in a thread, with whether there is a checkpoint now.
-
-    Attributes:
-        number: see above.
-        failed: whether it has been given up.
     """
 
     def __init__(
@@ -86,7 +74,7 @@ class CheckpointInProgress:
         ended: Callable[[bool], None],
     ) -> None:
         self.number = number
-        self.failed = False
+        self.failed = False  # whether it has been given up
         self._folder, self._rounds = folder, rounds
         self._num_workers, self._num_servers = num_workers, num_servers
         self._stores, self._parts = stores, sorted(parts)

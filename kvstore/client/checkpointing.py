@@ -55,11 +55,7 @@ MOST_TEXT = 600  # characters that say why a worker's part failed
 
 
 class WorkerPart:
-    """What one worker adds to checkpoints: the state of what is attached, and the residuals of its compression.
-
-    Args:
-        rank: of the worker.
-    """
+    """What one worker adds to checkpoints: the state of what is attached, and the residuals of its compression."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -155,7 +151,6 @@ class Meetings:
     """Meetings of the workers, where all hear what worker 0 has decided. Each is a sum over all workers.
 
     Args:
-        store: for the sums.
         rank, num_workers: this worker's rank, and how many there are.
     """
 
@@ -216,13 +211,8 @@ class Checkpointing:
     """What one worker process does for the checkpoints of its job; the module says how they are made.
 
     Args:
-        session: of the worker.
         make_store: returns a new store for meetings.
         clock: seconds, monotonic.
-
-    Attributes:
-        directory: where checkpoints are written; None if this job writes none.
-        made, failed: how many checkpoints worker 0 has completed, and how many failed.
 
     Raises:
         CheckpointError: the checkpoint to continue from is damaged.
@@ -234,13 +224,14 @@ class Checkpointing:
         make_store: Callable[[], KVStore],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.made = self.failed = 0
+        self.made = self.failed = 0  # made, failed: how many checkpoints worker 0 has completed, and how many failed
         self._session = session
         self._clock = clock
         self._stores: list[TrainedStore] = []
         self._part = WorkerPart(session.rank)
         self._answers: Answers | None = None
         config = session.config
+        # where checkpoints are written; None if this job writes none
         self.directory = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         self.resumed: Resumed | None = None
         number, resumed = self._begun()

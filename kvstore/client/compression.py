@@ -52,7 +52,6 @@ class Compressing:
     """Encodes what one worker pushes to one store, and keeps the residuals: what the encodings have left out so far.
 
     Args:
-        compression: how.
         plain_back: whether values come back as they are, because an aggregator has decoded them.
     """
 

@@ -58,16 +58,11 @@ class DistStore(KVStore):
     """One worker's end of a store; see ``KVStore``. Workers that make their stores in the same order share them.
 
     Args:
-        session: this process's membership in the job.
         name: what ``create`` was asked for.
-        rule: how updates and reads go together.
         on_device: sum the values of several devices on the first one's device, not on the CPU.
         timeout: the deadline of every wait, in seconds; None for the job's.
         bound: arrays of so many elements are cut across all servers; None for the job's.
         checkpoints: whether the job's checkpoints may have this store.
-
-    Attributes:
-        rule: how updates and reads go together.
     """
 
     _join_advice = ""  # what to call instead of ``join``; empty if nobody has reserved it

@@ -57,25 +57,19 @@ class SegmentColumns(NamedTuple):
 
 
 class Entries(Mapping[Key, Entry]):
-    """The keys of one store, in the order in which they were added, and their segments.
-
-    Attributes:
-        places: by key, its number, from 0.
-        specs: of the arrays, each once.
-        kinds: by place, which of ``specs`` the array has.
-        firsts, counts: by place, the first of its segments, and how many they are.
-        ends: by place, how many bytes the arrays up to this one have.
-        ids, servers, starts, stops: by segment; see ``Segment``.
-        tables: by key, what the tables are; other keys have arrays.
-        moved: by the key of an array, the key of the table that has its rows now; see ``Table``.
-    """
+    """The keys of one store, in the order in which they were added, and their segments."""
 
     def __init__(self) -> None:
-        self.places: dict[Key, int] = {}
-        self.tables: dict[Key, Table] = {}
+        self.places: dict[Key, int] = {}  # by key, its number, from 0
+        self.tables: dict[Key, Table] = {}  # by key, what the tables are; other keys have arrays
+        # by the key of an array, the key of the table that has its rows now; see ``Table``
         self.moved: dict[Key, Key] = {}
-        self.specs: list[Spec] = []
+        self.specs: list[Spec] = []  # of the arrays, each once
+        # ends: by place, how many bytes the arrays up to this one have
+        # firsts, counts: by place, the first of its segments, and how many they are
+        # kinds: by place, which of ``specs`` the array has
         self.kinds, self.firsts, self.counts, self.ends = _NONE, _NONE, _NONE, _NONE
+        # ids, servers, starts, stops: by segment; see ``Segment``
         self.ids, self.servers, self.starts, self.stops = _NONE, _NONE, _NONE, _NONE
         self._codes: dict[Spec, int] = {}
 
@@ -192,15 +186,11 @@ class Carried(Protocol):
 
 
 class PushClocks:
-    """The clocks of one worker's keys in one store.
-
-    Attributes:
-        pushed: how often each key has been pushed.
-        last: the number of the last push that had it, of all pushes of the store; 0 for none.
-    """
+    """The clocks of one worker's keys in one store."""
 
     def __init__(self) -> None:
-        self.pushed: Column = np.zeros(0, np.int64)
+        self.pushed: Column = np.zeros(0, np.int64)  # how often each key has been pushed
+        # the number of the last push that had it, of all pushes of the store; 0 for none
         self.last: Column = np.zeros(0, np.int64)
         self._versions: dict[int, int] = {}  # by segment: the round last read, where rounds may be ahead
 

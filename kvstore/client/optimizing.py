@@ -37,10 +37,6 @@ class StoredStates:
     """The states of a store's tables on its servers.
 
     Args:
-        stored: the tables.
-        entries: the store's keys.
-        plans: of its tables.
-        clocks: of this worker's keys.
         pull: returns rows of a table.
     """
 
@@ -85,18 +81,13 @@ class StoredStates:
 
 
 class PushNumbers(NamedTuple):
-    """The numbers that all messages of a push have.
+    """The numbers that all messages of a push have."""
 
-    Attributes:
-        lr, rescale: what this worker has set; None if it has not.
-        changes: other hyper-parameters that differ from the optimizer's, as messages carry them.
-        order: the priority among other messages that leave; None for the order of calls.
-    """
-
-    lr: float | None = None
+    lr: float | None = None  # lr, rescale: what this worker has set; None if it has not
     rescale: float | None = None
+    # other hyper-parameters that differ from the optimizer's, as messages carry them
     changes: list[list[Any]] = []  # noqa: RUF012 - nobody changes it
-    order: int | None = None
+    order: int | None = None  # the priority among other messages that leave; None for the order of calls
 
 
 class _Set(NamedTuple):
@@ -113,7 +104,6 @@ class Optimizing:
     """One worker's view of the optimizer that servers update with.
 
     Args:
-        requests: to the servers.
         tables: the states of the store's tables.
         store: the name of the store, for messages.
     """

@@ -18,15 +18,10 @@ from kvstore.transport.memory import SMALL, Memory
 
 
 class RowBlock(NamedTuple):
-    """One array with the rows of several tables.
+    """One array with the rows of several tables."""
 
-    Attributes:
-        rows: the array, of shape (n, width). There may be other rows in it.
-        firsts: where in it the rows of each table begin.
-    """
-
-    rows: Rows
-    firsts: Positions
+    rows: Rows  # the array, of shape (n, width). There may be other rows in it.
+    firsts: Positions  # where in it the rows of each table begin
 
 
 def block_of(parts: Sequence[torch.Tensor], width: int) -> RowBlock | None:
@@ -48,12 +43,8 @@ class Striped:
     """Ids of the tables of a plan, by server.
 
     Args:
-        plan: of the tables.
         ids: of each table, rising.
         whole: those of all tables, one after the other, if somebody has them.
-
-    Attributes:
-        counts: by server, how many ids of each table it has.
     """
 
     def __init__(self, plan: RowPlan, ids: Sequence[Ids], whole: Ids | None = None) -> None:
@@ -67,7 +58,7 @@ class Striped:
         self._mine: list[Positions]  # by server, where in all ids those are that it has
         if servers == 1:
             self._mine = [np.arange(len(self._all))]
-            self.counts = [sizes]
+            self.counts = [sizes]  # by server, how many ids of each table it has
             return
         stripes = self._stripes(ids)
         self._mine = [(stripes == server).nonzero()[0] for server in range(servers)]
@@ -130,14 +121,10 @@ class OutgoingRows:
     """One push of several tables.
 
     Args:
-        plan: of the tables.
         ids: of each table, rising.
         rows: of each table, a row for each id, contiguous. They must stay as they are until the messages are made.
         block: the array that has all rows, if they lie in one.
         whole: the ids of all tables, one after the other, if somebody has them.
-
-    Attributes:
-        striped: the ids, by server.
     """
 
     def __init__(
@@ -151,7 +138,7 @@ class OutgoingRows:
         self._plan = plan
         self._rows = rows
         self._block = block
-        self.striped = Striped(plan, ids, whole)
+        self.striped = Striped(plan, ids, whole)  # the ids, by server
 
     def counts(self, server: int) -> list[int]:
         return self.striped.counts[server]

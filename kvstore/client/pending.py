@@ -23,28 +23,18 @@ WORTH_NOTING = 64 << 10  # bytes; copies of fewer take less time than it takes t
 
 
 class Asker(NamedTuple):
-    """What all requests of a store have in common.
-
-    Attributes:
-        store: its number.
-        session: of this process.
-        clocks: of this worker's keys.
-        answered: returns the effect of an answer on counters and clocks, given what was asked about, the answer, how
-            many bytes of gradients went out, and whether the values have been written.
-    """
+    """What all requests of a store have in common."""
 
     store: int
-    session: Session
-    clocks: PushClocks
+    session: Session  # of this process
+    clocks: PushClocks  # of this worker's keys
+    # returns the effect of an answer on counters and clocks, given what was asked about, the answer, how many bytes of
+    # gradients went out, and whether the values have been written
     answered: Callable[[Carried, wire.Ack | wire.Rows | wire.Values, int, bool], Effect]
 
 
 class StoreRequest(PendingRequest):
-    """A request about the segments of one message.
-
-    Attributes:
-        sent: bytes of gradients that the message carries; 0 until it is made.
-    """
+    """A request about the segments of one message."""
 
     __slots__ = ("asker", "clocks", "sent")
 
@@ -60,7 +50,7 @@ class StoreRequest(PendingRequest):
         super().__init__(peer, operation, order if turn is None else None, turn)
         self.asker = asker
         self.clocks = clocks
-        self.sent = 0
+        self.sent = 0  # bytes of gradients that the message carries; 0 until it is made
 
 
 # ---- arrays
@@ -190,17 +180,11 @@ class PushOfArrays(_ArrayRequest):
 
 
 class RowCall(NamedTuple):
-    """Tables that share their messages, one for each server.
+    """Tables that share their messages, one for each server."""
 
-    Attributes:
-        plan: of the tables.
-        contribution: the rows to push; None to push nothing.
-        reader: takes the rows that come back; None if none are wanted.
-    """
-
-    plan: RowPlan
-    contribution: OutgoingRows | None
-    reader: RowReader | None
+    plan: RowPlan  # of the tables
+    contribution: OutgoingRows | None  # the rows to push; None to push nothing
+    reader: RowReader | None  # takes the rows that come back; None if none are wanted
 
 
 class _RowRequest(StoreRequest):

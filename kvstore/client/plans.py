@@ -39,16 +39,11 @@ class Pieces:
     A server answers when it has a piece from each worker. Until then its line is idle, and the round ends later by as
     much. A worker's line carries one piece for each server first, so that delay is the time of servers × piece bytes.
     In small stores pieces are therefore small. In large ones they are as large as is good for the processors.
-
-    Attributes:
-        most: bytes of a piece.
-        least: bytes of a piece, however small the store; 0 if all pieces are to be of ``most``.
-        servers: how many there are.
     """
 
-    most: int
-    least: int = 0
-    servers: int = 1
+    most: int  # bytes of a piece
+    least: int = 0  # bytes of a piece, however small the store; 0 if all pieces are to be of ``most``
+    servers: int = 1  # how many there are
 
     def of(self, nbytes: int) -> int:
         if not self.least:
@@ -75,34 +70,27 @@ class ArrayRange(NamedTuple):
 
 
 class SegmentTable:
-    """A list of keys, and all their segments in order.
-
-    Attributes:
-        keys: the list.
-        specs: of the arrays, each once.
-        places, kinds, sizes, cut: by position in the list: the key's place, the index of its array's spec in ``specs``,
-            the number of elements, and whether there are several segments.
-        positions: by segment, that of its array in the list.
-        ids, servers, starts, stops: by segment; see ``Segment``.
-        dtypes: by segment, the code of its dtype; see ``DTYPES``.
-    """
+    """A list of keys, and all their segments in order."""
 
     def __init__(self, entries: Entries, keys: Sequence[Key]) -> None:
         self.entries = entries
         self.keys = keys
+        # places, kinds, sizes, cut: by position in the list: the key's place, the index of its array's spec in
+        # ``specs``, the number of elements, and whether there are several segments
         self.places: Column = np.fromiter(map(entries.places.__getitem__, keys), np.int64, len(keys))
         used, self.kinds = np.unique(entries.kinds[self.places], return_inverse=True)
-        self.specs = [entries.specs[kind] for kind in used.tolist()]
+        self.specs = [entries.specs[kind] for kind in used.tolist()]  # of the arrays, each once
         self.sizes = np.array([spec.size for spec in self.specs], np.int64)[self.kinds]
         codes = np.array([DTYPES.index(spec.dtype) for spec in self.specs], np.int64)[self.kinds]
         counts = entries.counts[self.places]
         self.cut = counts > 1
-        self.positions = np.repeat(np.arange(len(keys)), counts)
+        self.positions = np.repeat(np.arange(len(keys)), counts)  # by segment, that of its array in the list
         before = np.cumsum(counts) - counts  # segments of the arrays before
         segments = (entries.firsts[self.places] - before)[self.positions] + np.arange(len(self.positions))
+        # ids, servers, starts, stops: by segment; see ``Segment``
         self.ids, self.servers = entries.ids[segments], entries.servers[segments]
         self.starts, self.stops = entries.starts[segments], entries.stops[segments]
-        self.dtypes = codes[self.positions]
+        self.dtypes = codes[self.positions]  # by segment, the code of its dtype; see ``DTYPES``
 
     def small(self, most: int) -> Flags:
         """Return, by segment, whether it is a whole array of at most ``most`` elements."""
@@ -116,27 +104,21 @@ class Parcel:
         table: the list of keys.
         numbers: which of its segments, in order; at least one.
         small: whole arrays of at most so many elements share payloads.
-
-    Attributes:
-        server, dtype: of all segments.
-        ids: of the segments.
-        places: of the segments' keys, among those of the store.
-        positions, begins, ends: of the ranges; see ``ArrayRange``.
-        size, nbytes: elements and bytes of all segments.
     """
 
     def __init__(self, table: SegmentTable, numbers: Column, small: int = 0) -> None:
         self.small = small
-        self.server = int(table.servers[numbers[0]])
+        self.server = int(table.servers[numbers[0]])  # server, dtype: of all segments
         self.dtype = DTYPES[table.dtypes[numbers[0]]]
         self.ids: list[int] = table.ids[numbers].tolist()
         positions, starts, stops = table.positions[numbers], table.starts[numbers], table.stops[numbers]
-        self.places = table.places[positions]
-        self.size = int((stops - starts).sum())
+        self.places = table.places[positions]  # of the segments' keys, among those of the store
+        self.size = int((stops - starts).sum())  # size, nbytes: elements and bytes of all segments
         self.nbytes = self.size * ITEMSIZE[self.dtype]
         new = np.ones(len(numbers), bool)  # a range begins
         new[1:] = (positions[1:] != positions[:-1]) | (starts[1:] != stops[:-1])
         firsts = np.flatnonzero(new)
+        # positions, begins, ends: of the ranges; see ``ArrayRange``
         self.positions, self.begins = positions[firsts], starts[firsts]
         self.ends = stops[np.append(firsts[1:], len(numbers)) - 1]
         self._table = table
@@ -281,18 +263,8 @@ class Plan:
     """What to do for ``keys``, each of which is listed once.
 
     Args:
-        entries: what is known of them, and perhaps of others.
-        keys: the list.
         most: bytes that a message should have.
         small: elements of arrays that share payloads; see ``pack``.
-        weight: see below.
-
-    Attributes:
-        places: of the keys, among those of the store.
-        parcels: the messages.
-        weight: what a byte counts in the send window, which has room for a number of messages of the usual size.
-        layout: what arrays are to be.
-        floats: whether all are of floating point.
     """
 
     def __init__(self, entries: Entries, keys: Sequence[Key], most: int, small: int = 0, weight: float = 1.0) -> None:
@@ -300,9 +272,10 @@ class Plan:
         self.keys = tuple(keys)
         self.places = table.places
         self.parcels = pack(table, most, small)
+        # what a byte counts in the send window, which has room for a number of messages of the usual size
         self.weight = weight
-        self.layout = Layout(table.kinds, table.specs)
-        self.floats = all(spec.dtype in FLOATS for spec in table.specs)
+        self.layout = Layout(table.kinds, table.specs)  # what arrays are to be
+        self.floats = all(spec.dtype in FLOATS for spec in table.specs)  # whether all are of floating point
         self._table = table
 
     def values(self, arrays: Any) -> Arrays | None:
@@ -335,13 +308,10 @@ class Plans:
 
     Args:
         pieces: how many bytes a message should have.
-
-    Attributes:
-        entries: what is known of each key that this worker has passed to ``init``.
     """
 
     def __init__(self, pieces: Pieces) -> None:
-        self.entries = Entries()
+        self.entries = Entries()  # what is known of each key that this worker has passed to ``init``
         self._pieces = pieces
         self._fold, self._small = 1, 0
         self._made: dict[tuple[Key, ...], Plan] = {}
@@ -400,65 +370,48 @@ NARROW = 2**31  # ids below this travel in 32 bits
 
 
 class RowParcel:
-    """The stripes of a list of tables that one server has: a message carries rows of these.
-
-    Attributes:
-        server: which one.
-        ids: of the segments.
-        places: of the tables, among the store's keys.
-        segments: of each table, the one on this server.
-        entries: what is known of each table.
-    """
+    """The stripes of a list of tables that one server has: a message carries rows of these."""
 
     def __init__(self, server: int, entries: Sequence[Entry]) -> None:
         self.server = server
+        # of each table, the one on this server
         self.segments: list[Segment] = [entry.segments[server] for entry in entries]
-        self.entries = list(entries)
+        self.entries = list(entries)  # what is known of each table
         self.ids = [segment.id for segment in self.segments]
+        # of the tables, among the store's keys
         self.places: Column = np.array([entry.place for entry in entries], np.int64)
 
 
 class RowPlan:
-    """What to do for a list of tables, each of which is listed once.
-
-    Args:
-        entries: what is known of them, and perhaps of others.
-        keys: the list.
-
-    Attributes:
-        tables: what each is.
-        shapes, dtypes: of each; None for the shape of one that grows.
-        formats: of the elements of each, and the shape of its rows.
-        grow: whether some of them grow.
-        least, greatest: the ids that rows of each can have.
-        places: of the tables, among the store's keys.
-        servers: how many there are.
-        parcels: for each server, the stripes that it has.
-        wide: whether ids need more than 32 bits.
-        codecs: how the rows of each travel.
-        item: one row, if those of all tables are alike and lie back to back in messages, as they are; else None.
-    """
+    """What to do for a list of tables, each of which is listed once."""
 
     def __init__(self, entries: Entries, keys: Iterable[Key]) -> None:
         self.keys = tuple(keys)
         known = [entries[key] for key in self.keys]
         self.tables: list[Table] = [entries.tables[key] for key in self.keys]
         self.names = tuple(table.name(key) for table, key in zip(self.tables, self.keys, strict=True))
+        # shapes, dtypes: of each; None for the shape of one that grows
         self.shapes = [None if table.rows is None else (table.rows, *table.row) for table in self.tables]
         self.dtypes: list[torch.dtype] = [getattr(torch, table.dtype) for table in self.tables]
+        # of the elements of each, and the shape of its rows
         self.formats = [(np.dtype(table.dtype), table.row) for table in self.tables]
         self.grow = any(table.grows for table in self.tables)
         every = np.iinfo(np.int64)
+        # least, greatest: the ids that rows of each can have
         self.least = np.array([every.min if table.rows is None else 0 for table in self.tables])
         self.greatest = np.array([every.max if table.rows is None else table.rows - 1 for table in self.tables])
+        # of the tables, among the store's keys
         self.places: Column = np.array([entry.place for entry in known], np.int64)
         self.servers = len(known[0].segments)
+        # for each server, the stripes that it has
         self.parcels = [RowParcel(server, known) for server in range(self.servers)]
+        # whether ids need more than 32 bits
         self.wide = any(table.rows is None or table.rows > NARROW for table in self.tables)
-        self.codecs = [table.codec for table in self.tables]
+        self.codecs = [table.codec for table in self.tables]  # how the rows of each travel
         alike = {(table.dtype, table.width, table.codec) for table in self.tables}
         first = self.tables[0]
         whole = len(alike) == 1 and first.codec == "none" and first.row_bytes % ALIGNED == 0
+        # one row, if those of all tables are alike and lie back to back in messages, as they are; else None
         self.item = np.dtype((np.void, first.row_bytes)) if whole else None
 
     def lengths(self, counts: Sequence[int]) -> list[int]:

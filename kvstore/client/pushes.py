@@ -43,22 +43,15 @@ class Counts(NamedTuple):
     """How much has been pushed and pulled so far.
 
     A change makes new counts, which replace the old ones in one step. An exception cannot leave a mixture of both.
-
-    Attributes:
-        pushes, pulls: keys, counted once for each call that had them.
-        bytes_pushed, bytes_pulled: bytes of values that answered messages have carried.
-        late: segments of pushes that came after their rounds were over.
-        staleness: how often a read was so many pushes ahead of the slowest worker.
-        ahead: how many the last read was.
     """
 
-    pushes: int = 0
+    pushes: int = 0  # pushes, pulls: keys, counted once for each call that had them
     pulls: int = 0
-    bytes_pushed: int = 0
+    bytes_pushed: int = 0  # bytes_pushed, bytes_pulled: bytes of values that answered messages have carried
     bytes_pulled: int = 0
-    late: int = 0
-    staleness: tuple[tuple[int, int], ...] = ()
-    ahead: int = 0
+    late: int = 0  # segments of pushes that came after their rounds were over
+    staleness: tuple[tuple[int, int], ...] = ()  # how often a read was so many pushes ahead of the slowest worker
+    ahead: int = 0  # how many the last read was
 
     def called(self, pushes: int, pulls: int) -> Counts:
         return Counts(self.pushes + pushes, self.pulls + pulls, *self[2:])
@@ -84,14 +77,7 @@ class Pushes:
     """The pushes and pulls of one store.
 
     Args:
-        requests, rule, clocks, optimizing: of the store.
         joining: whether this worker may push.
-
-    Attributes:
-        compressing: how values are encoded, here or by the aggregator; None leaves them as they are.
-        lending: lends gradients on devices to the aggregator; None where nothing is lent.
-        counts: the counters.
-        before: called with the places of a push's keys before anything of the push is made; None for nothing.
     """
 
     def __init__(
@@ -102,9 +88,11 @@ class Pushes:
         optimizing: Optimizing,
         joining: Joining,
     ) -> None:
+        # how values are encoded, here or by the aggregator; None leaves them as they are
         self.compressing: Compressing | Delegated | None = None
-        self.lending: Lending | None = None
+        self.lending: Lending | None = None  # lends gradients on devices to the aggregator; None where nothing is lent
         self.counts = Counts()
+        # called with the places of a push's keys before anything of the push is made; None for nothing
         self.before: Callable[[Column], None] | None = None
         self.session = session = requests.session
         self.requests = requests

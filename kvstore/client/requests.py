@@ -34,16 +34,11 @@ class Requests:
     """The requests of one store. Those that return no operation wait for the answer.
 
     Args:
-        session: this process's membership in the job.
         ordinal: which of this worker's stores it is: the n-th store of one worker is the n-th of the others.
         rule: how updates and reads go together; all servers are told.
         limits: of every wait.
         made: what the store is, and what makes it.
         place: where in the program; empty if workers may make it at different places.
-
-    Attributes:
-        session: see above.
-        store: its number on the wire.
     """
 
     def __init__(
@@ -55,7 +50,7 @@ class Requests:
         self.packer = Packer(session.client)
         fields = {"ordinal": ordinal, "made": made, "place": place, "name": session.store_names.get(ordinal, "")}
         opened: wire.StoreOpened = self.one(session.scheduler, "opening the store", (), wire.OpenStore, **fields)
-        self.store = opened.store
+        self.store = opened.store  # its number on the wire
         self._all("opening the store", wire.Open, store=self.store, lineage=new_lineage(), **rule.described)
 
     def close(self) -> None:
@@ -308,9 +303,6 @@ class WorkerBarriers:
     """The barriers that one worker comes to, one after the other.
 
     An exception may end any call here; the next one waits on at the same barrier.
-
-    Args:
-        requests: to the scheduler.
     """
 
     def __init__(self, requests: Requests) -> None:
@@ -347,10 +339,6 @@ class Joining:
     """The pauses of one worker in one store: each lasts from ``join`` until all servers let the worker go on.
 
     An exception may end any call here; the next ``join`` continues from that point.
-
-    Args:
-        requests: to the scheduler and the servers.
-        clocks: of this worker's keys.
     """
 
     def __init__(self, requests: Requests, clocks: PushClocks) -> None:

@@ -37,18 +37,14 @@ class Resumed:
     """The checkpoint that a job continues from, as one worker reads it.
 
     Args:
-        folder: of the checkpoint.
         rank, num_workers: this worker's rank, and how many there are now.
-
-    Attributes:
-        number, rounds: see ``Manifest``.
     """
 
     def __init__(self, folder: Path, rank: int, num_workers: int) -> None:
         self._reader = CheckpointReader(folder)
         self._folder, self._rank = folder, rank
         manifest = self._reader.manifest
-        self.number, self.rounds = manifest.number, manifest.rounds
+        self.number, self.rounds = manifest.number, manifest.rounds  # number, rounds: see ``Manifest``
         self._places = {store.ordinal: place for place, store in enumerate(manifest.stores)}
         self._same = manifest.num_workers == num_workers
         self._parts: dict[str, Any] | None = None
@@ -151,7 +147,6 @@ class RestoredTables:
     Args:
         ordinal: of the store: it is the n-th that each worker has made.
         stored: the tables on the servers.
-        optimizing: of the store.
     """
 
     def __init__(self, ordinal: int, stored: StoredTables, optimizing: Optimizing) -> None:
@@ -195,10 +190,6 @@ class TrainedStore:
 
     Args:
         ordinal: it is the n-th store that each worker has made.
-        entries, optimizing, pushes, stored: of the store.
-
-    Attributes:
-        tables: gives the servers a checkpoint's.
     """
 
     def __init__(
@@ -211,7 +202,7 @@ class TrainedStore:
     ) -> None:
         self.ordinal, self.entries, self.optimizing, self.pushes = ordinal, entries, optimizing, pushes
         self.rule, self.requests, self.clocks = pushes.rule, pushes.requests, pushes.clocks
-        self.tables = RestoredTables(ordinal, stored, optimizing)
+        self.tables = RestoredTables(ordinal, stored, optimizing)  # gives the servers a checkpoint's
         self.begun = 0  # the highest round that this worker has begun
         self.restored: dict[Key, None] = {}  # keys with a checkpoint's values, whose states are not on servers yet
         self.has_residuals = False  # whether the compression has the checkpoint's

@@ -43,8 +43,6 @@ class RowArguments:
     """Checks what the calls of one store have of tables.
 
     Args:
-        plans: of the store's tables.
-        rule: of the store.
         rank: of this worker, for messages.
     """
 
@@ -183,21 +181,13 @@ def _keep(given: dict[Key, _Given], wanted: Iterable[Wanted]) -> None:
 
 
 class UsualRows(NamedTuple):
-    """Rows of several tables, to be read or to be written.
+    """Rows of several tables, to be read or to be written."""
 
-    Attributes:
-        ids: of each table; they rise, and can be in the table.
-        whole: those of all tables, one after the other.
-        rows: of each table, of shape (n, width), contiguous.
-        block: the array that has all of them, if they lie in one.
-        tensors: of each table, over the memory of its rows.
-    """
-
-    ids: list[Ids]
-    whole: Ids
-    rows: list[Rows]
-    block: RowBlock | None
-    tensors: Sequence[torch.Tensor]
+    ids: list[Ids]  # of each table; they rise, and can be in the table
+    whole: Ids  # those of all tables, one after the other
+    rows: list[Rows]  # of each table, of shape (n, width), contiguous
+    block: RowBlock | None  # the array that has all of them, if they lie in one
+    tensors: Sequence[torch.Tensor]  # of each table, over the memory of its rows
 
 
 def usual_values(plan: RowPlan, values: Sequence[Sequence[Any]]) -> UsualRows | None:

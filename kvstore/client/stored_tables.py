@@ -39,17 +39,12 @@ class TableReading:
     In a ``with`` block, whose end lets the servers go on without keeping anything.
 
     Args:
-        requests: of the store.
-        table: what the table is.
         stripes: what each server has kept, in the order of servers.
-
-    Attributes:
-        stripes: see above.
-        whole: why all rows are read, though only changes were asked for; empty if it is what was asked for.
     """
 
     def __init__(self, requests: Requests, table: Table, stripes: Sequence[wire.Frozen]) -> None:
         self.stripes = stripes
+        # why all rows are read, though only changes were asked for; empty if it is what was asked for
         self.whole = next((frozen.whole for frozen in stripes if frozen.whole), "")
         self._requests = requests
         self._table = table
@@ -145,28 +140,19 @@ def _array(buffer: wire.Buffer, dtype: str, count: int, columns: int) -> Any:
 
 
 class StoredRows(NamedTuple):
-    """Rows that replace those that are there.
+    """Rows that replace those that are there."""
 
-    Attributes:
-        ids: each once.
-        rows: of shape (ids, width).
-        parts: what belongs to each row beside its values, by name; what is missing begins anew.
-        version: how many updates the table has had; None leaves that as it is.
-        steps: how many of them its optimizer has made; likewise.
-    """
-
-    ids: Ids
-    rows: Rows
-    parts: Mapping[str, Part] = {}
-    version: int | None = None
-    steps: int | None = None
+    ids: Ids  # each once
+    rows: Rows  # of shape (ids, width)
+    parts: Mapping[str, Part] = {}  # what belongs to each row beside its values, by name; what is missing begins anew
+    version: int | None = None  # how many updates the table has had; None leaves that as it is
+    steps: int | None = None  # how many of them its optimizer has made; likewise
 
 
 class StoredTables:
     """The tables of one store, as a whole.
 
     Args:
-        requests: the store's.
         tables: by key, to which others are added later.
     """
 

@@ -32,7 +32,6 @@ class Writer:
     """Writes arrays from the replies of the servers that hold their values.
 
     Args:
-        plan: of the keys.
         outs: what to write into, for each key an array; or a list of them, of any device and strides.
         copy: if False, let the caller's own tensors become the values themselves where these came in one range of
             memory.

@@ -22,7 +22,6 @@ class IncomingRows:
     """Takes rows by their ids.
 
     Args:
-        plan: of the tables.
         striped: the ids.
         rows: of each table the memory that they are written into, of shape (n, width).
         block: the array that has all of it, if it lies in one.
@@ -109,7 +108,6 @@ class UnionRows:
     """Takes all rows that the updates of a round have changed, and their ids.
 
     Args:
-        plan: of the tables.
         wanted: of each table: what becomes these rows.
     """
 

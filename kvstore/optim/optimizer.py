@@ -28,7 +28,7 @@ from kvstore.optim.row_rules import AdagradRows, AdamRows, RowRule, SGDRows, Ten
 from kvstore.plain import scalar
 from kvstore.spec import Key, Spec, check_key
 from kvstore.table import TableSpec
-from kvstore.wire.arrays import MAX_GROUPS
+from kvstore.wire.fields import MAX_GROUPS
 
 log = logging.getLogger(__name__)
 
@@ -143,25 +143,17 @@ class Optimizer:
     """A description of an optimizer.
 
     Groups have numbers: 0 is that of the keys that are in none, then come ``groups`` in their order.
-
-    Attributes:
-        name: one of ``names()``.
-        lr: the learning rate.
-        hyper: torch's other hyper-parameters, by torch's names.
-        rescale_grad: gradients are multiplied by it first.
-        clip_gradient: then clipped to plus and minus this.
-        lr_mult, wd_mult: factors to ``lr`` and ``weight_decay`` by key.
-        groups: keys with other hyper-parameters, perhaps with another ``lr``.
     """
 
-    name: str
+    name: str  # one of ``names()``
     lr: float
-    hyper: dict[str, Any] = field(default_factory=dict)
-    rescale_grad: float = 1.0
-    clip_gradient: float | None = None
+    hyper: dict[str, Any] = field(default_factory=dict)  # torch's other hyper-parameters, by torch's names
+    rescale_grad: float = 1.0  # gradients are multiplied by it first
+    clip_gradient: float | None = None  # then clipped to plus and minus this
+    # lr_mult, wd_mult: factors to ``lr`` and ``weight_decay`` by key
     lr_mult: dict[Key, float] = field(default_factory=dict)
     wd_mult: dict[Key, float] = field(default_factory=dict)
-    groups: tuple[ParameterGroup, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()  # keys with other hyper-parameters, perhaps with another ``lr``
 
     @cached
     def found(self) -> OptimizerClass:

@@ -28,29 +28,21 @@ _HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable", 
 
 @dataclass(frozen=True)
 class OptimizerClass:
-    """An optimizer's class, and what a server must know of it.
-
-    Attributes:
-        cls: the class.
-        elementwise: whether each element is updated by itself. If not, arrays are neither cut over servers nor updated
-            together with others.
-        dims: how many dimensions arrays must have; None for any number.
-        own_aliases: other names of hyper-parameters, beside those that all optimizers have.
-        state_options: hyper-parameters that decide what the state means.
-        rows: how it updates rows of tables; None: it cannot.
-        alone: whether torch must step with one thread. Several would sum an array in an order that depends on their
-            number, and a server has more threads where its host has fewer servers.
-        unseen: whether its steps may change tensors so that torch does not count it, as through ``data``.
-    """
+    """An optimizer's class, and what a server must know of it."""
 
     cls: type[torch.optim.Optimizer]
+    # whether each element is updated by itself. If not, arrays are neither cut over servers nor updated together with
+    # others.
     elementwise: bool = True
-    dims: int | None = None
+    dims: int | None = None  # how many dimensions arrays must have; None for any number
+    # other names of hyper-parameters, beside those that all optimizers have
     own_aliases: Mapping[str, str] = field(default_factory=dict)
-    state_options: tuple[str, ...] = ()
-    rows: RowRule | None = None
+    state_options: tuple[str, ...] = ()  # hyper-parameters that decide what the state means
+    rows: RowRule | None = None  # how it updates rows of tables; None: it cannot
+    # whether torch must step with one thread. Several would sum an array in an order that depends on their number, and
+    # a server has more threads where its host has fewer servers.
     alone: bool = False
-    unseen: bool = False
+    unseen: bool = False  # whether its steps may change tensors so that torch does not count it, as through ``data``
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -122,11 +114,9 @@ class AllowedClass(OptimizerClass):
     """A class that the operator has allowed.
 
     It may say of itself what ``Tensorwise`` does. If it does not, arrays stay whole: it may look at norms.
-
-    Attributes:
-        own_counts: a subclass to be built in its place, which counts updates of each parameter; None if it does so.
     """
 
+    # a subclass to be built in its place, which counts updates of each parameter; None if it does so
     own_counts: type[torch.optim.Optimizer] | None = None
 
     @property

@@ -27,7 +27,6 @@ class ParamGroups:
     """The parameter groups of one description.
 
     Args:
-        optimizer: the description.
         name_of: gives the name by which ``optimizer`` knows a key; by default the key itself.
 
     Raises:

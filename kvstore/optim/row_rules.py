@@ -15,17 +15,11 @@ from kvstore.optim.algorithms.tensorwise import Tensorwise
 
 
 class RowState(NamedTuple):
-    """What an optimizer keeps of each row, under one name.
+    """What an optimizer keeps of each row, under one name."""
 
-    Attributes:
-        columns: how many numbers; None: as many as the row has elements.
-        dtype: of the numbers.
-        initial: what they are before the row's first update.
-    """
-
-    columns: int | None
-    dtype: str
-    initial: float = 0.0
+    columns: int | None  # how many numbers; None: as many as the row has elements
+    dtype: str  # of the numbers
+    initial: float = 0.0  # what they are before the row's first update
 
 
 class RowRule(ABC):
@@ -33,12 +27,9 @@ class RowRule(ABC):
 
     A rule has no memory of its own: what a row's next update needs is in the row's states, and the count of updates is
     the table's.
-
-    Attributes:
-        scratches: whether ``step`` uses its scratch memory.
     """
 
-    scratches: ClassVar[bool] = True
+    scratches: ClassVar[bool] = True  # whether ``step`` uses its scratch memory
 
     @abstractmethod
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
@@ -159,12 +150,9 @@ class AdamRows(RowRule):
 
     An update without rows counts. So it does in torch if there is a gradient that has no rows; torch leaves out what
     has no gradient. A server cannot tell the two apart, for the rows of a round may all be on other servers.
-
-    Attributes:
-        decoupled: whether decay is decoupled, where the hyper-parameters do not say.
     """
 
-    decoupled: bool = False
+    decoupled: bool = False  # whether decay is decoupled, where the hyper-parameters do not say
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if settings["amsgrad"] else [])]
@@ -205,19 +193,12 @@ class AdamRows(RowRule):
 
 @dataclass(frozen=True)
 class TensorwiseRows(RowRule):
-    """The formula of an optimizer that updates each element, or each row of a matrix, by itself.
-
-    Attributes:
-        cls: the optimizer.
-        wide: the names of states that are as wide as a row.
-        narrow: the names of states that are one number for each row.
-        initial: the hyper-parameter that says what the narrow states are at first; None: 0.
-    """
+    """The formula of an optimizer that updates each element, or each row of a matrix, by itself."""
 
     cls: type[Tensorwise]
-    wide: Sequence[str] = ()
-    narrow: Sequence[str] = ()
-    initial: str | None = None
+    wide: Sequence[str] = ()  # the names of states that are as wide as a row
+    narrow: Sequence[str] = ()  # the names of states that are one number for each row
+    initial: str | None = None  # the hyper-parameter that says what the narrow states are at first; None: 0
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
         first = settings[self.initial] if self.initial else 0.0

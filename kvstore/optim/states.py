@@ -36,12 +36,10 @@ class StateStore:
 
     Args:
         groups: the optimizer's; see ``configure``.
-
-    Attributes:
-        by_param: torch's own: the state of each parameter that has one. torch.optim reads and writes it.
     """
 
     def __init__(self, groups: ParamGroups) -> None:
+        # torch's own: the state of each parameter that has one. torch.optim reads and writes it.
         self.by_param: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         self._groups = groups
         self._parameters: dict[Key, FusedParameter] = {}

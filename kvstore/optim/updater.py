@@ -29,11 +29,9 @@ class Updater:
     ``multi_precision``.
 
     Args:
-        optimizer: what to do.
         name_of: gives the name by which the optimizer's groups and multipliers know a key; by default the key itself.
 
     Attributes:
-        states: what the optimizer keeps of each key.
         lr, rescale_grad, changes: what the next updates use instead of the optimizer's own; see
             ``Optimizer.require_changes``.
 
@@ -43,7 +41,7 @@ class Updater:
 
     def __init__(self, optimizer: Optimizer, name_of: Callable[[Key], Key] | None = None) -> None:
         groups = ParamGroups(optimizer, name_of)
-        self.states = StateStore(groups)
+        self.states = StateStore(groups)  # what the optimizer keeps of each key
         self._use(groups)
 
     @property
@@ -239,17 +237,11 @@ NO_CHANGES: Changes = MappingProxyType({})
 
 
 class RowHyperparameters(NamedTuple):
-    """What an update uses in place of the optimizer's own; None, or no change: the optimizer's own.
+    """What an update uses in place of the optimizer's own; None, or no change: the optimizer's own."""
 
-    Attributes:
-        lr: the learning rate of tables whose group has none of its own.
-        rescale: what gradients are multiplied by first.
-        changes: see ``Optimizer.changes``.
-    """
-
-    lr: float | None = None
-    rescale: float | None = None
-    changes: Changes = NO_CHANGES
+    lr: float | None = None  # the learning rate of tables whose group has none of its own
+    rescale: float | None = None  # what gradients are multiplied by first
+    changes: Changes = NO_CHANGES  # see ``Optimizer.changes``
 
 
 OWN = RowHyperparameters()
@@ -259,18 +251,9 @@ class RowUpdater:
     """Updates rows of one table.
 
     Args:
-        optimizer: what to do.
         key: of the table, by which ``optimizer`` knows it.
-        dtype: of the table.
         width: how many elements a row has.
         grows: whether the table grows.
-
-    Attributes:
-        rule: what states must have in common to be those of this updater.
-        states: what is kept of each row, by name. Updaters of one rule may differ in it: without momentum, there is no
-            ``momentum_buffer``.
-        lazy: whether rows stay as they are that have no gradient. If not, each step must be given all rows of the
-            table, with gradients of 0 where nothing was pushed.
 
     Raises:
         UsageError: the optimizer has no rule for rows of such a table.
@@ -286,8 +269,12 @@ class RowUpdater:
         self._width = width
         self._scratch = self._kept = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
         self._use(OWN)
-        self.rule = optimizer.rule
+        self.rule = optimizer.rule  # what states must have in common to be those of this updater
+        # what is kept of each row, by name. Updaters of one rule may differ in it: without momentum, there is no
+        # ``momentum_buffer``.
         self.states: Mapping[str, RowState] = self._rule.states(self._settings, dtype)
+        # whether rows stay as they are that have no gradient. If not, each step must be given all rows of the table,
+        # with gradients of 0 where nothing was pushed.
         self.lazy = optimizer.lazy(self._rates.group)
 
     def steps_as(self, other: RowUpdater) -> bool:

@@ -67,33 +67,22 @@ ROUND = "round"  # in place of ids: those that any worker has pushed in the roun
 
 @dataclass(eq=False)
 class RowRequest:
-    """One array of ids whose rows are wanted, and what they are written into.
+    """One array of ids whose rows are wanted, and what they are written into."""
 
-    Attributes:
-        ids: as given; None for the rows that the same call pushes, and for a key that has an array; ``ROUND`` for all
-            rows that the same round changes.
-        out: as given. None is to be replaced by a new tensor; where ``ids`` is None or ``ROUND``, by what is pushed.
-    """
-
+    # as given; None for the rows that the same call pushes, and for a key that has an array; ``ROUND`` for all rows
+    # that the same round changes
     ids: Any
-    out: Any
+    out: Any  # as given. None is to be replaced by a new tensor; where ``ids`` is None or ``ROUND``, by what is pushed.
 
 
 @dataclass(frozen=True)
 class RowRequests:
-    """All rows that a call wants.
+    """All rows that a call wants."""
 
-    Attributes:
-        by_key: the requests of each key.
-        listed: the requests of each key that was listed, in that order; of one key or several.
-        single: whether the call was about one key, not about a list.
-        made: whether the call gave nothing to write into, so that it returns what is made for it.
-    """
-
-    by_key: dict[Key, list[RowRequest]]
-    listed: list[list[RowRequest]]
-    single: bool
-    made: bool
+    by_key: dict[Key, list[RowRequest]]  # the requests of each key
+    listed: list[list[RowRequest]]  # the requests of each key that was listed, in that order; of one key or several
+    single: bool  # whether the call was about one key, not about a list
+    made: bool  # whether the call gave nothing to write into, so that it returns what is made for it
 
     def result(self) -> Any:
         """Return what the call returns: what was made for it, in the form of its arguments."""

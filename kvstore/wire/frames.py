@@ -58,9 +58,6 @@ class SharedGroup:
         names: of the fields, in order.
         checks: of the fields.
         values: returns these fields of a message.
-
-    Attributes:
-        names: see above.
     """
 
     def __init__(self, names: Sequence[str], checks: Sequence[Check], values: Callable[[Any], Sequence[Any]]) -> None:
@@ -106,25 +103,15 @@ class SharedGroup:
 
 
 class _Layout(NamedTuple):
-    """The fields of a message class.
+    """The fields of a message class."""
 
-    Attributes:
-        names: of the fields in the header, in order, without those that are shared.
-        values: returns these fields of a message.
-        first: reads the first field if that is a named tuple; else None.
-        checks: of the fields; without the first if that is a named tuple.
-        buffers: whether frames follow the header.
-        require: checks a message as a whole; None if its class has no such check.
-        shared: the fields that travel packed; None if there are none.
-    """
-
-    names: tuple[str, ...]
-    values: Callable[[Any], Sequence[Any]]
-    first: Callable[[Any], Any] | None
-    checks: tuple[Check, ...]
-    buffers: bool
-    require: Callable[[Any], None] | None
-    shared: SharedGroup | None
+    names: tuple[str, ...]  # of the fields in the header, in order, without those that are shared
+    values: Callable[[Any], Sequence[Any]]  # returns these fields of a message
+    first: Callable[[Any], Any] | None  # reads the first field if that is a named tuple; else None
+    checks: tuple[Check, ...]  # of the fields; without the first if that is a named tuple
+    buffers: bool  # whether frames follow the header
+    require: Callable[[Any], None] | None  # checks a message as a whole; None if its class has no such check
+    shared: SharedGroup | None  # the fields that travel packed; None if there are none
 
 
 _BY_CODE: dict[int, type[Any]] = {}
