@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -170,21 +170,6 @@ def _written(column: Column, start: int, values: Column) -> Column:
     return column
 
 
-class Carried(Protocol):
-    """The segments of one message: of arrays (``Parcel``), or of tables (``RowParcel``)."""
-
-    @property
-    def places(self) -> Column:
-        """Of the segments' keys, among those of the store."""
-        ...
-
-    @property
-    def segments(self) -> list[Segment]: ...
-
-    @property
-    def entries(self) -> list[Entry]: ...
-
-
 class PushClocks:
     """The clocks of one worker's keys in one store."""
 
@@ -199,12 +184,13 @@ class PushClocks:
         self.pushed = _grown(self.pushed, size)
         self.last = _grown(self.last, size)
 
-    def of(self, parcel: Carried) -> list[int]:
-        clocks: list[int] = self.pushed[parcel.places].tolist()
+    def of(self, places: Column) -> list[int]:
+        clocks: list[int] = self.pushed[places].tolist()
         return clocks
 
-    def after(self, parcel: Carried) -> list[int]:
-        clocks: list[int] = (self.pushed[parcel.places] + 1).tolist()
+    def after(self, places: Column) -> list[int]:
+        """Return how often the keys at ``places`` will have been pushed with the next push."""
+        clocks: list[int] = (self.pushed[places] + 1).tolist()
         return clocks
 
     def note(self, places: Column, clocks: Column, push: int) -> None:
@@ -212,13 +198,13 @@ class PushClocks:
         self.pushed[places] = clocks
         self.last[places] = push
 
-    def advance(self, parcel: Carried, versions: Sequence[int]) -> None:
+    def advance(self, segments: Sequence[Segment], entries: Sequence[Entry], versions: Sequence[int]) -> None:
         """Note the rounds of values that have come; a clock that is behind them moves up to them. May be repeated.
 
         Segments of one key may be at different rounds. The earliest counts: otherwise its round would wait for a push
         that this worker never makes.
         """
-        for segment, entry, version in zip(parcel.segments, parcel.entries, versions, strict=True):
+        for segment, entry, version in zip(segments, entries, versions, strict=True):
             self._versions[segment.id] = version
             known = [self._versions[other.id] for other in entry.segments if other.id in self._versions]
             if len(known) == len(entry.segments):

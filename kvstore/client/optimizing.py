@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kvstore.client.entries import Entries, Entry, PushClocks, Segment
-from kvstore.client.plans import Parcel, RowPlans, parcels
+from kvstore.client.plans import Parcel, Plans, parcels
 from kvstore.client.requests import AT_ONCE, Requests, assemble, cut
 from kvstore.client.stored_tables import StoredRows, StoredTables
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
@@ -40,10 +40,8 @@ class StoredStates:
         pull: returns rows of a table.
     """
 
-    def __init__(
-        self, stored: StoredTables, entries: Entries, plans: RowPlans, clocks: PushClocks, pull: PullRows
-    ) -> None:
-        self._stored, self._entries, self._plans = stored, entries, plans
+    def __init__(self, stored: StoredTables, plans: Plans, clocks: PushClocks, pull: PullRows) -> None:
+        self._stored, self._entries, self._plans = stored, plans.entries, plans
         self._clocks, self._pull = clocks, pull
 
     def read(self) -> StateTensors:
@@ -67,7 +65,7 @@ class StoredStates:
             self._replace(key, of_key)
 
     def _replace(self, key: Key, states: RowStates) -> None:
-        what, plan, entry = "load_optimizer_states", self._plans.of([key]), self._entries[key]
+        what, plan, entry = "load_optimizer_states", self._plans.tables([key]), self._entries[key]
         missing = np.ones(len(states.ids), bool)
         with self._stored.freeze(entry.segments, int(self._clocks.pushed[entry.place])) as reading:
             for page in reading.pages():

@@ -303,66 +303,6 @@ def views_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
     return views
 
 
-class Plans:
-    """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them.
-
-    Args:
-        pieces: how many bytes a message should have.
-    """
-
-    def __init__(self, pieces: Pieces) -> None:
-        self.entries = Entries()  # what is known of each key that this worker has passed to ``init``
-        self._pieces = pieces
-        self._fold, self._small = 1, 0
-        self._made: dict[tuple[Key, ...], Plan] = {}
-        self._kept = 0
-
-    def fold(self, times: int, small: int) -> None:
-        """From now on let messages be of so many times more bytes, and arrays of so few elements share payloads."""
-        self._fold, self._small = times, small
-        self._forget()
-
-    def of(self, keys: Iterable[Key]) -> Plan:
-        """Return the plan for ``keys``, each of which is listed once."""
-        listed = tuple(keys)
-        plan = self._made.get(listed)
-        if plan is None:
-            for key in listed:
-                if key not in self.entries:
-                    raise without_value(key, self.entries, " on this worker")
-                if key in self.entries.tables:
-                    raise Mismatch(f"key {key!r} is {self.entries.tables[key]}: push and pull its rows by their ids")
-            plan = self._make(listed)
-        return plan
-
-    def known(self, key: Any) -> Plan | None:
-        """Return the plan for ``key``, or a list of keys, if all are of known arrays and each is listed once.
-
-        None: not on the fast path; validate fully.
-        """
-        listed = tuple(key) if isinstance(key, list | tuple) else (key,)
-        if not _KEYS.issuperset(map(type, listed)):  # 1.0 and True would be found as 1
-            return None
-        plan = self._made.get(listed)
-        if plan is None and listed and self.entries.places.keys() >= (distinct := set(listed)):
-            arrays = self.entries.tables.keys().isdisjoint(distinct)
-            plan = self._make(listed) if arrays and len(distinct) == len(listed) else None
-        return plan
-
-    def _make(self, listed: tuple[Key, ...]) -> Plan:
-        if self._kept > MOST:
-            self._forget()
-        self._kept += PLAN + len(listed)
-        piece = self._pieces.of(self.entries.nbytes)
-        weight = self._pieces.most / piece
-        plan = self._made[listed] = Plan(self.entries, listed, piece * self._fold, self._small, weight)
-        return plan
-
-    def _forget(self) -> None:
-        self._made.clear()
-        self._kept = 0
-
-
 # ---- plans of tables
 
 KEPT = 1 << 10  # plans
@@ -374,6 +314,7 @@ class RowParcel:
 
     def __init__(self, server: int, entries: Sequence[Entry]) -> None:
         self.server = server
+        self.nbytes = 0  # which rows travel is not known before the call
         # of each table, the one on this server
         self.segments: list[Segment] = [entry.segments[server] for entry in entries]
         self.entries = list(entries)  # what is known of each table
@@ -424,36 +365,88 @@ class RowPlan:
         return sum(self.lengths(counts)) if self.item is None else sum(counts) * self.item.itemsize
 
 
-class RowPlans:
-    """Makes plans of lists of tables, and keeps them.
+# ---- all plans of a store
+
+
+class Plans:
+    """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them.
 
     Args:
-        entries: the store's keys, to which others are added later.
+        pieces: how many bytes a message should have.
     """
 
-    def __init__(self, entries: Entries) -> None:
-        self._entries = entries
-        self._made: dict[tuple[Key, ...], RowPlan] = {}
+    def __init__(self, pieces: Pieces) -> None:
+        self.entries = Entries()  # what is known of each key that this worker has passed to ``init``
+        self._pieces = pieces
+        self._fold, self._small = 1, 0
+        self._made: dict[tuple[Key, ...], Plan] = {}
+        self._kept = 0
+        self._of_tables: dict[tuple[Key, ...], RowPlan] = {}
 
-    def of(self, keys: Iterable[Key]) -> RowPlan:
-        """Return the plan of ``keys``, each of which is listed once."""
+    def fold(self, times: int, small: int) -> None:
+        """From now on let messages be of so many times more bytes, and arrays of so few elements share payloads."""
+        self._fold, self._small = times, small
+        self._forget()
+
+    def arrays(self, keys: Iterable[Key]) -> Plan:
+        """Return the plan for keys of arrays, each of which is listed once."""
         listed = tuple(keys)
         plan = self._made.get(listed)
         if plan is None:
             for key in listed:
-                self.require(key)
-            if len(self._made) >= KEPT:
-                self._made.clear()
-            plan = self._made[listed] = RowPlan(self._entries, listed)
+                if key not in self.entries:
+                    raise without_value(key, self.entries, " on this worker")
+                if key in self.entries.tables:
+                    raise Mismatch(f"key {key!r} is {self.entries.tables[key]}: push and pull its rows by their ids")
+            plan = self._make(listed)
         return plan
 
-    def require(self, key: Key) -> Table:
-        """Return the table of ``key``."""
-        table = self._entries.tables.get(key)
+    def known(self, key: Any) -> Plan | None:
+        """Return the plan for ``key``, or a list of keys, if all are of known arrays and each is listed once.
+
+        None: not on the fast path; validate fully.
+        """
+        listed = tuple(key) if isinstance(key, list | tuple) else (key,)
+        if not _KEYS.issuperset(map(type, listed)):  # 1.0 and True would be found as 1
+            return None
+        plan = self._made.get(listed)
+        if plan is None and listed and self.entries.places.keys() >= (distinct := set(listed)):
+            arrays = self.entries.tables.keys().isdisjoint(distinct)
+            plan = self._make(listed) if arrays and len(distinct) == len(listed) else None
+        return plan
+
+    def tables(self, keys: Iterable[Key]) -> RowPlan:
+        """Return the plan for keys of tables, each of which is listed once."""
+        listed = tuple(keys)
+        plan = self._of_tables.get(listed)
+        if plan is None:
+            for key in listed:
+                self.table(key)
+            if len(self._of_tables) >= KEPT:
+                self._of_tables.clear()
+            plan = self._of_tables[listed] = RowPlan(self.entries, listed)
+        return plan
+
+    def table(self, key: Key) -> Table:
+        """Return the table of ``key``; raise ``KeyNotInitialized``, or ``Mismatch`` if it is the key of an array."""
+        table = self.entries.tables.get(key)
         if table is not None:
             return table
-        if key not in self._entries:
-            raise without_value(key, self._entries, " on this worker")
+        if key not in self.entries:
+            raise without_value(key, self.entries, " on this worker")
         raise Mismatch(
-            f"key {key!r} is {self._entries[key].spec}, an array: push and pull it as one, or init it with kv.Table"
+            f"key {key!r} is {self.entries[key].spec}, an array: push and pull it as one, or init it with kv.Table"
         )
+
+    def _make(self, listed: tuple[Key, ...]) -> Plan:
+        if self._kept > MOST:
+            self._forget()
+        self._kept += PLAN + len(listed)
+        piece = self._pieces.of(self.entries.nbytes)
+        weight = self._pieces.most / piece
+        plan = self._made[listed] = Plan(self.entries, listed, piece * self._fold, self._small, weight)
+        return plan
+
+    def _forget(self) -> None:
+        self._made.clear()
+        self._kept = 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstore import wire
 from kvstore.client.entries import Segment
-from kvstore.client.pack_rows import sendable
+from kvstore.client.pack import sendable
 from kvstore.client.plans import RowPlan
 from kvstore.client.requests import Requests
 from kvstore.errors import WireError
