@@ -10,18 +10,19 @@ import numpy as np
 import torch
 
 from kvstore.client.entries import Entries
-from kvstore.client.pending import RowCall
-from kvstore.client.plans import Plan, Plans
-from kvstore.client.row_calls import RowArguments
-from kvstore.client.unpack import Writer
+from kvstore.client.pack import OutgoingRows
+from kvstore.client.plans import Plan, Plans, RowPlan
+from kvstore.client.row_calls import GivenRows, RowCall, UsualRows, copy_shared, overlap, usual_requests, usual_values
+from kvstore.client.unpack import IncomingRows, RowReader, UnionRows, Writer
 from kvstore.errors import AlreadyInitialized, UsageError
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_arguments import first_rows, is_table, name_of
+from kvstore.rows.row_arguments import Wanted, contribution, first_rows, is_table, name_of
 from kvstore.rows.row_sparse import ParameterRows, RowSparse, require_dense
 from kvstore.rows.sums import Rows
+from kvstore.rule import Rule
 from kvstore.spec import Key, Spec, require_same
-from kvstore.store.arguments import RowRequest, RowRequests, array_outs, group, one_kind, pairs
-from kvstore.store.wanted_rows import described
+from kvstore.store.arguments import ROUND, RowRequest, RowRequests, array_outs, group, one_kind, pairs
+from kvstore.store.wanted_rows import described, wanted_rows
 from kvstore.table import Capacity, Table, TableSpec
 from kvstore.values import (
     Arrays,
@@ -39,27 +40,21 @@ from kvstore.values.any_arrays import Column
 
 ABSENT: Any = object()  # for an argument that a call does not have
 CPU = torch.device("cpu")
+PAGE = 16 << 20  # bytes of rows in one answer, where a whole table is pulled
 _KEYS = frozenset({int, str})  # True and 1.0 would be found as 1
 
 
 class StoreCall(NamedTuple):
-    """A push, a pull, or both at once.
+    """A push, a pull, or both at once."""
 
-    Attributes:
-        plan: of the keys that have arrays; None if there are none.
-        values: what to push, for each of these an array, contiguous; None to push nothing.
-        writer: writes the new values; None if they are not wanted.
-        rows: what the call has of tables.
-    """
-
-    plan: Plan | None
+    plan: Plan | None  # of the keys that have arrays; None if there are none
+    # what to push, for each of these an array, contiguous; None to push nothing
     values: Arrays | Sequence[torch.Tensor] | None
-    writer: Writer | None
-    rows: Sequence[RowCall] = ()
+    writer: Writer | None  # writes the new values; None if they are not wanted
+    rows: Sequence[RowCall] = ()  # what the call has of tables
 
     @property
     def pushes(self) -> bool:
-        """Whether something is pushed."""
         return self.values is not None or (bool(self.rows) and any(call.contribution is not None for call in self.rows))
 
     @property
@@ -72,7 +67,6 @@ class StoreCall(NamedTuple):
 
     @property
     def places(self) -> Column:
-        """Of all keys, among those of the store."""
         if self.plan is not None and not self.rows:
             return self.plan.places
         parts = [call.plan.places for call in self.rows]
@@ -85,27 +79,18 @@ class Arguments:
     """Checks the arguments of one store's calls.
 
     Args:
-        plans: of the store.
-        tables: checks what calls have of tables.
+        rank: of this worker, for messages.
         on_device: sum the values of several devices on the first one's device, not on the CPU.
     """
 
-    def __init__(self, plans: Plans, tables: RowArguments, on_device: bool) -> None:
+    def __init__(self, plans: Plans, rule: Rule, rank: int, on_device: bool) -> None:
         self._plans = plans
-        self._tables = tables
+        self._rule = rule
+        self._rank = rank
         self._on_device = on_device
 
     def check(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
-        """Return the call that pushes ``value`` and pulls into ``out``, as ``KVStore`` takes them.
-
-        Args:
-            key, value: see ``KVStore``.
-            out: None pulls into ``value``.
-            copy: see ``KVStore``.
-
-        Raises:
-            KeyNotInitialized, Mismatch, UsageError: there can be no such call.
-        """
+        """Return the call that pushes ``value`` and pulls into ``out``, as ``KVStore`` takes them."""
         key = self.resolved(key)
         known = self._plans.known(key)
         if known is None and self.has_tables(key):
@@ -113,16 +98,12 @@ class Arguments:
         return self._arrays(known, key, value, value if out is None else out, copy)
 
     def check_rows(self, key: Any, requests: RowRequests, value: Any = ABSENT, copy: bool = True) -> StoreCall:
-        """Return the call that pulls the rows of ``requests``, and pushes ``value``, if that is given.
-
-        Raises:
-            KeyNotInitialized, Mismatch, UsageError: there can be no such call.
-        """
+        """Return the call that pulls the rows of ``requests``, and pushes ``value``, if that is given."""
         one_kind(requests.by_key, self._plans.entries.kind)
         moved = self._plans.entries.moved
         by_key = {moved.get(each, each): of for each, of in requests.by_key.items()} if moved else requests.by_key
         if value is ABSENT:
-            return StoreCall(None, None, None, self._tables.pull(by_key))
+            return StoreCall(None, None, None, self._pull_rows(by_key))
         return self._split(self._grouped(self.resolved(key), value), by_key, copy)
 
     def resolved(self, key: Any) -> Any:
@@ -146,7 +127,6 @@ class Arguments:
         return arrays, [each for each in grouped if each in tables]
 
     def has_tables(self, key: Any) -> bool:
-        """Whether ``key`` is that of a table, or a list that has one."""
         tables = self._plans.entries.tables
         if not tables:
             return False
@@ -161,7 +141,7 @@ class Arguments:
             return self._split(self._grouped(key, value), None, copy)
         if value is ABSENT:
             outs = self._grouped(key, out)
-            whole = [call for each, of in outs.items() if each in tables for call in self._tables.pull_whole(each, of)]
+            whole = [call for each, of in outs.items() if each in tables for call in self._pull_whole(each, of)]
             arrays = {each: of for each, of in outs.items() if each not in tables}
             if not arrays:
                 return StoreCall(None, None, None, whole)
@@ -177,15 +157,14 @@ class Arguments:
     def _split(
         self, values: Mapping[Key, list[Any]], requests: Mapping[Key, list[RowRequest]] | None, copy: bool
     ) -> StoreCall:
-        """Return the call that pushes ``values``, and reads what ``requests`` say, if there are any."""
         tables = self._plans.entries.tables
         sparse = {key: of for key, of in values.items() if key in tables}
         arrays = {key: of for key, of in values.items() if key not in tables}
         rows: Sequence[RowCall] = ()
         if sparse and requests is None:
-            rows = self._tables.push(sparse)
+            rows = self._push_rows(sparse)
         elif sparse and requests is not None:
-            rows = self._tables.pushpull(sparse, {key: requests[key] for key in sparse})
+            rows = self._pushpull_rows(sparse, {key: requests[key] for key in sparse})
         if not arrays:
             return StoreCall(None, None, None, rows)
         keys, listed = list(arrays), list(arrays.values())
@@ -218,7 +197,7 @@ class Arguments:
         if known is not None and arrays is not None:
             return known, arrays
         grouped = self._grouped(key, value)
-        plan = self._plans.of(grouped)
+        plan = self._plans.arrays(grouped)
         require_dense(grouped, self._plans.entries)
         by_key = [self._checked(key, as_tensors(values)) for key, values in grouped.items()]
         return plan, [
@@ -236,7 +215,7 @@ class Arguments:
         if known is not None and arrays is not None:
             return known, Writer(known, arrays, copy)
         grouped = self._grouped(key, out)
-        plan = self._plans.of(grouped)
+        plan = self._plans.arrays(grouped)
         outs = [self._checked(key, [as_output(array) for array in arrays]) for key, arrays in grouped.items()]
         return plan, Writer(plan, outs, copy)
 
@@ -251,22 +230,116 @@ class Arguments:
             require_same(key, entry.spec, spec_of(tensor), "this call has")
         return tensors
 
+    # ---- tables
+
+    def _push_rows(self, values: Mapping[Key, Sequence[Any]]) -> list[RowCall]:
+        plan = self._plans.tables(values)
+        usual = self._usual_values(plan, values)
+        if usual is not None:
+            return [RowCall(plan, usual.outgoing(plan), None)]
+        return [self._row_call(list(values), self._given_rows("push", values), None)]
+
+    def _pushpull_rows(
+        self, values: Mapping[Key, Sequence[Any]], requests: Mapping[Key, Sequence[RowRequest]]
+    ) -> list[RowCall]:
+        """Return what is pushed to tables, and what is read back; ``requests`` are of the same keys.
+
+        Tables of which all rows are wanted that the round changes have messages of their own.
+        """
+        usual = self._usual_pushpull(values, requests)
+        if usual is not None:
+            return [usual]
+        given = self._given_rows("pushpull", values)
+        wanted = {key: self._wanted("pushpull", key, requests[key], of) for key, of in values.items()}
+        copy_shared(given, wanted.values())
+        calls = []
+        for united in (False, True):
+            keys = [key for key, each in wanted.items() if each.changed == united]
+            if keys:
+                plan, of = self._plans.tables(keys), [wanted[key] for key in keys]
+                calls.append(self._row_call(keys, given, UnionRows(plan, of) if united else IncomingRows.of(plan, of)))
+        return calls
+
+    def _pull_rows(self, requests: Mapping[Key, Sequence[RowRequest]]) -> list[RowCall]:
+        plan = self._plans.tables(requests)
+        usual = usual_requests(plan, list(requests.values()))
+        if usual is not None:
+            return [RowCall(plan, None, usual.incoming(plan))]
+        wanted = [self._wanted("row_sparse_pull", key, of, None) for key, of in requests.items()]
+        return [RowCall(plan, None, IncomingRows.of(plan, wanted))]
+
+    def _pull_whole(self, key: Key, outs: Sequence[Any]) -> list[RowCall]:
+        """Return what reads all rows of a table with a shape, some of them with each message."""
+        table = self._plans.table(key)
+        plan, what = self._plans.tables([key]), described("pull", table.name(key), self._rank)
+        if table.rows is None:
+            raise UsageError(f"{what}: {table} has no last row; use row_sparse_pull, or table_rows")
+        whole = Wanted(what, table)
+        numbers = np.arange(table.rows)
+        targets = [torch.empty((table.rows, *table.row), dtype=getattr(torch, table.dtype), device="cpu") for _ in outs]
+        for at, out in enumerate(outs):
+            whole.add(numbers, out)  # which checks it
+            if isinstance(out, RowSparse):
+                out.ids, out.rows, out.shape = torch.from_numpy(numbers.copy()), targets[at], tuple(targets[at].shape)
+            else:
+                targets[at] = out
+        step = max(1, plan.servers * PAGE // table.row_bytes)
+        calls = []
+        for start in range(0, table.rows, step):
+            page = Wanted(what, table)
+            for target in targets:
+                page.add(numbers[start : start + step], target[start : start + step])
+            calls.append(RowCall(plan, None, IncomingRows.of(plan, [page])))
+        return calls
+
+    def _usual_values(self, plan: RowPlan, values: Mapping[Key, Sequence[Any]]) -> UsualRows | None:
+        return None if self._rule.finite else usual_values(plan, list(values.values()))
+
+    def _usual_pushpull(
+        self, values: Mapping[Key, Sequence[Any]], requests: Mapping[Key, Sequence[RowRequest]]
+    ) -> RowCall | None:
+        plan = self._plans.tables(values)
+        given = self._usual_values(plan, values)
+        wanted = None if given is None else usual_requests(plan, [requests[key] for key in values], given)
+        if given is None or wanted is None or overlap(given, wanted):
+            return None
+        outgoing = given.outgoing(plan)
+        return RowCall(plan, outgoing, wanted.incoming(plan, outgoing.striped if wanted.ids is given.ids else None))
+
+    def _given_rows(self, call: str, values: Mapping[Key, Sequence[Any]]) -> dict[Key, GivenRows]:
+        tables = {key: self._plans.table(key) for key in values}
+        return {
+            key: GivenRows(
+                *contribution(described(call, tables[key].name(key), self._rank), tables[key], of, self._rule.finite)
+            )
+            for key, of in values.items()
+        }
+
+    def _wanted(self, call: str, key: Key, requests: Sequence[RowRequest], pushed: Sequence[Any] | None) -> Wanted:
+        table = self._plans.table(key)
+        wanted = wanted_rows(call, key, self._rank, table, requests, pushed)
+        if wanted.changed:
+            what = described(call, table.name(key), self._rank)
+            if len(wanted.ids):
+                raise UsageError(f"{what}: row_ids={ROUND!r} is for all outs of a key, or for none")
+            if self._rule.mode != "sync" or self._rule.quorum is not None:
+                raise UsageError(
+                    f"{what}: row_ids={ROUND!r} needs rounds that have every worker's push, those of dist_sync without "
+                    "a quorum; elsewhere pull the rows that the next batch needs, as workers.Embedding does"
+                )
+        return wanted
+
+    def _row_call(self, keys: Sequence[Key], given: Mapping[Key, GivenRows], reader: RowReader | None) -> RowCall:
+        plan = self._plans.tables(keys)
+        ids, rows = [given[key].ids for key in keys], [given[key].rows for key in keys]
+        return RowCall(plan, OutgoingRows(plan, ids, rows), reader)
+
 
 # ---- the arguments of init
 
 
 def new_arrays(key: Any, value: Any, known: Entries, kind: type | None) -> tuple[list[Key], list[Any], type]:
-    """Return new keys, all different, the first value of each, and the type of the store's keys.
-
-    Args:
-        key, value: see ``KVStore.init``.
-        known: the store's keys.
-        kind: their type; None while there are none.
-
-    Raises:
-        AlreadyInitialized: the store has one of the keys.
-        UsageError: a key is listed twice, or is not of the type of the others.
-    """
+    """Return new keys, all different, the first value of each, and the type of the store's keys."""
     listed = pairs(key, value, kind)
     if listed is None:
         grouped = group(key, value)
@@ -296,23 +369,14 @@ def distinct(arrays: Sequence[Any]) -> tuple[list[int], list[Spec], Arrays | lis
 
 
 class FirstTables(NamedTuple):
-    """The tables among the values of an ``init``.
+    """The tables among the values of an ``init``."""
 
-    Attributes:
-        specs: of the tables, by their positions in the list of values.
-        rows: by key, the rows that a table begins with, each id once; others of that table are zeros.
-    """
-
-    specs: Mapping[int, TableSpec]
+    specs: Mapping[int, TableSpec]  # of the tables, by their positions in the list of values
+    # by key, the rows that a table begins with, each id once; others of that table are zeros
     rows: Mapping[Key, tuple[Ids, Rows]]
 
     def among(self, count: int, kinds: Sequence[int], specs: Sequence[Spec]) -> tuple[list[int], list[Spec]]:
-        """Return the kinds of ``count`` values and the specs of kinds: those of arrays, and these tables among them.
-
-        Args:
-            count: of values.
-            kinds, specs: of the arrays, in their order.
-        """
+        """Return the kinds of ``count`` values and the specs of kinds: those of arrays, and these tables among them."""
         if not self.specs:
             return list(kinds), list(specs)
         all_specs = list(dict.fromkeys([*specs, *self.specs.values()]))
@@ -326,16 +390,7 @@ _LAYOUT = attrgetter("layout")
 
 
 def tables_among(keys: Sequence[Key], values: Sequence[Any], rank: int, servers: int) -> FirstTables:
-    """Return the tables among the first values of ``keys``; of a list of values the first counts.
-
-    Args:
-        keys, values: see ``new_arrays``.
-        rank: of this worker, for messages.
-        servers: how many there are.
-
-    Raises:
-        UsageError: a table cannot be stored, or the rows that it is to begin with.
-    """
+    """Return the tables among the first values of ``keys``; of a list of values the first counts."""
     types = set(map(type, values))
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sparse = torch.sparse_coo in set(map(_LAYOUT, tensors))

@@ -29,24 +29,15 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class SavedStore:
-    """What a checkpoint needs to know of a store.
+    """What a checkpoint needs to know of a store."""
 
-    Attributes:
-        number: on the wire.
-        ordinal: it is the n-th store that each worker has made.
-        mode: of its rule.
-        entries: its keys, and where they are.
-        clocks: by place: how often worker 0 has pushed each key.
-    """
-
-    number: int
-    ordinal: int
-    mode: str
-    entries: Entries
-    clocks: Sequence[int]
+    number: int  # on the wire
+    ordinal: int  # it is the n-th store that each worker has made
+    mode: str  # of its rule
+    entries: Entries  # its keys, and where they are
+    clocks: Sequence[int]  # by place: how often worker 0 has pushed each key
 
     def captures(self) -> dict[int, tuple[list[int], list[int]]]:
-        """Return what each server is to capture: segments, and their rounds."""
         by_server: dict[int, tuple[list[int], list[int]]] = {}
         for entry in self.entries.values():
             for segment in entry.segments:
@@ -67,10 +58,6 @@ class CheckpointInProgress:
         keep: how many checkpoints are kept.
         timeout_s: how long the workers' parts may take.
         ended: called, in a thread, with whether there is a checkpoint now.
-
-    Attributes:
-        number: see above.
-        failed: whether it has been given up.
     """
 
     def __init__(
@@ -87,7 +74,7 @@ class CheckpointInProgress:
         ended: Callable[[bool], None],
     ) -> None:
         self.number = number
-        self.failed = False
+        self.failed = False  # whether it has been given up
         self._folder, self._rounds = folder, rounds
         self._num_workers, self._num_servers = num_workers, num_servers
         self._stores, self._parts = stores, sorted(parts)
@@ -99,12 +86,10 @@ class CheckpointInProgress:
 
     @property
     def open(self) -> bool:
-        """Whether it has not ended yet."""
         return self._thread is None or self._thread.is_alive()
 
     @property
     def expected(self) -> Sequence[tuple[int, int]]:
-        """The captures: place of the store, and server."""
         return self._expected
 
     def take(self, which: tuple[int, int], reply: wire.Captured) -> None:
@@ -220,17 +205,12 @@ class Answers(Operation):
         self.saving = saving
 
     def fail(self, error: KVStoreError) -> None:
-        """Fail, and give the checkpoint up."""
         self.saving.fail(error)
         super().fail(error)
 
 
 def ask(session: Session, saving: CheckpointInProgress, stores: Sequence[SavedStore]) -> Answers:
-    """Have all servers capture ``stores``, and return when they have noted it; their files come later.
-
-    Raises:
-        KVStoreError: a server cannot, or is lost.
-    """
+    """Have all servers capture ``stores``, and return when they have noted it; their files come later."""
     answers = Answers(saving, session)
     asked = Operation("asking for a checkpoint", (), session.client, limits=session.limits)
     questions = [

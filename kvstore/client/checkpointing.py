@@ -55,11 +55,7 @@ MOST_TEXT = 600  # characters that say why a worker's part failed
 
 
 class WorkerPart:
-    """What one worker adds to checkpoints: the state of what is attached, and the residuals of its compression.
-
-    Args:
-        rank: of the worker.
-    """
+    """What one worker adds to checkpoints: the state of what is attached, and the residuals of its compression."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -69,24 +65,17 @@ class WorkerPart:
         self._copied: tuple[dict[str, torch.Tensor], str] | None = None
 
     def attach(self, name: str, thing: Any, shared: bool) -> None:
-        """Add ``thing`` to later checkpoints; if ``shared``, at worker 0 alone."""
         self._attached[name] = thing, shared
 
     @property
     def has_shared(self) -> bool:
-        """Whether something is attached that all workers share."""
         return any(shared for _, shared in self._attached.values())
 
     def has_own(self, stores: Sequence[TrainedStore]) -> bool:
-        """Return whether there is anything to write."""
         return bool(self._attached_here()) or any(store.compresses for store in stores)
 
     def copy(self, folder: Path, stores: Sequence[TrainedStore], shared_only: bool = False) -> None:
-        """Copy what this worker adds to a checkpoint; ``write`` follows.
-
-        Raises:
-            CheckpointError: something cannot be saved; the message names it.
-        """
+        """Copy what this worker adds to a checkpoint; ``write`` follows."""
         self._copied = None
         copied = self._own(stores, shared_only)
         try:
@@ -96,7 +85,6 @@ class WorkerPart:
         self._copied = copied
 
     def write(self, folder: Path, number: int) -> None:
-        """Write what was copied, in a thread."""
         if self._copied is None:
             return
         self.join()
@@ -116,7 +104,6 @@ class WorkerPart:
         return {name: thing for name, (thing, shared) in self._attached.items() if self._rank == 0 or not shared}
 
     def _own(self, stores: Sequence[TrainedStore], shared_only: bool) -> tuple[dict[str, torch.Tensor], str]:
-        """Return what this worker adds, as tensors and JSON."""
         states = {
             name: (thing.state_dict, f"what is attached as {name!r} cannot be saved")
             for name, thing in self._attached_here().items()
@@ -164,7 +151,6 @@ class Meetings:
     """Meetings of the workers, where all hear what worker 0 has decided. Each is a sum over all workers.
 
     Args:
-        store: for the sums.
         rank, num_workers: this worker's rank, and how many there are.
     """
 
@@ -215,11 +201,9 @@ class Meetings:
         return f"worker {failed[0]}: {''.join(chr(code) for code in self._text.tolist() if code)}"
 
     def begin_join(self) -> None:
-        """Let the others meet without this worker."""
         self._store.begin_join()
 
     def join(self) -> None:
-        """Wait until all workers have joined."""
         self._store.join()
 
 
@@ -227,13 +211,8 @@ class Checkpointing:
     """What one worker process does for the checkpoints of its job; the module says how they are made.
 
     Args:
-        session: of the worker.
         make_store: returns a new store for meetings.
         clock: seconds, monotonic.
-
-    Attributes:
-        directory: where checkpoints are written; None if this job writes none.
-        made, failed: how many checkpoints worker 0 has completed, and how many failed.
 
     Raises:
         CheckpointError: the checkpoint to continue from is damaged.
@@ -245,13 +224,14 @@ class Checkpointing:
         make_store: Callable[[], KVStore],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.made = self.failed = 0
+        self.made = self.failed = 0  # made, failed: how many checkpoints worker 0 has completed, and how many failed
         self._session = session
         self._clock = clock
         self._stores: list[TrainedStore] = []
         self._part = WorkerPart(session.rank)
         self._answers: Answers | None = None
         config = session.config
+        # where checkpoints are written; None if this job writes none
         self.directory = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         self.resumed: Resumed | None = None
         number, resumed = self._begun()
@@ -269,15 +249,10 @@ class Checkpointing:
 
     @property
     def rank(self) -> int:
-        """This worker's."""
         return self._session.rank
 
     def _begun(self) -> tuple[int, int]:
-        """Open and verify the checkpoint to continue from; return the newest number there is, and that one's.
-
-        Raises:
-            CheckpointError: that is not possible, or no checkpoint can be written.
-        """
+        """Open and verify the checkpoint to continue from; return the newest number there is, and that one's."""
         if self.rank != 0:
             return 0, 0
         newest = 0
@@ -298,7 +273,6 @@ class Checkpointing:
     # ---- stores, and what is attached
 
     def add(self, store: TrainedStore) -> None:
-        """Take part with ``store`` from now on."""
         self._stores.append(store)
 
     def remove(self, store: TrainedStore) -> None:

@@ -24,11 +24,7 @@ SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and de
 
 
 def describe(options: Mapping[str, object] | None) -> Compression | None:
-    """Return what ``set_gradient_compression`` was given, checked; None if it turns compression off.
-
-    Raises:
-        UnknownName, UsageError: see ``kvstore.codecs.parse``.
-    """
+    """Return what ``set_gradient_compression`` was given, checked; None if it turns compression off."""
     if options is None or (isinstance(options, Mapping) and dict(options) == {"type": OFF}):
         return None
     return parse(options)
@@ -56,7 +52,6 @@ class Compressing:
     """Encodes what one worker pushes to one store, and keeps the residuals: what the encodings have left out so far.
 
     Args:
-        compression: how.
         plain_back: whether values come back as they are, because an aggregator has decoded them.
     """
 
@@ -74,16 +69,11 @@ class Compressing:
         return SMALL if self._compressor.joins else 0
 
     def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor], packer: Packer) -> Load:
-        """Return what a push of a plan's arrays carries.
-
-        Raises:
-            UsageError: some of them have elements that are infinite or NaN; nothing has been encoded.
-        """
+        """Return what a push of a plan's arrays carries."""
         floats = finite_floats(plan, values, self._compressor)
         return _Compressed(self._compressor, self._pushed, floats, packer.plain(Leaving(values)))
 
     def asked(self, parcel: Parcel) -> wire.CodecDescription:
-        """How a parcel's values are to come back."""
         return self._pulled if parcel.dtype in FLOATS else None
 
     def decoder(self, parcel: Parcel) -> Callable[[wire.Values, Sequence[torch.Tensor]], None] | None:
@@ -100,7 +90,6 @@ class Compressing:
         return decode
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-        """Return the residuals of all keys; see ``Compressor.state``."""
         return self._compressor.state()
 
     def load_state(
@@ -109,7 +98,6 @@ class Compressing:
         plain: Mapping[str, object],
         shapes: Mapping[Key, tuple[int, ...]],
     ) -> None:
-        """Take what ``state`` returned, for arrays of these shapes; see ``Compressor.load_state``."""
         self._compressor.load_state(tensors, plain, shapes)
 
 
@@ -164,14 +152,7 @@ OWN = frozenset({"1bit", "powersgd"})
 def compressing(
     compression: Compression, requests: Requests, entries: Entries, aggregator: Peer | None
 ) -> Compressing | Delegated:
-    """Return what compresses a store's pushes.
-
-    Args:
-        compression: how.
-        requests: the store's.
-        entries: its keys, to which others are added later.
-        aggregator: that sums the store's pushes; None if nobody does before they reach servers.
-    """
+    """Return what compresses a store's pushes."""
     if aggregator is None:
         return Compressing(compression)
     if compression.type in OWN:
@@ -200,11 +181,7 @@ class Delegated:
         self._aggregator = aggregator
 
     def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor], packer: Packer) -> Load:
-        """Return what a push of a plan's arrays carries.
-
-        Raises:
-            UsageError: some of them have elements that are infinite or NaN.
-        """
+        """Return what a push of a plan's arrays carries."""
         finite_floats(plan, values, self._checker)
         plain = packer.plain(Leaving(values))
 
@@ -219,7 +196,7 @@ class Delegated:
         return self._pulled if parcel.dtype in FLOATS else None
 
     def decoder(self, parcel: Parcel) -> None:
-        """None: the aggregator decodes what comes back."""
+        pass
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return the residuals in the form of ``Compressor.state``: one worker of the host has all, the others none."""

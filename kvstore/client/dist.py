@@ -17,11 +17,10 @@ from kvstore.client.compression import describe as describe_compression
 from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
 from kvstore.client.optimizing import Optimizing, StoredStates, advice, described, warn
-from kvstore.client.plans import Pieces, Plan, Plans, RowPlan, RowPlans
+from kvstore.client.plans import Pieces, Plan, Plans, RowPlan
 from kvstore.client.pushes import Pushes
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
 from kvstore.client.resuming import TrainedStore
-from kvstore.client.row_calls import RowArguments
 from kvstore.client.store_options import parse
 from kvstore.client.stored_tables import StoredRows, StoredTables, TableReading
 from kvstore.errors import Unsupported, UsageError
@@ -58,16 +57,11 @@ class DistStore(KVStore):
     """One worker's end of a store; see ``KVStore``. Workers that make their stores in the same order share them.
 
     Args:
-        session: this process's membership in the job.
         name: what ``create`` was asked for.
-        rule: how updates and reads go together.
         on_device: sum the values of several devices on the first one's device, not on the CPU.
         timeout: the deadline of every wait, in seconds; None for the job's.
         bound: arrays of so many elements are cut across all servers; None for the job's.
         checkpoints: whether the job's checkpoints may have this store.
-
-    Attributes:
-        rule: how updates and reads go together.
     """
 
     _join_advice = ""  # what to call instead of ``join``; empty if nobody has reserved it
@@ -93,9 +87,7 @@ class DistStore(KVStore):
         self._pieces = Pieces(session.config.piece_bytes, session.config.least_piece_bytes, len(session.servers))
         self._plans = Plans(self._pieces)
         self._entries = self._plans.entries
-        self._row_plans = RowPlans(self._entries)
-        tables = RowArguments(self._row_plans, self.rule, session.rank)
-        self._arguments = Arguments(self._plans, tables, on_device)
+        self._arguments = Arguments(self._plans, self.rule, session.rank, on_device)
         self._clocks = PushClocks()
         self._closed = False
         self._checkpoints = checkpointing(session, partial(self._beside, "checkpoints")) if checkpoints else None
@@ -109,7 +101,7 @@ class DistStore(KVStore):
         self._table_changes: dict[Key, TableChanges] = {}
         self._stored = StoredTables(self._requests, self._entries.tables)
         self._barriers = WorkerBarriers(self._requests)
-        states = StoredStates(self._stored, self._entries, self._row_plans, self._clocks, self._row_array)
+        states = StoredStates(self._stored, self._plans, self._clocks, self._row_array)
         self._optimizing = Optimizing(self._requests, states, name)
         self._joining = Joining(self._requests, self._clocks)
         self._pushes = Pushes(self._requests, self.rule, self._clocks, self._optimizing, self._joining)
@@ -127,7 +119,6 @@ class DistStore(KVStore):
 
     @classmethod
     def create(cls, name: str, canonical: str, options: Mapping[str, Any]) -> KVStore:
-        """Make one for ``kvstore.create``, in this process's job."""
         rule, timeout, bound = parse(name, canonical, options)
         return cls(shared(Config.from_env()), name, rule, "device" in name, timeout, bound)
 
@@ -253,14 +244,14 @@ class DistStore(KVStore):
         key = self._arguments.resolved(key)
         self._table(key)
         ids, rows = given_rows(
-            call_of("put_rows", self._row_plans.require(key).name(key), self.rank),
-            self._row_plans.require(key),
+            call_of("put_rows", self._plans.table(key).name(key), self.rank),
+            self._plans.table(key),
             value,
         )
         self._pushes.flush()
         self._note_change(key)
         if self.rank == 0:
-            self._stored.put("put_rows", self._row_plans.of([key]), key, StoredRows(ids, rows))
+            self._stored.put("put_rows", self._plans.tables([key]), key, StoredRows(ids, rows))
 
     def table_rows(self, key: Any) -> Iterator[RowSparse]:
         key = self._arguments.resolved(key)
@@ -268,7 +259,7 @@ class DistStore(KVStore):
         return self._rows_of(key, self._stored.freeze(entry.segments, self._clock(entry)))
 
     def _rows_of(self, key: Any, reading: TableReading) -> Iterator[RowSparse]:
-        table = self._row_plans.require(key)
+        table = self._plans.table(key)
         shape = None if table.rows is None else (table.rows, *table.row)
         with reading:
             for page in reading.pages(state=False):
@@ -306,7 +297,7 @@ class DistStore(KVStore):
         wait: bool = True,
     ) -> Ticket:
         key = self._arguments.resolved(key)
-        entry, table = self._table(key), self._row_plans.require(key)
+        entry, table = self._table(key), self._plans.table(key)
         self._pushes.flush()
 
         def freeze(versions: Sequence[Version] | None) -> tuple[TableReading, FrozenState]:
@@ -321,12 +312,12 @@ class DistStore(KVStore):
         self._pushes.flush()
         self._note_change(key, loads=1)
         if self.rank == 0:
-            plan = self._row_plans.of([key])
+            plan = self._plans.tables([key])
 
             def put(page: Page, version: int, steps: int) -> None:
                 self._stored.put("load_table", plan, key, StoredRows(*page, version, steps))
 
-            load_table(dir, key, self._row_plans.require(key), self._optimizing.rule(), put)
+            load_table(dir, key, self._plans.table(key), self._optimizing.rule(), put)
 
     def _note_change(self, key: Key, loads: int = 0) -> None:
         before = self._table_changes.get(key, _UNCHANGED)
@@ -335,12 +326,11 @@ class DistStore(KVStore):
     def _table(self, key: Any) -> Entry:
         """Return what is known of the table of ``key``; raise what has gone wrong since the last call."""
         self._check()
-        self._row_plans.require(check_key(key))
+        self._plans.table(check_key(key))
         return self._entries[key]
 
     def _row_array(self, key: Key, ids: Ids) -> Rows:
-        """Return rows of a table, of shape (ids, width)."""
-        rows: Rows = self.row_sparse_pull(key, row_ids=ids).view(len(ids), self._row_plans.require(key).width).numpy()
+        rows: Rows = self.row_sparse_pull(key, row_ids=ids).view(len(ids), self._plans.table(key).width).numpy()
         return rows
 
     def _clock(self, entry: Entry) -> int:
@@ -361,7 +351,6 @@ class DistStore(KVStore):
             warn(text)
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
-        """Raise ``Unsupported``: an updater is code, and nothing on the wire is code."""
         raise Unsupported("servers take no function; use set_optimizer with a name and numbers")
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,7 +38,6 @@ class Entry:
 
     @property
     def cut(self) -> bool:
-        """Whether it is several segments."""
         return len(self.segments) > 1
 
     @property
@@ -58,25 +57,19 @@ class SegmentColumns(NamedTuple):
 
 
 class Entries(Mapping[Key, Entry]):
-    """The keys of one store, in the order in which they were added, and their segments.
-
-    Attributes:
-        places: by key, its number, from 0.
-        specs: of the arrays, each once.
-        kinds: by place, which of ``specs`` the array has.
-        firsts, counts: by place, the first of its segments, and how many they are.
-        ends: by place, how many bytes the arrays up to this one have.
-        ids, servers, starts, stops: by segment; see ``Segment``.
-        tables: by key, what the tables are; other keys have arrays.
-        moved: by the key of an array, the key of the table that has its rows now; see ``Table``.
-    """
+    """The keys of one store, in the order in which they were added, and their segments."""
 
     def __init__(self) -> None:
-        self.places: dict[Key, int] = {}
-        self.tables: dict[Key, Table] = {}
+        self.places: dict[Key, int] = {}  # by key, its number, from 0
+        self.tables: dict[Key, Table] = {}  # by key, what the tables are; other keys have arrays
+        # by the key of an array, the key of the table that has its rows now; see ``Table``
         self.moved: dict[Key, Key] = {}
-        self.specs: list[Spec] = []
+        self.specs: list[Spec] = []  # of the arrays, each once
+        # ends: by place, how many bytes the arrays up to this one have
+        # firsts, counts: by place, the first of its segments, and how many they are
+        # kinds: by place, which of ``specs`` the array has
         self.kinds, self.firsts, self.counts, self.ends = _NONE, _NONE, _NONE, _NONE
+        # ids, servers, starts, stops: by segment; see ``Segment``
         self.ids, self.servers, self.starts, self.stops = _NONE, _NONE, _NONE, _NONE
         self._codes: dict[Spec, int] = {}
 
@@ -106,7 +99,6 @@ class Entries(Mapping[Key, Entry]):
 
     @property
     def kind(self) -> type | None:
-        """Of what type the keys are; None without any."""
         return next((str if isinstance(key, str) else int for key in self.places), None)
 
     def _add(self, keys: Sequence[Key], kinds: Column, specs: Sequence[Spec], segments: SegmentColumns) -> None:
@@ -178,35 +170,12 @@ def _written(column: Column, start: int, values: Column) -> Column:
     return column
 
 
-class Carried(Protocol):
-    """The segments of one message: of arrays (``Parcel``), or of tables (``RowParcel``)."""
-
-    @property
-    def places(self) -> Column:
-        """Of the segments' keys, among those of the store."""
-        ...
-
-    @property
-    def segments(self) -> list[Segment]:
-        """Return the segments, in the order of the message."""
-        ...
-
-    @property
-    def entries(self) -> list[Entry]:
-        """What is known of the key of each segment."""
-        ...
-
-
 class PushClocks:
-    """The clocks of one worker's keys in one store.
-
-    Attributes:
-        pushed: how often each key has been pushed.
-        last: the number of the last push that had it, of all pushes of the store; 0 for none.
-    """
+    """The clocks of one worker's keys in one store."""
 
     def __init__(self) -> None:
-        self.pushed: Column = np.zeros(0, np.int64)
+        self.pushed: Column = np.zeros(0, np.int64)  # how often each key has been pushed
+        # the number of the last push that had it, of all pushes of the store; 0 for none
         self.last: Column = np.zeros(0, np.int64)
         self._versions: dict[int, int] = {}  # by segment: the round last read, where rounds may be ahead
 
@@ -215,14 +184,13 @@ class PushClocks:
         self.pushed = _grown(self.pushed, size)
         self.last = _grown(self.last, size)
 
-    def of(self, parcel: Carried) -> list[int]:
-        """Return how often the key of each segment of ``parcel`` has been pushed."""
-        clocks: list[int] = self.pushed[parcel.places].tolist()
+    def of(self, places: Column) -> list[int]:
+        clocks: list[int] = self.pushed[places].tolist()
         return clocks
 
-    def after(self, parcel: Carried) -> list[int]:
-        """Return how often the key of each segment will have been pushed with the next push."""
-        clocks: list[int] = (self.pushed[parcel.places] + 1).tolist()
+    def after(self, places: Column) -> list[int]:
+        """Return how often the keys at ``places`` will have been pushed with the next push."""
+        clocks: list[int] = (self.pushed[places] + 1).tolist()
         return clocks
 
     def note(self, places: Column, clocks: Column, push: int) -> None:
@@ -230,13 +198,13 @@ class PushClocks:
         self.pushed[places] = clocks
         self.last[places] = push
 
-    def advance(self, parcel: Carried, versions: Sequence[int]) -> None:
+    def advance(self, segments: Sequence[Segment], entries: Sequence[Entry], versions: Sequence[int]) -> None:
         """Note the rounds of values that have come; a clock that is behind them moves up to them. May be repeated.
 
         Segments of one key may be at different rounds. The earliest counts: otherwise its round would wait for a push
         that this worker never makes.
         """
-        for segment, entry, version in zip(parcel.segments, parcel.entries, versions, strict=True):
+        for segment, entry, version in zip(segments, entries, versions, strict=True):
             self._versions[segment.id] = version
             known = [self._versions[other.id] for other in entry.segments if other.id in self._versions]
             if len(known) == len(entry.segments):

@@ -48,22 +48,15 @@ class LentLoad:
 
 
 class _Block:
-    """One piece of lent memory.
-
-    Attributes:
-        memory: flat, of bytes.
-        loan: its number.
-        taken: whether the aggregator has opened it.
-        user: the push that uses it, if that is still there.
-    """
+    """One piece of lent memory."""
 
     __slots__ = ("loan", "memory", "taken", "user")
 
     def __init__(self, memory: torch.Tensor, loan: int) -> None:
-        self.memory = memory
+        self.memory = memory  # flat, of bytes
         self.loan = loan
-        self.taken = False
-        self.user: weakref.ref[LentLoad] | None = None
+        self.taken = False  # whether the aggregator has opened it
+        self.user: weakref.ref[LentLoad] | None = None  # the push that uses it, if that is still there
 
     @property
     def free(self) -> bool:
@@ -76,21 +69,15 @@ class Lending:
 
     Args:
         kind: see ``device_memory``.
-        requests: the store's.
         client: sends what is lent.
-        aggregator: of this host.
         stored: returns how many bytes all arrays of the store have.
-
-    Attributes:
-        nbytes: how many bytes of gradients have been pushed in lent memory.
-        refusal: why the last push has not been; empty if it has, or if there was none.
     """
 
     def __init__(
         self, kind: str, requests: Requests, client: Client, aggregator: Peer, stored: Callable[[], int]
     ) -> None:
-        self.nbytes = 0
-        self.refusal = ""
+        self.nbytes = 0  # how many bytes of gradients have been pushed in lent memory
+        self.refusal = ""  # why the last push has not been; empty if it has, or if there was none
         self._requests = requests
         self._client = client
         self._aggregator = aggregator

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kvstore.client.entries import Entries, Entry, PushClocks, Segment
-from kvstore.client.plans import Parcel, RowPlans, parcels
+from kvstore.client.plans import Parcel, Plans, parcels
 from kvstore.client.requests import AT_ONCE, Requests, assemble, cut
 from kvstore.client.stored_tables import StoredRows, StoredTables
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
@@ -37,17 +37,11 @@ class StoredStates:
     """The states of a store's tables on its servers.
 
     Args:
-        stored: the tables.
-        entries: the store's keys.
-        plans: of its tables.
-        clocks: of this worker's keys.
         pull: returns rows of a table.
     """
 
-    def __init__(
-        self, stored: StoredTables, entries: Entries, plans: RowPlans, clocks: PushClocks, pull: PullRows
-    ) -> None:
-        self._stored, self._entries, self._plans = stored, entries, plans
+    def __init__(self, stored: StoredTables, plans: Plans, clocks: PushClocks, pull: PullRows) -> None:
+        self._stored, self._entries, self._plans = stored, plans.entries, plans
         self._clocks, self._pull = clocks, pull
 
     def read(self) -> StateTensors:
@@ -61,7 +55,6 @@ class StoredStates:
         return states
 
     def require(self, states: Mapping[Key, RowStates], where: object) -> None:
-        """Raise ``UsageError`` unless all keys with ``states``, which come from ``where``, have tables."""
         for key in states:
             if key not in self._entries.tables:
                 raise UsageError(f"{where} holds states of table {key!r}, which has not been initialized")
@@ -72,7 +65,7 @@ class StoredStates:
             self._replace(key, of_key)
 
     def _replace(self, key: Key, states: RowStates) -> None:
-        what, plan, entry = "load_optimizer_states", self._plans.of([key]), self._entries[key]
+        what, plan, entry = "load_optimizer_states", self._plans.tables([key]), self._entries[key]
         missing = np.ones(len(states.ids), bool)
         with self._stored.freeze(entry.segments, int(self._clocks.pushed[entry.place])) as reading:
             for page in reading.pages():
@@ -86,18 +79,13 @@ class StoredStates:
 
 
 class PushNumbers(NamedTuple):
-    """The numbers that all messages of a push have.
+    """The numbers that all messages of a push have."""
 
-    Attributes:
-        lr, rescale: what this worker has set; None if it has not.
-        changes: other hyper-parameters that differ from the optimizer's, as messages carry them.
-        order: the priority among other messages that leave; None for the order of calls.
-    """
-
-    lr: float | None = None
+    lr: float | None = None  # lr, rescale: what this worker has set; None if it has not
     rescale: float | None = None
+    # other hyper-parameters that differ from the optimizer's, as messages carry them
     changes: list[list[Any]] = []  # noqa: RUF012 - nobody changes it
-    order: int | None = None
+    order: int | None = None  # the priority among other messages that leave; None for the order of calls
 
 
 class _Set(NamedTuple):
@@ -114,7 +102,6 @@ class Optimizing:
     """One worker's view of the optimizer that servers update with.
 
     Args:
-        requests: to the servers.
         tables: the states of the store's tables.
         store: the name of the store, for messages.
     """
@@ -128,7 +115,6 @@ class Optimizing:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What this worker has set."""
         return self._set.optimizer
 
     @property
@@ -158,7 +144,6 @@ class Optimizing:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate that this worker has set."""
         if self._set.lr is not None:
             return self._set.lr
         if self.optimizer is None:
@@ -172,7 +157,6 @@ class Optimizing:
         groups: Sequence[Mapping[str, Any]],
         others: Mapping[str, Any],
     ) -> None:
-        """Let pushes ask for these from now on; see ``KVStore.set_hyperparameters``."""
         changes: Changes = {}
         if groups or others:
             if self.optimizer is None:
@@ -194,7 +178,6 @@ class Optimizing:
 
     @contextmanager
     def rescaled(self, factor: float) -> Iterator[None]:
-        """Let pushes in this block ask for ``factor``; see ``KVStore.rescaled``."""
         before = self._set.rescale
         self._set = self._set._replace(rescale=float(finite("rescale_grad", factor)))
         try:
@@ -203,7 +186,6 @@ class Optimizing:
             self._set = self._set._replace(rescale=before)
 
     def numbers(self, order: int | None) -> PushNumbers:
-        """Return the numbers of the next push; ``order``: see ``PushNumbers``."""
         _, _, lr, rescale, changes = self._set
         return PushNumbers(lr, rescale, [[*which, value] for which, value in changes.items()], order)
 
@@ -235,7 +217,6 @@ class Optimizing:
         residuals: states_file.Residuals | None,
         note: str | None,
     ) -> None:
-        """Write the servers' states of all keys to ``path``; see ``states_file.write``."""
         self._theirs = None  # it may be another by now
         optimizer = self.require("save_optimizer_states")
         segments: dict[tuple[Segment, str], torch.Tensor] = {}
@@ -244,12 +225,10 @@ class Optimizing:
         states_file.write(path, optimizer, assemble(segments, entries) | self._tables.read(), residuals, note)
 
     def load(self, path: str | os.PathLike[str], entries: Entries) -> None:
-        """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
         name, loaded = states_file.read(path)
         self.restore(name, loaded, entries, path)
 
     def restore(self, optimizer: str, loaded: StateTensors, entries: Entries, where: str | os.PathLike[str]) -> None:
-        """Give the servers states that were saved in ``where``, if they are of this optimizer and of these keys."""
         states_file.require_optimizer(optimizer, self.require("load_optimizer_states"), where)
         loaded, tables = split(loaded, where)
         specs = {key: entry.spec for key, entry in entries.items() if key not in entries.tables}
@@ -274,17 +253,12 @@ class Optimizing:
 
 
 def _parcels(entries: Entries) -> list[Parcel]:
-    """Return the messages that the states of all arrays take."""
     arrays = [key for key in entries if key not in entries.tables]
     return parcels(entries, arrays, AT_ONCE) if arrays else []
 
 
 def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mapping[Key, Entry]) -> Optimizer:
-    """Return the description of what ``set_optimizer`` was given, if it can update what there is.
-
-    Raises:
-        UnknownName, UsageError: see ``optim.describe``; or keys have no such shape, or are cut and must not be.
-    """
+    """Return the description of what ``set_optimizer`` was given, if it can update what there is."""
     new = describe(optimizer, hyperparameters)
     for key, entry in entries.items() if new.whole else ():
         if entry.cut and not isinstance(entry.spec, TableSpec):
@@ -305,14 +279,7 @@ _OURS = ("kvstore", "workers")
 
 
 def advice(optimizer: Optimizer, rule: Rule, store: str, workers: int) -> str:
-    """Return what to tell who updates with ``optimizer`` in a store of several workers; empty if there is nothing.
-
-    Args:
-        optimizer: what is set.
-        rule: the store's.
-        store: the name of its type.
-        workers: how many there are.
-    """
+    """Return what to tell who updates with ``optimizer`` in a store of several workers; empty if there is nothing."""
     momentum = 0.0 if optimizer.name in _AVERAGED else _largest_momentum(optimizer)
     if rule.mode != "async" or workers < 2 or momentum < MUCH:
         return ""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
+import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.client.plans import Parcel, views_of
+from kvstore.client.plans import Parcel, RowPlan, views_of
+from kvstore.rows.ids import Ids, joined, stripes_of
+from kvstore.rows.layout import write_rows
+from kvstore.rows.sums import Positions, Rows
 from kvstore.spec import HALVES, sum_dtype
 from kvstore.transport.memory import SMALL, Memory, ScatteredFrame
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
@@ -48,7 +53,6 @@ class Packer:
         self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # numpy arrays by address
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a new tensor that is sent without a copy."""
         size = math.prod(shape)
         if not size:
             return torch.empty(shape, dtype=dtype, device="cpu")
@@ -125,3 +129,178 @@ def is_sum(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> bool:
     return parcel.dtype in HALVES and any(
         tensors[position].dtype == torch.float32 for position in parcel.positions.tolist()
     )
+
+
+class RowBlock(NamedTuple):
+    """One array with the rows of several tables."""
+
+    rows: Rows  # the array, of shape (n, width). There may be other rows in it.
+    firsts: Positions  # where in it the rows of each table begin
+
+
+def block_of(parts: Sequence[torch.Tensor], width: int) -> RowBlock | None:
+    """Return the array in which the rows of all ``parts`` are; None if they have no memory in common."""
+    first = parts[0]
+    memory = first.untyped_storage()
+    address, firsts = memory.data_ptr(), []
+    for part in parts:
+        row, rest = divmod(int(part.storage_offset()), width)
+        if rest or part.untyped_storage().data_ptr() != address:
+            return None
+        firsts.append(row)
+    count = memory.nbytes() // (first.element_size() * width)
+    rows: Rows = first.detach().as_strided((count, width), (width, 1), 0).numpy()
+    return RowBlock(rows, np.array(firsts, np.int64))
+
+
+class Striped:
+    """Ids of the tables of a plan, by server.
+
+    Args:
+        ids: of each table, rising.
+        whole: those of all tables, one after the other, if somebody has them.
+    """
+
+    def __init__(self, plan: RowPlan, ids: Sequence[Ids], whole: Ids | None = None) -> None:
+        servers, tables = plan.servers, len(ids)
+        self._plan = plan
+        self._all = joined(ids) if whole is None else whole
+        sizes = [len(each) for each in ids]
+        self._firsts = list(itertools.accumulate(sizes, initial=0))[:-1]  # where in all ids those of each table begin
+        self._travelling: dict[int, Ids] = {}
+        self._within: dict[int, Positions] = {}  # by server, where those are in the ids of each table
+        self._mine: list[Positions]  # by server, where in all ids those are that it has
+        if servers == 1:
+            self._mine = [np.arange(len(self._all))]
+            self.counts = [sizes]  # by server, how many ids of each table it has
+            return
+        stripes = self._stripes(ids)
+        self._mine = [(stripes == server).nonzero()[0] for server in range(servers)]
+        if tables == 1:
+            self.counts = [[len(mine)] for mine in self._mine]
+        else:
+            stops = [*self._firsts, len(self._all)]
+            self.counts = [np.diff(mine.searchsorted(stops)).tolist() for mine in self._mine]
+
+    def _stripes(self, ids: Sequence[Ids]) -> Positions:
+        plan = self._plan
+        if not plan.grow:  # the same rule for all of them
+            mask = plan.servers - 1
+            if not plan.servers & mask:  # a remainder costs ten times as much
+                masked: Positions = self._all & mask
+                return masked
+            return stripes_of(plan.tables[0], self._all, plan.servers)
+        parts = [stripes_of(table, each, plan.servers) for table, each in zip(plan.tables, ids, strict=True)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def positions(self, server: int) -> list[Positions]:
+        """Return, for each table, where in its ids those are that ``server`` has."""
+        where = self._mine[server]
+        if len(self._firsts) == 1:
+            return [where]
+        counts = self.counts[server]
+        if server not in self._within:
+            self._within[server] = where - np.repeat(self._firsts, counts)
+        where = self._within[server]
+        ranges = itertools.pairwise(itertools.accumulate(counts, initial=0))
+        return [where[start:stop] for start, stop in ranges]
+
+    def rows_in(self, firsts: Positions, server: int) -> Positions:
+        """Return where the rows of all ids that ``server`` has are in an array.
+
+        Args:
+            firsts: where in it those of each table begin, one for each of its ids.
+        """
+        mine = self._mine[server]
+        if len(firsts) == 1 and not firsts[0]:  # the array has the rows of one table, and no others
+            return mine
+        shifts = firsts - np.array(self._firsts)
+        return mine + np.repeat(shifts, self.counts[server]) if shifts.any() else mine
+
+    def ids(self, server: int) -> Ids:
+        """Return the ids that ``server`` has, table by table, as they travel."""
+        known = self._travelling.get(server)
+        if known is not None:
+            return known
+        mine = self._all if self._plan.servers == 1 else self._all.take(self._mine[server])
+        travelling: Ids = mine.astype(np.int64 if self._plan.wide else np.int32, copy=False)
+        self._travelling[server] = travelling
+        return travelling
+
+    def total(self, server: int) -> int:
+        return len(self._mine[server])
+
+
+class OutgoingRows:
+    """One push of several tables.
+
+    Args:
+        ids: of each table, rising.
+        rows: of each table, a row for each id, contiguous. They must stay as they are until the messages are made.
+        block: the array that has all rows, if they lie in one.
+        whole: the ids of all tables, one after the other, if somebody has them.
+    """
+
+    def __init__(
+        self,
+        plan: RowPlan,
+        ids: Sequence[Ids],
+        rows: Sequence[Rows],
+        block: RowBlock | None = None,
+        whole: Ids | None = None,
+    ) -> None:
+        self._plan = plan
+        self._rows = rows
+        self._block = block
+        self.striped = Striped(plan, ids, whole)  # the ids, by server
+
+    def counts(self, server: int) -> list[int]:
+        return self.striped.counts[server]
+
+    def ids(self, server: int) -> Ids:
+        return self.striped.ids(server)
+
+    def nbytes(self, server: int) -> int:
+        return self._plan.nbytes(self.counts(server))
+
+    def write(self, server: int, into: memoryview) -> None:
+        at = 0
+        if not len(into):
+            return
+        if self._plan.item is not None:
+            whole = np.frombuffer(into, self._rows[0].dtype).reshape(-1, self._plan.tables[0].width)
+            if self._block is not None:
+                self._block.rows.take(self.striped.rows_in(self._block.firsts, server), axis=0, out=whole, mode="clip")
+                return
+            for rows, positions in zip(self._rows, self.striped.positions(server), strict=True):
+                if len(positions):
+                    stop = at + len(positions)
+                    rows.take(positions, 0, whole[at:stop], "clip")  # they are in range: no check of them
+                    at = stop
+            return
+        lengths = self._plan.lengths(self.counts(server))
+        for table, rows, positions, length in zip(
+            self._plan.tables, self._rows, self.striped.positions(server), lengths, strict=True
+        ):
+            part = into[at : at + length]
+            at += length
+            if not len(positions):
+                continue
+            if table.codec == "none":
+                target = np.frombuffer(part, rows.dtype, len(positions) * table.width).reshape(-1, table.width)
+                rows.take(positions, axis=0, out=target, mode="clip")
+            else:
+                write_rows(rows[positions], table.codec, part)
+
+
+def room(nbytes: int, memory: Memory) -> memoryview:
+    return memoryview(bytearray(nbytes)) if nbytes < SMALL else memory.allocate(nbytes)
+
+
+def sendable(array: Any, memory: Memory) -> wire.Buffer:
+    """Return a copy of the bytes of a contiguous array, in memory that messages are built in."""
+    if array.nbytes < 2 * SMALL:  # so few are copied into the socket, too
+        return bytes(array.data)
+    buffer = memory.allocate(array.nbytes)
+    buffer[:] = array.reshape(-1).view("u1").data
+    return buffer

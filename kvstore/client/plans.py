@@ -39,19 +39,13 @@ class Pieces:
     A server answers when it has a piece from each worker. Until then its line is idle, and the round ends later by as
     much. A worker's line carries one piece for each server first, so that delay is the time of servers × piece bytes.
     In small stores pieces are therefore small. In large ones they are as large as is good for the processors.
-
-    Attributes:
-        most: bytes of a piece.
-        least: bytes of a piece, however small the store; 0 if all pieces are to be of ``most``.
-        servers: how many there are.
     """
 
-    most: int
-    least: int = 0
-    servers: int = 1
+    most: int  # bytes of a piece
+    least: int = 0  # bytes of a piece, however small the store; 0 if all pieces are to be of ``most``
+    servers: int = 1  # how many there are
 
     def of(self, nbytes: int) -> int:
-        """Return the bytes of a piece in a store whose arrays have ``nbytes``."""
         if not self.least:
             return self.most
         return max(min(self.least, self.most), min(self.most, nbytes // (PARTS * self.servers)))
@@ -76,34 +70,27 @@ class ArrayRange(NamedTuple):
 
 
 class SegmentTable:
-    """A list of keys, and all their segments in order.
-
-    Attributes:
-        keys: the list.
-        specs: of the arrays, each once.
-        places, kinds, sizes, cut: by position in the list: the key's place, the index of its array's spec in ``specs``,
-            the number of elements, and whether there are several segments.
-        positions: by segment, that of its array in the list.
-        ids, servers, starts, stops: by segment; see ``Segment``.
-        dtypes: by segment, the code of its dtype; see ``DTYPES``.
-    """
+    """A list of keys, and all their segments in order."""
 
     def __init__(self, entries: Entries, keys: Sequence[Key]) -> None:
         self.entries = entries
         self.keys = keys
+        # places, kinds, sizes, cut: by position in the list: the key's place, the index of its array's spec in
+        # ``specs``, the number of elements, and whether there are several segments
         self.places: Column = np.fromiter(map(entries.places.__getitem__, keys), np.int64, len(keys))
         used, self.kinds = np.unique(entries.kinds[self.places], return_inverse=True)
-        self.specs = [entries.specs[kind] for kind in used.tolist()]
+        self.specs = [entries.specs[kind] for kind in used.tolist()]  # of the arrays, each once
         self.sizes = np.array([spec.size for spec in self.specs], np.int64)[self.kinds]
         codes = np.array([DTYPES.index(spec.dtype) for spec in self.specs], np.int64)[self.kinds]
         counts = entries.counts[self.places]
         self.cut = counts > 1
-        self.positions = np.repeat(np.arange(len(keys)), counts)
+        self.positions = np.repeat(np.arange(len(keys)), counts)  # by segment, that of its array in the list
         before = np.cumsum(counts) - counts  # segments of the arrays before
         segments = (entries.firsts[self.places] - before)[self.positions] + np.arange(len(self.positions))
+        # ids, servers, starts, stops: by segment; see ``Segment``
         self.ids, self.servers = entries.ids[segments], entries.servers[segments]
         self.starts, self.stops = entries.starts[segments], entries.stops[segments]
-        self.dtypes = codes[self.positions]
+        self.dtypes = codes[self.positions]  # by segment, the code of its dtype; see ``DTYPES``
 
     def small(self, most: int) -> Flags:
         """Return, by segment, whether it is a whole array of at most ``most`` elements."""
@@ -117,27 +104,21 @@ class Parcel:
         table: the list of keys.
         numbers: which of its segments, in order; at least one.
         small: whole arrays of at most so many elements share payloads.
-
-    Attributes:
-        server, dtype: of all segments.
-        ids: of the segments.
-        places: of the segments' keys, among those of the store.
-        positions, begins, ends: of the ranges; see ``ArrayRange``.
-        size, nbytes: elements and bytes of all segments.
     """
 
     def __init__(self, table: SegmentTable, numbers: Column, small: int = 0) -> None:
         self.small = small
-        self.server = int(table.servers[numbers[0]])
+        self.server = int(table.servers[numbers[0]])  # server, dtype: of all segments
         self.dtype = DTYPES[table.dtypes[numbers[0]]]
         self.ids: list[int] = table.ids[numbers].tolist()
         positions, starts, stops = table.positions[numbers], table.starts[numbers], table.stops[numbers]
-        self.places = table.places[positions]
-        self.size = int((stops - starts).sum())
+        self.places = table.places[positions]  # of the segments' keys, among those of the store
+        self.size = int((stops - starts).sum())  # size, nbytes: elements and bytes of all segments
         self.nbytes = self.size * ITEMSIZE[self.dtype]
         new = np.ones(len(numbers), bool)  # a range begins
         new[1:] = (positions[1:] != positions[:-1]) | (starts[1:] != stops[:-1])
         firsts = np.flatnonzero(new)
+        # positions, begins, ends: of the ranges; see ``ArrayRange``
         self.positions, self.begins = positions[firsts], starts[firsts]
         self.ends = stops[np.append(firsts[1:], len(numbers)) - 1]
         self._table = table
@@ -145,7 +126,6 @@ class Parcel:
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of sums of its arrays."""
         return self.size * ITEMSIZE[sum_dtype(self.dtype)]
 
     @cached
@@ -160,13 +140,11 @@ class Parcel:
 
     @cached
     def lengths(self) -> Column:
-        """Bytes of each range."""
         lengths: Column = (self.ends - self.begins) * ITEMSIZE[self.dtype]
         return lengths
 
     @cached
     def segments(self) -> list[Segment]:
-        """The segments, in the order of the message."""
         table = self._table
         columns = (table.positions, table.servers, table.starts, table.stops)
         lists = (column[self._numbers].tolist() for column in columns)
@@ -177,16 +155,13 @@ class Parcel:
 
     @cached
     def entries(self) -> list[Entry]:
-        """What is known of the key of each segment."""
         return [self._table.entries[segment.key] for segment in self.segments]
 
     @cached
     def sizes(self) -> list[int]:
-        """How many elements each segment has."""
         return [segment.stop - segment.start for segment in self.segments]
 
     def keys(self) -> list[Key]:
-        """Return the key of each segment."""
         return list(map(self._table.keys.__getitem__, self._table.positions[self._numbers].tolist()))
 
     def shapes(self) -> tuple[list[int], list[list[int]]]:
@@ -202,7 +177,6 @@ class Parcel:
 
     @cached
     def ranges(self) -> list[ArrayRange]:
-        """The ranges of arrays, in the order of the message."""
         whole = self.ends - self.begins == self._table.sizes[self.positions]
         lists = (column.tolist() for column in (self.positions, self.begins, self.ends, whole))
         return [ArrayRange(*numbers) for numbers in zip(*lists, strict=True)]
@@ -213,7 +187,6 @@ class Parcel:
 
     @cached
     def sources(self) -> list[PayloadSource]:
-        """What each payload is made from, in order."""
         made: list[PayloadSource] = []
         shared = False
         for key, start, stop, small, segments in self._by_range():
@@ -239,7 +212,6 @@ class Parcel:
 
 
 def parcels(entries: Entries, keys: Sequence[Key], most: int, small: int = 0) -> list[Parcel]:
-    """Return the messages that ``keys`` take; see ``pack``."""
     return pack(SegmentTable(entries, keys), most, small)
 
 
@@ -291,18 +263,8 @@ class Plan:
     """What to do for ``keys``, each of which is listed once.
 
     Args:
-        entries: what is known of them, and perhaps of others.
-        keys: the list.
         most: bytes that a message should have.
         small: elements of arrays that share payloads; see ``pack``.
-        weight: see below.
-
-    Attributes:
-        places: of the keys, among those of the store.
-        parcels: the messages.
-        weight: what a byte counts in the send window, which has room for a number of messages of the usual size.
-        layout: what arrays are to be.
-        floats: whether all are of floating point.
     """
 
     def __init__(self, entries: Entries, keys: Sequence[Key], most: int, small: int = 0, weight: float = 1.0) -> None:
@@ -310,9 +272,10 @@ class Plan:
         self.keys = tuple(keys)
         self.places = table.places
         self.parcels = pack(table, most, small)
+        # what a byte counts in the send window, which has room for a number of messages of the usual size
         self.weight = weight
-        self.layout = Layout(table.kinds, table.specs)
-        self.floats = all(spec.dtype in FLOATS for spec in table.specs)
+        self.layout = Layout(table.kinds, table.specs)  # what arrays are to be
+        self.floats = all(spec.dtype in FLOATS for spec in table.specs)  # whether all are of floating point
         self._table = table
 
     def values(self, arrays: Any) -> Arrays | None:
@@ -320,7 +283,6 @@ class Plan:
         return values_of(arrays, self.layout) if self._has_all(arrays) else None
 
     def outputs(self, arrays: Any) -> Arrays | None:
-        """Return ``arrays`` as what to write into; see ``outputs_of``."""
         return outputs_of(arrays, self.layout) if self._has_all(arrays) else None
 
     def _has_all(self, arrays: Any) -> bool:
@@ -328,7 +290,6 @@ class Plan:
 
     @cached
     def specs(self) -> list[Spec]:
-        """Of each key."""
         return list(map(self._table.specs.__getitem__, self._table.kinds.tolist()))
 
 
@@ -342,35 +303,93 @@ def views_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
     return views
 
 
+# ---- plans of tables
+
+KEPT = 1 << 10  # plans
+NARROW = 2**31  # ids below this travel in 32 bits
+
+
+class RowParcel:
+    """The stripes of a list of tables that one server has: a message carries rows of these."""
+
+    def __init__(self, server: int, entries: Sequence[Entry]) -> None:
+        self.server = server
+        self.nbytes = 0  # which rows travel is not known before the call
+        # of each table, the one on this server
+        self.segments: list[Segment] = [entry.segments[server] for entry in entries]
+        self.entries = list(entries)  # what is known of each table
+        self.ids = [segment.id for segment in self.segments]
+        # of the tables, among the store's keys
+        self.places: Column = np.array([entry.place for entry in entries], np.int64)
+
+
+class RowPlan:
+    """What to do for a list of tables, each of which is listed once."""
+
+    def __init__(self, entries: Entries, keys: Iterable[Key]) -> None:
+        self.keys = tuple(keys)
+        known = [entries[key] for key in self.keys]
+        self.tables: list[Table] = [entries.tables[key] for key in self.keys]
+        self.names = tuple(table.name(key) for table, key in zip(self.tables, self.keys, strict=True))
+        # shapes, dtypes: of each; None for the shape of one that grows
+        self.shapes = [None if table.rows is None else (table.rows, *table.row) for table in self.tables]
+        self.dtypes: list[torch.dtype] = [getattr(torch, table.dtype) for table in self.tables]
+        # of the elements of each, and the shape of its rows
+        self.formats = [(np.dtype(table.dtype), table.row) for table in self.tables]
+        self.grow = any(table.grows for table in self.tables)
+        every = np.iinfo(np.int64)
+        # least, greatest: the ids that rows of each can have
+        self.least = np.array([every.min if table.rows is None else 0 for table in self.tables])
+        self.greatest = np.array([every.max if table.rows is None else table.rows - 1 for table in self.tables])
+        # of the tables, among the store's keys
+        self.places: Column = np.array([entry.place for entry in known], np.int64)
+        self.servers = len(known[0].segments)
+        # for each server, the stripes that it has
+        self.parcels = [RowParcel(server, known) for server in range(self.servers)]
+        # whether ids need more than 32 bits
+        self.wide = any(table.rows is None or table.rows > NARROW for table in self.tables)
+        self.codecs = [table.codec for table in self.tables]  # how the rows of each travel
+        alike = {(table.dtype, table.width, table.codec) for table in self.tables}
+        first = self.tables[0]
+        whole = len(alike) == 1 and first.codec == "none" and first.row_bytes % ALIGNED == 0
+        # one row, if those of all tables are alike and lie back to back in messages, as they are; else None
+        self.item = np.dtype((np.void, first.row_bytes)) if whole else None
+
+    def lengths(self, counts: Sequence[int]) -> list[int]:
+        return [
+            part_bytes(count, table.width, table.dtype, table.codec)
+            for table, count in zip(self.tables, counts, strict=True)
+        ]
+
+    def nbytes(self, counts: Sequence[int]) -> int:
+        return sum(self.lengths(counts)) if self.item is None else sum(counts) * self.item.itemsize
+
+
+# ---- all plans of a store
+
+
 class Plans:
     """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them.
 
     Args:
         pieces: how many bytes a message should have.
-
-    Attributes:
-        entries: what is known of each key that this worker has passed to ``init``.
     """
 
     def __init__(self, pieces: Pieces) -> None:
-        self.entries = Entries()
+        self.entries = Entries()  # what is known of each key that this worker has passed to ``init``
         self._pieces = pieces
         self._fold, self._small = 1, 0
         self._made: dict[tuple[Key, ...], Plan] = {}
         self._kept = 0
+        self._of_tables: dict[tuple[Key, ...], RowPlan] = {}
 
     def fold(self, times: int, small: int) -> None:
         """From now on let messages be of so many times more bytes, and arrays of so few elements share payloads."""
         self._fold, self._small = times, small
         self._forget()
 
-    def of(self, keys: Iterable[Key]) -> Plan:
-        """Return the plan for ``keys``, each of which is listed once.
-
-        Raises:
-            KeyNotInitialized: this worker does not know one of them.
-            Mismatch: one of them is a table.
-        """
+    def arrays(self, keys: Iterable[Key]) -> Plan:
+        """Return the plan for keys of arrays, each of which is listed once."""
         listed = tuple(keys)
         plan = self._made.get(listed)
         if plan is None:
@@ -396,6 +415,29 @@ class Plans:
             plan = self._make(listed) if arrays and len(distinct) == len(listed) else None
         return plan
 
+    def tables(self, keys: Iterable[Key]) -> RowPlan:
+        """Return the plan for keys of tables, each of which is listed once."""
+        listed = tuple(keys)
+        plan = self._of_tables.get(listed)
+        if plan is None:
+            for key in listed:
+                self.table(key)
+            if len(self._of_tables) >= KEPT:
+                self._of_tables.clear()
+            plan = self._of_tables[listed] = RowPlan(self.entries, listed)
+        return plan
+
+    def table(self, key: Key) -> Table:
+        """Return the table of ``key``; raise ``KeyNotInitialized``, or ``Mismatch`` if it is the key of an array."""
+        table = self.entries.tables.get(key)
+        if table is not None:
+            return table
+        if key not in self.entries:
+            raise without_value(key, self.entries, " on this worker")
+        raise Mismatch(
+            f"key {key!r} is {self.entries[key].spec}, an array: push and pull it as one, or init it with kv.Table"
+        )
+
     def _make(self, listed: tuple[Key, ...]) -> Plan:
         if self._kept > MOST:
             self._forget()
@@ -408,128 +450,3 @@ class Plans:
     def _forget(self) -> None:
         self._made.clear()
         self._kept = 0
-
-
-# ---- plans of tables
-
-KEPT = 1 << 10  # plans
-NARROW = 2**31  # ids below this travel in 32 bits
-
-
-class RowParcel:
-    """The stripes of a list of tables that one server has: a message carries rows of these.
-
-    Attributes:
-        server: which one.
-        ids: of the segments.
-        places: of the tables, among the store's keys.
-        segments: of each table, the one on this server.
-        entries: what is known of each table.
-    """
-
-    def __init__(self, server: int, entries: Sequence[Entry]) -> None:
-        self.server = server
-        self.segments: list[Segment] = [entry.segments[server] for entry in entries]
-        self.entries = list(entries)
-        self.ids = [segment.id for segment in self.segments]
-        self.places: Column = np.array([entry.place for entry in entries], np.int64)
-
-
-class RowPlan:
-    """What to do for a list of tables, each of which is listed once.
-
-    Args:
-        entries: what is known of them, and perhaps of others.
-        keys: the list.
-
-    Attributes:
-        tables: what each is.
-        shapes, dtypes: of each; None for the shape of one that grows.
-        formats: of the elements of each, and the shape of its rows.
-        grow: whether some of them grow.
-        least, greatest: the ids that rows of each can have.
-        places: of the tables, among the store's keys.
-        servers: how many there are.
-        parcels: for each server, the stripes that it has.
-        wide: whether ids need more than 32 bits.
-        codecs: how the rows of each travel.
-        item: one row, if those of all tables are alike and lie back to back in messages, as they are; else None.
-    """
-
-    def __init__(self, entries: Entries, keys: Iterable[Key]) -> None:
-        self.keys = tuple(keys)
-        known = [entries[key] for key in self.keys]
-        self.tables: list[Table] = [entries.tables[key] for key in self.keys]
-        self.names = tuple(table.name(key) for table, key in zip(self.tables, self.keys, strict=True))
-        self.shapes = [None if table.rows is None else (table.rows, *table.row) for table in self.tables]
-        self.dtypes: list[torch.dtype] = [getattr(torch, table.dtype) for table in self.tables]
-        self.formats = [(np.dtype(table.dtype), table.row) for table in self.tables]
-        self.grow = any(table.grows for table in self.tables)
-        every = np.iinfo(np.int64)
-        self.least = np.array([every.min if table.rows is None else 0 for table in self.tables])
-        self.greatest = np.array([every.max if table.rows is None else table.rows - 1 for table in self.tables])
-        self.places: Column = np.array([entry.place for entry in known], np.int64)
-        self.servers = len(known[0].segments)
-        self.parcels = [RowParcel(server, known) for server in range(self.servers)]
-        self.wide = any(table.rows is None or table.rows > NARROW for table in self.tables)
-        self.codecs = [table.codec for table in self.tables]
-        alike = {(table.dtype, table.width, table.codec) for table in self.tables}
-        first = self.tables[0]
-        whole = len(alike) == 1 and first.codec == "none" and first.row_bytes % ALIGNED == 0
-        self.item = np.dtype((np.void, first.row_bytes)) if whole else None
-
-    def lengths(self, counts: Sequence[int]) -> list[int]:
-        """Return how many bytes so many rows of each table are in a message."""
-        return [
-            part_bytes(count, table.width, table.dtype, table.codec)
-            for table, count in zip(self.tables, counts, strict=True)
-        ]
-
-    def nbytes(self, counts: Sequence[int]) -> int:
-        """Return how many bytes so many rows of each table are in a message, all together."""
-        return sum(self.lengths(counts)) if self.item is None else sum(counts) * self.item.itemsize
-
-
-class RowPlans:
-    """Makes plans of lists of tables, and keeps them.
-
-    Args:
-        entries: the store's keys, to which others are added later.
-    """
-
-    def __init__(self, entries: Entries) -> None:
-        self._entries = entries
-        self._made: dict[tuple[Key, ...], RowPlan] = {}
-
-    def of(self, keys: Iterable[Key]) -> RowPlan:
-        """Return the plan of ``keys``, each of which is listed once.
-
-        Raises:
-            KeyNotInitialized: this worker does not know one of them.
-            Mismatch: one of them is an array.
-        """
-        listed = tuple(keys)
-        plan = self._made.get(listed)
-        if plan is None:
-            for key in listed:
-                self.require(key)
-            if len(self._made) >= KEPT:
-                self._made.clear()
-            plan = self._made[listed] = RowPlan(self._entries, listed)
-        return plan
-
-    def require(self, key: Key) -> Table:
-        """Return the table of ``key``.
-
-        Raises:
-            KeyNotInitialized: this worker does not know the key.
-            Mismatch: it is the key of an array.
-        """
-        table = self._entries.tables.get(key)
-        if table is not None:
-            return table
-        if key not in self._entries:
-            raise without_value(key, self._entries, " on this worker")
-        raise Mismatch(
-            f"key {key!r} is {self._entries[key].spec}, an array: push and pull it as one, or init it with kv.Table"
-        )

@@ -8,68 +8,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias
 
 from kvstore import wire
 from kvstore.client.calls import StoreCall
 from kvstore.client.compression import Compressing, Delegated
-from kvstore.client.entries import Carried, PushClocks
+from kvstore.client.entries import PushClocks
 from kvstore.client.lending import Lending
-from kvstore.client.optimizing import Optimizing
-from kvstore.client.pack import Load
-from kvstore.client.pending import (
-    Asker,
-    IncomingParcel,
-    PullOfArrays,
-    PullOfRows,
-    PushOfArrays,
-    PushOfRows,
-    StoreRequest,
-)
-from kvstore.client.plans import Parcel, Plan
+from kvstore.client.optimizing import Optimizing, PushNumbers
+from kvstore.client.pack import Load, OutgoingRows, room, sendable
+from kvstore.client.plans import Parcel, Plan, RowParcel
 from kvstore.client.requests import Joining, Requests
-from kvstore.client.unpack import Writer
+from kvstore.client.row_calls import RowCall
+from kvstore.client.unpack import RowReader, Writer
 from kvstore.errors import UsageError
 from kvstore.member.activity import StoreActivity
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
 from kvstore.rule import Rule
-from kvstore.spec import require_floats
+from kvstore.spec import Key, require_floats
 from kvstore.ticket import Operation
+from kvstore.transport import Peer
 from kvstore.values import Leaving
 from kvstore.values.any_arrays import Column
+
+WORTH_NOTING = 64 << 10  # bytes; copies of fewer take less time than it takes to note them
+
+Answer: TypeAlias = wire.Ack | wire.Rows | wire.Values
+Read: TypeAlias = Callable[
+    [Any, Any], None
+]  # takes a parcel and its answer, and writes the values to the caller's arrays
 
 
 class Counts(NamedTuple):
     """How much has been pushed and pulled so far.
 
     A change makes new counts, which replace the old ones in one step. An exception cannot leave a mixture of both.
-
-    Attributes:
-        pushes, pulls: keys, counted once for each call that had them.
-        bytes_pushed, bytes_pulled: bytes of values that answered messages have carried.
-        late: segments of pushes that came after their rounds were over.
-        staleness: how often a read was so many pushes ahead of the slowest worker.
-        ahead: how many the last read was.
     """
 
-    pushes: int = 0
+    pushes: int = 0  # pushes, pulls: keys, counted once for each call that had them
     pulls: int = 0
-    bytes_pushed: int = 0
+    bytes_pushed: int = 0  # bytes_pushed, bytes_pulled: bytes of values that answered messages have carried
     bytes_pulled: int = 0
-    late: int = 0
-    staleness: tuple[tuple[int, int], ...] = ()
-    ahead: int = 0
+    late: int = 0  # segments of pushes that came after their rounds were over
+    staleness: tuple[tuple[int, int], ...] = ()  # how often a read was so many pushes ahead of the slowest worker
+    ahead: int = 0  # how many the last read was
 
     def called(self, pushes: int, pulls: int) -> Counts:
-        """Return the counts after a call that pushes and pulls so many keys."""
         return Counts(self.pushes + pushes, self.pulls + pulls, *self[2:])
 
     def sent(self, nbytes: int, reply: wire.Ack | wire.Rows | wire.Values, quorum: bool) -> Counts:
-        """Return the counts after the answer to a message that carried ``nbytes`` of gradients.
-
-        Args:
-            quorum: whether rounds may be over before this worker's push is there.
-        """
+        """Return the counts after the answer to a message that carried ``nbytes`` of gradients."""
         pushes, pulls, bytes_pushed, bytes_pulled, late, staleness, ahead = self
         late += reply.missed if quorum else 0
         return Counts(pushes, pulls, bytes_pushed + nbytes, bytes_pulled, late, staleness, ahead)
@@ -89,14 +77,7 @@ class Pushes:
     """The pushes and pulls of one store.
 
     Args:
-        requests, rule, clocks, optimizing: of the store.
         joining: whether this worker may push.
-
-    Attributes:
-        compressing: how values are encoded, here or by the aggregator; None leaves them as they are.
-        lending: lends gradients on devices to the aggregator; None where nothing is lent.
-        counts: the counters.
-        before: called with the places of a push's keys before anything of the push is made; None for nothing.
     """
 
     def __init__(
@@ -107,9 +88,11 @@ class Pushes:
         optimizing: Optimizing,
         joining: Joining,
     ) -> None:
+        # how values are encoded, here or by the aggregator; None leaves them as they are
         self.compressing: Compressing | Delegated | None = None
-        self.lending: Lending | None = None
+        self.lending: Lending | None = None  # lends gradients on devices to the aggregator; None where nothing is lent
         self.counts = Counts()
+        # called with the places of a push's keys before anything of the push is made; None for nothing
         self.before: Callable[[Column], None] | None = None
         self.session = session = requests.session
         self.requests = requests
@@ -121,17 +104,14 @@ class Pushes:
         self._number = 0  # of the last push
         self._pushed: dict[int, Operation] = {}  # by number, those that may not have taken effect yet
         self._failed: dict[Operation, None] = {}
-        self._asker = Asker(requests.store, session, clocks, self._answered)
 
     @property
     def outstanding(self) -> int:
-        """How many pushes have not taken effect yet."""
         return sum(1 for operation in list(self._pushed.values()) if operation.open)
 
     @property
     def bytes_pushed(self) -> int:
-        """Bytes of gradients that have been sent."""
-        sent = sum(request.sent for request in self._client.of(StoreRequest) if request.asker is self._asker)
+        sent = sum(request.sent for request in self._client.of(StoreRequest) if request.pushes is self)
         return self.counts.bytes_pushed + sent
 
     def activity(self) -> StoreActivity:
@@ -163,11 +143,7 @@ class Pushes:
         return operation
 
     def _load(self, call: StoreCall) -> Load | None:
-        """Return the contents of the messages of a push, as far as they are of arrays.
-
-        Raises:
-            Mismatch, UsageError: it cannot be pushed.
-        """
+        """Return the contents of the messages of a push, as far as they are of arrays."""
         if self.rule.mode == "async":
             self._optimizing.require("push")
         plan, values = call.plan, call.values
@@ -201,9 +177,11 @@ class Pushes:
         """Return the requests of ``call``, and what is to change when they are made."""
         priority = max(-wire.MAX_PRIORITY, min(int(priority), wire.MAX_PRIORITY))
         if not call.pushes:
-            return self._pulls(operation, call, priority), partial(self._count, self.counts.called(0, len(call.keys)))
+            return self._pulls(operation, call, priority), partial(self._note, self.counts.called(0, len(call.keys)))
         if self._joining.under_way:
-            raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
+            raise UsageError(
+                "join() is not finished: other workers have not called it yet. Call join() again to keep waiting"
+            )
         self._forget()
         places = call.places
         # The pushes of a key stay in order, and so do their answers, which may go into the same array.
@@ -214,13 +192,13 @@ class Pushes:
         if call.plan is not None and load is not None:
             pushes += [
                 PushOfArrays(
-                    self._asker, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), load, numbers
+                    self, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn), load, numbers
                 )
                 for parcel in call.plan.parcels
             ]
         # Each server gets a push of rows, even of none: it counts as this worker's contribution to the round.
         pushes += [
-            PushOfRows(self._asker, operation, rows, server, rows.contribution, numbers, turn)
+            PushOfRows(self, operation, rows, server, rows.contribution, numbers, turn)
             for rows in call.rows
             if rows.contribution is not None
             for server in range(rows.plan.servers)
@@ -236,11 +214,11 @@ class Pushes:
         turn = priority if self.session.aggregator is None else None  # an aggregator decides what goes next
         if call.plan is not None:
             pulls += [
-                PullOfArrays(self._asker, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn))
+                PullOfArrays(self, operation, parcel, self._incoming(call.plan, parcel, call.writer, turn))
                 for parcel in call.plan.parcels
             ]
         pulls += [
-            PullOfRows(self._asker, operation, rows, server, rows.reader, priority)
+            PullOfRows(self, operation, rows, server, rows.reader, priority)
             for rows in call.rows
             if rows.reader is not None
             for server in rows.reader.servers
@@ -253,9 +231,6 @@ class Pushes:
             self.session.tracer.reached(int(clocks[0]))
         self._pushed[number] = operation
         self._number = number
-        self.counts = counts
-
-    def _count(self, counts: Counts) -> None:
         self.counts = counts
 
     def _on_way(self, places: Column) -> bool:
@@ -272,45 +247,275 @@ class Pushes:
                 return
             self._pushed.pop(number, None)
 
-    def _incoming(
-        self, plan: Plan, parcel: Parcel, writer: Writer | None, priority: int | None
-    ) -> IncomingParcel | None:
+    def _incoming(self, plan: Plan, parcel: Parcel, writer: Writer | None, priority: int | None) -> IncomingParcel:
         """Return how the values of a ``parcel`` come; their request waits for its turn if it has a ``priority``."""
         if writer is None:
-            return None
+            return IncomingParcel()
         how = self.compressing
-        if how is None:
-            decode, codec, nbytes = None, None, parcel.nbytes
-        else:
-            decode, codec, nbytes = how.decoder(parcel), how.asked(parcel), parcel.nbytes // how.fold
-        turn = None if priority is None else Turn(int(plan.weight * nbytes), priority)
-        return IncomingParcel(writer, decode, codec, turn)
+        read: Read = writer.take
+        codec, nbytes = None, parcel.nbytes
+        if how is not None:
+            codec, nbytes = how.asked(parcel), nbytes // how.fold
+            if (decode := how.decoder(parcel)) is not None:
+                read = partial(writer.take, decode=decode)
+        return IncomingParcel(read, codec, None if priority is None else Turn(int(plan.weight * nbytes), priority))
 
-    def _answered(
-        self, parcel: Carried, reply: wire.Ack | wire.Rows | wire.Values, pushed: int, pulled: bool
-    ) -> Effect:
+    def answered(self, parcel: Parcel | RowParcel, reply: Answer, pushed: int, pulled: bool) -> Effect:
         """Return the effect of an answer on the counters and clocks.
 
         Args:
             parcel: what was asked about.
+            reply: the answer.
             pushed: bytes of gradients that went out.
             pulled: whether the values have been written.
         """
         counts = self.counts.sent(pushed, reply, self.rule.quorum is not None)
         versions: Sequence[int] = ()
         if pulled and not isinstance(reply, wire.Ack):
-            if isinstance(reply, wire.Rows):
-                nbytes = sum(map(len, reply.buffers))
-            else:
-                nbytes = sum(reply.lengths) or cast("Parcel", parcel).nbytes
-            counts = counts.received(nbytes, reply.ahead if self.rule.mode == "async" else None)
+            # Of a table no parcel knows how many bytes come: the server says how many rows there are.
+            nbytes = sum(map(len, reply.buffers)) if isinstance(reply, wire.Rows) else sum(reply.lengths)
+            counts = counts.received(nbytes or parcel.nbytes, reply.ahead if self.rule.mode == "async" else None)
             versions = reply.clocks
         return partial(self._note, counts, parcel, versions)
 
-    def _note(self, counts: Counts, parcel: Carried, versions: Sequence[int]) -> None:
-        if versions:
-            self.clocks.advance(parcel, versions)
+    def _note(self, counts: Counts, parcel: Parcel | RowParcel | None = None, versions: Sequence[int] = ()) -> None:
+        # May run twice, as every effect may: so it sets counts that were computed before, and adds nothing.
+        if versions and parcel is not None:
+            self.clocks.advance(parcel.segments, parcel.entries, versions)
         self.counts = counts
 
     def _fail(self, operation: Operation) -> None:
         self._failed[operation] = None
+
+
+# ---- the requests, until they are answered
+
+
+class StoreRequest(PendingRequest):
+    """A push or a pull of the segments of one message.
+
+    Its message is made from what it keeps here, and the same each time: after a link has been lost, it is sent again.
+    """
+
+    __slots__ = ("clocks", "parcel", "pushes", "read", "sent")
+    reads_only = False
+
+    def __init__(
+        self,
+        pushes: Pushes,
+        peer: Peer,
+        operation: Operation,
+        parcel: Parcel | RowParcel,
+        clocks: list[int],
+        read: Read | None,
+        order: int | None = None,
+        turn: Turn | None = None,
+    ) -> None:
+        super().__init__(peer, operation, order if turn is None else None, turn)
+        self.pushes, self.parcel, self.clocks = pushes, parcel, clocks
+        self.read = read  # None where no values are wanted, or no longer
+        self.sent = 0  # bytes of gradients that the message carries; 0 until it is made
+
+    def take(self, reply: Any) -> Effect:
+        read = self.read
+        if read is not None:
+            tracer = self.pushes.session.tracer
+            if tracer is None or not tracer.open or self.parcel.nbytes < WORTH_NOTING:
+                read(self.parcel, reply)
+            else:
+                began = tracer.clock()
+                read(self.parcel, reply)
+                what = "decode" if isinstance(read, partial) else "unpack"
+                tracer.span(what, began, self.operation.keys, self.parcel.nbytes)
+        return self.pushes.answered(self.parcel, reply, self.sent, read is not None)
+
+    @property
+    def traced(self) -> tuple[str, Sequence[Key], int]:
+        return self.operation.what, self.operation.keys, self.parcel.nbytes
+
+    def forsake(self) -> None:
+        self.read = None
+        if self.reads_only:
+            self.operation.raised = True  # an error of a pull whose caller has gone is nobody's, either
+
+
+class IncomingParcel(NamedTuple):
+    """How the values of a parcel come."""
+
+    read: Read | None = None
+    codec: wire.CodecDescription = None  # the encoding that they are to come in
+    turn: Turn | None = None  # when they may be asked for
+
+
+class PullOfArrays(StoreRequest):
+    """The values that include this worker's contributions so far."""
+
+    __slots__ = ("codec",)
+    reads_only = True
+
+    def __init__(self, pushes: Pushes, operation: Operation, parcel: Parcel, incoming: IncomingParcel) -> None:
+        read, self.codec, turn = incoming
+        peer = pushes.session.carrier(parcel.server)
+        super().__init__(pushes, peer, operation, parcel, pushes.clocks.of(parcel.places), read, turn=turn)
+
+    def message(self, sender: wire.Sender) -> wire.Pull:
+        return wire.Pull(sender, self.pushes.requests.store, self.parcel.ids, self.clocks, self.codec)
+
+
+class PushOfArrays(StoreRequest):
+    """This worker's contribution to a parcel's segments. Its values are packed, or encoded, when it is sent."""
+
+    __slots__ = ("codec", "load", "numbers", "want")
+    parcel: Parcel
+    early = False  # made before, it would need a copy of arrays that a waiting caller leaves as they are
+
+    def __init__(
+        self,
+        pushes: Pushes,
+        operation: Operation,
+        parcel: Parcel,
+        incoming: IncomingParcel,
+        load: Load,
+        numbers: PushNumbers,
+    ) -> None:
+        # Both are kept apart from ``read``: a message may be made once nobody reads its answer, and must be the same.
+        self.want = incoming.read is not None
+        self.codec = incoming.codec
+        self.load = load
+        self.numbers = numbers
+        clocks = pushes.clocks.after(parcel.places)
+        peer = pushes.session.carrier(parcel.server)
+        super().__init__(pushes, peer, operation, parcel, clocks, incoming.read, numbers.order, incoming.turn)
+
+    def message(self, sender: wire.Sender) -> wire.Push | wire.PushLent:
+        session, parcel = self.pushes.session, self.parcel
+        # Arrays are sent from where they lie only while the caller waits, that is, with a turn.
+        gather = self.turn is not None and session.client.gathers(self.peer)
+        tracer = session.tracer
+        if tracer is not None and not (tracer.open and parcel.nbytes >= WORTH_NOTING):
+            tracer = None
+        began = 0.0 if tracer is None else tracer.clock()
+        buffers, codec, lengths, segment_counts, encode, in_float32, loan = self.load(parcel, gather)
+        if tracer is not None:
+            tracer.span("pack" if codec is None else "encode", began, self.operation.keys, parcel.nbytes)
+        plain = parcel.sum_bytes if in_float32 else parcel.nbytes
+        self.sent = plain if codec is None else sum(lengths)
+        lr, rescale, changes, order = self.numbers
+        push = wire.Push(
+            sender,
+            store=self.pushes.requests.store,
+            ids=parcel.ids,
+            clocks=self.clocks,
+            want=self.want,
+            lr=lr,
+            rescale=rescale,
+            codec=codec,
+            lengths=list(lengths),
+            segment_counts=list(segment_counts),
+            back=self.codec,
+            changes=changes,
+            priority=order,
+            encode=encode,
+            in_float32=in_float32,
+            buffers=buffers,
+        )
+        return push if loan is None else wire.PushLent.of(push, loan)
+
+
+# Requests about rows go to the server itself: aggregators know no tables.
+
+
+class PullOfRows(StoreRequest):
+    """The rows that include this worker's contributions so far."""
+
+    __slots__ = ("counts", "ids", "plan")
+    reads_only = True
+
+    def __init__(
+        self, pushes: Pushes, operation: Operation, call: RowCall, server: int, reader: RowReader, priority: int
+    ) -> None:
+        self.plan = call.plan
+        self.counts, self.ids = reader.counts(server), reader.ids(server)
+        parcel, turn = call.plan.parcels[server], Turn(reader.nbytes(server), priority)
+        clocks = pushes.clocks.of(parcel.places)
+        super().__init__(pushes, pushes.session.servers[server], operation, parcel, clocks, reader.take, turn=turn)
+
+    def message(self, sender: wire.Sender) -> wire.PullRows:
+        return wire.PullRows(
+            sender,
+            store=self.pushes.requests.store,
+            ids=self.parcel.ids,
+            clocks=self.clocks,
+            wanted=self.counts,
+            wide=self.plan.wide,
+            codecs=self.plan.codecs,
+            buffers=[sendable(self.ids, self.pushes.session.client)],
+        )
+
+
+class PushOfRows(StoreRequest):
+    """This worker's contribution to the stripes of a parcel. The rows are copied, or encoded, when it is sent.
+
+    Args:
+        priority: of its turn, if its rows are waited for; None: it goes at once.
+    """
+
+    __slots__ = ("contribution", "counts", "ids", "numbers", "plan", "union", "want")
+    early = False
+
+    def __init__(
+        self,
+        pushes: Pushes,
+        operation: Operation,
+        call: RowCall,
+        server: int,
+        contribution: OutgoingRows,
+        numbers: PushNumbers,
+        priority: int | None,
+    ) -> None:
+        self.plan, self.contribution, self.numbers = call.plan, contribution, numbers
+        parcel, reader = call.plan.parcels[server], call.reader
+        self.want = reader is not None
+        self.union = reader is not None and reader.union
+        self.counts = [0] * len(parcel.ids) if reader is None else reader.counts(server)
+        self.ids = None if reader is None else reader.ids(server)
+        super().__init__(
+            pushes,
+            pushes.session.servers[server],
+            operation,
+            parcel,
+            pushes.clocks.after(parcel.places),
+            None if reader is None else reader.take,
+            numbers.order,
+            None if reader is None or priority is None else Turn(reader.nbytes(server), priority),
+        )
+
+    def message(self, sender: wire.Sender) -> wire.PushRows:
+        server, memory = self.parcel.server, self.pushes.session.client
+        lr, rescale, changes, order = self.numbers
+        ids = self.contribution.ids(server)
+        pushed = sendable(ids, memory)
+        if self.ids is None:
+            wanted: wire.Buffer = b""
+        else:
+            wanted = pushed if self.ids is ids else sendable(self.ids, memory)
+        self.sent = self.contribution.nbytes(server)
+        rows = room(self.sent, memory)
+        self.contribution.write(server, rows)
+        return wire.PushRows(
+            sender,
+            store=self.pushes.requests.store,
+            ids=self.parcel.ids,
+            clocks=self.clocks,
+            counts=self.contribution.counts(server),
+            wanted=self.counts,
+            wide=self.plan.wide,
+            want=self.want,
+            union=self.union,
+            lr=lr,
+            rescale=rescale,
+            changes=changes,
+            codecs=self.plan.codecs,
+            priority=order,
+            buffers=[pushed, rows, wanted],
+        )

@@ -34,16 +34,11 @@ class Requests:
     """The requests of one store. Those that return no operation wait for the answer.
 
     Args:
-        session: this process's membership in the job.
         ordinal: which of this worker's stores it is: the n-th store of one worker is the n-th of the others.
         rule: how updates and reads go together; all servers are told.
         limits: of every wait.
         made: what the store is, and what makes it.
         place: where in the program; empty if workers may make it at different places.
-
-    Attributes:
-        session: see above.
-        store: its number on the wire.
     """
 
     def __init__(
@@ -55,7 +50,7 @@ class Requests:
         self.packer = Packer(session.client)
         fields = {"ordinal": ordinal, "made": made, "place": place, "name": session.store_names.get(ordinal, "")}
         opened: wire.StoreOpened = self.one(session.scheduler, "opening the store", (), wire.OpenStore, **fields)
-        self.store = opened.store
+        self.store = opened.store  # its number on the wire
         self._all("opening the store", wire.Open, store=self.store, lineage=new_lineage(), **rule.described)
 
     def close(self) -> None:
@@ -66,12 +61,7 @@ class Requests:
     def declare(
         self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
     ) -> Entries:
-        """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers.
-
-        Args:
-            keys, kinds, specs: the array of ``keys[i]`` is one of ``specs[kinds[i]]``.
-            bound, longest: see ``Declare``.
-        """
+        """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers."""
         placed: wire.Placed = self.one(
             self.session.scheduler,
             "init",
@@ -121,7 +111,6 @@ class Requests:
         )
 
     def put_values(self, plan: Plan, values: Leaving) -> None:
-        """Send the first values of a plan's keys to the servers, and wait until they are there."""
         operation = self.operation("init", plan.keys)
         for parcel in plan.parcels:
             peer = self.session.servers[parcel.server]
@@ -156,19 +145,13 @@ class Requests:
         self._client.exchange(operation, ready, questions)
 
     def optimizer(self) -> str | None:
-        """Return the name of the optimizer that the servers have, or None."""
         reply: wire.OptimizerStates = self.one(
             self.session.servers[0], "asking for the optimizer", (), wire.GetStates, store=self.store, ids=[]
         )
         return reply.optimizer
 
     def get_states(self, parcel: Parcel, aggregator: Peer | None = None) -> dict[tuple[Segment, str], torch.Tensor]:
-        """Return the optimizer's states of a parcel's segments, by (segment, name of the state).
-
-        Args:
-            parcel: of which segments.
-            aggregator: asked for the residuals of its compression instead.
-        """
+        """Return the optimizer's states of a parcel's segments, by (segment, name of the state)."""
         reply: wire.OptimizerStates = self.one(
             aggregator or self.session.servers[parcel.server],
             "save_optimizer_states",
@@ -183,7 +166,6 @@ class Requests:
     def put_states(
         self, server: int, states: Mapping[tuple[Segment, str], torch.Tensor], aggregator: Peer | None = None
     ) -> None:
-        """Send a server the optimizer's states of segments that it holds; see ``get_states``."""
         by_id = (SegmentState(segment.id, name, value) for (segment, name), value in states.items())
         self.one(
             aggregator or self.session.servers[server],
@@ -195,27 +177,14 @@ class Requests:
         )
 
     def one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[wire.Request], /, **fields: Any) -> Any:
-        """Ask ``peer``, and return the reply.
-
-        Args:
-            what: the call, for messages.
-            keys: it is about.
-            kind, fields: the request.
-        """
+        """Ask ``peer``, and return the reply."""
         operation = self.operation(what, keys)
         return self._client.exchange(operation, ready, [Question(peer, operation, kind, fields, operation.take)])
 
     def each(
         self, what: str, keys: Iterable[Key], kind: type[wire.Request], fields: Mapping[int, Mapping[str, Any]]
     ) -> dict[int, Any]:
-        """Ask several servers at once, each with fields of its own besides the store; return the replies, by server.
-
-        Args:
-            what: the call, for messages.
-            keys: it is about.
-            kind: of the requests.
-            fields: by server.
-        """
+        """Ask several servers at once, each with fields of its own besides the store; return the replies, by server."""
         operation = self.operation(what, keys)
         replies: dict[int, Any] = {}
         questions = [
@@ -232,14 +201,12 @@ class Requests:
         return replies
 
     def _all(self, what: str, kind: type[wire.Request], /, **fields: Any) -> None:
-        """Ask all servers, and the aggregator, and wait for their answers."""
         operation = self.operation(what)
         peers = [*self.session.servers, *([self.session.aggregator] if self.session.aggregator is not None else [])]
         questions = [Question(peer, operation, kind, fields) for peer in peers]
         self._client.exchange(operation, ready, questions)
 
     def operation(self, what: str, keys: Iterable[Key] = ()) -> Operation:
-        """Return a new operation for requests of the store; ``what`` names the call in messages."""
         return Operation(what, list(keys), self._client, limits=self.limits)
 
 
@@ -308,11 +275,7 @@ def assemble(segments: Mapping[tuple[Segment, str], torch.Tensor], entries: Mapp
 
 
 def cut(states: StateTensors, entries: Mapping[Key, Entry]) -> dict[tuple[Segment, str], torch.Tensor]:
-    """Cut the states of whole arrays into those of their segments; the inverse of ``assemble`` for any placement.
-
-    Raises:
-        UsageError: a state has another number of elements than its array, which is cut.
-    """
+    """Cut the states of whole arrays into those of their segments; the inverse of ``assemble`` for any placement."""
     segments: dict[tuple[Segment, str], torch.Tensor] = {}
     for (key, name), value in states.items():
         entry = entries[key]
@@ -340,9 +303,6 @@ class WorkerBarriers:
     """The barriers that one worker comes to, one after the other.
 
     An exception may end any call here; the next one waits on at the same barrier.
-
-    Args:
-        requests: to the scheduler.
     """
 
     def __init__(self, requests: Requests) -> None:
@@ -351,16 +311,10 @@ class WorkerBarriers:
 
     @property
     def passed(self) -> int:
-        """How many this worker has passed."""
         return self._at.passed
 
     def wait(self) -> None:
-        """Come to the next barrier, and return when all workers have come.
-
-        Raises:
-            DeadlineExceeded: others are late. This worker has come all the same.
-            UsageError: somebody has joined, and nobody was let through.
-        """
+        """Come to the next barrier, and return when all workers have come."""
         passed, operation = self._at
         if operation is None:
             requests = self._requests
@@ -385,10 +339,6 @@ class Joining:
     """The pauses of one worker in one store: each lasts from ``join`` until all servers let the worker go on.
 
     An exception may end any call here; the next ``join`` continues from that point.
-
-    Args:
-        requests: to the scheduler and the servers.
-        clocks: of this worker's keys.
     """
 
     def __init__(self, requests: Requests, clocks: PushClocks) -> None:
@@ -401,7 +351,6 @@ class Joining:
 
     @property
     def under_way(self) -> bool:
-        """Whether this worker pauses."""
         return self._operation is not None
 
     def begin(self, entries: Entries) -> None:

@@ -37,18 +37,14 @@ class Resumed:
     """The checkpoint that a job continues from, as one worker reads it.
 
     Args:
-        folder: of the checkpoint.
         rank, num_workers: this worker's rank, and how many there are now.
-
-    Attributes:
-        number, rounds: see ``Manifest``.
     """
 
     def __init__(self, folder: Path, rank: int, num_workers: int) -> None:
         self._reader = CheckpointReader(folder)
         self._folder, self._rank = folder, rank
         manifest = self._reader.manifest
-        self.number, self.rounds = manifest.number, manifest.rounds
+        self.number, self.rounds = manifest.number, manifest.rounds  # number, rounds: see ``Manifest``
         self._places = {store.ordinal: place for place, store in enumerate(manifest.stores)}
         self._same = manifest.num_workers == num_workers
         self._parts: dict[str, Any] | None = None
@@ -63,20 +59,14 @@ class Resumed:
         return str(self._folder)
 
     def has_store(self, ordinal: int) -> bool:
-        """Return whether the ``ordinal``-th store of the job was saved."""
         return ordinal in self._places
 
     def has(self, ordinal: int, key: Key) -> bool:
-        """Return whether the ``ordinal``-th store of the job had ``key``."""
         place = self._places.get(ordinal)
         return place is not None and key in self._reader.manifest.stores[place].specs
 
     def value(self, ordinal: int, key: Key, spec: Spec) -> torch.Tensor:
-        """Return the value of ``key``, only to be read.
-
-        Raises:
-            Mismatch: it is of another shape or dtype than ``spec``.
-        """
+        """Return the value of ``key``, only to be read."""
         self.require(ordinal, key, spec)
         return self._reader.value(self._places[ordinal], key)
 
@@ -91,7 +81,6 @@ class Resumed:
             )
 
     def pages(self, ordinal: int, key: Key) -> Iterator[Page]:
-        """Yield all rows of the table ``key``."""
         return self._reader.pages(self._places[ordinal], key)
 
     def rests(self, ordinal: int, key: Key) -> list[Rest]:
@@ -99,16 +88,13 @@ class Resumed:
         return self._reader.rests(self._places[ordinal], key)
 
     def optimizer(self, ordinal: int) -> str | None:
-        """Return the name of the store's optimizer."""
         return self._reader.manifest.stores[self._places[ordinal]].optimizer
 
     def states(self, ordinal: int, keys: Iterable[Key]) -> tuple[str | None, StateTensors]:
-        """Return the optimizer's name and the states of ``keys``."""
         place = self._places[ordinal]
         return self._reader.manifest.stores[place].optimizer, self._reader.states(place, keys)
 
     def shapes(self, ordinal: int) -> dict[Key, tuple[int, ...]]:
-        """Return the shapes of the arrays of the ``ordinal``-th store."""
         place = self._places.get(ordinal)
         specs = {} if place is None else self._reader.manifest.stores[place].specs
         return {key: spec.shape for key, spec in specs.items()}
@@ -161,7 +147,6 @@ class RestoredTables:
     Args:
         ordinal: of the store: it is the n-th that each worker has made.
         stored: the tables on the servers.
-        optimizing: of the store.
     """
 
     def __init__(self, ordinal: int, stored: StoredTables, optimizing: Optimizing) -> None:
@@ -169,12 +154,7 @@ class RestoredTables:
         self._without_states: dict[Key, None] = {}
 
     def put(self, resumed: Resumed, entries: Entries) -> None:
-        """Give the servers the rows of new tables, and their states if there is an optimizer already.
-
-        Raises:
-            Mismatch: a table is another one than the checkpoint's.
-            UsageError: the states are of another optimizer.
-        """
+        """Give the servers the rows of new tables, and their states if there is an optimizer already."""
         with_states = self._optimizing.optimizer is not None
         new = [table.name(key) for key, table in entries.tables.items() if not resumed.has(self._ordinal, key)]
         if new and resumed.has_store(self._ordinal):
@@ -210,10 +190,6 @@ class TrainedStore:
 
     Args:
         ordinal: it is the n-th store that each worker has made.
-        entries, optimizing, pushes, stored: of the store.
-
-    Attributes:
-        tables: gives the servers a checkpoint's.
     """
 
     def __init__(
@@ -226,7 +202,7 @@ class TrainedStore:
     ) -> None:
         self.ordinal, self.entries, self.optimizing, self.pushes = ordinal, entries, optimizing, pushes
         self.rule, self.requests, self.clocks = pushes.rule, pushes.requests, pushes.clocks
-        self.tables = RestoredTables(ordinal, stored, optimizing)
+        self.tables = RestoredTables(ordinal, stored, optimizing)  # gives the servers a checkpoint's
         self.begun = 0  # the highest round that this worker has begun
         self.restored: dict[Key, None] = {}  # keys with a checkpoint's values, whose states are not on servers yet
         self.has_residuals = False  # whether the compression has the checkpoint's
@@ -245,7 +221,6 @@ class TrainedStore:
         return self._trains
 
     def optimizer_set(self) -> None:
-        """Note that there is an optimizer."""
         self._trains = True
 
     @property
@@ -254,7 +229,6 @@ class TrainedStore:
         return int(self.clocks.pushed[: len(self.entries)].max(initial=0))
 
     def saved(self) -> SavedStore:
-        """Return what a checkpoint of this moment has of the store."""
         entries = Entries()
         entries.add(self.entries)
         clocks = self.clocks.pushed[: len(entries)].tolist()
@@ -267,11 +241,9 @@ class TrainedStore:
 
     @property
     def residuals_name(self) -> str:
-        """The name under which a worker saves the residuals."""
         return f"{RESIDUALS}.{self.ordinal}"
 
     def residuals(self) -> Any:
-        """Return the state of the compression; None without."""
         how = self.pushes.compressing
         if how is None:
             return None

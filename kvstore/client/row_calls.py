@@ -1,4 +1,4 @@
-"""The arguments of calls that are about tables, checked: which rows go out, and which come back into what.
+"""What a call has of tables: which rows go out, and which come back into what.
 
 A call may have many tables, and checking them one by one is what its worker would spend most of its time with. So what
 calls usually have is checked for all tables together: of each one value and one out, and ids that rise. Whatever is
@@ -9,166 +9,39 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from kvstore.client.pack_rows import OutgoingRows, RowBlock, Striped, block_of
-from kvstore.client.pending import RowCall
-from kvstore.client.plans import RowPlan, RowPlans
-from kvstore.client.unpack_rows import IncomingRows, RowReader, UnionRows
-from kvstore.errors import UsageError
+from kvstore.client.pack import OutgoingRows, RowBlock, Striped, block_of
+from kvstore.client.plans import RowPlan
+from kvstore.client.unpack import IncomingRows, RowReader
 from kvstore.rows.ids import Ids, all_rise, joined, starts_of
-from kvstore.rows.row_arguments import Wanted, contribution
+from kvstore.rows.row_arguments import Wanted
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.sums import Positions, Rows, has_nan
-from kvstore.rule import Rule
 from kvstore.spec import Key
-from kvstore.store.arguments import ROUND, RowRequest
-from kvstore.store.wanted_rows import described, wanted_rows
-
-PAGE = 16 << 20  # bytes of rows in one answer, where a whole table is pulled
+from kvstore.store.arguments import RowRequest
 
 
-class _Given(NamedTuple):
+class RowCall(NamedTuple):
+    """Tables that share their messages, one for each server."""
+
+    plan: RowPlan
+    contribution: OutgoingRows | None  # the rows to push; None to push nothing
+    reader: RowReader | None  # takes the rows that come back; None if none are wanted
+
+
+class GivenRows(NamedTuple):
     """The rows that a call pushes to one table, each id once."""
 
     ids: Ids
     rows: Rows
 
 
-class RowArguments:
-    """Checks what the calls of one store have of tables.
-
-    Args:
-        plans: of the store's tables.
-        rule: of the store.
-        rank: of this worker, for messages.
-    """
-
-    def __init__(self, plans: RowPlans, rule: Rule, rank: int) -> None:
-        self._plans = plans
-        self._rule = rule
-        self._rank = rank
-
-    def push(self, values: Mapping[Key, Sequence[Any]]) -> list[RowCall]:
-        """Return what is pushed to tables, by key, of each device."""
-        plan = self._plans.of(values)
-        usual = self._usual_values(plan, values)
-        if usual is not None:
-            return [RowCall(plan, _outgoing(plan, usual), None)]
-        return [self._call(list(values), self._given("push", values), None)]
-
-    def pushpull(
-        self, values: Mapping[Key, Sequence[Any]], requests: Mapping[Key, Sequence[RowRequest]]
-    ) -> list[RowCall]:
-        """Return what is pushed to tables, and what is read back; ``requests`` are of the same keys.
-
-        Tables of which all rows are wanted that the round changes have messages of their own.
-        """
-        usual = self._usual_pushpull(values, requests)
-        if usual is not None:
-            return [usual]
-        given = self._given("pushpull", values)
-        wanted = {key: self._wanted("pushpull", key, requests[key], of) for key, of in values.items()}
-        _keep(given, wanted.values())
-        calls = []
-        for united in (False, True):
-            keys = [key for key, each in wanted.items() if each.changed == united]
-            if keys:
-                plan, of = self._plans.of(keys), [wanted[key] for key in keys]
-                calls.append(self._call(keys, given, UnionRows(plan, of) if united else IncomingRows.of(plan, of)))
-        return calls
-
-    def pull(self, requests: Mapping[Key, Sequence[RowRequest]]) -> list[RowCall]:
-        """Return what is read from tables: the rows of each request's ids."""
-        plan = self._plans.of(requests)
-        usual = usual_requests(plan, list(requests.values()))
-        if usual is not None:
-            return [RowCall(plan, None, _incoming(plan, usual, Striped(plan, usual.ids, usual.whole)))]
-        wanted = [self._wanted("row_sparse_pull", key, of, None) for key, of in requests.items()]
-        return [RowCall(plan, None, IncomingRows.of(plan, wanted))]
-
-    def pull_whole(self, key: Key, outs: Sequence[Any]) -> list[RowCall]:
-        """Return what reads all rows of a table with a shape, some of them with each message."""
-        table = self._plans.require(key)
-        plan, what = self._plans.of([key]), described("pull", table.name(key), self._rank)
-        if table.rows is None:
-            raise UsageError(f"{what}: {table} has no last row; use row_sparse_pull, or table_rows")
-        whole = Wanted(what, table)
-        numbers = np.arange(table.rows)
-        targets = [torch.empty((table.rows, *table.row), dtype=getattr(torch, table.dtype), device="cpu") for _ in outs]
-        for at, out in enumerate(outs):
-            whole.add(numbers, out)  # which checks it
-            if isinstance(out, RowSparse):
-                out.ids, out.rows, out.shape = torch.from_numpy(numbers.copy()), targets[at], tuple(targets[at].shape)
-            else:
-                targets[at] = out
-        step = max(1, plan.servers * PAGE // table.row_bytes)
-        calls = []
-        for start in range(0, table.rows, step):
-            page = Wanted(what, table)
-            for target in targets:
-                page.add(numbers[start : start + step], target[start : start + step])
-            calls.append(RowCall(plan, None, IncomingRows.of(plan, [page])))
-        return calls
-
-    def _usual_values(self, plan: RowPlan, values: Mapping[Key, Sequence[Any]]) -> UsualRows | None:
-        return None if self._rule.finite else usual_values(plan, list(values.values()))
-
-    def _usual_pushpull(
-        self, values: Mapping[Key, Sequence[Any]], requests: Mapping[Key, Sequence[RowRequest]]
-    ) -> RowCall | None:
-        """Return the call, if all is as it usually is; see ``kvstore.client.row_calls``."""
-        plan = self._plans.of(values)
-        given = self._usual_values(plan, values)
-        wanted = None if given is None else usual_requests(plan, [requests[key] for key in values], given)
-        if given is None or wanted is None or overlap(given, wanted):
-            return None
-        outgoing = _outgoing(plan, given)
-        striped = outgoing.striped if wanted.ids is given.ids else Striped(plan, wanted.ids, wanted.whole)
-        return RowCall(plan, outgoing, _incoming(plan, wanted, striped))
-
-    def _given(self, call: str, values: Mapping[Key, Sequence[Any]]) -> dict[Key, _Given]:
-        tables = {key: self._plans.require(key) for key in values}
-        return {
-            key: _Given(
-                *contribution(described(call, tables[key].name(key), self._rank), tables[key], of, self._rule.finite)
-            )
-            for key, of in values.items()
-        }
-
-    def _wanted(self, call: str, key: Key, requests: Sequence[RowRequest], pushed: Sequence[Any] | None) -> Wanted:
-        table = self._plans.require(key)
-        wanted = wanted_rows(call, key, self._rank, table, requests, pushed)
-        if wanted.changed:
-            what = described(call, table.name(key), self._rank)
-            if len(wanted.ids):
-                raise UsageError(f"{what}: row_ids={ROUND!r} is for all outs of a key, or for none")
-            if self._rule.mode != "sync" or self._rule.quorum is not None:
-                raise UsageError(
-                    f"{what}: row_ids={ROUND!r} needs rounds that have every worker's push, those of dist_sync without "
-                    "a quorum; elsewhere pull the rows that the next batch needs, as workers.Embedding does"
-                )
-        return wanted
-
-    def _call(self, keys: Sequence[Key], given: Mapping[Key, _Given], reader: RowReader | None) -> RowCall:
-        plan = self._plans.of(keys)
-        ids, rows = [given[key].ids for key in keys], [given[key].rows for key in keys]
-        return RowCall(plan, OutgoingRows(plan, ids, rows), reader)
-
-
-def _outgoing(plan: RowPlan, usual: UsualRows) -> OutgoingRows:
-    return OutgoingRows(plan, usual.ids, usual.rows, usual.block, usual.whole)
-
-
-def _incoming(plan: RowPlan, usual: UsualRows, striped: Striped) -> IncomingRows:
-    return IncomingRows(plan, striped, usual.rows, usual.block)
-
-
-def _keep(given: dict[Key, _Given], wanted: Iterable[Wanted]) -> None:
+def copy_shared(given: dict[Key, GivenRows], wanted: Iterable[Wanted]) -> None:
     """Copy rows that are to be pushed where an output shares their memory: it may be written before they have left."""
     memory = [out.untyped_storage() for each in wanted for out in each.targets]
     written = sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in memory)
@@ -178,28 +51,27 @@ def _keep(given: dict[Key, _Given], wanted: Iterable[Wanted]) -> None:
         low = rows.__array_interface__["data"][0]
         before = bisect.bisect_left(starts, low + rows.nbytes)  # outputs that begin before the rows end
         if before and reach[before - 1] > low:
-            given[key] = _Given(ids, rows.copy())
+            given[key] = GivenRows(ids, rows.copy())
 
 
 # ---- what is usual
 
 
 class UsualRows(NamedTuple):
-    """Rows of several tables, to be read or to be written.
+    """Rows of several tables, to be read or to be written."""
 
-    Attributes:
-        ids: of each table; they rise, and can be in the table.
-        whole: those of all tables, one after the other.
-        rows: of each table, of shape (n, width), contiguous.
-        block: the array that has all of them, if they lie in one.
-        tensors: of each table, over the memory of its rows.
-    """
+    ids: list[Ids]  # of each table; they rise, and can be in the table
+    whole: Ids  # those of all tables, one after the other
+    rows: list[Rows]  # of each table, of shape (n, width), contiguous
+    block: RowBlock | None  # the array that has all of them, if they lie in one
+    tensors: Sequence[torch.Tensor]  # of each table, over the memory of its rows
 
-    ids: list[Ids]
-    whole: Ids
-    rows: list[Rows]
-    block: RowBlock | None
-    tensors: Sequence[torch.Tensor]
+    def outgoing(self, plan: RowPlan) -> OutgoingRows:
+        return OutgoingRows(plan, self.ids, self.rows, self.block, self.whole)
+
+    def incoming(self, plan: RowPlan, striped: Striped | None = None) -> IncomingRows:
+        """Return what reads these rows; ``striped`` are their ids by server, where a push has worked these out."""
+        return IncomingRows(plan, striped or Striped(plan, self.ids, self.whole), self.rows, self.block)
 
 
 def usual_values(plan: RowPlan, values: Sequence[Sequence[Any]]) -> UsualRows | None:
@@ -288,7 +160,6 @@ def _are_ids(array: Rows) -> bool:
 
 
 def _are_rows(array: Rows, dtype: np.dtype[Any], row: tuple[int, ...], count: int) -> bool:
-    """Return whether ``array`` has ``count`` rows of shape ``row``."""
     return array.dtype == dtype and array.shape == (count, *row) and array.flags.c_contiguous
 
 

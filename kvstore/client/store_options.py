@@ -23,17 +23,7 @@ T = TypeVar("T", int, float)
 
 
 def parse(name: str, canonical: str, options: Mapping[str, Any]) -> tuple[Rule, float | None, int | None]:
-    """Return the rule, the deadline of waits in seconds, and the bound of arrays that are cut; None for the job's.
-
-    Args:
-        name: what ``create`` was asked for.
-        canonical: which type that is.
-        options: what it was given.
-
-    Raises:
-        UnknownName: there is no such option; the message lists those there are.
-        UsageError: one has a value that cannot be used.
-    """
+    """Return the rule, the deadline of waits in seconds, and the bound of arrays that are cut; None for the job's."""
     if "timeout_s" in options:
         warn_renamed("timeout_s=", "timeout=", stacklevel=5)
         others = {option: value for option, value in options.items() if option != "timeout_s"}

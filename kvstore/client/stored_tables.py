@@ -10,7 +10,7 @@ import numpy as np
 
 from kvstore import wire
 from kvstore.client.entries import Segment
-from kvstore.client.pack_rows import sendable
+from kvstore.client.pack import sendable
 from kvstore.client.plans import RowPlan
 from kvstore.client.requests import Requests
 from kvstore.errors import WireError
@@ -39,17 +39,12 @@ class TableReading:
     In a ``with`` block, whose end lets the servers go on without keeping anything.
 
     Args:
-        requests: of the store.
-        table: what the table is.
         stripes: what each server has kept, in the order of servers.
-
-    Attributes:
-        stripes: see above.
-        whole: why all rows are read, though only changes were asked for; empty if it is what was asked for.
     """
 
     def __init__(self, requests: Requests, table: Table, stripes: Sequence[wire.Frozen]) -> None:
         self.stripes = stripes
+        # why all rows are read, though only changes were asked for; empty if it is what was asked for
         self.whole = next((frozen.whole for frozen in stripes if frozen.whole), "")
         self._requests = requests
         self._table = table
@@ -78,7 +73,6 @@ class TableReading:
         return max(frozen.steps for frozen in self.stripes)
 
     def state(self, rule: str | None) -> FrozenState:
-        """Return what a save says of the table; ``rule`` is the optimizer's."""
         first = self.stripes[0]
         parts = {
             name: PartSpec(dtype, columns)
@@ -88,11 +82,7 @@ class TableReading:
         return FrozenState(versions, [frozen.steps for frozen in self.stripes], parts, rule, self.whole)
 
     def pages(self, state: bool = True) -> Iterator[Page]:
-        """Yield all rows, some of one server's at a time; stripes take turns.
-
-        Args:
-            state: whether to read what belongs to each row beside its values, too.
-        """
+        """Yield all rows, some of one server's at a time; stripes take turns."""
         row = self._table.row_bytes + 8
         counts = []
         for frozen in self.stripes:
@@ -150,28 +140,19 @@ def _array(buffer: wire.Buffer, dtype: str, count: int, columns: int) -> Any:
 
 
 class StoredRows(NamedTuple):
-    """Rows that replace those that are there.
+    """Rows that replace those that are there."""
 
-    Attributes:
-        ids: each once.
-        rows: of shape (ids, width).
-        parts: what belongs to each row beside its values, by name; what is missing begins anew.
-        version: how many updates the table has had; None leaves that as it is.
-        steps: how many of them its optimizer has made; likewise.
-    """
-
-    ids: Ids
-    rows: Rows
-    parts: Mapping[str, Part] = {}
-    version: int | None = None
-    steps: int | None = None
+    ids: Ids  # each once
+    rows: Rows  # of shape (ids, width)
+    parts: Mapping[str, Part] = {}  # what belongs to each row beside its values, by name; what is missing begins anew
+    version: int | None = None  # how many updates the table has had; None leaves that as it is
+    steps: int | None = None  # how many of them its optimizer has made; likewise
 
 
 class StoredTables:
     """The tables of one store, as a whole.
 
     Args:
-        requests: the store's.
         tables: by key, to which others are added later.
     """
 
@@ -189,14 +170,7 @@ class StoredTables:
             self.put("init", plan, key, StoredRows(*first))
 
     def put(self, what: str, plan: RowPlan, key: Key, given: StoredRows) -> None:
-        """Replace rows of a table, some with each message, and wait until all are there.
-
-        Args:
-            what: the call, for messages.
-            plan: of tables, one of which is that of ``key``.
-            key: of the table.
-            given: the rows.
-        """
+        """Replace rows of a table, some with each message, and wait until all are there."""
         number = plan.keys.index(key)
         table = plan.tables[number]
         parts = sum(part.dtype.itemsize * int(np.prod(part.shape[1:])) for part in given.parts.values())
@@ -263,14 +237,7 @@ class StoredTables:
         return totals
 
     def freeze(self, segments: Sequence[Segment], clock: int, since: Sequence[Version] | None = None) -> TableReading:
-        """Have the servers keep a table as it is once the round ``clock`` is over, and return what reads it.
-
-        Args:
-            segments: of the table, in the order of servers.
-            clock: see above.
-            since: only rows that have changed since the state of each stripe; None for all. All rows are read if a
-                server does not know what has changed; see ``TableReading.whole``.
-        """
+        """Have the servers keep a table as it is once the round ``clock`` is over, and return what reads it."""
         reading = self._freeze(segments, clock, since)
         if not reading.whole or all(frozen.whole for frozen in reading.stripes):
             return reading

@@ -6,11 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from kvstore import wire
-from kvstore.client.plans import ArrayRange, Parcel, Plan, views_of
-from kvstore.errors import UsageError
+from kvstore.client.pack import RowBlock, Striped
+from kvstore.client.plans import ArrayRange, Parcel, Plan, RowParcel, RowPlan, views_of
+from kvstore.errors import UsageError, WireError
+from kvstore.rows import slabs
+from kvstore.rows.ids import Ids
+from kvstore.rows.layout import read_rows
+from kvstore.rows.row_arguments import Wanted
+from kvstore.rows.sums import Rows
 from kvstore.values import (
     Arrays,
     TensorRange,
@@ -32,7 +39,6 @@ class Writer:
     """Writes arrays from the replies of the servers that hold their values.
 
     Args:
-        plan: of the keys.
         outs: what to write into, for each key an array; or a list of them, of any device and strides.
         copy: if False, let the caller's own tensors become the values themselves where these came in one range of
             memory.
@@ -60,11 +66,7 @@ class Writer:
         return crossed(values, outs, lengths=lengths)
 
     def take(self, parcel: Parcel, reply: wire.Values, decode: Decode | None = None) -> None:
-        """Write the values of ``parcel`` that a reply brings. May be called again with the same reply.
-
-        Args:
-            decode: writes compressed values; None for values as they are.
-        """
+        """Write the values of ``parcel`` that a reply brings. May be called again with the same reply."""
         without_grad(self._take, parcel, reply, decode)
         self._taken.add(reply.seq)
         if len(self._taken) == self._replies:  # copies to devices go on while other replies come
@@ -154,3 +156,157 @@ def _payload_of(parcel: Parcel, reply: wire.Values, decode: Decode | None) -> Se
     flat = torch.empty(parcel.size, dtype=torch.float32, device="cpu")
     decode(reply, [flat])
     return [TensorRange(0, flat.to(getattr(torch, parcel.dtype)))]
+
+
+class IncomingRows:
+    """Takes rows by their ids.
+
+    Args:
+        striped: the ids.
+        rows: of each table the memory that they are written into, of shape (n, width).
+        block: the array that has all of it, if it lies in one.
+        wanted: what is written when all are there; of each table, or empty.
+    """
+
+    union = False
+
+    def __init__(
+        self,
+        plan: RowPlan,
+        striped: Striped,
+        rows: Sequence[Rows],
+        block: RowBlock | None = None,
+        wanted: Sequence[Wanted] = (),
+    ) -> None:
+        self._plan = plan
+        self._striped = striped
+        self._rows = rows
+        self._block = block
+        self._wanted = wanted
+        self._items: list[slabs.Array] | None = None  # the rows as single items
+        self._missing = set(self.servers)
+
+    @classmethod
+    def of(cls, plan: RowPlan, wanted: Sequence[Wanted]) -> IncomingRows:
+        striped = Striped(plan, [each.ids for each in wanted])
+        return cls(plan, striped, [each.destination() for each in wanted], wanted=wanted)
+
+    @property
+    def servers(self) -> list[int]:
+        """The servers that have rows of these; one of them, if no rows are wanted."""
+        return [server for server in range(self._plan.servers) if self._striped.total(server)] or [0]
+
+    def counts(self, server: int) -> list[int]:
+        return self._striped.counts[server]
+
+    def ids(self, server: int) -> Ids:
+        return self._striped.ids(server)
+
+    def nbytes(self, server: int) -> int:
+        return self._plan.nbytes(self.counts(server))
+
+    def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
+        """Take what a server has answered. May be called again with the same answer."""
+        if reply.counts != self.counts(parcel.server):
+            raise WireError(f"expected {self.counts(parcel.server)} rows of the tables, got {reply.counts}")
+        self._collect(parcel.server, reply)
+        self._missing.discard(parcel.server)
+        if self._wanted and not self._missing:
+            for wanted, rows in zip(self._wanted, self._rows, strict=True):
+                wanted.write(rows)
+
+    def _collect(self, server: int, reply: wire.Rows) -> None:
+        """Put the rows of a reply where they belong among all."""
+        item = self._plan.item
+        if item is None:
+            parts = row_parts(self._plan, reply)
+            for rows, where, part in zip(self._rows, self._striped.positions(server), parts, strict=True):
+                if len(where):
+                    slabs.scatter(rows, where, part)
+            return
+        count = sum(reply.counts)
+        if len(reply.buffers) != 1 or len(reply.buffers[0]) != count * item.itemsize:
+            raise WireError(f"expected {count} rows of {item.itemsize} bytes, got {sum(map(len, reply.buffers))} bytes")
+        if not count:
+            return
+        came = np.frombuffer(reply.buffers[0], item)
+        if self._items is None:
+            arrays = self._rows if self._block is None else [self._block.rows]
+            self._items = [rows.view(item)[:, 0] for rows in arrays]
+        if self._block is None:
+            places = self._striped.positions(server)
+        else:
+            places = [self._striped.rows_in(self._block.firsts, server)]
+        at = 0
+        for items, where in zip(self._items, places, strict=True):
+            if len(where):
+                slabs.scatter_whole(items, where, came[at : at + len(where)])
+                at += len(where)
+
+
+class UnionRows:
+    """Takes all rows that the updates of a round have changed, and their ids.
+
+    Args:
+        wanted: of each table: what becomes these rows.
+    """
+
+    union = True
+
+    def __init__(self, plan: RowPlan, wanted: Sequence[Wanted]) -> None:
+        self._plan = plan
+        self._wanted = wanted
+        self._parts: dict[int, list[tuple[Ids, Rows]]] = {}  # by server, of each table
+
+    @property
+    def servers(self) -> list[int]:
+        return list(range(self._plan.servers))
+
+    def counts(self, server: int) -> list[int]:
+        return [0] * len(self._plan.tables)
+
+    def ids(self, server: int) -> Ids:
+        return np.zeros(0, np.int64 if self._plan.wide else np.int32)
+
+    def nbytes(self, server: int) -> int:
+        return 0
+
+    def take(self, parcel: RowParcel, reply: wire.Rows) -> None:
+        """Take what a server has answered. May be called again with the same answer."""
+        if len(reply.counts) != len(self._plan.tables) or len(reply.buffers) != 2:
+            raise WireError(f"expected rows and ids of {len(self._plan.tables)} tables, got others")
+        dtype = np.dtype(np.int64 if reply.wide else np.int32)
+        if len(reply.buffers[1]) != sum(reply.counts) * dtype.itemsize:
+            raise WireError(f"expected {sum(reply.counts)} ids, got {len(reply.buffers[1])} bytes")
+        ids = np.frombuffer(reply.buffers[1], dtype).astype(np.int64)
+        at, taken = 0, []
+        for count, part in zip(reply.counts, row_parts(self._plan, reply), strict=True):
+            taken.append((ids[at : at + count], part.copy()))  # the reply's memory is the server's
+            at += count
+        self._parts[parcel.server] = taken
+        if len(self._parts) == self._plan.servers:
+            for number, wanted in enumerate(self._wanted):
+                wanted.write_changed(*self._united(number))
+
+    def _united(self, number: int) -> tuple[Ids, Rows]:
+        """Return the rows of the table at ``number``, by rising ids."""
+        parts = [self._parts[server][number] for server in sorted(self._parts)]
+        ids = np.concatenate([ids for ids, _ in parts])
+        order = np.argsort(ids)
+        return ids[order], np.concatenate([rows for _, rows in parts])[order]
+
+
+RowReader: TypeAlias = IncomingRows | UnionRows
+
+
+def row_parts(plan: RowPlan, reply: wire.Rows) -> list[Rows]:
+    """Return the rows of each table that a reply brings."""
+    lengths = plan.lengths(reply.counts)
+    buffer: wire.Buffer = reply.buffers[0] if reply.buffers else b""
+    if len(buffer) != sum(lengths):
+        raise WireError(f"expected {sum(lengths)} bytes of rows, got {len(buffer)}")
+    view, at, parts = memoryview(buffer), 0, []
+    for table, count, length in zip(plan.tables, reply.counts, lengths, strict=True):
+        parts.append(read_rows(view[at : at + length], count, table.width, table.dtype, table.codec))
+        at += length
+    return parts

@@ -26,19 +26,12 @@ Kind: TypeAlias = tuple[int, float, float, torch.dtype, torch.device, bool]  # s
 
 @dataclass(eq=False)
 class FusedParameter:
-    """Arrays that are updated as one.
+    """Arrays that are updated as one."""
 
-    Attributes:
-        keys: of the arrays, in the order in memory.
-        shapes: of the arrays.
-        tensor: what torch.optim knows: of the only array's shape, or flat.
-        master: whether ``tensor`` is a float32 copy of weights of half precision.
-    """
-
-    keys: tuple[Key, ...]
-    shapes: tuple[Sequence[int], ...]
-    tensor: torch.Tensor
-    master: bool
+    keys: tuple[Key, ...]  # of the arrays, in the order in memory
+    shapes: tuple[Sequence[int], ...]  # of the arrays
+    tensor: torch.Tensor  # what torch.optim knows: of the only array's shape, or flat
+    master: bool  # whether ``tensor`` is a float32 copy of weights of half precision
 
     @cached
     def _ranges(self) -> dict[Key, tuple[int, int, Sequence[int]]]:
@@ -67,7 +60,6 @@ class FusedGroup:
     """Parameters that are updated together.
 
     Args:
-        parameters: which.
         kinds: for each parameter the number of its group of hyper-parameters, its multipliers of learning rate and
             weight decay, its dtype and device, and whether it has state already: torch's fused SGD takes the first
             momentum it finds for all.
@@ -77,12 +69,6 @@ class FusedGroup:
             longer than to update it.
         whole: whether the optimizer looks at whole arrays. Others treat arrays without elements as all others: these
             may be parts of a parameter, which has state.
-
-    Attributes:
-        params: what torch.optim knows, a tensor for each parameter.
-        keys: of each parameter.
-        members: the same, by kind.
-        stepped: whether they have been updated; then all have state.
     """
 
     def __init__(
@@ -93,14 +79,15 @@ class FusedGroup:
         flat: torch.Tensor | None = None,
         whole: bool = False,
     ) -> None:
+        # what torch.optim knows, a tensor for each parameter
         self.params = [parameter.tensor for parameter in parameters]
         self.keys = [parameter.keys for parameter in parameters]
-        self.members: dict[Kind, list[torch.Tensor]] = {}
+        self.members: dict[Kind, list[torch.Tensor]] = {}  # the same, by kind
         for param, kind in zip(self.params, kinds, strict=True):
             if whole and not param.numel():  # nothing to update, and Adafactor divides by the number of elements
                 continue
             self.members.setdefault(kind, []).append(param)
-        self.stepped = False
+        self.stepped = False  # whether they have been updated; then all have state
         self._weights = {place: weights[place] for place, parameter in enumerate(parameters) if parameter.master}
         self._sizes = [param.numel() for param in self.params]
         self._shaped = self.params if any(param.dim() != 1 for param in self.params) else None
@@ -130,7 +117,6 @@ class FusedGroup:
         self._flat = flat
 
     def split(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the parts of ``flat`` that belong to the params, in their shapes."""
         return split_like(flat, self._sizes, self._shaped)
 
     def take(self, grads: torch.Tensor | Sequence[torch.Tensor]) -> None:
@@ -143,7 +129,6 @@ class FusedGroup:
             param.grad = part
 
     def drop(self) -> None:
-        """Drop references to the caller's gradients."""
         if self._own is None:
             for param in self.params:
                 param.grad = None

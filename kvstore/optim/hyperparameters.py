@@ -11,11 +11,7 @@ from kvstore.wire.fields import MAX_HYPER_LIST, MAX_HYPER_TEXT
 
 
 def finite(name: str, value: Any) -> float | int:
-    """Return ``value`` as a finite Python number.
-
-    Raises:
-        UsageError: it is not a finite number. The message calls it ``name``.
-    """
+    """Return ``value`` as a finite Python number."""
     value = scalar(value)
     if isinstance(value, int) and abs(value) >= 2**63:  # more than the wire has for one
         value = float(value) if abs(value) < 2**1000 else math.inf
@@ -33,16 +29,11 @@ def positive(name: str, value: Any) -> float | int:
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is a number; a bool does not count as one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def plain(name: str, value: Any) -> Any:
-    """Return ``value`` as the wire can carry it: a number, bool, text, None, or a list of numbers.
-
-    Raises:
-        UsageError: it is something else, or too long. The message calls it ``name``.
-    """
+    """Return ``value`` as the wire can carry it: a number, bool, text, None, or a list of numbers."""
     value = scalar(value)
     if isinstance(value, str | list | tuple) and len(value) > (
         MAX_HYPER_TEXT if isinstance(value, str) else MAX_HYPER_LIST

@@ -28,7 +28,7 @@ from kvstore.optim.row_rules import AdagradRows, AdamRows, RowRule, SGDRows, Ten
 from kvstore.plain import scalar
 from kvstore.spec import Key, Spec, check_key
 from kvstore.table import TableSpec
-from kvstore.wire.arrays import MAX_GROUPS
+from kvstore.wire.fields import MAX_GROUPS
 
 log = logging.getLogger(__name__)
 
@@ -94,23 +94,15 @@ def builtin() -> dict[str, OptimizerClass]:
 
 
 def names() -> list[str]:
-    """The optimizers that are always there."""
     return sorted(builtin())
 
 
 def names_for_rows() -> list[str]:
-    """The optimizers that can update rows of tables."""
     return [name for name in names() if builtin()[name].rows is not None]
 
 
 def find(name: str) -> OptimizerClass:
-    """Return the optimizer called ``name``; one that the operator allows is imported now.
-
-    Raises:
-        UnknownName: there is none; the message lists those there are.
-        UsageError: it is allowed, but not there, or not usable.
-        ConfigError: what is allowed contradicts itself.
-    """
+    """Return the optimizer called ``name``; one that the operator allows is imported now."""
     found = builtin().get(SYNONYMS.get(name, name))
     if found is not None:
         return found
@@ -151,39 +143,28 @@ class Optimizer:
     """A description of an optimizer.
 
     Groups have numbers: 0 is that of the keys that are in none, then come ``groups`` in their order.
-
-    Attributes:
-        name: one of ``names()``.
-        lr: the learning rate.
-        hyper: torch's other hyper-parameters, by torch's names.
-        rescale_grad: gradients are multiplied by it first.
-        clip_gradient: then clipped to plus and minus this.
-        lr_mult, wd_mult: factors to ``lr`` and ``weight_decay`` by key.
-        groups: keys with other hyper-parameters, perhaps with another ``lr``.
     """
 
-    name: str
+    name: str  # one of ``names()``
     lr: float
-    hyper: dict[str, Any] = field(default_factory=dict)
-    rescale_grad: float = 1.0
-    clip_gradient: float | None = None
+    hyper: dict[str, Any] = field(default_factory=dict)  # torch's other hyper-parameters, by torch's names
+    rescale_grad: float = 1.0  # gradients are multiplied by it first
+    clip_gradient: float | None = None  # then clipped to plus and minus this
+    # lr_mult, wd_mult: factors to ``lr`` and ``weight_decay`` by key
     lr_mult: dict[Key, float] = field(default_factory=dict)
     wd_mult: dict[Key, float] = field(default_factory=dict)
-    groups: tuple[ParameterGroup, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()  # keys with other hyper-parameters, perhaps with another ``lr``
 
     @cached
     def found(self) -> OptimizerClass:
-        """The class, and what is particular to it."""
         return find(self.name)
 
     @cached
     def whole(self) -> bool:
-        """Whether it needs whole tensors."""
         return not self.found.elementwise
 
     @property
     def random(self) -> bool:
-        """Whether the same gradients give other weights in another process."""
         return bool(getattr(self.found.cls, "random", False))
 
     @cached
@@ -194,11 +175,9 @@ class Optimizer:
         return " ".join([self.name, *(f"{name}={value}" for name, value in options.items() if value != valid[name])])
 
     def same_rule(self, other: Optimizer | None) -> bool:
-        """Whether states made by ``other`` are valid for this one."""
         return other is not None and self.rule == other.rule
 
     def number_of(self, key: Key) -> int:
-        """Return the number of the group that ``key`` is in."""
         return self._numbers.get(key, 0)
 
     def hyper_of(self, number: int) -> dict[str, Any]:
@@ -221,12 +200,7 @@ class Optimizer:
         return self.found.hyperparameters | self.hyper_of(number)
 
     def changes(self, base: Mapping[str, Any], groups: Sequence[Mapping[str, Any]] = ()) -> dict[tuple[int, str], Any]:
-        """Return new values of hyper-parameters, of all keys and of each group, as pushes carry them.
-
-        Raises:
-            UnknownName: no such hyper-parameter.
-            UsageError: more groups than there are, or a value that can only be changed by ``set_optimizer``.
-        """
+        """Return new values of hyper-parameters, of all keys and of each group, as pushes carry them."""
         if len(groups) > len(self.groups):
             raise UsageError(f"{len(groups)} groups were given, but set_optimizer had {len(self.groups)}")
         changed = {
@@ -332,13 +306,7 @@ def require_shapes(optimizer: Optimizer | None, specs: Iterable[tuple[Key, Spec]
 
 
 def require_rule(optimizer: Optimizer, key: Key, grows: bool) -> None:
-    """Raise ``UsageError`` unless ``optimizer`` can update the rows of table ``key``.
-
-    Args:
-        optimizer: which.
-        key: of the table.
-        grows: whether pushes make its rows.
-    """
+    """Raise ``UsageError`` unless ``optimizer`` can update the rows of table ``key``."""
     if optimizer.found.rows is None:
         raise UsageError(
             f"{optimizer.name} cannot update key {key!r}, a table: it has no rule for rows; choose from "
@@ -445,6 +413,5 @@ def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:
 
 
 def log_replaced(old: Optimizer | None, new: Optimizer) -> None:
-    """Log a warning if ``new`` is another optimizer, so that the states of ``old`` are dropped."""
     if old is not None and not new.same_rule(old):
         log.warning("set_optimizer: %s replaces %s, whose state is dropped", new.rule, old.rule)

@@ -28,39 +28,29 @@ _HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable", 
 
 @dataclass(frozen=True)
 class OptimizerClass:
-    """An optimizer's class, and what a server must know of it.
-
-    Attributes:
-        cls: the class.
-        elementwise: whether each element is updated by itself. If not, arrays are neither cut over servers nor updated
-            together with others.
-        dims: how many dimensions arrays must have; None for any number.
-        own_aliases: other names of hyper-parameters, beside those that all optimizers have.
-        state_options: hyper-parameters that decide what the state means.
-        rows: how it updates rows of tables; None: it cannot.
-        alone: whether torch must step with one thread. Several would sum an array in an order that depends on their
-            number, and a server has more threads where its host has fewer servers.
-        unseen: whether its steps may change tensors so that torch does not count it, as through ``data``.
-    """
+    """An optimizer's class, and what a server must know of it."""
 
     cls: type[torch.optim.Optimizer]
+    # whether each element is updated by itself. If not, arrays are neither cut over servers nor updated together with
+    # others.
     elementwise: bool = True
-    dims: int | None = None
+    dims: int | None = None  # how many dimensions arrays must have; None for any number
+    # other names of hyper-parameters, beside those that all optimizers have
     own_aliases: Mapping[str, str] = field(default_factory=dict)
-    state_options: tuple[str, ...] = ()
-    rows: RowRule | None = None
+    state_options: tuple[str, ...] = ()  # hyper-parameters that decide what the state means
+    rows: RowRule | None = None  # how it updates rows of tables; None: it cannot
+    # whether torch must step with one thread. Several would sum an array in an order that depends on their number, and
+    # a server has more threads where its host has fewer servers.
     alone: bool = False
-    unseen: bool = False
+    unseen: bool = False  # whether its steps may change tensors so that torch does not count it, as through ``data``
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The default of each hyper-parameter, by the names of ``cls``."""
         parameters = inspect.signature(self.cls).parameters
         return {name: parameter.default for name, parameter in parameters.items() if name not in _HOW}
 
     @property
     def words(self) -> Mapping[str, tuple[str, ...]]:
-        """The hyper-parameters that are words, and which these may be."""
         return {}
 
     def require(self, hyper: Mapping[str, Any]) -> None:
@@ -76,11 +66,6 @@ class OptimizerClass:
         return {old: new for old, new in (ALIASES | dict(self.own_aliases)).items() if new in valid}
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Return an optimizer of ``params``.
-
-        Raises:
-            ValueError, TypeError: it refuses the hyper-parameters.
-        """
         make: Callable[..., torch.optim.Optimizer] = self.cls
         return make(params, **hyper)
 
@@ -89,7 +74,6 @@ class TorchClass(OptimizerClass):
     """A class of ``torch.optim``, fused where torch can."""
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Return an optimizer of ``params``."""
         make: Callable[..., torch.optim.Optimizer] = eager(self.cls)
         how = {"fused": True} if "fused" in inspect.signature(self.cls).parameters else {}
         return make(params, **hyper, **how)
@@ -100,12 +84,10 @@ class SGDClass(TorchClass):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The default of each hyper-parameter, by the names of ``cls``."""
         return super().hyperparameters | {"momentum_style": MOMENTUM_STYLES[0]}
 
     @property
     def words(self) -> Mapping[str, tuple[str, ...]]:
-        """The hyper-parameters that are words, and which these may be."""
         return {"momentum_style": MOMENTUM_STYLES}
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -132,38 +114,26 @@ class AllowedClass(OptimizerClass):
     """A class that the operator has allowed.
 
     It may say of itself what ``Tensorwise`` does. If it does not, arrays stay whole: it may look at norms.
-
-    Attributes:
-        own_counts: a subclass to be built in its place, which counts updates of each parameter; None if it does so.
     """
 
+    # a subclass to be built in its place, which counts updates of each parameter; None if it does so
     own_counts: type[torch.optim.Optimizer] | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """See ``OptimizerClass``: those that are numbers."""
         return {name: default for name, default in super().hyperparameters.items() if _is_number(default)}
 
     def require(self, hyper: Mapping[str, Any]) -> None:
-        """See ``OptimizerClass``; there are numbers alone."""
         for option, value in hyper.items():
             if not _is_number(value):
                 raise UsageError(f"{option}={value!r} is not a number")
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Return an optimizer of ``params``."""
         return OptimizerClass(self.own_counts or self.cls).build(params, hyper)
 
 
 def allowed(taken: Iterable[str]) -> dict[str, ClassReference]:
-    """Return where the classes are that are allowed, by name.
-
-    Args:
-        taken: the names of optimizers that are always there.
-
-    Raises:
-        ConfigError: one of those names is used again, or two entry points have the same.
-    """
+    """Return where the classes are that are allowed, by name."""
     found: dict[str, ClassReference] = {}
     for point in metadata.entry_points(group=ENTRY_POINTS):
         reference = ClassReference(point.name.lower(), point.module, point.attr)
@@ -181,11 +151,7 @@ def allowed(taken: Iterable[str]) -> dict[str, ClassReference]:
 
 @functools.cache
 def load(reference: ClassReference) -> AllowedClass:
-    """Import a class that is allowed, and look at it.
-
-    Raises:
-        UsageError: it is not there, or no optimizer that a server can use; the message says what to do.
-    """
+    """Import a class that is allowed, and look at it."""
     try:
         cls: Any = importlib.import_module(reference.module)
         for part in reference.cls.split("."):
@@ -252,7 +218,6 @@ def _first_step(cls: type[torch.optim.Optimizer]) -> _Step:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether ``value`` is a number, True or False, None, or several of these."""
     if isinstance(value, list | tuple):
         return all(map(_is_number, value))
     return value is None or isinstance(value, int | float)
@@ -284,7 +249,6 @@ def with_own_counts(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimi
                 group["params"] = params
 
         def _step_from(self, count: int, members: list[torch.Tensor]) -> None:
-            """Update ``members``, which have made ``count`` updates."""
             (group,) = self.param_groups
             group["params"] = members
             if count:

@@ -27,7 +27,6 @@ class ParamGroups:
     """The parameter groups of one description.
 
     Args:
-        optimizer: the description.
         name_of: gives the name by which ``optimizer`` knows a key; by default the key itself.
 
     Raises:
@@ -44,11 +43,9 @@ class ParamGroups:
         ]
 
     def number(self, key: Key) -> int:
-        """Return the number of the group that ``key`` is in."""
         return self.optimizer.number_of(self.name_of(key))
 
     def rates(self, keys: Sequence[Key]) -> list[Rates]:
-        """Return the rates of each of ``keys``."""
         optimizer = self.optimizer
         if not (optimizer.groups or optimizer.lr_mult or optimizer.wd_mult):
             return [Rates()] * len(keys)
@@ -59,13 +56,7 @@ class ParamGroups:
         ]
 
     def settings(self, rates: Rates, lr: float, changes: Changes) -> dict[str, Any]:
-        """Return what torch is to update parameters of these rates with: a param group without its parameters.
-
-        Args:
-            rates: of the parameters.
-            lr: the learning rate of groups that have none of their own.
-            changes: what differs from the description; see ``Optimizer.changes``.
-        """
+        """Return what torch is to update parameters of these rates with: a param group without its parameters."""
         number, lr_mult, wd_mult = rates
         changed: dict[int, dict[str, Any]] = {}
         for (group, name), value in changes.items():

@@ -15,17 +15,11 @@ from kvstore.optim.algorithms.tensorwise import Tensorwise
 
 
 class RowState(NamedTuple):
-    """What an optimizer keeps of each row, under one name.
+    """What an optimizer keeps of each row, under one name."""
 
-    Attributes:
-        columns: how many numbers; None: as many as the row has elements.
-        dtype: of the numbers.
-        initial: what they are before the row's first update.
-    """
-
-    columns: int | None
-    dtype: str
-    initial: float = 0.0
+    columns: int | None  # how many numbers; None: as many as the row has elements
+    dtype: str  # of the numbers
+    initial: float = 0.0  # what they are before the row's first update
 
 
 class RowRule(ABC):
@@ -33,12 +27,9 @@ class RowRule(ABC):
 
     A rule has no memory of its own: what a row's next update needs is in the row's states, and the count of updates is
     the table's.
-
-    Attributes:
-        scratches: whether ``step`` uses its scratch memory.
     """
 
-    scratches: ClassVar[bool] = True
+    scratches: ClassVar[bool] = True  # whether ``step`` uses its scratch memory
 
     @abstractmethod
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
@@ -50,7 +41,6 @@ class RowRule(ABC):
         """
 
     def reads_only(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether ``step`` leaves gradients as they are."""
         return False
 
     @abstractmethod
@@ -95,11 +85,9 @@ class SGDRows(RowRule):
     scratches = False
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
-        """Return what is kept of each row, by name."""
         return {"momentum_buffer": RowState(None, dtype)} if settings["momentum"] else {}
 
     def reads_only(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether ``step`` leaves gradients as they are."""
         if settings["maximize"] or settings["weight_decay"]:
             return False
         return not settings["momentum"] or not (settings["nesterov"] or settings.get("momentum_style") == "mxnet")
@@ -113,7 +101,6 @@ class SGDRows(RowRule):
         count: int,
         scratch: torch.Tensor,
     ) -> None:
-        """Update rows and states in place."""
         prepare(rows, grads, settings)
         lr, momentum = settings["lr"], settings["momentum"]
         if not momentum:
@@ -136,7 +123,6 @@ class AdagradRows(RowRule):
     """
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
-        """Return what is kept of each row, by name."""
         return {"sum": RowState(None, dtype, settings["initial_accumulator_value"])}
 
     def step(
@@ -148,7 +134,6 @@ class AdagradRows(RowRule):
         count: int,
         scratch: torch.Tensor,
     ) -> None:
-        """Update rows and states in place."""
         prepare(rows, grads, settings)
         states["sum"].add_(torch.mul(grads, grads, out=scratch))
         grads.div_(torch.sqrt(states["sum"], out=scratch).add_(settings["eps"]))
@@ -165,20 +150,15 @@ class AdamRows(RowRule):
 
     An update without rows counts. So it does in torch if there is a gradient that has no rows; torch leaves out what
     has no gradient. A server cannot tell the two apart, for the rows of a round may all be on other servers.
-
-    Attributes:
-        decoupled: whether decay is decoupled, where the hyper-parameters do not say.
     """
 
-    decoupled: bool = False
+    decoupled: bool = False  # whether decay is decoupled, where the hyper-parameters do not say
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
-        """Return what is kept of each row, by name."""
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if settings["amsgrad"] else [])]
         return {name: RowState(None, dtype) for name in names}
 
     def reads_only(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether ``step`` leaves gradients as they are."""
         decays = settings["weight_decay"] and not settings.get("decoupled_weight_decay", self.decoupled)
         return not (settings["maximize"] or decays)
 
@@ -191,7 +171,6 @@ class AdamRows(RowRule):
         count: int,
         scratch: torch.Tensor,
     ) -> None:
-        """Update rows and states in place."""
         mean, square, (beta1, beta2), lr = states["exp_avg"], states["exp_avg_sq"], settings["betas"], settings["lr"]
         decoupled = settings.get("decoupled_weight_decay", self.decoupled)
         if decoupled:
@@ -214,22 +193,14 @@ class AdamRows(RowRule):
 
 @dataclass(frozen=True)
 class TensorwiseRows(RowRule):
-    """The formula of an optimizer that updates each element, or each row of a matrix, by itself.
-
-    Attributes:
-        cls: the optimizer.
-        wide: the names of states that are as wide as a row.
-        narrow: the names of states that are one number for each row.
-        initial: the hyper-parameter that says what the narrow states are at first; None: 0.
-    """
+    """The formula of an optimizer that updates each element, or each row of a matrix, by itself."""
 
     cls: type[Tensorwise]
-    wide: Sequence[str] = ()
-    narrow: Sequence[str] = ()
-    initial: str | None = None
+    wide: Sequence[str] = ()  # the names of states that are as wide as a row
+    narrow: Sequence[str] = ()  # the names of states that are one number for each row
+    initial: str | None = None  # the hyper-parameter that says what the narrow states are at first; None: 0
 
     def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
-        """Return what is kept of each row, by name."""
         first = settings[self.initial] if self.initial else 0.0
         wide = {name: RowState(None, dtype) for name in self.wide}
         return wide | {name: RowState(1, dtype, first) for name in self.narrow}
@@ -243,7 +214,6 @@ class TensorwiseRows(RowRule):
         count: int,
         scratch: torch.Tensor,
     ) -> None:
-        """Update rows and states in place."""
         self._optimizer.update(
             rows, grads, {**states, "step": torch.tensor(count - 1.0, dtype=torch.float32, device="cpu")}, settings
         )

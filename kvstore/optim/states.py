@@ -36,12 +36,10 @@ class StateStore:
 
     Args:
         groups: the optimizer's; see ``configure``.
-
-    Attributes:
-        by_param: torch's own: the state of each parameter that has one. torch.optim reads and writes it.
     """
 
     def __init__(self, groups: ParamGroups) -> None:
+        # torch's own: the state of each parameter that has one. torch.optim reads and writes it.
         self.by_param: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         self._groups = groups
         self._parameters: dict[Key, FusedParameter] = {}
@@ -76,7 +74,6 @@ class StateStore:
     # ---- out, and in
 
     def of(self, keys: Iterable[Key]) -> StateTensors:
-        """Return the states of ``keys``, those that have any."""
         states: StateTensors = {}
         for key in keys:
             state: Mapping[str, torch.Tensor] = self._loose.get(key, _NO_STATE)
@@ -141,7 +138,6 @@ class StateStore:
                 raise Mismatch(f"{count} of key {name!r} is {step}, and counts updates")
 
     def _specs_after_a_step(self, key: Key, weight: torch.Tensor) -> dict[str, Spec]:
-        """Return what the state of ``key``, by name, is after a step from none."""
         model = StateStore(self._groups)
         tensor = model.alone(key, torch.zeros_like(weight)).tensor
         tensor.grad = torch.zeros_like(tensor)
@@ -171,12 +167,7 @@ class StateStore:
     def fuse(
         self, members: Sequence[tuple[Sequence[Key], Sequence[Sequence[int]]]], weights: Sequence[torch.Tensor]
     ) -> list[FusedParameter]:
-        """Return new parameters, with the states that their keys have.
-
-        Args:
-            members: the keys of each, which are in no parameter, and their shapes.
-            weights: of each parameter; of several keys back to back.
-        """
+        """Return new parameters, with the states that their keys have."""
         parameters: list[FusedParameter] = []
         stateless: dict[int, list[tuple[Key, torch.Tensor]]] = {}  # by number of the group
         for (keys, shapes), weight in zip(members, weights, strict=True):
@@ -221,7 +212,6 @@ class StateStore:
                 self._loose[member] = state
 
     def forget(self, params: Iterable[torch.Tensor]) -> None:
-        """Drop the states of ``params``."""
         for param in params:
             self.by_param.pop(param, None)
 
@@ -264,7 +254,6 @@ def _require_dense(key: Key, weight: torch.Tensor) -> None:
 
 
 def _first_states(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the state after a first step, for each group's number."""
     cpu = torch.device("cpu")
     return [first_state(optimizer, number, cpu) for number in range(len(optimizer.groups) + 1)]
 
@@ -302,22 +291,13 @@ def pack_states(states: Iterable[SegmentState]) -> dict[str, Any]:
 
 
 def unpack_states(message: wire.OptimizerStates | wire.PutStates | wire.StatesState) -> list[SegmentState]:
-    """Return the states that a message carries, in its own memory.
-
-    Raises:
-        WireError: its buffers are not those of tensors of these shapes.
-        UsageError: there can be no tensor of such a shape.
-    """
+    """Return the states that a message carries, in its own memory."""
     values = _unpacked(message, message.buffers)
     return list(map(SegmentState, message.ids, message.names, values))
 
 
 def pack_parts(parts: Iterable[tuple[Sequence[int], str, torch.Tensor]]) -> tuple[dict[str, Any], list[wire.Buffer]]:
-    """Return the fields of ``Updated`` that describe states, and the frames of these: their tensors, not copies.
-
-    Args:
-        parts: the segments that have each state, its name and value; see ``StateStore.parts``.
-    """
+    """Return the fields of ``Updated`` that describe states, and the frames of these: their tensors, not copies."""
     listed = list(parts)
     specs = [spec_of(value) for _, _, value in listed]
     fields = {
@@ -333,15 +313,7 @@ def pack_parts(parts: Iterable[tuple[Sequence[int], str, torch.Tensor]]) -> tupl
 def unpack_parts(
     message: wire.Updated, frames: Sequence[wire.Buffer], shapes: Mapping[int, Sequence[int]]
 ) -> dict[tuple[Key, str], torch.Tensor]:
-    """Return the states that ``message`` describes and ``frames`` carry, by segment and name, in their memory.
-
-    Args:
-        shapes: of the segments.
-
-    Raises:
-        WireError, UsageError: see ``unpack_states``.
-        ValueError: a state does not have as many elements as its segments.
-    """
+    """Return the states that ``message`` describes and ``frames`` carry, by segment and name, in their memory."""
     owners = iter(message.owners)
     states: dict[tuple[Key, str], torch.Tensor] = {}
     for count, name, value in zip(message.counts, message.names, _unpacked(message, frames), strict=True):

@@ -38,15 +38,7 @@ def write(
     residuals: Residuals | None = None,
     note: str | None = None,
 ) -> None:
-    """Write the states, by (key, name of the state), to ``path``: the old file or the new one, never half of one.
-
-    Args:
-        path: of the file.
-        optimizer: its name.
-        states: by key and name of the state.
-        residuals: of this worker's compression.
-        note: what ``read_note`` is to give.
-    """
+    """Write the states, by (key, name of the state), to ``path``: the old file or the new one, never half of one."""
     keys = list(dict.fromkeys(key for key, _ in states))
     number = {key: i for i, key in enumerate(keys)}
     tensors = {
@@ -63,12 +55,7 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, StateTensors]:
-    """Return the optimizer's name and the states that ``write`` wrote.
-
-    Raises:
-        UsageError: the file is not one of these.
-        OSError: it cannot be read.
-    """
+    """Return the optimizer's name and the states that ``write`` wrote."""
     with _opened(path) as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
@@ -86,12 +73,7 @@ def read(path: str | os.PathLike[str]) -> tuple[str, StateTensors]:
 
 
 def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
-    """Return the residuals of the worker that wrote ``path``; None if it did not compress.
-
-    Raises:
-        UsageError: the file is damaged.
-        OSError: it cannot be read.
-    """
+    """Return the residuals of the worker that wrote ``path``; None if it did not compress."""
     with _opened(path) as file:
         text = (file.metadata() or {}).get("residuals")
         if text is None:
@@ -103,34 +85,19 @@ def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
 
 
 def read_note(path: str | os.PathLike[str]) -> str | None:
-    """Return the note that ``write`` was given for ``path``, if any.
-
-    Raises:
-        UsageError: the file is damaged.
-        OSError: it cannot be read.
-    """
+    """Return the note that ``write`` was given for ``path``, if any."""
     with _opened(path) as file:
         return (file.metadata() or {}).get("note")
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[Key]:
-    """Return the keys that have states in ``path``.
-
-    Raises:
-        UsageError: the file is damaged.
-        OSError: it cannot be read.
-    """
+    """Return the keys that have states in ``path``."""
     with _opened(path) as file:
         return [check_key(key) for key in json.loads((file.metadata() or {}).get("keys", "[]"))]
 
 
 def alike(path: str | os.PathLike[str], one: Key, other: Key) -> bool:
-    """Return whether two keys have the same states in ``path``.
-
-    Raises:
-        UsageError: the file is damaged.
-        OSError: it cannot be read.
-    """
+    """Return whether two keys have the same states in ``path``."""
     with _opened(path) as file:
         keys = json.loads((file.metadata() or {}).get("keys", "[]"))
         by_key: list[dict[str, torch.Tensor]] = []
@@ -160,7 +127,6 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def require_optimizer(saved: str, current: str, path: str | os.PathLike[str]) -> None:
-    """Raise ``UsageError`` unless the states in ``path`` are those of the ``current`` optimizer."""
     if saved != current:
         raise UsageError(f"{path} holds the states of {saved}, but the optimizer is {current}")
 

@@ -29,11 +29,9 @@ class Updater:
     ``multi_precision``.
 
     Args:
-        optimizer: what to do.
         name_of: gives the name by which the optimizer's groups and multipliers know a key; by default the key itself.
 
     Attributes:
-        states: what the optimizer keeps of each key.
         lr, rescale_grad, changes: what the next updates use instead of the optimizer's own; see
             ``Optimizer.require_changes``.
 
@@ -43,20 +41,15 @@ class Updater:
 
     def __init__(self, optimizer: Optimizer, name_of: Callable[[Key], Key] | None = None) -> None:
         groups = ParamGroups(optimizer, name_of)
-        self.states = StateStore(groups)
+        self.states = StateStore(groups)  # what the optimizer keeps of each key
         self._use(groups)
 
     @property
     def optimizer(self) -> Optimizer:
-        """The description that updates follow."""
         return self._groups.optimizer
 
     def configure(self, optimizer: Optimizer) -> None:
-        """Go on with other numbers for the same rule, keeping the states.
-
-        Raises:
-            ValueError: torch refuses the numbers; nothing has changed.
-        """
+        """Go on with other numbers for the same rule, keeping the states."""
         groups = ParamGroups(optimizer, self._groups.name_of)
         self.states.configure(groups)
         self._use(groups)
@@ -114,7 +107,6 @@ class Updater:
         return FusedGroup(parameters, kinds, weights, flat, self.optimizer.whole)
 
     def reads_only(self) -> bool:
-        """Whether ``step`` leaves gradients as they are."""
         return self._reads_only and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
 
     def rescale(self, grads: list[torch.Tensor]) -> None:
@@ -189,7 +181,6 @@ class Updater:
         )
 
     def _clip(self, grads: list[torch.Tensor]) -> None:
-        """Clip gradients in place."""
         if self.optimizer.clip_gradient is not None:
             torch._foreach_clamp_min_(grads, -self.optimizer.clip_gradient)
             torch._foreach_clamp_max_(grads, self.optimizer.clip_gradient)
@@ -246,17 +237,11 @@ NO_CHANGES: Changes = MappingProxyType({})
 
 
 class RowHyperparameters(NamedTuple):
-    """What an update uses in place of the optimizer's own; None, or no change: the optimizer's own.
+    """What an update uses in place of the optimizer's own; None, or no change: the optimizer's own."""
 
-    Attributes:
-        lr: the learning rate of tables whose group has none of its own.
-        rescale: what gradients are multiplied by first.
-        changes: see ``Optimizer.changes``.
-    """
-
-    lr: float | None = None
-    rescale: float | None = None
-    changes: Changes = NO_CHANGES
+    lr: float | None = None  # the learning rate of tables whose group has none of its own
+    rescale: float | None = None  # what gradients are multiplied by first
+    changes: Changes = NO_CHANGES  # see ``Optimizer.changes``
 
 
 OWN = RowHyperparameters()
@@ -266,18 +251,9 @@ class RowUpdater:
     """Updates rows of one table.
 
     Args:
-        optimizer: what to do.
         key: of the table, by which ``optimizer`` knows it.
-        dtype: of the table.
         width: how many elements a row has.
         grows: whether the table grows.
-
-    Attributes:
-        rule: what states must have in common to be those of this updater.
-        states: what is kept of each row, by name. Updaters of one rule may differ in it: without momentum, there is no
-            ``momentum_buffer``.
-        lazy: whether rows stay as they are that have no gradient. If not, each step must be given all rows of the
-            table, with gradients of 0 where nothing was pushed.
 
     Raises:
         UsageError: the optimizer has no rule for rows of such a table.
@@ -293,8 +269,12 @@ class RowUpdater:
         self._width = width
         self._scratch = self._kept = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
         self._use(OWN)
-        self.rule = optimizer.rule
+        self.rule = optimizer.rule  # what states must have in common to be those of this updater
+        # what is kept of each row, by name. Updaters of one rule may differ in it: without momentum, there is no
+        # ``momentum_buffer``.
         self.states: Mapping[str, RowState] = self._rule.states(self._settings, dtype)
+        # whether rows stay as they are that have no gradient. If not, each step must be given all rows of the table,
+        # with gradients of 0 where nothing was pushed.
         self.lazy = optimizer.lazy(self._rates.group)
 
     def steps_as(self, other: RowUpdater) -> bool:
@@ -302,7 +282,6 @@ class RowUpdater:
         return self._optimizer is other._optimizer and self._rates == other._rates and self.lazy == other.lazy
 
     def empty_states(self, count: int) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-        """Return memory for the states of ``count`` rows, by name, each of shape (count, columns)."""
         return {
             name: np.empty((count, self._width if state.columns is None else state.columns), state.dtype)
             for name, state in self.states.items()
@@ -365,7 +344,6 @@ class RowUpdater:
         self._rule.step(rows, grads, states, self._settings, count, scratch)
 
     def _use(self, hyper: RowHyperparameters) -> None:
-        """Update with ``hyper`` from now on."""
         lr = self._optimizer.lr if hyper.lr is None else hyper.lr
         self._settings: dict[str, Any] = self._groups.settings(self._rates, lr, hyper.changes)
         self._hyper = hyper

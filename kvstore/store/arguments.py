@@ -11,15 +11,7 @@ from kvstore.spec import Key, check_key, kind_of
 
 
 def group(key: Any, value: Any) -> dict[Key, list[Any]]:
-    """Return the list of values of each key. A key that is listed twice gets the values of both.
-
-    Args:
-        key: a key, or a list of them.
-        value: for a single key an array or a list of arrays; for a list of keys a list with one such entry for each.
-
-    Raises:
-        UsageError: keys and values do not match, or a key is neither an int nor a str.
-    """
+    """Return the list of values of each key. A key that is listed twice gets the values of both."""
     if not isinstance(key, list | tuple):
         return {check_key(key): _listed(key, value)}
     if not key:
@@ -50,11 +42,7 @@ def pairs(key: Any, value: Any, kind: type | None) -> tuple[list[Key], list[Any]
 
 
 def one_kind(keys: Iterable[Key], kind: type | None) -> type:
-    """Return the one type that all ``keys`` have, and the store's earlier keys (``kind``).
-
-    Raises:
-        UsageError: there are two types: 3 and '3' would be different keys.
-    """
+    """Return the one type that all ``keys`` have, and the store's earlier keys (``kind``)."""
     for key in keys:
         key_type = str if isinstance(key, str) else int
         if kind is not None and key_type is not kind:
@@ -79,33 +67,22 @@ ROUND = "round"  # in place of ids: those that any worker has pushed in the roun
 
 @dataclass(eq=False)
 class RowRequest:
-    """One array of ids whose rows are wanted, and what they are written into.
+    """One array of ids whose rows are wanted, and what they are written into."""
 
-    Attributes:
-        ids: as given; None for the rows that the same call pushes, and for a key that has an array; ``ROUND`` for all
-            rows that the same round changes.
-        out: as given. None is to be replaced by a new tensor; where ``ids`` is None or ``ROUND``, by what is pushed.
-    """
-
+    # as given; None for the rows that the same call pushes, and for a key that has an array; ``ROUND`` for all rows
+    # that the same round changes
     ids: Any
-    out: Any
+    out: Any  # as given. None is to be replaced by a new tensor; where ``ids`` is None or ``ROUND``, by what is pushed.
 
 
 @dataclass(frozen=True)
 class RowRequests:
-    """All rows that a call wants.
+    """All rows that a call wants."""
 
-    Attributes:
-        by_key: the requests of each key.
-        listed: the requests of each key that was listed, in that order; of one key or several.
-        single: whether the call was about one key, not about a list.
-        made: whether the call gave nothing to write into, so that it returns what is made for it.
-    """
-
-    by_key: dict[Key, list[RowRequest]]
-    listed: list[list[RowRequest]]
-    single: bool
-    made: bool
+    by_key: dict[Key, list[RowRequest]]  # the requests of each key
+    listed: list[list[RowRequest]]  # the requests of each key that was listed, in that order; of one key or several
+    single: bool  # whether the call was about one key, not about a list
+    made: bool  # whether the call gave nothing to write into, so that it returns what is made for it
 
     def result(self) -> Any:
         """Return what the call returns: what was made for it, in the form of its arguments."""
@@ -116,18 +93,7 @@ class RowRequests:
 
 
 def requests_of(key: Any, out: Any, row_ids: Any) -> RowRequests:
-    """Return which rows a call wants.
-
-    Args:
-        key: a key, or a list of them.
-        out: for a single key what is written into, or a list of that; for a list of keys a list with one such entry for
-            each. None for nothing.
-        row_ids: for a single key an array of ids, or a list of arrays, one for each of its outs or one for all; for a
-            list of keys a list with one such entry for each. An entry may be None; see ``RowRequest``.
-
-    Raises:
-        UsageError: they do not match, or there are no ``row_ids``.
-    """
+    """Return which rows a call wants."""
     if row_ids is None:
         raise UsageError("row_ids is missing: pass the ids of the rows to pull; pull(key, out) is for whole arrays")
     single = not isinstance(key, list | tuple)
@@ -146,16 +112,7 @@ def requests_of(key: Any, out: Any, row_ids: Any) -> RowRequests:
 
 
 def array_outs(key: Key, requests: list[RowRequest], values: list[Any]) -> list[Any]:
-    """Return what the array of ``key`` is written into, in a call that may be about tables, too.
-
-    Args:
-        key: of an array.
-        requests: of the key.
-        values: what the call pushes to it, which is written into where there is nothing else.
-
-    Raises:
-        UsageError: rows are asked for.
-    """
+    """Return what the array of ``key`` is written into, in a call that may be about tables, too."""
     for request in requests:
         if request.ids is not None:
             raise UsageError(f"key {key!r} has an array, and no rows: its row_ids must be None")

@@ -24,29 +24,21 @@ T = TypeVar("T", bound="type[KVStore]")
 
 
 class TableChanges(NamedTuple):
-    """What one worker knows of the changes of a table. Rows that were pulled before it differs may be old.
+    """What one worker knows of the changes of a table. Rows that were pulled before it differs may be old."""
 
-    Attributes:
-        changes: how often this worker has pushed to the table or changed it otherwise, and how many barriers it has
-            passed, for another worker may have changed the table before one.
-        loads: how often ``load_table`` has been called: what was computed from rows before it belongs to rows that are
-            no longer there.
-    """
-
+    # how often this worker has pushed to the table or changed it otherwise, and how many barriers it has passed, for
+    # another worker may have changed the table before one
     changes: int
+    # how often ``load_table`` has been called: what was computed from rows before it belongs to rows that are no longer
+    # there
     loads: int
 
 
 class ReservedJoin(NamedTuple):
-    """The calls of a store whose ``join`` is reserved.
+    """The calls of a store whose ``join`` is reserved."""
 
-    Attributes:
-        begin: see ``KVStore.begin_join``.
-        join: see ``KVStore.join``.
-    """
-
-    begin: Callable[[], None]
-    join: Callable[[float | None], int]
+    begin: Callable[[], None]  # see ``KVStore.begin_join``
+    join: Callable[[float | None], int]  # see ``KVStore.join``
 
 
 @outside_graphs

@@ -67,11 +67,7 @@ class LocalTables:
         return len(self.specs)
 
     def add(self, values: Mapping[Key, Any]) -> None:
-        """Make tables: all, or none if an exception is raised.
-
-        Args:
-            values: by key a ``Table``, or a row-sparse value with a shape, which has its first rows.
-        """
+        """Make tables: all, or none if an exception is raised."""
         firsts = {key: first_rows(described("init", name_of(key, value), 0), value) for key, value in values.items()}
         specs = {key: table for key, (table, _) in firsts.items()}
         updaters = {} if self._optimizer is None else row_updaters(self._optimizer, specs)
@@ -87,12 +83,10 @@ class LocalTables:
         self._updaters |= updaters
 
     def resolved(self, by_key: dict[Key, Any]) -> dict[Key, Any]:
-        """Return ``by_key`` with the keys of arrays whose rows tables have now replaced by those of the tables."""
         moved = self.moved
         return {moved.get(key, key): value for key, value in by_key.items()} if moved else by_key
 
     def require(self, optimizer: Optimizer) -> None:
-        """Raise ``UsageError`` unless ``optimizer`` can update the rows of all tables."""
         row_updaters(optimizer, self.specs)
 
     def use(self, optimizer: Optimizer | None) -> None:
@@ -104,19 +98,10 @@ class LocalTables:
             rows.use(updaters.get(key))
 
     def contribution(self, key: Key, values: list[Any]) -> tuple[Ids, Rows]:
-        """Return what a push of ``values`` contributes; see ``kvstore.rows.row_arguments``."""
         return contribution(described("push", self.specs[key].name(key), 0), self.specs[key], values, self._finite)
 
     def update(self, key: Key, ids: Ids, sums: Rows, hyper: RowHyperparameters, function: Function | None) -> Ids:
-        """Make one update of a table; return the ids of the rows that have changed.
-
-        Args:
-            key: of the table.
-            ids: rising.
-            sums: the gradients of these rows; they stay as they are.
-            hyper: of this update.
-            function: the user's updater, in place of an optimizer.
-        """
+        """Make one update of a table; return the ids of the rows that have changed."""
         rows = self._tables[key]
         self._changed(key)
         if function is not None:
@@ -135,19 +120,12 @@ class LocalTables:
             raise WeightsInDoubt(text, [key]) from exc
 
     def pull(self, key: Key, wanted: Wanted, changed: Ids | None = None) -> None:
-        """Write the rows that are wanted.
-
-        Args:
-            key: of the table.
-            wanted: which, and where to.
-            changed: the ids of the rows that the push of the same call has changed.
-        """
+        """Write the rows that are wanted."""
         wanted.write(self.rows(key, wanted.ids))
         if wanted.changed and changed is not None:
             wanted.write_changed(changed, self.rows(key, changed))
 
     def rows(self, key: Key, ids: Ids) -> Rows:
-        """Return the rows of ``ids``, in new memory."""
         table = self.specs[key]
         out: Rows = np.empty((len(ids), table.width), table.dtype)
         self._tables[key].pull(ids, out)
@@ -176,7 +154,6 @@ class LocalTables:
         return pages
 
     def states(self) -> dict[tuple[Key, str], torch.Tensor]:
-        """Return the optimizer's states of all rows, as files have them."""
         states: dict[tuple[Key, str], torch.Tensor] = {}
         for key, rows in self._tables.items():
             frozen = rows.freeze()
@@ -265,11 +242,7 @@ class LocalTables:
 
 
 def row_updaters(optimizer: Optimizer, tables: Mapping[Key, Table]) -> dict[Key, RowUpdater]:
-    """Return what updates the rows of each of ``tables`` with ``optimizer``.
-
-    Raises:
-        Unsupported, UsageError: it cannot.
-    """
+    """Return what updates the rows of each of ``tables`` with ``optimizer``."""
     return {
         key: RowUpdater(optimizer, table.name(key), table.dtype, table.width, table.grows)
         for key, table in tables.items()
@@ -295,7 +268,6 @@ class LocalStore(KVStore):
 
     @classmethod
     def create(cls, name: str, _canonical: str, options: Mapping[str, Any]) -> KVStore:
-        """Make one for ``kvstore.create``."""
         require_options(name, options, ("check_finite",))
         return cls(name, flag("check_finite", options.get("check_finite")))
 
@@ -569,7 +541,6 @@ class LocalStore(KVStore):
         return tensors
 
     def _table(self, key: Any) -> Key:
-        """Return ``key`` if it is a table's."""
         self._check()
         known: Key = check_key(key)
         one_kind([known], self._kind)

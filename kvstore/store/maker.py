@@ -23,12 +23,7 @@ _maker: ContextVar[tuple[str, str]] = ContextVar("maker", default=(BY_THE_PROGRA
 
 @contextmanager
 def made_by(what: str, name: str = COUNTED) -> Iterator[None]:
-    """Let the stores that are made in this block be those of ``what``, such as ``Trainer``; an inner block counts.
-
-    Args:
-        what: what makes them.
-        name: by which readers find them: ``COUNTED``, ``GROUP`` or ``UNNAMED``.
-    """
+    """Let the stores that are made in this block be those of ``what``, such as ``Trainer``; an inner block counts."""
     token = _maker.set((what, name))
     try:
         yield
@@ -37,7 +32,6 @@ def made_by(what: str, name: str = COUNTED) -> Iterator[None]:
 
 
 def maker() -> str:
-    """Return what makes stores here."""
     return _maker.get()[0]
 
 

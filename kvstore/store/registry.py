@@ -41,11 +41,7 @@ def register(name: str, make: Callable[..., Any]) -> None:
 
 
 def find(name: str) -> Builtin | Callable[..., Any]:
-    """Return what makes the store called ``name``, in upper or lower case.
-
-    Raises:
-        UnknownName: no store has that name; the message lists the names there are.
-    """
+    """Return what makes the store called ``name``, in upper or lower case."""
     lowered = name.lower()
     if lowered in REGISTERED:
         return REGISTERED[lowered]
@@ -61,7 +57,6 @@ def canonical(name: str) -> str:
 
 
 def store_names() -> list[str]:
-    """The names that ``create`` knows."""
     return [*_BUILTIN, *sorted(REGISTERED)]
 
 

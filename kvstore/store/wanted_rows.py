@@ -25,18 +25,7 @@ def wanted_rows(
     requests: Sequence[RowRequest],
     pushed: Sequence[Any] | None = None,
 ) -> Wanted:
-    """Return which rows ``requests`` want. Outputs that they lack are made, or are what is pushed.
-
-    Args:
-        call, key, rank: the call, its key and the worker, for messages.
-        table: the value of ``key``.
-        requests: of the key.
-        pushed: what the same call pushes, one value for each device; None if it pushes nothing.
-
-    Raises:
-        Mismatch: an output has another shape or dtype than the rows.
-        UsageError: an id cannot be in the table, or there are no ids.
-    """
+    """Return which rows ``requests`` want. Outputs that they lack are made, or are what is pushed."""
     what = described(call, table.name(key), rank)
     wanted = Wanted(what, table)
     for position, request in enumerate(requests):

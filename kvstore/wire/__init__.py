@@ -15,10 +15,8 @@ fields       the check of each field
 """
 
 from kvstore.wire.arrays import (
-    MAX_PRIORITY,
     Borrowed,
     Close,
-    CodecDescription,
     GetStates,
     Init,
     Lend,
@@ -34,6 +32,7 @@ from kvstore.wire.arrays import (
     Values,
 )
 from kvstore.wire.checkpoints import AwaitCapture, Capture, Captured
+from kvstore.wire.fields import MAX_PRIORITY, MAX_STORES, CodecDescription
 from kvstore.wire.frames import VERSION, Buffer, decode, encode, frame_groups, pack_arrays, require_short, unpack_arrays
 from kvstore.wire.guests import (
     Connect,
@@ -87,7 +86,6 @@ from kvstore.wire.members import (
 )
 from kvstore.wire.messages import (
     MAX_REASON,
-    MAX_STORES,
     Ack,
     Explain,
     Explanation,

@@ -9,79 +9,33 @@ from typing import Annotated, Any
 from kvstore.errors import WireError
 from kvstore.job.settings import MAX_NODES
 from kvstore.lineage import UNKNOWN
-from kvstore.rule import AGGREGATE, LATE, MAX_STALENESS, MODES
+from kvstore.rule import AGGREGATE, LATE
 from kvstore.spec import HALVES, sum_dtype
 from kvstore.wire import fields as f
 from kvstore.wire.frames import ATTRIBUTE, Buffer, SharedFields, message
 from kvstore.wire.messages import (
-    Clocks,
-    Dtypes,
-    Ids,
-    Keys,
-    Kinds,
-    Lineage,
-    Mults,
-    Number,
-    Pairs,
-    Ranks,
     Reply,
     Request,
-    Seq,
-    Shapes,
-    Store,
-    Text,
     require_known,
     same_length,
 )
-
-CodecDescription = Annotated[
-    "list[Any] | None",
-    f.optional(f.tuple_of(f.text(16), f.list_of(f.tuple_of(f.text(32), f.hyperparameter), 16))),
-]  # a type of compression and its numbers; see ``kvstore.codecs``
-Lengths = Annotated[list[int], f.integers(0, 1 << 40)]  # bytes of each payload
-SegmentCounts = Annotated[list[int], f.integers(1, 1 << 20)]  # of how many segments each payload is; empty: of one
-Owners = Annotated[list[int], f.integers(0, 2**32)]  # of states: the segment of each, which may have several
-Names = Annotated[list[str], f.list_of(f.text(64))]
-
-# The fields of a rule that not every value of their type suits.
-Mode = Annotated[str, f.choice(*MODES)]
-Staleness = Annotated["int | None", f.optional(f.integer(0, MAX_STALENESS))]
-Quorum = Annotated["int | None", f.optional(f.integer(1, MAX_NODES))]
-Late = Annotated[str, f.choice(*LATE)]
-Aggregation = Annotated[str, f.choice(*AGGREGATE)]
-
-MAX_PRIORITY = 2**31
-Priority = Annotated["int | None", f.optional(f.integer(-MAX_PRIORITY, MAX_PRIORITY))]
-
-MAX_GROUPS = 4096
-Groups = Annotated[
-    list[list[Any]],
-    f.list_of(f.tuple_of(f.list_of(f.key), f.list_of(f.tuple_of(f.text(64), f.hyperparameter), 64)), MAX_GROUPS),
-]  # keys, and their own hyper-parameters
-Changes = Annotated[
-    list[list[Any]],
-    f.list_of(f.tuple_of(f.integer(0, MAX_GROUPS), f.text(64), f.hyperparameter), 1 << 16),
-]  # hyper-parameters: number of the group (0: all keys), name, value
 
 
 @message(40)
 @dataclass(frozen=True)
 class Open(Request):
-    """I use ``store``, by this rule; see ``kvstore.rule``.
+    """I use ``store``, by this rule; see ``kvstore.rule``."""
 
-    Attributes:
-        lineage: which the store begins with where this is the first ``Open`` of it; see ``kvstore.lineage``.
-    """
-
-    store: Store
-    mode: Mode
-    staleness: Staleness = None
-    quorum: Quorum = None
-    late: Late = LATE[0]
+    store: f.Store
+    mode: f.Mode
+    staleness: f.Staleness = None
+    quorum: f.Quorum = None
+    late: f.Late = LATE[0]
     compensation: Annotated[float, f.number] = 0.0
     finite: Annotated[bool, f.flag] = False
-    aggregate: Aggregation = AGGREGATE[0]
-    lineage: Lineage = UNKNOWN
+    aggregate: f.Aggregation = AGGREGATE[0]
+    # which the store begins with where this is the first ``Open`` of it; see ``kvstore.lineage``
+    lineage: f.Lineage = UNKNOWN
 
 
 @message(41)
@@ -93,11 +47,11 @@ class Init(Request):
     in the order of the ids. A buffer may end anywhere.
     """
 
-    store: Store
-    ids: Ids
-    keys: Keys
-    kinds: Kinds
-    shapes: Shapes
+    store: f.Store
+    ids: f.Ids
+    keys: f.Keys
+    kinds: f.Kinds
+    shapes: f.Shapes
     dtype: Annotated[str, f.dtype]
     buffers: Sequence[Buffer] = field(repr=False)
 
@@ -113,41 +67,32 @@ _ALIKE = (*_VALUES, "back", "changes", "priority", "encode", "in_float32")
 @message(42, shared=_ALIKE, sent={"clocks": "sent_clocks"})
 @dataclass(frozen=True)
 class Push(Request):
-    """My contribution ``clocks[i]`` to segment ``ids[i]``. A single clock is that of all segments.
+    """My contribution ``clocks[i]`` to segment ``ids[i]``. A single clock is that of all segments."""
 
-    Attributes:
-        want: whether the answer brings the values once the push has taken effect.
-        lr, rescale: hyper-parameters of the update of this round; None takes the optimizer's own (sync), or the last
-            ones given (async).
-        changes: other hyper-parameters that differ from the optimizer's.
-        codec: how the values are compressed; None if they are not. With a codec, the buffers are payloads.
-        lengths: bytes of each payload; ``pack_arrays`` has laid them out.
-        segment_counts: of how many segments each payload is; empty if each is of one.
-        back: how the values of the answer are to be compressed.
-        priority: of the answer among messages that wait to leave; see ``Transport.send``.
-        ranks: from an aggregator, the workers whose contributions these values are the sum of, in order; else empty.
-        rank_clocks: the clock of each of ``ranks`` for all segments, where they differ; else empty. ``clocks`` then has
-            the highest of them for each segment.
-        encode: to an aggregator: how to compress the sum that these plain values are a part of.
-        in_float32: whether plain values are float32, for segments of half precision: they are sums, which are rounded
-            when they have been used.
-    """
-
-    store: Store
-    ids: Ids
-    clocks: Clocks
-    want: Annotated[bool, f.flag]
-    lr: Number
-    rescale: Number
-    codec: CodecDescription = None
-    lengths: Lengths = field(default_factory=list)
-    segment_counts: SegmentCounts = field(default_factory=list)
-    back: CodecDescription = None
-    changes: Changes = field(default_factory=list)
-    priority: Priority = None
-    ranks: Ranks = field(default_factory=list)
-    rank_clocks: Clocks = field(default_factory=list)
-    encode: CodecDescription = None
+    store: f.Store
+    ids: f.Ids
+    clocks: f.Clocks
+    want: Annotated[bool, f.flag]  # whether the answer brings the values once the push has taken effect
+    # lr, rescale: hyper-parameters of the update of this round; None takes the optimizer's own (sync), or the last ones
+    # given (async)
+    lr: f.Number
+    rescale: f.Number
+    # how the values are compressed; None if they are not. With a codec, the buffers are payloads.
+    codec: f.CodecDescription = None
+    lengths: f.Lengths = field(default_factory=list)  # bytes of each payload; ``pack_arrays`` has laid them out
+    # of how many segments each payload is; empty if each is of one
+    segment_counts: f.SegmentCounts = field(default_factory=list)
+    back: f.CodecDescription = None  # how the values of the answer are to be compressed
+    changes: f.Changes = field(default_factory=list)  # other hyper-parameters that differ from the optimizer's
+    priority: f.Priority = None  # of the answer among messages that wait to leave; see ``Transport.send``
+    # from an aggregator, the workers whose contributions these values are the sum of, in order; else empty
+    ranks: f.Ranks = field(default_factory=list)
+    # the clock of each of ``ranks`` for all segments, where they differ; else empty. ``clocks`` then has the highest of
+    # them for each segment.
+    rank_clocks: f.Clocks = field(default_factory=list)
+    encode: f.CodecDescription = None  # to an aggregator: how to compress the sum that these plain values are a part of
+    # whether plain values are float32, for segments of half precision: they are sums, which are rounded when they have
+    # been used
     in_float32: Annotated[bool, f.flag] = False
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
@@ -163,11 +108,7 @@ class Push(Request):
             same_length(self.ranks, self.rank_clocks)
 
     def dtype(self, stored: str) -> str:
-        """Return the dtype of plain values for segments of dtype ``stored``.
-
-        Raises:
-            WireError: such segments have no sums in float32.
-        """
+        """Return the dtype of plain values for segments of dtype ``stored``."""
         if not self.in_float32:
             return stored
         if stored not in HALVES:
@@ -194,47 +135,37 @@ class Push(Request):
 @message(43)
 @dataclass(frozen=True)
 class Pull(Request):
-    """The values of segments ``ids``, once they include contribution ``clocks[i]`` of every worker (sync).
+    """The values of segments ``ids``, once they include contribution ``clocks[i]`` of every worker (sync)."""
 
-    Attributes:
-        back: see ``Push``.
-        ranks: from an aggregator, the workers that the values are for, in order; else empty.
-    """
-
-    store: Store
-    ids: Ids
-    clocks: Clocks
-    back: CodecDescription = None
-    ranks: Ranks = field(default_factory=list)
+    store: f.Store
+    ids: f.Ids
+    clocks: f.Clocks
+    back: f.CodecDescription = None  # see ``Push``
+    # from an aggregator, the workers that the values are for, in order; else empty
+    ranks: f.Ranks = field(default_factory=list)
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
 
     @property
     def workers(self) -> Sequence[int]:
-        """The ranks of the workers that the values are for, in order."""
         return self.ranks or (self.sender.node.rank,)
 
 
 @message(44)
 @dataclass(frozen=True)
 class Values(Reply):
-    """The values of the segments that were asked for, back to back in that order.
+    """The values of the segments that were asked for, back to back in that order."""
 
-    Attributes:
-        clocks: the rounds of the segments, where these may be ahead of what was asked for; else empty.
-        ahead: how many pushes the asker was ahead of the slowest worker, in a store where every push is an update.
-        missed: see ``Ack``.
-        lengths, segment_counts: see ``Push``; empty if the values are not compressed.
-        priority: that of the push that asked for them.
-    """
-
-    clocks: Clocks = field(default_factory=list)
+    # the rounds of the segments, where these may be ahead of what was asked for; else empty
+    clocks: f.Clocks = field(default_factory=list)
+    # how many pushes the asker was ahead of the slowest worker, in a store where every push is an update
     ahead: Annotated[int, f.integer()] = 0
-    missed: Annotated[int, f.integer()] = 0
-    lengths: Lengths = field(default_factory=list)
-    segment_counts: SegmentCounts = field(default_factory=list)
-    priority: Priority = None
+    missed: Annotated[int, f.integer()] = 0  # see ``Ack``
+    # lengths, segment_counts: see ``Push``; empty if the values are not compressed
+    lengths: f.Lengths = field(default_factory=list)
+    segment_counts: f.SegmentCounts = field(default_factory=list)
+    priority: f.Priority = None  # that of the push that asked for them
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def again(self, seq: int) -> Values:
@@ -249,16 +180,16 @@ class Values(Reply):
 class SetOptimizer(Request):
     """Update with this optimizer. It is this worker's ``version``-th call of ``set_optimizer``."""
 
-    store: Store
-    version: Seq
+    store: f.Store
+    version: f.Seq
     name: Annotated[str, f.text(64)]
-    hyper: Pairs
-    clip_gradient: Number
-    lr_mult: Mults
-    wd_mult: Mults
-    lr: Number
-    rescale: Number
-    groups: Groups = field(default_factory=list)
+    hyper: f.Pairs
+    clip_gradient: f.Number
+    lr_mult: f.Mults
+    wd_mult: f.Mults
+    lr: f.Number
+    rescale: f.Number
+    groups: f.Groups = field(default_factory=list)
 
 
 @message(46)
@@ -266,7 +197,7 @@ class SetOptimizer(Request):
 class Close(Request):
     """I do not use ``store`` any more. When all workers have said so, its values are dropped."""
 
-    store: Store
+    store: f.Store
 
 
 @message(47)
@@ -274,8 +205,8 @@ class Close(Request):
 class GetStates(Request):
     """What are the optimizer's states of these segments? Without ids: which optimizer is there?"""
 
-    store: Store
-    ids: Ids
+    store: f.Store
+    ids: f.Ids
 
 
 @message(48)
@@ -284,10 +215,10 @@ class OptimizerStates(Reply):
     """The optimizer's name, None if there is none; for each tensor of its states the segment, name, shape and dtype."""
 
     optimizer: Annotated[str | None, f.optional(f.text(64))]
-    ids: Owners
-    names: Names
-    shapes: Shapes
-    dtypes: Dtypes
+    ids: f.Owners
+    names: f.Names
+    shapes: f.Shapes
+    dtypes: f.Dtypes
     buffers: Sequence[Buffer] = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -300,17 +231,13 @@ class Pause(Request):
     """I contribute nothing more until all workers have said so. I have pushed segment ``ids[i]`` ``clocks[i]`` times.
 
     The scheduler is told first, without ids, and answers at once.
-
-    Attributes:
-        number: how many pauses of this store this is, for this worker.
-        pushes: how many keys the worker has pushed, each push counted.
     """
 
-    store: Store
-    number: Seq
-    pushes: Seq
-    ids: Ids
-    clocks: Clocks
+    store: f.Store
+    number: f.Seq  # how many pauses of this store this is, for this worker
+    pushes: f.Seq  # how many keys the worker has pushed, each push counted
+    ids: f.Ids
+    clocks: f.Clocks
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
@@ -322,7 +249,7 @@ class Resume(Reply):
     """All have paused; the next push of ``ids[i]`` follows round ``clocks[i]``. Worker ``last`` has pushed most."""
 
     last: Annotated[int, f.integer(0, MAX_NODES)]
-    clocks: Clocks
+    clocks: f.Clocks
 
 
 @message(49)
@@ -330,11 +257,11 @@ class Resume(Reply):
 class PutStates(Request):
     """Replace the optimizer's states by these; see ``OptimizerStates``."""
 
-    store: Store
-    ids: Owners
-    names: Names
-    shapes: Shapes
-    dtypes: Dtypes
+    store: f.Store
+    ids: f.Owners
+    names: f.Names
+    shapes: f.Shapes
+    dtypes: f.Dtypes
     buffers: Sequence[Buffer] = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -352,16 +279,11 @@ _OF_VALUES = ("store", "ids", "clocks", "want", "lr", "rescale", "changes", "pri
 @message(170)
 @dataclass(frozen=True)
 class Lend(Request):
-    """Read this memory of my device where a ``PushLent`` names the loan.
+    """Read this memory of my device where a ``PushLent`` names the loan."""
 
-    Attributes:
-        loan: its number among those of this worker and store.
-        device, opaque, offset, nbytes: see ``kvstore.devices.Handle``.
-    """
-
-    store: Store
-    loan: Loan
-    device: Annotated[bytes, f.raw(16)]
+    store: f.Store
+    loan: Loan  # its number among those of this worker and store
+    device: Annotated[bytes, f.raw(16)]  # device, opaque, offset, nbytes: see ``kvstore.devices.Handle``
     opaque: Annotated[bytes, f.raw(64)]
     offset: Annotated[int, f.integer(0, MAX_LENT)]
     nbytes: Annotated[int, f.integer(1, MAX_LENT)]
@@ -372,7 +294,7 @@ class Lend(Request):
 class Borrowed(Reply):
     """The memory can be read here; or it cannot, for the reason that ``refusal`` has."""
 
-    refusal: Text = ""
+    refusal: f.Text = ""
 
 
 @message(172)
@@ -383,15 +305,15 @@ class PushLent(Request):
     What it asks for comes back plain.
     """
 
-    store: Store
+    store: f.Store
     loan: Loan
-    ids: Ids
-    clocks: Clocks
+    ids: f.Ids
+    clocks: f.Clocks
     want: Annotated[bool, f.flag]
-    lr: Number
-    rescale: Number
-    changes: Changes = field(default_factory=list)
-    priority: Priority = None
+    lr: f.Number
+    rescale: f.Number
+    changes: f.Changes = field(default_factory=list)
+    priority: f.Priority = None
     in_float32: Annotated[bool, f.flag] = False
 
     def __post_init__(self) -> None:
@@ -399,11 +321,9 @@ class PushLent(Request):
 
     @classmethod
     def of(cls, push: Push, loan: int) -> PushLent:
-        """Return ``push`` of plain values, which are in the memory of ``loan``."""
         return cls(push.sender, loan=loan, **_described(push))
 
     def plain(self, buffers: Sequence[Buffer] = ()) -> Push:
-        """Return the push of the same values in ``buffers``."""
         return Push(self.sender, buffers=buffers, **_described(self))
 
 

@@ -7,7 +7,11 @@ from typing import Annotated
 
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
-from kvstore.wire.messages import Clocks, Ids, Reply, Request, Store, same_length
+from kvstore.wire.messages import (
+    Reply,
+    Request,
+    same_length,
+)
 
 
 @message(52)
@@ -19,10 +23,10 @@ class Capture(Request):
     is.
     """
 
-    store: Store
+    store: f.Store
     number: Annotated[int, f.integer(1)]
-    ids: Ids
-    clocks: Clocks
+    ids: f.Ids
+    clocks: f.Clocks
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
@@ -37,24 +41,18 @@ class AwaitCapture(Request):
     """
 
     remembered = False
-    store: Store
+    store: f.Store
     number: Annotated[int, f.integer(1)]
 
 
 @message(54)
 @dataclass(frozen=True)
 class Captured(Reply):
-    """The file is on the disk.
+    """The file is on the disk."""
 
-    Attributes:
-        nbytes, sha256: of the file.
-        clocks: how many rounds of each segment were over, in the order of the ``Capture``.
-        optimizer: the name of the rule that updates this store; None if there is none.
-        path: of the file, for messages.
-    """
-
-    nbytes: Annotated[int, f.integer()]
+    nbytes: Annotated[int, f.integer()]  # nbytes, sha256: of the file
     sha256: Annotated[str, f.text(64)]
-    clocks: Clocks
+    clocks: f.Clocks  # how many rounds of each segment were over, in the order of the ``Capture``
+    # the name of the rule that updates this store; None if there is none
     optimizer: Annotated[str | None, f.optional(f.text(64))]
-    path: Annotated[str, f.text(8192)]
+    path: Annotated[str, f.text(8192)]  # of the file, for messages

@@ -10,12 +10,15 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 import msgpack
 
 from kvstore.errors import WireError
+from kvstore.job.settings import MAX_NODES
+from kvstore.rule import AGGREGATE, LATE, MAX_STALENESS, MODES
 from kvstore.spec import ITEMSIZE, MAX_DIMS, MAX_ELEMENTS, MAX_KEY_CHARS, kind_of
+from kvstore.table import MAX_ROW
 
 Check: TypeAlias = Callable[[Any], None]
 T = TypeVar("T")
@@ -58,8 +61,6 @@ def text(longest: int = MAX_TEXT) -> Check:
 
 
 def raw(length: int) -> Check:
-    """Exactly ``length`` bytes."""
-
     def check(value: Any) -> None:
         if type(value) is not bytes or len(value) != length:
             raise _refuse(value, f"{length} bytes")
@@ -68,8 +69,6 @@ def raw(length: int) -> Check:
 
 
 def choice(*valid: str) -> Check:
-    """One of the ``valid`` strings."""
-
     def check(value: Any) -> None:
         if type(value) is not str or value not in valid:
             raise _refuse(value, f"one of {', '.join(valid)}")
@@ -78,13 +77,11 @@ def choice(*valid: str) -> Check:
 
 
 def flag(value: Any) -> None:
-    """A bool."""
     if type(value) is not bool:
         raise _refuse(value, "a bool")
 
 
 def number(value: Any) -> None:
-    """A finite float or int."""
     if type(value) not in (int, float) or not math.isfinite(value):
         raise _refuse(value, "a finite number")
 
@@ -98,7 +95,6 @@ def key(value: Any) -> None:
 
 
 def shape(value: Any) -> None:
-    """A shape: a list of dimensions whose product is bounded."""
     if type(value) is not list or len(value) > MAX_DIMS:
         raise _refuse(value, f"a shape of at most {MAX_DIMS} dimensions")
     if any(type(n) is not int or n < 0 for n in value) or math.prod(value) > MAX_ELEMENTS:
@@ -188,7 +184,6 @@ def rising(low: int, high: int) -> Check:
 
 
 def ids(value: Any) -> None:
-    """A list of distinct segment ids."""
     _numbers(value)
     if len(value) > 1 and len(set(value)) != len(value):
         raise _refuse(value, "distinct segment ids")
@@ -211,13 +206,11 @@ class Triple(Generic[T]):
 
     Args:
         kind: the class of the named tuple. Its first field may be a ``Triple``, too.
-
-    Attributes:
-        read: checks a list, and returns the named tuple.
     """
 
     def __init__(self, kind: type[T]) -> None:
         hints = get_type_hints(kind, include_extras=True)
+        # checks a list, and returns the named tuple
         self.read: Callable[[Any], T] = _reader(kind, tuple(hints), [hint.__metadata__[0] for hint in hints.values()])
 
 
@@ -285,3 +278,74 @@ def unpacked(frame: Buffer) -> Any:
 
 def _no_extensions(code: int, _data: bytes) -> Any:
     raise WireError(f"the header has a msgpack extension ({code})")
+
+
+# ---- the types of fields that several messages have, each with its check
+
+MAX_STORES = 256  # of one job
+MAX_HOST = 255  # characters of a host's name
+MAX_PID = 2**31 - 1
+
+Role = Annotated[
+    str, choice("worker", "server", "standby", "aggregator", "scheduler", "launcher", "reader", "observer")
+]
+Rank = Annotated[int, integer(-1, MAX_NODES)]
+Ranks = Annotated[list[int], rising(0, MAX_NODES)]  # of workers
+# Of rounds that members note for the job's trace, the first and the last; both 0 for none.
+TracedRounds = Annotated[list[int], tuple_of(integer(0, 2**62 - 1), integer(0, 2**62 - 1))]
+Seq = Annotated[int, integer()]
+Host = Annotated[str, text(MAX_HOST)]
+Pid = Annotated[int, integer(0, MAX_PID)]
+Store = Annotated[int, integer(0, MAX_STORES - 1)]
+Text = Annotated[str, text()]
+Keys = Annotated[list[Any], keys]
+Ids = Annotated[list[int], ids]
+Clocks = Annotated[list[int], clocks]
+Kinds = Annotated[list[int], integers()]  # for each array, the place of its shape in a list of shapes
+Dtypes = Annotated[list[str], list_of(dtype)]
+Shapes = Annotated[list[list[int]], list_of(shape)]
+Lineage = Annotated[int, integer(0, 2**62)]
+_at = tuple_of(integer(0, 2**62), integer(0, 2**62 - 1))
+At = Annotated[Sequence[int], _at]  # a lineage and a number; see ``kvstore.lineage.Version``
+MaybeAt = Annotated["Sequence[int] | None", optional(_at)]
+Number = Annotated["float | None", optional(number)]
+Pairs = Annotated[list[list[Any]], list_of(tuple_of(text(64), hyperparameter), 64)]
+Mults = Annotated[list[list[Any]], list_of(tuple_of(key, number))]
+
+CodecDescription = Annotated[
+    "list[Any] | None",
+    optional(tuple_of(text(16), list_of(tuple_of(text(32), hyperparameter), 16))),
+]  # a type of compression and its numbers; see ``kvstore.codecs``
+Lengths = Annotated[list[int], integers(0, 1 << 40)]  # bytes of each payload
+SegmentCounts = Annotated[list[int], integers(1, 1 << 20)]  # of how many segments each payload is; empty: of one
+Owners = Annotated[list[int], integers(0, 2**32)]  # of states: the segment of each, which may have several
+Names = Annotated[list[str], list_of(text(64))]
+
+# The fields of a rule that not every value of their type suits.
+Mode = Annotated[str, choice(*MODES)]
+Staleness = Annotated["int | None", optional(integer(0, MAX_STALENESS))]
+Quorum = Annotated["int | None", optional(integer(1, MAX_NODES))]
+Late = Annotated[str, choice(*LATE)]
+Aggregation = Annotated[str, choice(*AGGREGATE)]
+
+MAX_PRIORITY = 2**31
+Priority = Annotated["int | None", optional(integer(-MAX_PRIORITY, MAX_PRIORITY))]
+
+MAX_GROUPS = 4096
+Groups = Annotated[
+    list[list[Any]],
+    list_of(tuple_of(list_of(key), list_of(tuple_of(text(64), hyperparameter), 64)), MAX_GROUPS),
+]  # keys, and their own hyper-parameters
+Changes = Annotated[
+    list[list[Any]],
+    list_of(tuple_of(integer(0, MAX_GROUPS), text(64), hyperparameter), 1 << 16),
+]  # hyper-parameters: number of the group (0: all keys), name, value
+
+MAX_ROWS = 1 << 32  # of one table in one message
+Counts = Annotated[list[int], integers(0, MAX_ROWS)]
+Count = Annotated[int, integer(0, MAX_ROWS)]
+SegmentId = Annotated[int, integer(0, 2**32 - 1)]
+Wide = Annotated[bool, flag]
+Updates = Annotated[int, integer(0, 1 << 61)]  # how many a table has had
+MaybeUpdates = Annotated["int | None", optional(integer(0, 1 << 61))]
+Columns = Annotated[list[int], integers(0, MAX_ROW)]  # numbers that a row has of each of its parts

@@ -58,9 +58,6 @@ class SharedGroup:
         names: of the fields, in order.
         checks: of the fields.
         values: returns these fields of a message.
-
-    Attributes:
-        names: see above.
     """
 
     def __init__(self, names: Sequence[str], checks: Sequence[Check], values: Callable[[Any], Sequence[Any]]) -> None:
@@ -77,11 +74,7 @@ class SharedGroup:
         return packed
 
     def read(self, packed: Any) -> SharedFields:
-        """Return what ``packed`` says; for the same bytes the same object, as long as it is remembered.
-
-        Raises:
-            WireError: these are not the fields, or a field does not pass its check.
-        """
+        """Return what ``packed`` says; for the same bytes the same object, as long as it is remembered."""
         if type(packed) is bytes and (known := self._known.get(packed)) is not None:
             return known
         if type(packed) is not bytes:
@@ -110,25 +103,15 @@ class SharedGroup:
 
 
 class _Layout(NamedTuple):
-    """The fields of a message class.
+    """The fields of a message class."""
 
-    Attributes:
-        names: of the fields in the header, in order, without those that are shared.
-        values: returns these fields of a message.
-        first: reads the first field if that is a named tuple; else None.
-        checks: of the fields; without the first if that is a named tuple.
-        buffers: whether frames follow the header.
-        require: checks a message as a whole; None if its class has no such check.
-        shared: the fields that travel packed; None if there are none.
-    """
-
-    names: tuple[str, ...]
-    values: Callable[[Any], Sequence[Any]]
-    first: Callable[[Any], Any] | None
-    checks: tuple[Check, ...]
-    buffers: bool
-    require: Callable[[Any], None] | None
-    shared: SharedGroup | None
+    names: tuple[str, ...]  # of the fields in the header, in order, without those that are shared
+    values: Callable[[Any], Sequence[Any]]  # returns these fields of a message
+    first: Callable[[Any], Any] | None  # reads the first field if that is a named tuple; else None
+    checks: tuple[Check, ...]  # of the fields; without the first if that is a named tuple
+    buffers: bool  # whether frames follow the header
+    require: Callable[[Any], None] | None  # checks a message as a whole; None if its class has no such check
+    shared: SharedGroup | None  # the fields that travel packed; None if there are none
 
 
 _BY_CODE: dict[int, type[Any]] = {}
@@ -175,10 +158,7 @@ def field_names(cls: type[Any]) -> list[str]:
 
 
 def header_of(cls: type[Any], values: Sequence[Any]) -> list[Any]:
-    """Return the header of a message of class ``cls`` whose fields, in the order of ``field_names``, are ``values``.
-
-    The values need not pass any check.
-    """
+    """Return the header of a message of class ``cls`` whose fields, in the order of ``field_names``, are ``values``."""
     layout = _LAYOUT[cls]
     own = len(layout.names)
     packed = [] if layout.shared is None else [msgpack.packb(values[own:])]
@@ -257,7 +237,6 @@ def decode(frames: Sequence[Buffer]) -> Any:
 
 
 def _getter(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
-    """Return what reads the fields ``names`` of an object."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda msg: [getattr(msg, name) for name in names]  # attrgetter takes no list of none, and unpacks one

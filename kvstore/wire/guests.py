@@ -16,28 +16,15 @@ from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message, padded
 from kvstore.wire.members import Elements, MemberNotice, require_counted
 from kvstore.wire.messages import (
-    MAX_HOST,
-    MAX_PID,
-    At,
-    Dtypes,
-    Ids,
-    Keys,
-    Kinds,
-    Lineage,
     Message,
-    Rank,
-    Ranks,
     Reply,
     Request,
-    Role,
-    Seq,
-    Shapes,
-    Store,
-    Text,
     require_known,
     same_length,
 )
-from kvstore.wire.rows import Count, MaybeTables, SegmentId, Wide
+from kvstore.wire.rows import (
+    MaybeTables,
+)
 
 MOST_LOCATED = 64  # members that one question may be about
 MOST_VALUES = 32  # named values of a report
@@ -64,78 +51,52 @@ MemberRecord = f.tuple_of(
     f.choice("joined", "ready", "left", "lost"),
     f.number,
     f.text(512),
-    f.text(MAX_HOST),
-    f.integer(0, MAX_PID),
+    f.text(f.MAX_HOST),
+    f.integer(0, f.MAX_PID),
 )
 
 
 @message(150)
 @dataclass(frozen=True)
 class WorkerReport(MemberNotice):
-    """What a worker has done since it joined. All counts only grow.
+    """What a worker has done since it joined. All counts only grow."""
 
-    Attributes:
-        at: when.
-        rounds: how often it has pushed its most pushed key.
-        blocked_us: microseconds its callers have waited for answers.
-        input_us: microseconds it has waited for data, as far as ``fit``, ``Trainer`` or the program has said; -1 if
-            nobody has.
-        cpu_us: microseconds of processor time of the process.
-        memory: bytes that the process has in memory.
-        outstanding: requests without an answer.
-        ahead: how many pushes it was ahead of the slowest worker when it last read, in stores with a staleness.
-        sent, received: bytes to and from each server, or, where there is an aggregator, to and from it alone.
-        values: the latest of what the program logs: loss, accuracy, epoch.
-    """
-
-    at: Time
-    rounds: Counter
-    blocked_us: Counter
+    at: Time  # when
+    rounds: Counter  # how often it has pushed its most pushed key
+    blocked_us: Counter  # microseconds its callers have waited for answers
+    # microseconds it has waited for data, as far as ``fit``, ``Trainer`` or the program has said; -1 if nobody has
     input_us: Annotated[int, f.integer(-1)]
-    cpu_us: Counter
-    memory: Counter
-    outstanding: Counter
-    ahead: Counter
+    cpu_us: Counter  # microseconds of processor time of the process
+    memory: Counter  # bytes that the process has in memory
+    outstanding: Counter  # requests without an answer
+    ahead: Counter  # how many pushes it was ahead of the slowest worker when it last read, in stores with a staleness
+    # sent, received: bytes to and from each server, or, where there is an aggregator, to and from it alone
     sent: Counts
     received: Counts
-    values: NamedValues = field(default_factory=list)
+    values: NamedValues = field(default_factory=list)  # the latest of what the program logs: loss, accuracy, epoch
 
 
 @message(151)
 @dataclass(frozen=True)
 class ServerReport(MemberNotice):
-    """What a server, a standby or an aggregator has done since it joined. Counts only grow.
+    """What a server, a standby or an aggregator has done since it joined. Counts only grow."""
 
-    Attributes:
-        at: when.
-        rounds: the highest number of rounds that are over of any segment; where each push is an update, of updates.
-        busy_us: microseconds it has handled messages.
-        cpu_us, memory: see ``WorkerReport``.
-        held: bytes of parameters.
-        received, sent: bytes of gradients and of values.
-        waves: how many rounds have been judged by who came last; see ``came_last``.
-        came_last: for each worker, in how many of them it came last.
-        alone_us: for each worker, how long others have waited for it alone, in microseconds.
-        waiting, missing: the workers that wait at this moment, and those they wait for.
-        oldest_us: how long the request has waited that waits for longest; 0 for none.
-        why: what it waits for, in words.
-    """
-
-    at: Time
+    at: Time  # when
+    # the highest number of rounds that are over of any segment; where each push is an update, of updates
     rounds: Counter
-    busy_us: Counter
-    cpu_us: Counter
+    busy_us: Counter  # microseconds it has handled messages
+    cpu_us: Counter  # cpu_us, memory: see ``WorkerReport``
     memory: Counter
-    held: Counter
-    received: Counter
+    held: Counter  # bytes of parameters
+    received: Counter  # received, sent: bytes of gradients and of values
     sent: Counter
-    waves: Counter
-    came_last: Counts
-    alone_us: Counts
-    waiting: Ranks
-    missing: Ranks
-    oldest_us: Counter
-    why: Annotated[str, f.text(1024)] = ""
+    waves: Counter  # how many rounds have been judged by who came last; see ``came_last``
+    came_last: Counts  # for each worker, in how many of them it came last
+    alone_us: Counts  # for each worker, how long others have waited for it alone, in microseconds
+    waiting: f.Ranks  # waiting, missing: the workers that wait at this moment, and those they wait for
+    missing: f.Ranks
+    oldest_us: Counter  # how long the request has waited that waits for longest; 0 for none
+    why: Annotated[str, f.text(1024)] = ""  # what it waits for, in words
 
     def __post_init__(self) -> None:
         same_length(self.came_last, self.alone_us)
@@ -146,26 +107,20 @@ class ServerReport(MemberNotice):
 class Where(Message):
     """From the scheduler, to a member: where are you in your code? It answers ``Stacks`` with the same ``number``."""
 
-    number: Seq
+    number: f.Seq
 
 
 @message(153)
 @dataclass(frozen=True)
 class Stacks(MemberNotice):
-    """Where the member is.
+    """Where the member is."""
 
-    Attributes:
-        number: of the question; ``UNASKED`` from the process beside a member that has been stopped.
-        place: of the thread in which the process has joined the job, or of its main thread if that one has ended: the
-            innermost frame of the program's own code, as ``train.py:41 in load_batch``.
-        doing: what that thread does there, in the words of ``kvstore.member.stacks``.
-        threads: for each thread its name, and its frames as texts like ``place``, the innermost last.
-    """
-
-    number: Seq
+    number: f.Seq  # of the question; ``UNASKED`` from the process beside a member that has been stopped
+    # of the thread in which the process has joined the job, or of its main thread if that one has ended: the innermost
+    # frame of the program's own code, as ``train.py:41 in load_batch``
     place: Place
-    doing: Short
-    threads: ThreadStacks
+    doing: Short  # what that thread does there, in the words of ``kvstore.member.stacks``
+    threads: ThreadStacks  # for each thread its name, and its frames as texts like ``place``, the innermost last
 
 
 @message(154)
@@ -173,23 +128,19 @@ class Stacks(MemberNotice):
 class Locate(Request):
     """To the scheduler: where are these members of ``role`` in their code?"""
 
-    role: Role
+    role: f.Role
     ranks: Annotated[list[int], f.rising(0, MAX_NODES)]
 
 
 @message(155)
 @dataclass(frozen=True)
 class Located(Reply):
-    """They are there.
+    """They are there."""
 
-    Attributes:
-        ranks: of the members.
-        places: of each, in words that follow "worker 1 ": ``is at train.py:41 in load_batch``.
-        buffers: for each that has answered, in order, the encoded ``Stacks``.
-    """
-
-    ranks: Annotated[list[int], f.rising(0, MAX_NODES)]
+    ranks: Annotated[list[int], f.rising(0, MAX_NODES)]  # of the members
+    # of each, in words that follow "worker 1 ": ``is at train.py:41 in load_batch``
     places: Annotated[list[str], f.list_of(f.text(), MAX_NODES)]
+    # for each that has answered, in order, the encoded ``Stacks``
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -199,45 +150,33 @@ class Located(Reply):
 @message(156)
 @dataclass(frozen=True)
 class Observe(Request):
-    """To the scheduler, from an observer: how is the job?
+    """To the scheduler, from an observer: how is the job?"""
 
-    Attributes:
-        after: the number of the latest event that the observer has.
-    """
-
-    after: Seq
+    after: f.Seq  # the number of the latest event that the observer has
 
 
 @message(157)
 @dataclass(frozen=True)
 class Observed(Reply):
-    """It is like this.
+    """It is like this."""
 
-    Attributes:
-        at: the scheduler's time, by its monotonic clock.
-        started: when the scheduler began, by the same.
-        expected: how many workers, servers, standbys and aggregators the job has.
-        members: those that have joined: role, rank, incarnation, state, seconds since the last sign of life, address,
-            host and process id; see ``Join`` for the last three.
-        failure: why the job has failed; None if it has not.
-        waits: what the scheduler's own barriers and joins wait for, in words; empty for nothing.
-        first_event: the number of the first of ``events``.
-        events: what has happened: its time, and a line.
-        owners: for each of ``buffers``, the place of its member in ``members``.
-        awaited: the ranks of the workers that ``waits`` is about, of those that have joined and have not left.
-        buffers: encoded reports; of each member the one of some six seconds ago, if there is one, then the latest.
-    """
-
-    at: Time
-    started: Time
+    at: Time  # the scheduler's time, by its monotonic clock
+    started: Time  # when the scheduler began, by the same
+    # how many workers, servers, standbys and aggregators the job has
     expected: Annotated[list[int], f.integers(0, MAX_NODES)]
+    # those that have joined: role, rank, incarnation, state, seconds since the last sign of life, address, host and
+    # process id; see ``Join`` for the last three
     members: Annotated[list[list[Any]], f.list_of(MemberRecord, 4 * MAX_NODES)]
-    failure: Annotated[str | None, f.optional(f.text())]
-    waits: Text
-    first_event: Seq
+    failure: Annotated[str | None, f.optional(f.text())]  # why the job has failed; None if it has not
+    waits: f.Text  # what the scheduler's own barriers and joins wait for, in words; empty for nothing
+    first_event: f.Seq  # the number of the first of ``events``
+    # what has happened: its time, and a line
     events: Annotated[list[list[Any]], f.list_of(f.tuple_of(f.number, f.text()), MOST_EVENTS)]
+    # for each of ``buffers``, the place of its member in ``members``
     owners: Annotated[list[int], f.integers(0, 4 * MAX_NODES)]
-    awaited: Ranks = field(default_factory=list)
+    # the ranks of the workers that ``waits`` is about, of those that have joined and have not left
+    awaited: f.Ranks = field(default_factory=list)
+    # encoded reports; of each member the one of some six seconds ago, if there is one, then the latest
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
@@ -258,14 +197,10 @@ class Connect(Request):
 @message(141)
 @dataclass(frozen=True)
 class Connected(Reply):
-    """You may read.
+    """You may read."""
 
-    Attributes:
-        rank: the number of this reader among those that are there.
-        servers: their addresses, by rank; empty until all members have joined.
-    """
-
-    rank: Rank
+    rank: f.Rank  # the number of this reader among those that are there
+    # their addresses, by rank; empty until all members have joined
     servers: Annotated[list[str], f.list_of(f.text(512), MAX_NODES)]
 
 
@@ -275,25 +210,21 @@ class FindKeys(Request):
     """To the scheduler: where are these keys of the store with this name?"""
 
     name: Annotated[str, f.text()]
-    keys: Keys
+    keys: f.Keys
 
 
 @message(143)
 @dataclass(frozen=True)
 class KeysFound(Reply):
-    """What the keys are, and where; see ``Declare`` and ``Placed``.
+    """What the keys are, and where; see ``Declare`` and ``Placed``."""
 
-    Attributes:
-        store: its number, which servers know it by.
-    """
-
-    store: Store
-    kinds: Kinds
-    shapes: Shapes
-    dtypes: Dtypes
+    store: f.Store  # its number, which servers know it by
+    kinds: f.Kinds
+    shapes: f.Shapes
+    dtypes: f.Dtypes
     tables: MaybeTables
     counts: Annotated[list[int], f.integers(1, MAX_SEGMENTS)]
-    ids: Ids
+    ids: f.Ids
     servers: Annotated[list[int], f.integers(0, MAX_NODES)]
     starts: Elements
     stops: Elements
@@ -312,7 +243,7 @@ class ListKeys(Request):
     """To the scheduler: which keys has the store with this name? Tell me of those from the ``start``-th on."""
 
     name: Annotated[str, f.text()]
-    start: Seq
+    start: f.Seq
 
 
 @message(145)
@@ -320,26 +251,20 @@ class ListKeys(Request):
 class KeysListed(Reply):
     """Some of the keys that have values, in the order in which they were declared; ``more`` if there are others."""
 
-    keys: Keys
+    keys: f.Keys
     more: Annotated[bool, f.flag]
 
 
 @message(146)
 @dataclass(frozen=True)
 class ReadValues(Request):
-    """To a server: what are the values of segments ``ids`` now, each as a round has left it?
+    """To a server: what are the values of segments ``ids`` now, each as a round has left it?"""
 
-    Attributes:
-        lineage: of the versions. In another one all values come.
-        versions: of each segment, the number of the version that I hold, or ``NOT_HELD``.
-        slack: a value that I hold need not come if no more than so many rounds have gone since.
-    """
-
-    store: Store
-    ids: Ids
-    lineage: Lineage
-    versions: Versions
-    slack: Slack
+    store: f.Store
+    ids: f.Ids
+    lineage: f.Lineage  # of the versions. In another one all values come.
+    versions: Versions  # of each segment, the number of the version that I hold, or ``NOT_HELD``
+    slack: Slack  # a value that I hold need not come if no more than so many rounds have gone since
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.versions)
@@ -348,52 +273,41 @@ class ReadValues(Request):
 @message(147)
 @dataclass(frozen=True)
 class ValuesRead(Reply):
-    """The values of some of the segments that were asked for; the others are as you hold them.
+    """The values of some of the segments that were asked for; the others are as you hold them."""
 
-    Attributes:
-        lineage: of the versions.
-        versions: of all segments, the numbers: of the value that is here or, where none is, the latest.
-        positions: in the request's list, of the segments whose values are here. They rise.
-        buffers: their values in one buffer, each aligned to ``ALIGN`` bytes; none without values.
-    """
-
-    lineage: Lineage
-    versions: Versions
+    lineage: f.Lineage  # of the versions
+    versions: Versions  # of all segments, the numbers: of the value that is here or, where none is, the latest
+    # in the request's list, of the segments whose values are here. They rise.
     positions: Annotated[list[int], f.rising(0, MAX_SEGMENTS)]
+    # their values in one buffer, each aligned to ``ALIGN`` bytes; none without values
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
 @message(148)
 @dataclass(frozen=True)
 class ReadRows(Request):
-    """To a server: what are ``count`` rows of table segment ``id`` now? See ``ReadValues``.
+    """To a server: what are ``count`` rows of table segment ``id`` now? See ``ReadValues``."""
 
-    Attributes:
-        lineage: of the versions of the rows that I hold; None if I hold none.
-        buffers: the ids of the rows, int32 or, if ``wide``, int64; then, if I hold any, the number of the version of
-            each, int64, or ``NOT_HELD``.
-    """
-
-    store: Store
-    id: SegmentId
-    count: Count
-    wide: Wide
+    store: f.Store
+    id: f.SegmentId
+    count: f.Count
+    wide: f.Wide
+    # of the versions of the rows that I hold; None if I hold none
     lineage: Annotated[int | None, f.optional(f.integer(0, 2**62))]
     slack: Slack
+    # the ids of the rows, int32 or, if ``wide``, int64; then, if I hold any, the number of the version of each, int64,
+    # or ``NOT_HELD``
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
 @message(149)
 @dataclass(frozen=True)
 class RowsRead(Reply):
-    """``count`` of the rows, as the table has them in the state ``at``; the others are as you hold them.
+    """``count`` of the rows, as the table has them in the state ``at``; the others are as you hold them."""
 
-    Attributes:
-        buffers: the rows; and unless all are here, their positions in the request, int64, which rise.
-    """
-
-    at: At
-    count: Count
+    at: f.At
+    count: f.Count
+    # the rows; and unless all are here, their positions in the request, int64, which rise
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 

@@ -13,28 +13,16 @@ from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 from kvstore.wire.messages import (
-    Dtypes,
-    Host,
-    Ids,
-    Keys,
-    Kinds,
     Message,
     NodeField,
-    Pid,
-    Rank,
-    Ranks,
     Reply,
     Request,
-    Role,
-    Seq,
-    Shapes,
-    Store,
-    Text,
-    TracedRounds,
     require_known,
     same_length,
 )
-from kvstore.wire.rows import MaybeTables
+from kvstore.wire.rows import (
+    MaybeTables,
+)
 
 Elements = Annotated[list[int], f.integers(0, MAX_ELEMENTS)]
 PublicKeys = Annotated[list[str], f.list_of(f.text(LENGTH), MAX_NODES)]
@@ -50,44 +38,32 @@ def require_counted(counts: Sequence[int], ids: Sequence[int]) -> None:
 @message(10)
 @dataclass(frozen=True)
 class Join(Request):
-    """Let me in. Until the answer gives both, my ``rank`` is a wish, and my ``incarnation`` a random number.
+    """Let me in. Until the answer gives both, my ``rank`` is a wish, and my ``incarnation`` a random number."""
 
-    Attributes:
-        address: where other members reach me; empty for workers.
-        aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
-        start: how often this member's process has been started, 1 for the first time; its incarnation.
-        host, pid: where the process runs, for observers; empty and 0 if it does not say.
-    """
-
-    address: Annotated[str, f.text(512)]
-    aggregator: Rank = -1
-    start: Start = 1
-    host: Host = ""
-    pid: Pid = 0
+    address: Annotated[str, f.text(512)]  # where other members reach me; empty for workers
+    aggregator: f.Rank = -1  # of a worker, the rank of the aggregator that speaks for it; -1 for none
+    start: Start = 1  # how often this member's process has been started, 1 for the first time; its incarnation
+    host: f.Host = ""  # host, pid: where the process runs, for observers; empty and 0 if it does not say
+    pid: f.Pid = 0
 
 
 @message(11)
 @dataclass(frozen=True)
 class Welcome(Reply):
-    """All members have joined: your rank and incarnation.
+    """All members have joined: your rank and incarnation."""
 
-    Attributes:
-        servers: their addresses, by rank.
-        worker_keys: to servers and aggregators, the public keys that the workers' links have proved, by rank; empty
-            where none are. An aggregator is told those of its own workers; the others are empty.
-        aggregator: to a worker, the address of the aggregator that speaks for it; empty for none.
-        aggregated: to servers, for each aggregator the ranks of the workers that it speaks for; to an aggregator,
-            its own alone.
-        aggregator_keys: to servers, the aggregators' public keys; see ``worker_keys``.
-    """
-
-    rank: Rank
-    incarnation: Seq
+    rank: f.Rank
+    incarnation: f.Seq
     num_workers: Annotated[int, f.integer(1, MAX_NODES)]
-    servers: Annotated[list[str], f.list_of(f.text(512), MAX_NODES)]
+    servers: Annotated[list[str], f.list_of(f.text(512), MAX_NODES)]  # their addresses, by rank
+    # to servers and aggregators, the public keys that the workers' links have proved, by rank; empty where none are. An
+    # aggregator is told those of its own workers; the others are empty.
     worker_keys: PublicKeys = field(default_factory=list)
+    # to a worker, the address of the aggregator that speaks for it; empty for none
     aggregator: Annotated[str, f.text(512)] = ""
+    # to servers, for each aggregator the ranks of the workers that it speaks for; to an aggregator, its own alone
     aggregated: Annotated[list[list[int]], f.list_of(f.rising(0, MAX_NODES), MAX_NODES)] = field(default_factory=list)
+    # to servers, the aggregators' public keys; see ``worker_keys``
     aggregator_keys: PublicKeys = field(default_factory=list)
 
 
@@ -101,12 +77,9 @@ class MemberNotice(Message):
 @message(12)
 @dataclass(frozen=True)
 class Beat(MemberNotice):
-    """The member is alive, and its heartbeat runs. The scheduler says ``Alive`` in return.
+    """The member is alive, and its heartbeat runs. The scheduler says ``Alive`` in return."""
 
-    Attributes:
-        sent: when, by the member's monotonic clock; 0 if it does not ask for the scheduler's time.
-    """
-
+    # when, by the member's monotonic clock; 0 if it does not ask for the scheduler's time
     sent: Annotated[float, f.number] = 0.0
 
 
@@ -127,40 +100,29 @@ class Leave(Request):
 @message(14)
 @dataclass(frozen=True)
 class Lost(Message):
-    """From the launcher: the process of ``role`` and ``rank`` has ended; ``how``, in words.
+    """From the launcher: the process of ``role`` and ``rank`` has ended; ``how``, in words."""
 
-    Attributes:
-        start: which of that member's processes, see ``Join``; 0 for the latest.
-        final: whether it is not started again.
-    """
-
-    role: Role
-    rank: Rank
-    how: Text
-    start: Seq = 0
-    final: Annotated[bool, f.flag] = False
+    role: f.Role
+    rank: f.Rank
+    how: f.Text
+    start: f.Seq = 0  # which of that member's processes, see ``Join``; 0 for the latest
+    final: Annotated[bool, f.flag] = False  # whether it is not started again
 
 
 @message(15)
 @dataclass(frozen=True)
 class Declare(Request):
-    """From rank 0: place these keys. From other workers: answer when their values are on the servers.
+    """From rank 0: place these keys. From other workers: answer when their values are on the servers."""
 
-    Attributes:
-        kinds: the array of ``keys[i]`` has the ``kinds[i]``-th of ``shapes`` and ``dtypes``.
-        bound: arrays of so many elements or more are divided over servers; rank 0's counts.
-        longest: of a segment, in bytes; rank 0's counts.
-        tables: for each of ``shapes``, the table that it is; none, or no list at all, for an array. See
-            ``kvstore.table.Table.described``.
-    """
-
-    store: Store
-    keys: Keys
-    kinds: Kinds
-    shapes: Shapes
-    dtypes: Dtypes
-    bound: Annotated[int, f.integer(1)]
-    longest: Annotated[int, f.integer(1)]
+    store: f.Store
+    keys: f.Keys
+    kinds: f.Kinds  # the array of ``keys[i]`` has the ``kinds[i]``-th of ``shapes`` and ``dtypes``
+    shapes: f.Shapes
+    dtypes: f.Dtypes
+    bound: Annotated[int, f.integer(1)]  # arrays of so many elements or more are divided over servers; rank 0's counts
+    longest: Annotated[int, f.integer(1)]  # of a segment, in bytes; rank 0's counts
+    # for each of ``shapes``, the table that it is; none, or no list at all, for an array. See
+    # ``kvstore.table.Table.described``.
     tables: MaybeTables = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -177,7 +139,7 @@ class Placed(Reply):
     """The number of segments of each key; and for each segment its id, its server, and its range of the array."""
 
     counts: Annotated[list[int], f.integers(1, MAX_SEGMENTS)]
-    ids: Ids
+    ids: f.Ids
     servers: Annotated[list[int], f.integers(0, MAX_NODES)]
     starts: Elements
     stops: Elements
@@ -190,21 +152,15 @@ class Placed(Reply):
 @message(27)
 @dataclass(frozen=True)
 class Describe(Request):
-    """To an aggregator: these are keys, and where their segments are; see ``Declare`` and ``Placed``.
+    """To an aggregator: these are keys, and where their segments are; see ``Declare`` and ``Placed``."""
 
-    Attributes:
-        kinds: the array of ``keys[i]`` has the ``kinds[i]``-th of ``shapes`` and ``dtypes``.
-        counts: the number of segments of each key.
-        ids, servers, sizes: of each segment.
-    """
-
-    store: Store
-    keys: Keys
-    kinds: Kinds
-    shapes: Shapes
-    dtypes: Dtypes
-    counts: Annotated[list[int], f.integers(1, MAX_SEGMENTS)]
-    ids: Ids
+    store: f.Store
+    keys: f.Keys
+    kinds: f.Kinds  # the array of ``keys[i]`` has the ``kinds[i]``-th of ``shapes`` and ``dtypes``
+    shapes: f.Shapes
+    dtypes: f.Dtypes
+    counts: Annotated[list[int], f.integers(1, MAX_SEGMENTS)]  # the number of segments of each key
+    ids: f.Ids  # ids, servers, sizes: of each segment
     servers: Annotated[list[int], f.integers(0, MAX_NODES)]
     sizes: Elements
 
@@ -221,8 +177,8 @@ class Describe(Request):
 class Ready(Request):
     """From rank 0: the values of these keys are on the servers."""
 
-    store: Store
-    keys: Keys
+    store: f.Store
+    keys: f.Keys
 
 
 @message(18)
@@ -230,8 +186,8 @@ class Ready(Request):
 class Barrier(Request):
     """I have come to barrier ``number`` of this store."""
 
-    store: Store
-    number: Seq
+    store: f.Store
+    number: f.Seq
 
 
 @message(19)
@@ -251,18 +207,13 @@ class Counted(Reply):
 @message(21)
 @dataclass(frozen=True)
 class OpenStore(Request):
-    """I make my ``ordinal``-th store: what is its number? The n-th stores of all workers are the same store.
-
-    Attributes:
-        made: what it is, and what makes it, which must be the same on all workers; empty if it does not matter.
-        place: where in my program, for messages.
-        name: by which readers find it; empty if they do not.
-    """
+    """I make my ``ordinal``-th store: what is its number? The n-th stores of all workers are the same store."""
 
     ordinal: Annotated[int, f.integer(1)]
+    # what it is, and what makes it, which must be the same on all workers; empty if it does not matter
     made: Annotated[str, f.text()] = ""
-    place: Annotated[str, f.text()] = ""
-    name: Annotated[str, f.text()] = ""
+    place: Annotated[str, f.text()] = ""  # where in my program, for messages
+    name: Annotated[str, f.text()] = ""  # by which readers find it; empty if they do not
 
 
 @message(22)
@@ -270,7 +221,7 @@ class OpenStore(Request):
 class StoreOpened(Reply):
     """The store has this number, which is used again when all workers have closed the store."""
 
-    store: Store
+    store: f.Store
 
 
 @message(23)
@@ -278,7 +229,7 @@ class StoreOpened(Reply):
 class CloseStore(Request):
     """I do not use ``store`` any more."""
 
-    store: Store
+    store: f.Store
 
 
 @message(24)
@@ -293,19 +244,15 @@ class Here(MemberNotice):
 @message(30)
 @dataclass(frozen=True)
 class Alive(Message):
-    """I have heard you, and am alive, too.
+    """I have heard you, and am alive, too."""
 
-    Attributes:
-        sent: of the beat that this answers.
-        now: the scheduler's time when it answers, by its monotonic clock; 0 if it was not asked for.
-        start: how often the scheduler has been started: each process may have another clock.
-        traced: the first and the last round to note for the job's trace; both 0 if nobody has asked for one.
-    """
-
-    sent: Annotated[float, f.number] = 0.0
+    sent: Annotated[float, f.number] = 0.0  # of the beat that this answers
+    # the scheduler's time when it answers, by its monotonic clock; 0 if it was not asked for
     now: Annotated[float, f.number] = 0.0
+    # how often the scheduler has been started: each process may have another clock
     start: Annotated[int, f.integer(1)] = 1
-    traced: TracedRounds = field(default_factory=lambda: [0, 0])
+    # the first and the last round to note for the job's trace; both 0 if nobody has asked for one
+    traced: f.TracedRounds = field(default_factory=lambda: [0, 0])
 
 
 @message(31)
@@ -313,54 +260,41 @@ class Alive(Message):
 class JobFailed(Message):
     """The job has failed; ``text`` says who failed, and how. ``cause`` is that of ``NodeLost``."""
 
-    text: Text
+    text: f.Text
     cause: Annotated[str, f.text(64)] = ""
 
 
 @message(32)
 @dataclass(frozen=True)
 class Roster(Message):
-    """To servers and aggregators: ``departed`` have left in order. ``epoch`` grows with every change.
+    """To servers and aggregators: ``departed`` have left in order. ``epoch`` grows with every change."""
 
-    Attributes:
-        departed: ranks of workers.
-    """
-
-    epoch: Seq
-    departed: Ranks
+    epoch: f.Seq
+    departed: f.Ranks  # ranks of workers
 
 
 @message(33)
 @dataclass(frozen=True)
 class Fault(Message):
-    """A call of yours that was answered before contradicts another worker's; ``kind`` names the error's class.
+    """A call of yours that was answered before contradicts another worker's; ``kind`` names the error's class."""
 
-    Attributes:
-        number: grows from fault to fault. A scheduler that has been started again tells all faults again.
-    """
-
-    store: Store
+    store: f.Store
     kind: Annotated[str, f.text(64)]
-    text: Text
-    number: Seq = 0
+    text: f.Text
+    number: f.Seq = 0  # grows from fault to fault. A scheduler that has been started again tells all faults again.
 
 
 @message(28)
 @dataclass(frozen=True)
 class Stuck(MemberNotice):
-    """All threads of this worker that could go on wait for other workers' calls.
+    """All threads of this worker that could go on wait for other workers' calls."""
 
-    Attributes:
-        prompt: the number of the latest ``StillStuck`` that came before the worker asked what its calls wait for.
-        waits: a number for each wait, which no other wait of the worker has; none if the worker waits no more.
-        missing: the workers that these calls wait for. Each call ends only when some of them go on.
-        text: which calls, where, and what they wait for, in words.
-    """
-
+    # the number of the latest ``StillStuck`` that came before the worker asked what its calls wait for
     prompt: Annotated[int, f.integer()]
+    # a number for each wait, which no other wait of the worker has; none if the worker waits no more
     waits: Annotated[list[int], f.integers()]
-    missing: Ranks
-    text: Text
+    missing: f.Ranks  # the workers that these calls wait for. Each call ends only when some of them go on.
+    text: f.Text  # which calls, where, and what they wait for, in words
 
 
 @message(29)
@@ -368,7 +302,7 @@ class Stuck(MemberNotice):
 class StillStuck(Message):
     """To a worker that has said ``Stuck``: ask once more what your calls wait for, and say it again."""
 
-    number: Seq
+    number: f.Seq
 
 
 @message(38)
@@ -377,7 +311,7 @@ class Deadlock(Message):
     """To a worker that is ``Stuck``: these waits never end, for ``text``."""
 
     waits: Annotated[list[int], f.integers()]
-    text: Text
+    text: f.Text
 
 
 @message(34)
@@ -396,24 +330,16 @@ Seat = Annotated["list[Any] | None", f.optional(f.tuple_of(f.choice("server", "s
 @message(35)
 @dataclass(frozen=True)
 class View(Message):
-    """To the members that hold a server's rank, ``primary.rank``: who serves it from now on.
+    """To the members that hold a server's rank, ``primary.rank``: who serves it from now on."""
 
-    Attributes:
-        primary: the member that serves workers.
-        epoch: grows with every change of the view.
-        primary_key: the public key that the primary has joined with; empty where links prove none.
-        standby: the role and start of the member that takes over when the primary is lost; None if there is none.
-        standby_address, standby_key: of the standby; empty if there is none.
-        synced: whether the standby has the primary's state, so that it can take over.
-    """
-
-    primary: NodeField
-    epoch: Seq
-    primary_key: Key = ""
+    primary: NodeField  # the member that serves workers
+    epoch: f.Seq  # grows with every change of the view
+    primary_key: Key = ""  # the public key that the primary has joined with; empty where links prove none
+    # the role and start of the member that takes over when the primary is lost; None if there is none
     standby: Seat = None
-    standby_address: Address = ""
+    standby_address: Address = ""  # standby_address, standby_key: of the standby; empty if there is none
     standby_key: Key = ""
-    synced: Annotated[bool, f.flag] = False
+    synced: Annotated[bool, f.flag] = False  # whether the standby has the primary's state, so that it can take over
 
 
 @message(36)
@@ -421,24 +347,18 @@ class View(Message):
 class Moved(Message):
     """To workers and aggregators: server ``rank`` is at ``address`` from now on."""
 
-    rank: Rank
-    epoch: Seq
+    rank: f.Rank
+    epoch: f.Seq
     address: Address
 
 
 @message(37)
 @dataclass(frozen=True)
 class Standing(MemberNotice):
-    """From a primary to the scheduler, regularly: it serves its rank.
+    """From a primary to the scheduler, regularly: it serves its rank."""
 
-    Attributes:
-        epoch: of the view that it serves in.
-        rounds: the highest number of rounds that are over of any segment.
-        synced: whether its standby has all that it has, so that it answers nobody before the standby has it.
-        nbytes: how much has been sent to the standby to bring it into step; 0 if that is not known.
-    """
-
-    epoch: Seq
-    rounds: Seq
+    epoch: f.Seq  # of the view that it serves in
+    rounds: f.Seq  # the highest number of rounds that are over of any segment
+    # whether its standby has all that it has, so that it answers nobody before the standby has it
     synced: Annotated[bool, f.flag]
-    nbytes: Seq = 0
+    nbytes: f.Seq = 0  # how much has been sent to the standby to bring it into step; 0 if that is not known

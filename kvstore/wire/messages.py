@@ -12,48 +12,18 @@ from typing import Annotated, Any, NamedTuple
 
 from kvstore.errors import WireError
 from kvstore.job.contract import member_title
-from kvstore.job.settings import MAX_NODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 
-MAX_STORES = 256  # of one job
-MAX_HOST = 255  # characters of a host's name
-MAX_PID = 2**31 - 1
 MAX_REASON = 4000  # characters that an error is cut to, so that no message is refused for its length
-
-Role = Annotated[
-    str, f.choice("worker", "server", "standby", "aggregator", "scheduler", "launcher", "reader", "observer")
-]
-Rank = Annotated[int, f.integer(-1, MAX_NODES)]
-Ranks = Annotated[list[int], f.rising(0, MAX_NODES)]  # of workers
-# Of rounds that members note for the job's trace, the first and the last; both 0 for none.
-TracedRounds = Annotated[list[int], f.tuple_of(f.integer(0, 2**62 - 1), f.integer(0, 2**62 - 1))]
-Seq = Annotated[int, f.integer()]
-Host = Annotated[str, f.text(MAX_HOST)]
-Pid = Annotated[int, f.integer(0, MAX_PID)]
-Store = Annotated[int, f.integer(0, MAX_STORES - 1)]
-Text = Annotated[str, f.text()]
-Keys = Annotated[list[Any], f.keys]
-Ids = Annotated[list[int], f.ids]
-Clocks = Annotated[list[int], f.clocks]
-Kinds = Annotated[list[int], f.integers()]  # for each array, the place of its shape in a list of shapes
-Dtypes = Annotated[list[str], f.list_of(f.dtype)]
-Shapes = Annotated[list[list[int]], f.list_of(f.shape)]
-Lineage = Annotated[int, f.integer(0, 2**62)]
-_at = f.tuple_of(f.integer(0, 2**62), f.integer(0, 2**62 - 1))
-At = Annotated[Sequence[int], _at]  # a lineage and a number; see ``kvstore.lineage.Version``
-MaybeAt = Annotated["Sequence[int] | None", f.optional(_at)]
-Number = Annotated["float | None", f.optional(f.number)]
-Pairs = Annotated[list[list[Any]], f.list_of(f.tuple_of(f.text(64), f.hyperparameter), 64)]
-Mults = Annotated[list[list[Any]], f.list_of(f.tuple_of(f.key, f.number))]
 
 
 class Node(NamedTuple):
     """Who a member is. A process that takes a dead one's rank has a higher incarnation."""
 
-    role: Role
-    rank: Rank
-    incarnation: Seq
+    role: f.Role
+    rank: f.Rank
+    incarnation: f.Seq
 
     def __str__(self) -> str:
         return member_title(self.role, self.rank)
@@ -63,16 +33,11 @@ NodeField = Annotated[Node, f.Triple(Node)]
 
 
 class Sender(NamedTuple):
-    """Who makes a request, and which of their requests it is.
-
-    Attributes:
-        seq: the number of the request among all of the sender's.
-        done: all requests of the sender below this number have been answered, so answers kept for repeats may go.
-    """
+    """Who makes a request, and which of their requests it is."""
 
     node: NodeField
-    seq: Seq
-    done: Seq
+    seq: f.Seq  # the number of the request among all of the sender's
+    done: f.Seq  # all requests of the sender below this number have been answered, so answers kept for repeats may go
 
 
 @dataclass(frozen=True)
@@ -94,12 +59,10 @@ class Request(Message):
 
     @property
     def node(self) -> Node:
-        """Who asks."""
         return self.sender.node
 
     @property
     def seq(self) -> int:
-        """The number of the request."""
         return self.sender.seq
 
 
@@ -107,7 +70,7 @@ class Request(Message):
 class Reply(Message):
     """Answers the request ``seq``."""
 
-    seq: Seq
+    seq: f.Seq
 
 
 # ---- of servers and the scheduler alike
@@ -127,7 +90,7 @@ class Failure(Reply):
     """It was refused, or failed; ``kind`` names a class of ``kvstore.errors``."""
 
     kind: Annotated[str, f.text(64)]
-    text: Text
+    text: f.Text
 
 
 @message(3)
@@ -135,7 +98,7 @@ class Failure(Reply):
 class Explain(Request):
     """What does my request ``about`` wait for?"""
 
-    about: Seq
+    about: f.Seq
 
 
 @message(4)
@@ -143,8 +106,8 @@ class Explain(Request):
 class Explanation(Reply):
     """It waits for this, in words; empty if it does not wait here. ``missing`` are workers that it waits for."""
 
-    text: Text
-    missing: Ranks = field(default_factory=list)
+    text: f.Text
+    missing: f.Ranks = field(default_factory=list)
 
 
 def same_length(*lists: Sequence[Any]) -> None:

@@ -11,38 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_ROW, MAX_SEED, OWN
+from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_SEED, OWN
 from kvstore.wire import fields as f
-from kvstore.wire.arrays import Changes, Names, Priority
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
-    At,
-    Clocks,
-    Dtypes,
-    Ids,
-    Keys,
-    MaybeAt,
-    Number,
     Reply,
     Request,
-    Seq,
-    Store,
     same_length,
 )
 
-MAX_ROWS = 1 << 32  # of one table in one message
-Counts = Annotated[list[int], f.integers(0, MAX_ROWS)]
 RowCodecs = Annotated[list[str], f.list_of(f.choice(*CODECS))]  # how each table's rows are encoded
-Count = Annotated[int, f.integer(0, MAX_ROWS)]
-SegmentId = Annotated[int, f.integer(0, 2**32 - 1)]
-Wide = Annotated[bool, f.flag]
-Updates = Annotated[int, f.integer(0, 1 << 61)]  # how many a table has had
-MaybeUpdates = Annotated["int | None", f.optional(f.integer(0, 1 << 61))]
-Columns = Annotated[list[int], f.integers(0, MAX_ROW)]  # numbers that a row has of each of its parts
 
 
 def _admission(value: Any) -> None:
-    """No admission, or its kind and number."""
     if value != []:
         f.tuple_of(f.choice("count", "probability"), f.number)(value)
 
@@ -78,7 +59,6 @@ class WorkersOwn(Request):
 
     @property
     def workers(self) -> Sequence[int]:
-        """The rank of the worker."""
         return (self.sender.node.rank,)
 
 
@@ -86,9 +66,9 @@ class WorkersOwn(Request):
 class OnceDue(WorkersOwn):
     """A request about table segment ``id`` that waits until round ``clock`` is over."""
 
-    store: Store
-    id: SegmentId
-    clock: Seq
+    store: f.Store
+    id: f.SegmentId
+    clock: f.Seq
 
     @property
     def ids(self) -> list[int]:
@@ -97,7 +77,6 @@ class OnceDue(WorkersOwn):
 
     @property
     def clocks(self) -> list[int]:
-        """The round, as other requests that wait for rounds list theirs."""
         return [self.clock]
 
 
@@ -106,9 +85,9 @@ class OnceDue(WorkersOwn):
 class InitTables(Request):
     """From rank 0: new tables. Segment ``ids[i]`` is stripe ``stripe`` of ``stripes`` of ``tables[i]``, and empty."""
 
-    store: Store
-    ids: Ids
-    keys: Keys
+    store: f.Store
+    ids: f.Ids
+    keys: f.Keys
     tables: TableList
     stripe: Annotated[int, f.integer()]
     stripes: Annotated[int, f.integer(1)]
@@ -120,32 +99,23 @@ class InitTables(Request):
 @message(121)
 @dataclass(frozen=True)
 class PushRows(WorkersOwn):
-    """My contribution ``clocks[i]`` to table segment ``ids[i]``: ``counts[i]`` rows of it, perhaps none.
+    """My contribution ``clocks[i]`` to table segment ``ids[i]``: ``counts[i]`` rows of it, perhaps none."""
 
-    Attributes:
-        wanted: how many rows of each table the answer is to bring once the push has taken effect.
-        want: whether the answer is ``Rows``; else it is an ``Ack``.
-        union: the answer brings the rows that the round has changed, and their ids, in place of ``wanted``.
-        lr, rescale, changes: see ``Push``.
-        codecs: of each table's rows, here and in the answer.
-        priority: see ``Push``.
-        buffers: the ids, the rows, the ids of the rows that are wanted.
-    """
-
-    store: Store
-    ids: Ids
-    clocks: Clocks
-    counts: Counts
-    wanted: Counts
-    wide: Wide
-    want: Annotated[bool, f.flag]
+    store: f.Store
+    ids: f.Ids
+    clocks: f.Clocks
+    counts: f.Counts
+    wanted: f.Counts  # how many rows of each table the answer is to bring once the push has taken effect
+    wide: f.Wide
+    want: Annotated[bool, f.flag]  # whether the answer is ``Rows``; else it is an ``Ack``
+    # the answer brings the rows that the round has changed, and their ids, in place of ``wanted``
     union: Annotated[bool, f.flag]
-    lr: Number
-    rescale: Number
-    changes: Changes
-    codecs: RowCodecs
-    priority: Priority = None
-    buffers: Sequence[Buffer] = field(repr=False, default=())
+    lr: f.Number  # lr, rescale, changes: see ``Push``
+    rescale: f.Number
+    changes: f.Changes
+    codecs: RowCodecs  # of each table's rows, here and in the answer
+    priority: f.Priority = None  # see ``Push``
+    buffers: Sequence[Buffer] = field(repr=False, default=())  # the ids, the rows, the ids of the rows that are wanted
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks, self.counts, self.wanted, self.codecs)
@@ -154,20 +124,15 @@ class PushRows(WorkersOwn):
 @message(122)
 @dataclass(frozen=True)
 class PullRows(WorkersOwn):
-    """``wanted[i]`` rows of table segment ``ids[i]``, once they include contribution ``clocks[i]`` of every worker.
+    """``wanted[i]`` rows of table segment ``ids[i]``, once they include contribution ``clocks[i]`` of every worker."""
 
-    Attributes:
-        codecs: of each table's rows in the answer.
-        buffers: the ids of the rows.
-    """
-
-    store: Store
-    ids: Ids
-    clocks: Clocks
-    wanted: Counts
-    wide: Wide
-    codecs: RowCodecs
-    buffers: Sequence[Buffer] = field(repr=False, default=())
+    store: f.Store
+    ids: f.Ids
+    clocks: f.Clocks
+    wanted: f.Counts
+    wide: f.Wide
+    codecs: RowCodecs  # of each table's rows in the answer
+    buffers: Sequence[Buffer] = field(repr=False, default=())  # the ids of the rows
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks, self.wanted, self.codecs)
@@ -176,50 +141,34 @@ class PullRows(WorkersOwn):
 @message(123)
 @dataclass(frozen=True)
 class Rows(Reply):
-    """The rows that were asked for, in the order of their ids.
+    """The rows that were asked for, in the order of their ids."""
 
-    Attributes:
-        counts: how many rows there are of each table.
-        clocks: the rounds of the tables, where these may be ahead of what was asked for; else empty.
-        ahead, missed, priority: see ``Values``.
-        wide: whether the ids in the buffers are int64.
-        buffers: the rows; after a push with ``union`` also their ids.
-    """
-
-    counts: Counts
-    clocks: Clocks = field(default_factory=list)
-    ahead: Annotated[int, f.integer()] = 0
+    counts: f.Counts  # how many rows there are of each table
+    # the rounds of the tables, where these may be ahead of what was asked for; else empty
+    clocks: f.Clocks = field(default_factory=list)
+    ahead: Annotated[int, f.integer()] = 0  # ahead, missed, priority: see ``Values``
     missed: Annotated[int, f.integer()] = 0
-    wide: Wide = True
-    priority: Priority = None
-    buffers: Sequence[Buffer] = field(repr=False, default=())
+    wide: f.Wide = True  # whether the ids in the buffers are int64
+    priority: f.Priority = None
+    buffers: Sequence[Buffer] = field(repr=False, default=())  # the rows; after a push with ``union`` also their ids
 
 
 @message(124)
 @dataclass(frozen=True)
 class PutRows(Request):
-    """From rank 0: rows of table segment ``id``, with their states, replace those that are there. For loading.
+    """From rank 0: rows of table segment ``id``, with their states, replace those that are there. For loading."""
 
-    Attributes:
-        count: how many rows.
-        version: how many updates the table has had; None leaves that as it is.
-        steps: how many of them its optimizer has made; None leaves that as it is.
-        names: of the parts in the buffers that belong to each row beside the row itself; see
-            ``kvstore.rows.row_table.RowTable.put``.
-        dtypes: of these parts.
-        columns: how many numbers of each part a row has; 0: one, in an array of one dimension.
-        buffers: the ids (int64), the rows, and each of ``names``.
-    """
-
-    store: Store
-    id: SegmentId
-    count: Count
-    version: MaybeUpdates
-    steps: MaybeUpdates
-    names: Names
-    dtypes: Dtypes
-    columns: Columns
-    buffers: Sequence[Buffer] = field(repr=False, default=())
+    store: f.Store
+    id: f.SegmentId
+    count: f.Count  # how many rows
+    version: f.MaybeUpdates  # how many updates the table has had; None leaves that as it is
+    steps: f.MaybeUpdates  # how many of them its optimizer has made; None leaves that as it is
+    # of the parts in the buffers that belong to each row beside the row itself; see
+    # ``kvstore.rows.row_table.RowTable.put``
+    names: f.Names
+    dtypes: f.Dtypes  # of these parts
+    columns: f.Columns  # how many numbers of each part a row has; 0: one, in an array of one dimension
+    buffers: Sequence[Buffer] = field(repr=False, default=())  # the ids (int64), the rows, and each of ``names``
 
     def __post_init__(self) -> None:
         same_length(self.names, self.dtypes, self.columns)
@@ -228,53 +177,37 @@ class PutRows(Request):
 @message(133)
 @dataclass(frozen=True)
 class PutTableRest(Request):
-    """From rank 0: what table segment ``id`` has beside its rows, once these have all been put. For loading.
+    """From rank 0: what table segment ``id`` has beside its rows, once these have all been put. For loading."""
 
-    Attributes:
-        names: of arrays of int64; see ``kvstore.rows.row_table.RowTable.rest``.
-        buffers: each of ``names``.
-    """
-
-    store: Store
-    id: SegmentId
-    names: Names
-    buffers: Sequence[Buffer] = field(repr=False, default=())
+    store: f.Store
+    id: f.SegmentId
+    names: f.Names  # of arrays of int64; see ``kvstore.rows.row_table.RowTable.rest``
+    buffers: Sequence[Buffer] = field(repr=False, default=())  # each of ``names``
 
 
 @message(125)
 @dataclass(frozen=True)
 class FreezeTable(OnceDue):
-    """Keep table segment ``id`` as it is once round ``clock`` is over, to be read page by page; training goes on.
+    """Keep table segment ``id`` as it is once round ``clock`` is over, to be read page by page; training goes on."""
 
-    Attributes:
-        since: only rows that have changed, or gone, since this state; None for all.
-    """
-
-    since: MaybeAt
+    since: f.MaybeAt  # only rows that have changed, or gone, since this state; None for all
 
 
 @message(126)
 @dataclass(frozen=True)
 class Frozen(Reply):
-    """The table is kept as number ``number``: ``rows`` rows, and the ids of ``gone`` others, in the state ``at``.
+    """The table is kept as number ``number``: ``rows`` rows, and the ids of ``gone`` others, in the state ``at``."""
 
-    Attributes:
-        slots: pages are read up to here; some of what is before may have no rows.
-        steps: how many of its updates the optimizer has made.
-        names, dtypes, columns: of what each row has beside its values; see ``PutRows``.
-        whole: why these are all rows, though ``FreezeTable.since`` asked for changes; empty if they are what was asked
-            for.
-    """
-
-    number: Seq
-    slots: Annotated[int, f.integer()]
+    number: f.Seq
+    slots: Annotated[int, f.integer()]  # pages are read up to here; some of what is before may have no rows
     rows: Annotated[int, f.integer()]
     gone: Annotated[int, f.integer()]
-    at: At
-    steps: Updates
-    names: Names
-    dtypes: Dtypes
-    columns: Columns
+    at: f.At
+    steps: f.Updates  # how many of its updates the optimizer has made
+    names: f.Names  # names, dtypes, columns: of what each row has beside its values; see ``PutRows``
+    dtypes: f.Dtypes
+    columns: f.Columns
+    # why these are all rows, though ``FreezeTable.since`` asked for changes; empty if they are what was asked for
     whole: Annotated[str, f.text(1024)] = ""
 
     def __post_init__(self) -> None:
@@ -286,10 +219,10 @@ class Frozen(Reply):
 class ReadFrozen(Request):
     """Rows ``start`` to ``start + count`` of what was frozen as ``number``; or of the ids of those that are gone."""
 
-    store: Store
-    number: Seq
+    store: f.Store
+    number: f.Seq
     start: Annotated[int, f.integer()]
-    count: Count
+    count: f.Count
     gone: Annotated[bool, f.flag]
     state: Annotated[bool, f.flag]
 
@@ -299,7 +232,7 @@ class ReadFrozen(Request):
 class FrozenPage(Reply):
     """``count`` rows: their ids (int64), values, and what else each has, in the order of ``Frozen.names``."""
 
-    count: Count
+    count: f.Count
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
@@ -308,8 +241,8 @@ class FrozenPage(Reply):
 class Thaw(Request):
     """I do not need what was frozen as ``number`` any more."""
 
-    store: Store
-    number: Seq
+    store: f.Store
+    number: f.Seq
 
 
 @message(130)
@@ -323,8 +256,8 @@ class EvictRows(OnceDue):
 class DescribeTable(Request):
     """What are the statistics of table segment ``id``?"""
 
-    store: Store
-    id: SegmentId
+    store: f.Store
+    id: f.SegmentId
 
 
 @message(132)
@@ -332,7 +265,7 @@ class DescribeTable(Request):
 class TableCounts(Reply):
     """Statistics of a table segment, by name."""
 
-    names: Names
+    names: f.Names
     counts: Annotated[list[int], f.integers()]
 
     def __post_init__(self) -> None:

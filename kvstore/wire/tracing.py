@@ -22,7 +22,10 @@ from kvstore.spec import Key
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, decode, message
 from kvstore.wire.members import MemberNotice
-from kvstore.wire.messages import Reply, Request, Seq, TracedRounds
+from kvstore.wire.messages import (
+    Reply,
+    Request,
+)
 
 MOST_RECORDS = 1 << 14  # rows of one chunk
 MOST_WORDS = 1 << 16  # of one chunk
@@ -61,23 +64,17 @@ _WORDS = f.tuple_of(_LABELS, _NODES)
 @message(160)
 @dataclass(frozen=True)
 class TraceChunk(MemberNotice):
-    """What a member has noted.
+    """What a member has noted."""
 
-    Attributes:
-        offsets: for each start of the scheduler that the member has heard: its number; what to add to the member's
-            times to have the scheduler's, in seconds; and by how much that may be wrong.
-        thread_names: the numbers and names of the member's threads.
-        over: whether the member has passed its last round that is of interest.
-        first: the number of the first record. What was lost before it has numbers, too.
-        records: how many there are.
-        buffers: the rows of the records, and then the words, cut anywhere.
-    """
-
+    # for each start of the scheduler that the member has heard: its number; what to add to the member's times to have
+    # the scheduler's, in seconds; and by how much that may be wrong
     offsets: Annotated[list[list[Any]], f.list_of(Clock, MOST_STARTS)]
+    # the numbers and names of the member's threads
     thread_names: Annotated[list[list[Any]], f.list_of(Thread, MOST_THREADS)]
-    over: Annotated[bool, f.flag]
-    first: Seq
-    records: Annotated[int, f.integer(0, MOST_RECORDS)]
+    over: Annotated[bool, f.flag]  # whether the member has passed its last round that is of interest
+    first: f.Seq  # the number of the first record. What was lost before it has numbers, too.
+    records: Annotated[int, f.integer(0, MOST_RECORDS)]  # how many there are
+    # the rows of the records, and then the words, cut anywhere
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -94,41 +91,26 @@ class TraceChunk(MemberNotice):
 @message(161)
 @dataclass(frozen=True)
 class FetchTrace(Request):
-    """To the scheduler, from an observer: what have members noted?
+    """To the scheduler, from an observer: what have members noted?"""
 
-    Attributes:
-        after: the number of the latest chunk that the observer has; those up to it may be forgotten.
-        traced: the first and the last round that members are to note; both 0 for those that they note already.
-    """
-
-    after: Seq
-    traced: TracedRounds = field(default_factory=lambda: [0, 0])
+    after: f.Seq  # the number of the latest chunk that the observer has; those up to it may be forgotten
+    # the first and the last round that members are to note; both 0 for those that they note already
+    traced: f.TracedRounds = field(default_factory=lambda: [0, 0])
 
 
 @message(162)
 @dataclass(frozen=True)
 class TraceFetched(Reply):
-    """They have noted this.
+    """They have noted this."""
 
-    Attributes:
-        first: the number of the first chunk in this answer.
-        dropped: how many chunks the scheduler has had no room for, and has forgotten.
-        more: whether there are more chunks already.
-        buffers: of each chunk its two frames.
-    """
-
-    first: Seq
-    dropped: Seq
-    more: Annotated[bool, f.flag]
-    buffers: Sequence[Buffer] = field(repr=False, default=())
+    first: f.Seq  # the number of the first chunk in this answer
+    dropped: f.Seq  # how many chunks the scheduler has had no room for, and has forgotten
+    more: Annotated[bool, f.flag]  # whether there are more chunks already
+    buffers: Sequence[Buffer] = field(repr=False, default=())  # of each chunk its two frames
 
     @property
     def chunks(self) -> list[TraceChunk]:
-        """The chunks, in order.
-
-        Raises:
-            WireError: they are no chunks.
-        """
+        """The chunks, in order."""
         if len(self.buffers) % 2 or len(self.buffers) > 2 * MOST_CHUNKS:
             raise WireError(f"expected two frames for each of at most {MOST_CHUNKS} chunks, got {len(self.buffers)}")
         made = [decode(self.buffers[start : start + 2]) for start in range(0, len(self.buffers), 2)]
@@ -149,11 +131,7 @@ def packed(labels: Sequence[tuple[int, Label]], nodes: Sequence[tuple[int, Seque
 
 
 def read_records(chunk: TraceChunk) -> list[list[Any]]:
-    """Return the records of ``chunk``, checked.
-
-    Raises:
-        WireError: they are not records.
-    """
+    """Return the records of ``chunk``, checked."""
     content = b"".join(chunk.buffers)
     end = chunk.records * ROW.size
     labels, nodes = _words(content[end:])
@@ -186,7 +164,6 @@ def read_records(chunk: TraceChunk) -> list[list[Any]]:
 
 
 def _require_valid(numbers: Sequence[Any]) -> None:
-    """Raise ``WireError`` unless the times are finite, and the integers not negative."""
     if not all(map(isfinite, numbers)) or min(numbers[3:]) < 0:
         raise WireError(f"a row has a number that is not valid: {numbers}")
 

@@ -37,7 +37,6 @@ class AdaBelief(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         step = counted(state, "exp_avg", "exp_avg_var", like=weight)
         mean, var, (beta1, beta2), lr = state["exp_avg"], state["exp_avg_var"], group["betas"], group["lr"]
         grad = decayed(grad, weight, group["weight_decay"])
@@ -73,7 +72,6 @@ class FTML(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         step = counted(state, "d", "v", "z", like=weight)
         if not group["lr"]:  # every step is a division by it
             state["step"] -= 1
@@ -117,7 +115,6 @@ class Ftrl(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         lr, lamda1, z, n = group["lr"], group["lamda1"], kept(state, "z", weight), kept(state, "n", weight)
         if not lr:  # every step is a division by it
             return
@@ -150,7 +147,6 @@ class GroupAdaGrad(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         if "sum" not in state:
             state["sum"] = weight.new_zeros((weight.shape[0], 1))
         state["sum"].add_(row_means(grad.square()))
@@ -189,7 +185,6 @@ class RowWiseAdagrad(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         if "sum" not in state:
             state["sum"] = weight.new_full((weight.shape[0], 1), group["initial_accumulator_value"])
         grad = decayed(grad, weight, group["weight_decay"])
@@ -224,7 +219,6 @@ class RowWiseAdam(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         step = counted(state, "exp_avg", like=weight)
         mean, square, (beta1, beta2) = state["exp_avg"], kept(state, "exp_avg_sq", weight[:, :1]), group["betas"]
         square.mul_(beta2).add_(row_means(grad.square()), alpha=1 - beta2)

@@ -52,7 +52,6 @@ class LARS(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         factor = 1.0
         if weight.dim() > 1:
             length, slope = _norm(weight), _norm(grad)
@@ -96,7 +95,6 @@ class LAMB(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         divisor, correction = _moments(grad, weight, state, group, corrected=group["bias_correction"])
         step = (state["exp_avg"] / correction).div_(divisor).add_(weight, alpha=group["weight_decay"])
         weight.add_(step, alpha=-group["lr"] * _trust(_length(weight, group), step))
@@ -129,7 +127,6 @@ class LANS(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         if slope := _norm(grad):
             grad.div_(slope)
         divisor, correction = _moments(grad, weight, state, group, corrected=True)
@@ -203,7 +200,6 @@ class SGLD(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         generator = self._generators.get(weight.device)
         if generator is None:
             generator = self._generators[weight.device] = torch.Generator(weight.device)

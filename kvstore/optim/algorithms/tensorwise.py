@@ -42,22 +42,17 @@ def _eager(optimizer: Any) -> Any:
 
 
 class Tensorwise(eager(torch.optim.Optimizer)):  # type: ignore[misc]
-    """An optimizer that updates each tensor by itself, with state that belongs to this tensor alone.
+    """An optimizer that updates each tensor by itself, with state that belongs to this tensor alone."""
 
-    Attributes:
-        elementwise: whether each element is updated by itself. If not, an array must neither be cut over servers nor
-            be updated together with others.
-        dims: how many dimensions arrays must have; None for any number.
-        aliases: MXNet's names for hyper-parameters, where they are particular to this optimizer.
-        state_options: hyper-parameters that decide what the state means, so that it is of no use with another value.
-        random: whether the same gradients give other weights in another process.
-    """
-
+    # whether each element is updated by itself. If not, an array must neither be cut over servers nor be updated
+    # together with others.
     elementwise: ClassVar[bool] = True
-    dims: ClassVar[int | None] = None
+    dims: ClassVar[int | None] = None  # how many dimensions arrays must have; None for any number
+    # MXNet's names for hyper-parameters, where they are particular to this optimizer
     aliases: ClassVar[Mapping[str, str]] = {}
+    # hyper-parameters that decide what the state means, so that it is of no use with another value
     state_options: ClassVar[tuple[str, ...]] = ()
-    random: ClassVar[bool] = False
+    random: ClassVar[bool] = False  # whether the same gradients give other weights in another process
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -223,7 +218,6 @@ class Signum(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         lr, momentum = group["lr"], group["momentum"]
         if momentum:
             grad = decayed(grad, weight, group["weight_decay"])
@@ -262,7 +256,6 @@ class DCASGD(Tensorwise):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
-        """Update ``weight`` and ``state`` in place."""
         if "previous" not in state:
             state["previous"] = weight.clone()
         drift = (weight - state["previous"]).mul_(grad).mul_(grad)

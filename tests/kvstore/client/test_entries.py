@@ -104,18 +104,18 @@ def test_a_push_counts_for_its_own_keys_however_often_it_is_noted() -> None:
 def test_clocks_are_those_of_the_keys() -> None:
     entries = entries_for({"a": Spec((2,), "float32"), "b": Spec((3,), "float32")}, 1, 100)
     (parcel,) = parcels(entries, ["b", "a"], 100)
-    assert made(0, 3).of(parcel) == [3, 0]
-    assert made(0, 3).after(parcel) == [4, 1]
+    assert made(0, 3).of(parcel.places) == [3, 0]
+    assert made(0, 3).after(parcel.places) == [4, 1]
 
 
 def test_the_round_that_the_earliest_piece_is_of_counts() -> None:
     clocks = made(1)
     one, two = parcels(SPLIT, ["w"], 100)
-    clocks.advance(one, [7])
+    clocks.advance(one.segments, one.entries, [7])
     assert clocks.pushed.tolist() == [1], "of the other nothing is known"
-    clocks.advance(two, [3])
+    clocks.advance(two.segments, two.entries, [3])
     assert clocks.pushed.tolist() == [3]
-    clocks.advance(two, [9])
+    clocks.advance(two.segments, two.entries, [9])
     assert clocks.pushed.tolist() == [7]
 
 

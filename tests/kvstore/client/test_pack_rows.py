@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from placed import entries_for
 
 from kvstore import wire
-from kvstore.client.pack_rows import OutgoingRows, Striped, block_of
+from kvstore.client.pack import OutgoingRows, Striped, block_of
 from kvstore.client.plans import RowPlan
-from kvstore.client.unpack_rows import IncomingRows, UnionRows
+from kvstore.client.unpack import IncomingRows, UnionRows
 from kvstore.errors import WireError
 from kvstore.rows.ids import stripes_of
 from kvstore.rows.layout import read_rows

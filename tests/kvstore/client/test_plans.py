@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placed import entries_for
 
-from kvstore.client.plans import PARTS, ArrayRange, Pieces, Plans, RowPlan, RowPlans, parcels, views_of
+from kvstore.client.plans import PARTS, ArrayRange, Pieces, Plans, RowPlan, parcels, views_of
 from kvstore.errors import KeyNotInitialized, Mismatch
 from kvstore.spec import Key, Spec
 from kvstore.table import Table, TableSpec
@@ -29,9 +29,9 @@ def test_a_list_that_comes_again_has_the_same_plan() -> None:
     plan = made.known(["w", "n"])
     assert plan is not None
     assert made.known(("w", "n")) is plan
-    assert made.of(iter(["w", "n"])) is plan
+    assert made.arrays(iter(["w", "n"])) is plan
     assert made.known(["n", "w"]) is not plan
-    assert made.known("w") is made.of(["w"])
+    assert made.known("w") is made.arrays(["w"])
 
 
 @pytest.mark.parametrize("key", [["w", "w"], ["w", "other"], "other", [], [["w"]], None, 1.0])
@@ -49,19 +49,19 @@ def test_keys_that_only_equal_a_key_are_not_it(key: Any) -> None:
 
 def test_a_key_that_was_not_initialized() -> None:
     with pytest.raises(KeyNotInitialized, match="'other' has no value on this worker; call init first"):
-        plans().of(["w", "other"])
+        plans().arrays(["w", "other"])
 
 
 def test_a_plan_knows_the_arrays_of_its_keys() -> None:
-    plan = plans().of(["n", "w"])
+    plan = plans().arrays(["n", "w"])
     assert plan.specs == [SPECS["n"], SPECS["w"]]
     assert plan.places.tolist() == [1, 0]
     assert not plan.floats
-    assert plans().of(["w", "cut"]).floats
+    assert plans().arrays(["w", "cut"]).floats
 
 
 def test_arrays_that_do_not_fit_are_left_to_the_slow_path() -> None:
-    plan = plans().of(["w", "n"])
+    plan = plans().arrays(["w", "n"])
     fitting = [torch.zeros(4, 3), torch.zeros(5, dtype=torch.int64)]
     assert plan.values(fitting) is not None
     assert plan.outputs(fitting) is not None
@@ -72,17 +72,17 @@ def test_arrays_that_do_not_fit_are_left_to_the_slow_path() -> None:
 
 def test_messages_have_more_bytes_from_when_they_are_folded() -> None:
     made = plans(message_bytes=64)
-    before = made.of(["cut", "w"])
+    before = made.arrays(["cut", "w"])
     assert len(before.parcels) > 2
     made.fold(100, small=20)
-    after = made.of(["cut", "w"])
+    after = made.arrays(["cut", "w"])
     assert after is not before
     assert len(after.parcels) == 2
     assert {parcel.small for parcel in after.parcels} == {20}
 
 
 def test_views_are_of_the_ranges_in_a_parcel() -> None:
-    plan = plans().of(["cut", "w"])
+    plan = plans().arrays(["cut", "w"])
     tensors = [torch.arange(100.0), torch.arange(12.0).view(4, 3)]
     views = {parcel.server: views_of(parcel, tensors) for parcel in plan.parcels}
     assert views[0][0].tolist() == list(range(50))
@@ -97,11 +97,11 @@ def test_in_a_small_store_messages_are_small_and_as_many_of_them_on_the_way() ->
     made = Plans(Pieces(400, 40, 2))
     small: dict[Key, Spec] = {number: Spec((10,), "float32") for number in range(20)}
     made.entries.add(entries_for(small, servers=2, bound=50))
-    plan = made.of([0, 1, 2, 3])
+    plan = made.arrays([0, 1, 2, 3])
     assert [parcel.nbytes for parcel in plan.parcels] == [40, 40, 40, 40]
     assert plan.weight == 10
     made.entries.add(entries_for({"large": Spec((100 * 2 * PARTS,), "float32")}, servers=2, bound=10**9))
-    plan = made.of([4, 5, 6, 7])
+    plan = made.arrays([4, 5, 6, 7])
     assert [parcel.nbytes for parcel in plan.parcels] == [80, 80]
     assert plan.weight == 1
 
@@ -209,7 +209,7 @@ def test_without_a_least_size_all_stores_are_alike(pieces: Pieces, nbytes: int) 
     assert pieces.of(nbytes) == 640
 
 
-TABLES: dict[str, Spec] = {
+TABLES: dict[Key, Spec] = {
     "a": Spec((100,), "float32"),
     "t": TableSpec.of(Table(shape=(9, 4))),
     "g": TableSpec.of(Table(dim=4, codec="fp16")),
@@ -243,10 +243,10 @@ def test_only_rows_that_are_alike_are_moved_as_items(keys: list[str], nbytes: in
 
 
 def test_plans_are_of_tables_that_are_known():
-    plans = RowPlans(entries_for(TABLES, 2, 10))
-    assert plans.of(["t", "g"]) is plans.of(["t", "g"])
-    assert plans.require("g").grows
+    made = plans(TABLES)
+    assert made.tables(["t", "g"]) is made.tables(["t", "g"])
+    assert made.table("g").grows
     with pytest.raises(Mismatch, match=r"'a' is float32\[100\], an array.*kv\.Table"):
-        plans.of(["t", "a"])
+        made.tables(["t", "a"])
     with pytest.raises(KeyNotInitialized, match="'x'"):
-        plans.require("x")
+        made.table("x")

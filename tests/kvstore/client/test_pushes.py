@@ -19,9 +19,8 @@ from waiting import LONG
 
 from kvstore import wire
 from kvstore.client import DistStore
-from kvstore.client.pack_rows import room, sendable
-from kvstore.client.pending import PullOfArrays, PullOfRows, PushOfArrays, PushOfRows
-from kvstore.client.pushes import Counts
+from kvstore.client.pack import room, sendable
+from kvstore.client.pushes import Counts, PullOfArrays, PullOfRows, PushOfArrays, PushOfRows
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.table import Table
 from kvstore.transport.memory import SMALL, Heap

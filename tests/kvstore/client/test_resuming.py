@@ -22,7 +22,7 @@ from kvstore.client import DistStore
 from kvstore.client.compression import Compressing, describe
 from kvstore.client.entries import PushClocks
 from kvstore.client.optimizing import Optimizing, StoredStates, described
-from kvstore.client.plans import RowPlans
+from kvstore.client.plans import Pieces, Plans
 from kvstore.client.pushes import Pushes
 from kvstore.client.requests import Joining, Requests
 from kvstore.client.resuming import Resumed, TrainedStore
@@ -44,9 +44,11 @@ def trained(rule: Rule | None = None) -> TrainedStore:
     clocks.grow(2)
     clocks.note(np.array([1]), np.array([2]), push=1)
     requests = Requests(session, 1, rule, WaitLimits(1.0, 1.0))
-    entries = entries_for({"w": SPEC, "v": SPEC}, 2, 100)
+    plans = Plans(Pieces(1 << 20))
+    entries = plans.entries
+    entries.add(entries_for({"w": SPEC, "v": SPEC}, 2, 100))
     tables = StoredTables(requests, entries.tables)
-    states = StoredStates(tables, entries, RowPlans(entries), clocks, lambda _, ids: np.empty((len(ids), 0)))
+    states = StoredStates(tables, plans, clocks, lambda _, ids: np.empty((len(ids), 0)))
     optimizing = Optimizing(requests, states, "dist_sync")
     pushes = Pushes(requests, rule, clocks, optimizing, Joining(requests, clocks))
     return TrainedStore(1, entries, optimizing, pushes, tables)
