@@ -118,11 +118,9 @@ class StoreMeeting:
             ) from None
 
     def introduce(self, host: str) -> None:
-        """Publish which host this rank is on; for the other ranks."""
         self._store.set(self._host_keys[self._rank], host)
 
     def hosts(self) -> list[str]:
-        """Wait for the hosts of all other ranks, and return them in their order; none if all are on one; for rank 0."""
         others = self._host_keys[1:]
         deadline = time.monotonic() + self._timeout_s
         while others:
@@ -145,11 +143,9 @@ class StoreMeeting:
         return [self._store.get(key).decode(errors="replace") for key in others]
 
     def tell(self, text: str) -> None:
-        """Publish ``text``; for rank 0."""
         self._store.set(self._key, text)
 
     def hear(self) -> str:
-        """Wait for the text; for the other ranks."""
         try:
             text: bytes = self._store.get(self._key)
         except self._error:
@@ -157,7 +153,6 @@ class StoreMeeting:
         return text.decode(errors="replace")
 
     def forget(self) -> None:
-        """Take the text back; for rank 0."""
         with contextlib.suppress(self._error):  # torchrun has gone, and its store with it
             for key in (self._key, *self._host_keys[1:]):
                 self._store.delete_key(key)
@@ -171,14 +166,12 @@ class FileMeeting:
         self._timeout_s = timeout_s
 
     def introduce(self, host: str) -> None:
-        """Do nothing: all ranks are on this host."""
+        """Nothing: all ranks are on this host."""
 
     def hosts(self) -> list[str]:
-        """Wait for the hosts of all other ranks, and return them in their order; none if all are on one; for rank 0."""
         return []
 
     def tell(self, text: str) -> None:
-        """Publish ``text``; for rank 0."""
         try:
             with replacing(self.path, mode=0o600) as draft:
                 draft.write_text(text)
@@ -186,11 +179,6 @@ class FileMeeting:
             raise ConfigError(f"cannot write {self.path}, where the ranks meet: {exc.strerror}") from None
 
     def hear(self) -> str:
-        """See ``Meeting``.
-
-        Raises:
-            ConfigError: there is something else than a regular file of this user.
-        """
         deadline = time.monotonic() + self._timeout_s
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -200,7 +188,6 @@ class FileMeeting:
             time.sleep(POLL_S)
 
     def forget(self) -> None:
-        """Take the text back; for rank 0."""
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> str:

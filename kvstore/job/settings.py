@@ -55,15 +55,7 @@ class Setting(Generic[T]):
     aliases: tuple[str, ...] = ()
 
     def read(self, env: Mapping[str, str], default: T | None = None) -> T:
-        """Return the value in ``env``.
-
-        Args:
-            env: environment variables.
-            default: what to return instead of the setting's own default.
-
-        Raises:
-            ConfigError: the variable has a value that is not valid; the message says which would be.
-        """
+        """Return the value in ``env``, else ``default``, else the setting's own; ConfigError if it is not valid."""
         for name in (self.name, *self.aliases):
             text = env.get(name, "").strip()
             if text:
@@ -75,13 +67,12 @@ class Setting(Generic[T]):
 
     @property
     def row(self) -> str:
-        """Its row of a table in Markdown: names, values, default, meaning."""
+        """Its row of a table in Markdown."""
         names = " or ".join(f"`{name}`" for name in (self.name, *self.aliases))
         return f"| {names} | {self.values.valid} | {self.shown_default} | {self.meaning} |"
 
     @property
     def shown_default(self) -> str:
-        """The default as the documentation shows it."""
         if self.shown or self.default == "":
             return self.shown or "none"
         if isinstance(self.default, bool):
@@ -470,7 +461,6 @@ SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)
 
 
 def markdown() -> str:
-    """Return all settings as tables in Markdown, one for each group."""
     head = "| variable | valid values | default | meaning |\n|---|---|---|---|"
     return "\n\n".join(
         "\n".join([f"## {title}", "", head, *(setting.row for setting in group)]) for title, group in GROUPS.items()

@@ -21,7 +21,6 @@ VERSION = 1
 
 
 def described_job(place: ObservingPlace) -> dict[str, Any]:
-    """Return what is known of a job before anybody is asked; no key is in it."""
     return {
         "name": place.job,
         "command": place.command,
@@ -34,7 +33,6 @@ def described_job(place: ObservingPlace) -> dict[str, Any]:
 
 
 def described_view(view: JobView) -> dict[str, Any]:
-    """Return how a job is."""
     return {
         "runs_s": max(0.0, view.at - view.started),
         "failure": view.failure,
@@ -67,7 +65,6 @@ def described_view(view: JobView) -> dict[str, Any]:
 
 
 def described_stacks(located: Iterable[LocatedMember]) -> list[dict[str, Any]]:
-    """Return where members are."""
     return [
         {
             "role": member.role,

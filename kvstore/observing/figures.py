@@ -36,7 +36,6 @@ class MemberWait:
 
     @property
     def text(self) -> str:
-        """The wait as a sentence."""
         who = f"{members('worker', self.waiting)} {'has' if len(self.waiting) == 1 else 'have'}"
         told = f"{members(self.role, self.ranks)}: {who} waited {duration(self.seconds)}"
         if self.why.startswith(_WAITS_FOR):

@@ -66,12 +66,10 @@ def status_lines(place: ObservingPlace, view: JobView, parts: StatusParts) -> li
 
 
 def silent_scheduler_lines(place: ObservingPlace, why: str) -> list[TextLine]:
-    """Return what is known of a job whose scheduler does not answer."""
     return [*_name(place), TextLine(f"  {why}", "bad")]
 
 
 def job_lines(jobs: Sequence[tuple[ObservingPlace, str]]) -> list[TextLine]:
-    """Return several jobs, a line each, with a few words of how each is."""
     by, how = (
         max(map(len, column)) for column in zip(*((place.launcher, words) for place, words in jobs), strict=True)
     )
@@ -268,24 +266,13 @@ class LocatedMember:
 
 
 def located_members(role: str, places: Mapping[int, str], answers: Iterable[wire.Stacks]) -> list[LocatedMember]:
-    """Return where members of one role are, by rank.
-
-    Args:
-        role: theirs.
-        places: where each is in words, by rank.
-        answers: the stacks of those that have answered.
-    """
+    """Return where members of one role are, by rank; ``places``: in words, by rank."""
     by_rank = {stacks.node.rank: stacks for stacks in answers}
     return [LocatedMember(role, rank, place, by_rank.get(rank)) for rank, place in sorted(places.items())]
 
 
 def stacks_lines(located: Iterable[LocatedMember], all_threads: bool = False) -> list[TextLine]:
-    """Return the stacks of members, innermost frames last.
-
-    Args:
-        located: the members. Those of one role that are at the same place with the same stacks are shown once.
-        all_threads: whether threads of this package are shown, too.
-    """
+    """Innermost frames are last. Members of one role at the same place with the same stacks are shown once."""
     same: dict[tuple[str, str, _Threads], list[int]] = {}
     for member in located:
         threads = () if member.stacks is None else tuple(_threads(member.stacks, all_threads))

@@ -52,7 +52,6 @@ class MetricFamily:
     samples: list[tuple[Labels, float]] = field(default_factory=list)
 
     def add(self, number: float, /, **labels: str) -> None:
-        """Add a series."""
         self.samples.append((labels, number))
 
 

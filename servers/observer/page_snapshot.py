@@ -22,7 +22,6 @@ _ROLES = ("server", "standby", "aggregator")
 
 
 def snapshot(view: JobView) -> dict[str, Any]:
-    """Return what the page shows of a job."""
     late = lateness(view)
     return {
         "expected": {
@@ -95,7 +94,6 @@ def drawn(view: JobView) -> dict[str, float]:
 
 
 def waiting(view: JobView) -> list[dict[str, Any]]:
-    """Return who waits for whom at this moment, the longest wait first."""
     found = [
         (reports.latest.oldest_us / 1e6, member, reports.latest)
         for member in view.members

@@ -61,7 +61,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class PageFile:
-    """A file, as it is and in fewer bytes, and what it is."""
+    """A file, as it is and compressed, and its content type."""
 
     plain: bytes = field(repr=False)
     small: bytes = field(repr=False)
@@ -69,7 +69,6 @@ class PageFile:
 
 
 def page_files() -> dict[str, PageFile]:
-    """Return the files of the page, which the package has beside this module, by their addresses."""
     files = {}
     for address, (name, content_type) in NAMES.items():
         plain = (FOLDER / name).read_bytes()
@@ -100,12 +99,10 @@ class Web:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="web", daemon=True)
 
     def start(self) -> None:
-        """Serve, in threads of its own."""
         self._thread.start()
 
     @property
     def streams(self) -> int:
-        """How many streams of events are open."""
         return self._server.streams
 
     def close(self, patience_s: float = 0.5) -> None:
@@ -159,12 +156,10 @@ class _Server(ThreadingHTTPServer):
         return True
 
     def admit(self, request: socket.socket) -> None:
-        """Note that who is at the other end may read: it keeps its turn."""
         with self._lock:
             self._strangers.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection, in a thread of its own."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -176,7 +171,7 @@ class _Server(ThreadingHTTPServer):
         """Say nothing: clients go away when they like, and lines of theirs have no place in the output of a job."""
 
     def open_stream(self) -> bool:
-        """Count a stream of events. Return whether there may be one more."""
+        """Return whether there may be one more stream of events."""
         with self._lock:
             if self.streams >= MOST_STREAMS:
                 return False
@@ -184,7 +179,6 @@ class _Server(ThreadingHTTPServer):
             return True
 
     def close_stream(self) -> None:
-        """Count it no longer."""
         with self._lock:
             self.streams -= 1
 
@@ -196,11 +190,9 @@ class _Patient(io.RawIOBase):
         self._connection, self._deadline = connection, deadline
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is, or wait for it until the deadline."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the request has not come in time")
@@ -215,7 +207,6 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Give the client so much time for what it wants to say."""
         super().setup()
         self.rfile = io.BufferedReader(_Patient(self.connection, time.monotonic() + REQUEST_S))
 
@@ -223,7 +214,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: addresses may have the token."""
 
     def do_GET(self) -> None:
-        """Answer."""
         self.close_connection = True
         self.connection.settimeout(SEND_S)
         path, _, query = self.path.partition("?")
