@@ -76,8 +76,8 @@ def page_files() -> dict[str, PageFile]:
     return files
 
 
-class Web:
-    """Serves the page.
+class Web(ThreadingHTTPServer):
+    """Serves the page, in threads of its own.
 
     Args:
         listener: a socket that listens at 127.0.0.1; it is this object's from now on.
@@ -87,34 +87,6 @@ class Web:
         answers: other addresses, and what answers there.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        access: Access,
-        files: Mapping[str, PageFile],
-        feed: Feed,
-        answers: Mapping[str, Answer],
-    ) -> None:
-        self._server = _Server(listener, access, files, feed, answers)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="web", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def streams(self) -> int:
-        return self._server.streams
-
-    def close(self, patience_s: float = 0.5) -> None:
-        """Serve no longer. Streams of events get so much time to send what is the last."""
-        deadline = time.monotonic() + patience_s
-        while self._server.streams and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = MOST_CONNECTIONS
@@ -127,15 +99,25 @@ class _Server(ThreadingHTTPServer):
         feed: Feed,
         answers: Mapping[str, Answer],
     ) -> None:
-        address = listener.getsockname()[:2]
-        super().__init__(address, _Handler, bind_and_activate=False)
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
         self.access, self.files, self.feed, self.answers = access, files, feed, answers
         self._lock = threading.Lock()
         self._open = 0  # connections
-        self._strangers: dict[socket.socket, None] = {}  # those that have not shown that they may read, oldest first
-        self.streams = 0
+        self._strangers: dict[socket.socket, None] = {}  # not admitted yet, the oldest first
+        self.streams = 0  # of events, that are open
+
+    def start(self) -> None:
+        threading.Thread(target=self.serve_forever, args=(0.2,), name="web", daemon=True).start()
+
+    def close(self, patience_s: float = 0.5) -> None:
+        """Serve no longer. Streams of events get so much time to send what is the last."""
+        deadline = time.monotonic() + patience_s
+        while self.streams and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.shutdown()
+        self.server_close()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether there is room for one more connection.
@@ -201,7 +183,7 @@ class _Patient(io.RawIOBase):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: Web
     protocol_version = "HTTP/1.1"
     server_version = "kvstore"
     sys_version = ""
