@@ -13,7 +13,8 @@ from typing import Any
 
 from kvstore.job.place import ObservingPlace
 from kvstore.observing.advice import advise
-from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s, waits
+from kvstore.observing.figures import job_rounds_per_s, link_rates, logged_values, waits
+from kvstore.observing.quantities import server_figures, worker_figures
 from kvstore.observing.text import LocatedMember
 from kvstore.observing.view import JobView, MemberView
 
@@ -92,9 +93,12 @@ def finite(value: Any) -> Any:
 def _member(member: MemberView) -> dict[str, Any]:
     figures: dict[str, Any] | None = None
     if member.worker is not None:
-        figures = dataclasses.asdict(WorkerFigures.of(member.worker))
+        figures = worker_figures(member.worker) | {
+            "links": link_rates(member.worker),
+            "values": logged_values(member.worker),
+        }
     elif member.server is not None:
-        figures = dataclasses.asdict(ServerFigures.of(member.server))
+        figures = dict(server_figures(member.server))
     return {
         "role": member.role,
         "rank": member.rank,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.contract import member_name, member_title
-from kvstore.observing.quantities import AnyReport
 
+AnyReport: TypeAlias = wire.WorkerReport | wire.ServerReport
 R = TypeVar("R", wire.WorkerReport, wire.ServerReport)
 
 
