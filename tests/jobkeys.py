@@ -6,7 +6,6 @@ from kvstore.job.curve_keys import pair
 
 
 def variables(members: int) -> list[dict[str, str]]:
-    """What each process of a new job has in its environment; the first is the scheduler's."""
     pairs = [pair() for _ in range(members)]
     listed = ",".join(public for public, _ in pairs)
     return [

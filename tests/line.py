@@ -32,7 +32,6 @@ class Line:
 
     @property
     def alive(self) -> int:
-        """How many clients there are."""
         return sum(thread.is_alive() for thread in self._threads[1::2])
 
     def stop(self) -> None:
@@ -40,14 +39,12 @@ class Line:
         self._open.clear()
 
     def cut(self) -> None:
-        """End all connections; those that are made from now on are as good as new."""
         for sock in list(self._sockets):  # those that are made meanwhile are none of them
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         self._open.set()
 
     def close(self) -> None:
-        """End it."""
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._threads[0].join(LONG)

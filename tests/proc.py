@@ -11,12 +11,10 @@ def state(pid: int | str) -> str:
 
 
 def parent(pid: int | str) -> int:
-    """Who started it, or who looks after it since that one has gone."""
     return int(_stat(pid)[1])
 
 
 def started(pid: int | str) -> int:
-    """When it was started, in ticks since the machine was."""
     return int(_stat(pid)[19])
 
 

@@ -26,18 +26,15 @@ REFUSED = (
 
 
 def place(endpoint: str) -> tuple[str, int]:
-    """Host and port of a TCP endpoint."""
     host, _, port = split_key(endpoint)[0].removeprefix("tcp://").rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def greeting(mechanism: bytes, as_server: bool = False) -> bytes:
-    """How ZMTP 3.1 begins."""
     return b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes([as_server]) + bytes(31)
 
 
 def frame(body: bytes, more: bool = False, command: bool = False) -> bytes:
-    """A short ZMTP frame."""
     return bytes([4 * command + more, len(body)]) + body
 
 
@@ -98,7 +95,6 @@ def attempt(endpoint: str, *keys: str) -> None:
 
 @contextmanager
 def idle(endpoint: str, count: int) -> Iterator[list[socket.socket]]:
-    """Connections that send nothing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * count + 1000)), hard))
     made: list[socket.socket] = []
@@ -135,11 +131,9 @@ class Tap:
         self._threads[0].start()
 
     def inject(self, data: bytes) -> None:
-        """Send bytes to the server as if the client had."""
         self._sockets[1].sendall(data)
 
     def close(self) -> None:
-        """Cut everything."""
         for sock in [self._listening, *self._sockets]:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

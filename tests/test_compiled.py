@@ -325,7 +325,6 @@ def test_a_compiled_model_with_tables_is_right_with_inductor() -> None:
 
 
 def torch_compiles() -> bool:
-    """Whether there is a C++ compiler."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:

@@ -38,14 +38,12 @@ def run(command: Sequence[str | Path], folder: Path, path: Path | None = None) -
 
 
 def make(folder: Path) -> dict[str, bytes]:
-    """The files that `make dist` makes, by name."""
     run(["env", f"LINKS={FILES}/", ROOT / "tools/dist.sh", folder, sys.executable], ROOT)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the sdist and the wheel."""
     folder = tmp_path_factory.mktemp("dist")
     make(folder)
     return folder
@@ -57,7 +55,6 @@ def tracked(*names: str) -> list[str]:
 
 
 def closure(names: Iterable[str]) -> set[str]:
-    """The distributions `names`, and all that they need."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:

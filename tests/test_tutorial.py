@@ -40,7 +40,6 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """The code in a text, in order; ``text`` blocks are the output of what comes before."""
     found: list[Block] = []
     for match in _BLOCK.finditer(text):
         language, content = match.groups()

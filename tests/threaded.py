@@ -107,7 +107,6 @@ class ThreadedJob:
         self.sessions: list[Session] = []
 
     def config(self, role: str, rank: int = -1) -> Config:
-        """What a member of the job is configured with."""
         options = dict(self._options)
         if self._keys:
             number = {"scheduler": 0, "server": 1 + rank, "worker": 1 + self.servers + rank}[role]
@@ -119,7 +118,6 @@ class ThreadedJob:
         return Config(role=role, rank_hint=rank, **options)  # type: ignore[arg-type]
 
     def ends(self, config: Config) -> Callable[[], Transport]:
-        """Return what makes a member's ends of links."""
         return self.network.transport if self.kind == "inproc" else sharing(links(config), config)
 
     def __enter__(self) -> ThreadedJob:
@@ -171,7 +169,6 @@ class ThreadedJob:
         return self.run_sessions(with_store)
 
     def run_sessions(self, work: Callable[[Session], Any]) -> list[Any]:
-        """Call ``work`` with the session in a thread per worker; return the results by rank."""
         results: list[Any] = [None] * self.workers
         errors: list[BaseException] = []
 
@@ -207,7 +204,6 @@ class ThreadedJob:
         return results
 
     def join(self, rank: int) -> None:
-        """Let a worker join; what its thread does."""
         config = self.config("worker", rank)
         self.sessions.append(Session(config, self.ends(config)).join())
 
@@ -221,7 +217,6 @@ class ThreadedJob:
 
 
 def _await(threads: list[threading.Thread], limit_s: float) -> list[str]:
-    """Wait for threads to end; return the names of those that don't."""
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -33,7 +33,6 @@ def without(programs: Iterable[str], argv: Sequence[str]) -> list[str]:
 
 
 def main(words: Sequence[str]) -> None:
-    """Become pytest."""
     if "--" not in words:
         sys.exit(__doc__)
     at = words.index("--")

@@ -225,7 +225,6 @@ def _host(config: Config) -> str:
 
 
 def _aggregated(hosts: Sequence[str]) -> list[list[int]]:
-    """The ranks of the workers of each aggregator, if each rank is on that host."""
     placed: list[tuple[str, list[Member]]] = [
         (host or f"of rank {rank}", [("worker", rank)]) for rank, host in enumerate(hosts)
     ]

@@ -23,14 +23,7 @@ MAX_URI = 255  # characters; no name of a host is longer, nor is the path of a u
 
 @dataclass(frozen=True)
 class JobAddress:
-    """Where a job is.
-
-    Attributes:
-        uri, port: the scheduler's address, as ``DMLC_PS_ROOT_URI`` and ``DMLC_PS_ROOT_PORT``; port 0 for ``ipc://``.
-        servers: how many there are.
-        job: its name, which no other job has.
-        aggregated: for each aggregator, the ranks of its host's workers. The first of them starts it.
-    """
+    """Where a job is, and, for each aggregator, the ranks of its host's workers. The first of them starts it."""
 
     uri: str
     port: int
@@ -39,16 +32,11 @@ class JobAddress:
     aggregated: list[list[int]] = field(default_factory=list)
 
     def dumps(self) -> str:
-        """A text for ``loads``."""
         return json.dumps(asdict(self))
 
     @classmethod
     def loads(cls, text: str) -> JobAddress:
-        """The address in ``text``, which may come from anyone.
-
-        Raises:
-            ConfigError: the text is not an address that ``dumps`` could have made.
-        """
+        """Return the address in ``text``, which may come from anyone; ConfigError for a text that is none."""
         try:
             address = cls(**json.loads(text))
         except (TypeError, ValueError, RecursionError):
@@ -76,13 +64,7 @@ class JobAddress:
         return next((aggregator for aggregator, ranks in enumerate(self.aggregated) if ranks[0] == rank), -1)
 
     def contract(self, workers: int, secret: str = "", root_fd: int = -1) -> Contract:
-        """What the members of the job are told of it.
-
-        Args:
-            workers: how many workers there are.
-            secret: what keys are made from; without one there are none.
-            root_fd: a listening socket that the scheduler inherits, -1 for none.
-        """
+        """What the members of the job are told of it."""
         everyone = members(workers, self.servers, len(self.aggregated))
         keyring = Keyring.derived(secret, self.job, everyone) if secret else None
         return Contract(
@@ -108,11 +90,7 @@ def _rising(ranks: object) -> bool:
 
 
 def require_safe(config: Config, one_host: bool) -> str:
-    """Return the secret that keys are made from; empty where links need no keys.
-
-    Raises:
-        ConfigError: links need keys, and the secret is missing or too short; the message says what to set.
-    """
+    """The secret that keys are made from; empty where links need none. ConfigError: it is missing or too short."""
     if one_host or not config.encryption:
         return ""
     if len(config.job_secret) >= LEAST_SECRET:

@@ -1,7 +1,8 @@
 """Where rank 0 tells the others the job's address: in torchrun's store, or in a file if all are on one host.
 
-In a store, the others first tell rank 0 which hosts they are on. All is taken back when all have joined, so that the
-next program under the same torchrun or mpirun cannot read it.
+In a store, the others first introduce themselves to rank 0, which needs their hosts for the aggregators. Rank 0 tells
+the address, and forgets it when all have joined, so that the next program under the same torchrun or mpirun cannot read
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
 
 from kvstore.errors import ConfigError, DeadlineExceeded
 from kvstore.job.address import is_loopback
@@ -31,35 +31,8 @@ MOST_NAMED = 8
 _PROC = Path("/proc")
 
 
-class Meeting(Protocol):
-    """Carries one text from rank 0 to all other ranks, and one from each of them to rank 0."""
-
-    def introduce(self, host: str) -> None:
-        """Publish which host this rank is on; for the other ranks."""
-
-    def hosts(self) -> list[str]:
-        """Wait for the hosts of all other ranks, and return them in their order; none if all are on one; for rank 0.
-
-        Raises:
-            DeadlineExceeded: not all have published theirs in time.
-        """
-
-    def tell(self, text: str) -> None:
-        """Publish ``text``; for rank 0."""
-
-    def hear(self) -> str:
-        """Wait for the text; for the other ranks.
-
-        Raises:
-            DeadlineExceeded: rank 0 has not published it in time.
-        """
-
-    def forget(self) -> None:
-        """Take the text back; for rank 0."""
-
-
 @contextlib.contextmanager
-def meeting(ranks: Ranks, timeout_s: float) -> Iterator[Meeting]:
+def meeting(ranks: Ranks, timeout_s: float) -> Iterator[StoreMeeting | FileMeeting]:
     """The meeting of these ranks, as a context.
 
     Raises:
@@ -118,11 +91,10 @@ class StoreMeeting:
             ) from None
 
     def introduce(self, host: str) -> None:
-        """Publish which host this rank is on; for the other ranks."""
         self._store.set(self._host_keys[self._rank], host)
 
     def hosts(self) -> list[str]:
-        """Wait for the hosts of all other ranks, and return them in their order; none if all are on one; for rank 0."""
+        """Wait for the hosts of all other ranks, and return them in the order of ranks."""
         others = self._host_keys[1:]
         deadline = time.monotonic() + self._timeout_s
         while others:
@@ -145,11 +117,9 @@ class StoreMeeting:
         return [self._store.get(key).decode(errors="replace") for key in others]
 
     def tell(self, text: str) -> None:
-        """Publish ``text``; for rank 0."""
         self._store.set(self._key, text)
 
     def hear(self) -> str:
-        """Wait for the text; for the other ranks."""
         try:
             text: bytes = self._store.get(self._key)
         except self._error:
@@ -157,7 +127,6 @@ class StoreMeeting:
         return text.decode(errors="replace")
 
     def forget(self) -> None:
-        """Take the text back; for rank 0."""
         with contextlib.suppress(self._error):  # torchrun has gone, and its store with it
             for key in (self._key, *self._host_keys[1:]):
                 self._store.delete_key(key)
@@ -171,14 +140,12 @@ class FileMeeting:
         self._timeout_s = timeout_s
 
     def introduce(self, host: str) -> None:
-        """Do nothing: all ranks are on this host."""
+        """Nothing: all ranks are on this host."""
 
     def hosts(self) -> list[str]:
-        """Wait for the hosts of all other ranks, and return them in their order; none if all are on one; for rank 0."""
         return []
 
     def tell(self, text: str) -> None:
-        """Publish ``text``; for rank 0."""
         try:
             with replacing(self.path, mode=0o600) as draft:
                 draft.write_text(text)
@@ -186,11 +153,6 @@ class FileMeeting:
             raise ConfigError(f"cannot write {self.path}, where the ranks meet: {exc.strerror}") from None
 
     def hear(self) -> str:
-        """See ``Meeting``.
-
-        Raises:
-            ConfigError: there is something else than a regular file of this user.
-        """
         deadline = time.monotonic() + self._timeout_s
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -200,7 +162,6 @@ class FileMeeting:
             time.sleep(POLL_S)
 
     def forget(self) -> None:
-        """Take the text back; for rank 0."""
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> str:

@@ -11,13 +11,6 @@ WAIT_S = 0.3  # how long the scheduler may take to confirm that it has heard
 def tell(env: Mapping[str, str], role: str, rank: int, how: str, start: int = 0, final: bool = False) -> bool:
     """Tell the scheduler of a job that a member has ended. The scheduler tells all other members.
 
-    Args:
-        env: the environment of the process that has ended, or of the scheduler; the keys of either will do.
-        role, rank: who has ended.
-        how: in words: "exited with code 7".
-        start: which of that member's processes; 0 for the latest.
-        final: whether it is not started again.
-
     Returns:
         Whether the scheduler has heard it. If not, it may hear it still, or may be about to be started again.
     """

@@ -93,13 +93,7 @@ def _in_full(end: MemberEnd) -> str:
 
 @dataclass(frozen=True)
 class SupervisedProcess:
-    """One process to start.
-
-    Attributes:
-        role, rank: which member of the job it is.
-        argv: what it runs.
-        variables: what its environment has beside the supervisor's.
-    """
+    """One process to start; ``variables`` go on top of the supervisor's environment."""
 
     role: str
     rank: int
@@ -108,7 +102,6 @@ class SupervisedProcess:
 
     @property
     def name(self) -> str:
-        """As ``server 1``."""
         return member_name(self.role, self.rank)
 
 
@@ -137,23 +130,16 @@ class SupervisedJob:
     patience_s: float
 
     def dumps(self) -> str:
-        """A text for ``loads``."""
         return json.dumps(asdict(self))
 
     @classmethod
     def loads(cls, text: str) -> SupervisedJob:
-        """The orders that ``dumps`` has made a text of."""
         fields = json.loads(text)
         return cls(**fields | {"members": [SupervisedProcess(**member) for member in fields["members"]]})
 
 
 class ServerSupervisor:
-    """Runs a job's processes to their end; main thread only.
-
-    Args:
-        task: what to run.
-        report: tells the scheduler that a process has ended: role, rank, and how in words.
-    """
+    """Runs a job's processes to their end; main thread only. ``report`` tells the scheduler how one ended."""
 
     def __init__(self, task: SupervisedJob, report: Callable[[str, int, str], object]) -> None:
         self._task = task
@@ -252,7 +238,6 @@ class ServerSupervisor:
 
 
 def main() -> int:
-    """Follow the orders on standard input."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     with suppress(BrokenPipeError):

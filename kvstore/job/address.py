@@ -21,13 +21,7 @@ IF_INET6 = Path("/proc/net/if_inet6")
 
 @dataclass(frozen=True)
 class Address:
-    """An address of this host.
-
-    Attributes:
-        ip: the address.
-        why: how it was chosen, in words.
-        others: interfaces and addresses of this host's other networks, if it was chosen by its route.
-    """
+    """An address of this host, how it was chosen, in words, and the host's other networks, if a route chose it."""
 
     ip: str
     why: str
@@ -36,11 +30,6 @@ class Address:
 
 def choose(*, host: str = "", interface: str = "", toward: str = "") -> Address:
     """Return the address to listen at, which other members are told.
-
-    Args:
-        host: the user's name or address of this host; it goes before all else.
-        interface: the network interface whose address to take.
-        toward: a host that must be reachable from that address; empty for any other host.
 
     Raises:
         ConfigError: a name is unknown, or there is no route; the message lists this host's interfaces.
@@ -78,11 +67,7 @@ def interfaces() -> list[tuple[str, str]]:
 
 
 def resolve(host: str) -> list[str]:
-    """Return the addresses of ``host``, the preferred first.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Return the addresses of ``host``, the preferred first; ConfigError for none."""
     try:
         infos = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
@@ -91,18 +76,17 @@ def resolve(host: str) -> list[str]:
 
 
 def tcp_endpoint(ip: str, port: int | str) -> str:
-    """Return where a port of an address is, as transports call it: an IPv6 address stands in brackets."""
+    """An IPv6 address stands in brackets."""
     return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
 
 
 def host_and_port(endpoint: str) -> tuple[str, str]:
-    """Return what ``tcp_endpoint`` was given, from an endpoint without a key; empty where there is nothing."""
+    """The inverse of ``tcp_endpoint``, for an endpoint without a key; empty where there is nothing."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return host.strip("[]"), port
 
 
 def is_here(ip: str) -> bool:
-    """Whether ``ip`` is an address of this host."""
     try:
         with socket.socket(_family(ip), socket.SOCK_DGRAM) as sock:
             sock.bind((ip, 0))

@@ -113,12 +113,10 @@ class Config:
 
     @property
     def join_limit_s(self) -> float:
-        """How long a worker waits for the others to be there."""
         return self.join_timeout_s or self.patience_s or FOR_EVER_S
 
     @property
     def one_host(self) -> bool:
-        """Whether all members of the job are on this host."""
         return _one_host(self.root)
 
     @property
@@ -133,11 +131,7 @@ class Config:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
-        """Read ``env`` (the process's environment by default).
-
-        Raises:
-            ConfigError: a variable has a value that is not valid; the message says which would be.
-        """
+        """Read ``env``, the process's environment by default; ConfigError for a value that is not valid."""
         env = os.environ if env is None else env
         values = {each.name: each.metadata[_SETTING].read(env) for each in fields(cls) if _SETTING in each.metadata}
         root = _root(env)
@@ -189,7 +183,6 @@ class Config:
 
 
 def inherited(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this process, with these variables in it."""
     return {**os.environ, **variables}
 
 

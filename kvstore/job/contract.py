@@ -17,14 +17,7 @@ Member = tuple[Role, int]
 
 
 def members(num_workers: int, num_servers: int, num_aggregators: int = 0, replicas: int = 0) -> list[Member]:
-    """Every member of a job, as role and rank, in the order in which to start them.
-
-    That is: scheduler, servers, their standbys, aggregators, workers.
-
-    Args:
-        num_workers, num_servers, num_aggregators: how many members of each role the job has.
-        replicas: how many standbys each server has, 0 or 1.
-    """
+    """Every member of a job, in the order in which to start them; ``replicas``: the standbys of each server."""
     servers: list[Member] = [("server", rank) for rank in range(num_servers)]
     standbys: list[Member] = [("standby", rank) for rank in range(num_servers * replicas)]
     aggregators: list[Member] = [("aggregator", rank) for rank in range(num_aggregators)]
@@ -58,7 +51,7 @@ def member_title(role: str, rank: int) -> str:
 
 
 def process_name(role: str, rank: int, start: int) -> str:
-    """What reports call one process of a member, which may be started several times: ``start 2 of server 1``."""
+    """One process of a member, which may be started several times, in reports: ``start 2 of server 1``."""
     return f"start {start} of {member_name(role, rank)}"
 
 

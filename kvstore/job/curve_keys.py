@@ -46,30 +46,26 @@ class CurveKeys:
 
     @classmethod
     def of_reader(cls, secret: str, root: str) -> CurveKeys:
-        """Return the keys of a reader; ``root`` is the scheduler's public key, and the scheduler names the servers'."""
+        """``root`` is the scheduler's public key; the scheduler names the servers'."""
         import zmq
 
         return cls(secret, root, frozenset({root}), zmq.curve_public(secret.encode()).decode(), follows=True)
 
     @classmethod
     def of_observer(cls, secret: str, root: str) -> CurveKeys:
-        """Return the keys of an observer, which connects to the scheduler alone; ``root`` is its public key."""
+        """An observer connects to the scheduler alone; ``root`` is its public key."""
         import zmq
 
         return cls(secret, root, frozenset({root}), observer=zmq.curve_public(secret.encode()).decode())
 
     @property
     def guests(self) -> frozenset[str]:
-        """The public keys of those who may connect, but are no members."""
+        """The public keys of readers and observers, which may connect, but are no members."""
         return frozenset({self.reader, self.observer} - {""})
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> CurveKeys | None:
-        """Read ``env``; None if it has no keys at all.
-
-        Raises:
-            ConfigError: some are missing or malformed. The message names variables and shows no values.
-        """
+        """Read ``env``; None without any keys. Errors name variables, and show no values."""
         texts = {name: env.get(name, "").strip() for name in VARIABLES}
         if not any(texts.values()):
             return None
@@ -94,11 +90,7 @@ class CurveKeys:
 
     @cached
     def public(self) -> str:
-        """The public key of ``secret``.
-
-        Raises:
-            ConfigError: it is not the job's.
-        """
+        """The public key of ``secret``; ConfigError if it is not the job's."""
         import zmq  # only now: settings are read without ZeroMQ
 
         public = zmq.curve_public(self.secret.encode()).decode()
@@ -111,7 +103,6 @@ class CurveKeys:
 
 
 def pair() -> tuple[str, str]:
-    """Return a new public key and its secret key."""
     import zmq
 
     public, secret = zmq.curve_keypair()
@@ -119,16 +110,12 @@ def pair() -> tuple[str, str]:
 
 
 def with_key(endpoint: str, key: str) -> str:
-    """Return ``endpoint`` with the public key of whoever listens there."""
+    """``key`` is the public key of the listener."""
     return endpoint + MARK + quote(key, safe="")
 
 
 def split_key(endpoint: str) -> tuple[str, str]:
-    """Return an endpoint without its key, and the key; that is empty if the endpoint has none.
-
-    Raises:
-        ConfigError: the key is malformed.
-    """
+    """Return an endpoint without its key, and the key, empty for none; ConfigError if it is malformed."""
     bare, mark, quoted = endpoint.partition(MARK)
     key = unquote(quoted)
     if mark and not is_key(key):

@@ -23,24 +23,14 @@ _LOCK = "lock"
 
 
 def temporary_root(wanted: Path | None = None) -> Path:
-    """Where private directories are made: ``wanted``, or /tmp if sockets in one there would have too long a name.
-
-    Args:
-        wanted: the directory for temporary files (``TMPDIR``) if None.
-    """
+    """Where private directories are made: ``wanted``, by default TMPDIR; /tmp if sockets there had too long a name."""
     root = Path(tempfile.gettempdir()).absolute() if wanted is None else wanted
     length = len(os.fsencode(root / _prefix())) + _RANDOM
     return Path("/tmp") if length + _FOR_NAMES > MAX_PATH else root  # noqa: S108 (mkdtemp makes a private one there)
 
 
 def make_private(root: Path) -> Path:
-    """Make a directory in ``root`` that only this user can enter.
-
-    Its name begins with ``kvstore-``, the user's id and this process's.
-
-    Raises:
-        ConfigError: it cannot be made; the message says what to set.
-    """
+    """Make a directory in ``root`` that only this user can enter; ConfigError, with what to set, if that fails."""
     try:
         return Path(tempfile.mkdtemp(prefix=_prefix(), dir=root))
     except OSError as error:
@@ -70,12 +60,7 @@ def require_private(directory: Path, *, follow_symlinks: bool = True) -> None:
 
 @dataclass(frozen=True)
 class JobLauncher:
-    """The process that has made a job's private directory.
-
-    Attributes:
-        directory: the private directory.
-        pid: of the process.
-    """
+    """The process, ``pid``, that has made a job's private directory."""
 
     directory: Path
     pid: int
@@ -112,11 +97,7 @@ def private_directories(root: Path) -> Iterator[Path]:
 
 
 def launcher_of(directory: Path) -> JobLauncher:
-    """Return who has made a private directory, by its name.
-
-    Raises:
-        ValueError: it has another name.
-    """
+    """By the directory's name; ValueError if it is not that of a private directory."""
     match = _NAME.fullmatch(directory.name)
     if match is None:
         raise ValueError(f"expected the name of a job's private directory, got {directory.name!r}")

@@ -54,16 +54,11 @@ class ExitReport:
             object.__setattr__(self, name, _readable(getattr(self, name), longest))
 
     def dumps(self) -> bytes:
-        """The content of a file with this report."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def loads(cls, data: bytes) -> ExitReport:
-        """The report that ``dumps`` has made.
-
-        Raises:
-            ValueError: it is not one.
-        """
+        """ValueError if ``data`` is not of ``dumps``."""
         values = json.loads(data)
         if not isinstance(values, dict) or {name: type(value).__name__ for name, value in values.items()} != _TYPES:
             raise ValueError("not an exit report")
@@ -75,13 +70,7 @@ _TYPES = {field.name: field.type for field in fields(ExitReport)}
 
 
 class Owner(NamedTuple):
-    """The process that is a worker of the job.
-
-    Attributes:
-        pid: its number.
-        started: when it began, as the system tells; empty if it does not.
-        joined: whether it has joined the job.
-    """
+    """The process that is a worker of the job, and when it began, as the system tells; empty if it does not."""
 
     pid: int
     started: str
@@ -89,12 +78,10 @@ class Owner(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> Owner:
-        """Return process ``pid``."""
         return cls(pid, _start_of(pid))
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
         if self.started:
             return _start_of(self.pid) == self.started
         with contextlib.suppress(OSError):
@@ -124,14 +111,13 @@ class ReportFile:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> ReportFile | None:
-        """The one that ``variables`` has put there; None without a supervisor."""
+        """None without a supervisor."""
         device, _, rest = EXIT_REPORT.read(env).partition(":")
         inode, _, path = rest.partition(":")
         return cls(Path(path), int(device), int(inode)) if device.isdigit() and inode.isdigit() and path else None
 
     @property
     def variables(self) -> dict[str, str]:
-        """What tells the process of it."""
         return {EXIT_REPORT.name: f"{self.device}:{self.inode}:{self.path}"}
 
     def is_stderr(self) -> bool:
@@ -143,17 +129,13 @@ class ReportFile:
         return (status.st_dev, status.st_ino) == (self.device, self.inode)
 
     def write(self, report: ExitReport) -> None:
-        """Write the report, whole or not at all. A second one replaces the first."""
+        """Write the report, whole or not at all; it replaces an earlier one."""
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         draft.write_bytes(report.dumps())
         draft.replace(self.path)
 
     def own(self, joined: bool = False) -> Owner | None:
-        """Make this process the owner. If another one has joined, or lives and may still join, return that one instead.
-
-        Args:
-            joined: whether this process has joined the job, which it does as the owner.
-        """
+        """Make this process the owner, or return another one that has joined, or lives and may still join."""
         me = Owner(os.getpid(), _start_of(os.getpid()), joined)
         draft = self._owner_path.with_name(f"{self._owner_path.name}.{me.pid}")
         draft.write_text(json.dumps(me))
@@ -170,7 +152,7 @@ class ReportFile:
 
     @property
     def owner(self) -> Owner | None:
-        """The process that is the worker; None if none has said so."""
+        """None if no process has said that it is the worker."""
         try:
             pid, started, joined = json.loads(self._owner_path.read_bytes())
             return Owner(int(pid), str(started), bool(joined))
@@ -219,13 +201,7 @@ def hand_over(report: ExitReport, env: Mapping[str, str]) -> bool:
 
 
 def report_consequence(what: str, failure: str, cause: str = "") -> None:
-    """Tell the supervisor, or the log, that the failure of another process ends this one.
-
-    Args:
-        what: what ends, for the log.
-        failure: of the other process.
-        cause: as ``ExitReport`` has it.
-    """
+    """Tell the supervisor, or the log, that the failure of another process, ``cause``, ends ``what``."""
     if not hand_over(ExitReport(failure, consequence=True, cause=cause), os.environ):
         log.error("%s: %s", what, failure)
 

@@ -105,11 +105,7 @@ def require_plain(path: Path) -> None:
 
 
 def read_manifest(path: Path, most: int, what: str) -> bytes:
-    """Return the bytes of a manifest, without which its folder is no ``what``.
-
-    Raises:
-        CheckpointError: it is not there, cannot be read, or has more than ``most`` bytes.
-    """
+    """Return the bytes of a manifest, without which its folder is no ``what``, at most ``most``."""
     try:
         require_plain(path)
         if path.stat().st_size > most:

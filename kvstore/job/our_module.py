@@ -28,12 +28,10 @@ class OurPackages(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find one of the project's packages; None for any other module."""
         return PathFinder.find_spec(fullname, [ROOT]) if fullname in PACKAGES else None
 
 
 def main() -> None:
-    """Execute the module that the first argument names."""
     here = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]
     sys.meta_path.insert(0, OurPackages())

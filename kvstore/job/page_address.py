@@ -18,20 +18,11 @@ _MODE = 0o600
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens at a port of this machine, for this machine alone; 0 for a free port.
-
-    Raises:
-        OSError: the port is not free.
-    """
     return socket.create_server((HOST, port), backlog=64)
 
 
 def prepared(env: Mapping[str, str]) -> tuple[socket.socket, str]:
-    """Return what a page needs, by the settings in ``env``: a socket that listens, and a token.
-
-    Raises:
-        ConfigError: the port is not free, or the token cannot be read.
-    """
+    """Return a socket that listens, and a token, by the settings in ``env``."""
     port, file = DASHBOARD_PORT.read(env), DASHBOARD_TOKEN_FILE.read(env)
     token = token_of(Path(file)) if file else secrets.token_urlsafe(32)
     try:
@@ -44,11 +35,7 @@ def prepared(env: Mapping[str, str]) -> tuple[socket.socket, str]:
 
 
 def token_of(path: Path) -> str:
-    """Return the token in a file. If the file is not there, it is made, with a new token, for its owner alone to read.
-
-    Raises:
-        ConfigError: others may open it, it cannot be read or made, or has no token.
-    """
+    """Return the token in a file; if there is no file, make it, for its owner alone to read."""
     try:
         try:
             made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)

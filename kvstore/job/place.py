@@ -66,11 +66,10 @@ class JobPlace:
             )
 
     def curve_keys(self, root_key: str) -> CurveKeys:
-        """Return the role's keys; ``root_key`` is the scheduler's public key."""
         raise NotImplementedError
 
     def config(self, env: Mapping[str, str]) -> Config:
-        """Return the settings of a process of the role, beside those of ``env``."""
+        """The settings of a process of the role, beside those of ``env``."""
         bare, root_key = split_key(self.address)
         inside = bare.startswith("ipc://")
         keys = self.curve_keys(root_key) if self.key and not inside else None
@@ -87,29 +86,16 @@ class JobPlace:
         )
 
     def write(self, path: Path, *, durable: bool = True) -> None:
-        """Write the file, readable by its owner alone.
-
-        Args:
-            path: where.
-            durable: whether it is to outlive a loss of power.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write the file, readable by its owner alone; ``durable``: to outlive a loss of power."""
         with replacing(path, MODE, durable=durable) as draft:
             draft.write_text(json.dumps(self.described()) + "\n", encoding="utf-8")
 
     def described(self) -> dict[str, Any]:
-        """Return what the file has."""
         return {"version": VERSION, **dataclasses.asdict(self)}
 
     @classmethod
     def read(cls: type[P], path: Path) -> P:
-        """Read the file.
-
-        Raises:
-            ConfigError: it is not there, others may read or write it, or it is not such a file.
-        """
+        """ConfigError if it is not there, others may read or write it, or it is not such a file."""
         try:
             with path.open("rb") as file:
                 if os.fstat(file.fileno()).st_mode & 0o077:
@@ -165,17 +151,11 @@ class ObservingPlace(JobPlace):
     servers: int = 0
 
     def curve_keys(self, root_key: str) -> CurveKeys:
-        """Return the role's keys; ``root_key`` is the scheduler's public key."""
         return CurveKeys.of_observer(self.key, root_key)
 
 
 def address_and_key(uri: str, port: int, keyring: Keyring | None) -> tuple[str, str]:
-    """Return the scheduler's address and the observers' secret key, for ``ObservingPlace``.
-
-    Args:
-        uri, port: the scheduler's; ``ipc://`` and a path, with port 0, on one host.
-        keyring: of the job; None where links have no keys.
-    """
+    """Return the scheduler's address and the observers' secret key; ``ipc://`` and a path, with port 0, on one host."""
     address = uri if uri.startswith("ipc://") else tcp_endpoint(uri, port)
     if keyring is None or keyring.observer is None or uri.startswith("ipc://"):
         return address, ""

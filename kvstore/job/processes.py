@@ -51,12 +51,7 @@ def source_root() -> str | None:
 
 
 def complete(env: Mapping[str, str], root: str | None) -> dict[str, str]:
-    """Return ``env`` with the variables that a member of a job needs, unless they are set.
-
-    Args:
-        env: environment variables.
-        root: the directory of the packages, if they are not installed; it goes last on PYTHONPATH.
-    """
+    """Return ``env`` with what a member needs; ``root``: of packages that are not installed, last on PYTHONPATH."""
     # glibc takes the whole processor's caches for this process's, and so never lets large copies bypass them.
     usual = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={_STREAM_BYTES:#x}"}
     # Lines appear when they are printed, not when a pipe's buffer is full.
@@ -162,7 +157,6 @@ class TiedProcess:
 
 
 def _request(argv: Sequence[str], env: Mapping[str, str]) -> bytes:
-    """The program and its environment for ``exec_helper``."""
     named = {name: value for name, value in env.items() if name}  # exec refuses empty names
     if any("=" in name for name in named):
         raise ValueError(f"illegal name of an environment variable: {next(name for name in named if '=' in name)!r}")
@@ -176,7 +170,7 @@ _SIGNALS = frozenset(map(int, signal.Signals))
 
 
 def signal_name(signum: int) -> str:
-    """The name of a signal: `SIGKILL` for 9, `signal 42` if it has none."""
+    """``SIGKILL`` for 9, ``signal 42`` if it has none."""
     return signal.Signals(signum).name if signum in _SIGNALS else f"signal {signum}"
 
 
@@ -190,7 +184,7 @@ class Exit:
 
     @classmethod
     def of(cls, returncode: int) -> Exit:
-        """How a child ended, by what ``subprocess`` says: the code, or the negative number of the signal."""
+        """By what ``subprocess`` says: the code, or the negative number of the signal."""
         return cls(code=max(returncode, 0), signum=max(-returncode, 0))
 
     @property

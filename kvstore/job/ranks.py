@@ -66,11 +66,7 @@ class Ranks:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Ranks | None:
-        """Read ``env``; None if no starter has set its variables.
-
-        Raises:
-            ConfigError: the variables contradict each other; the message names them.
-        """
+        """None if no starter has set its variables; ConfigError if they contradict each other."""
         for family in _said(env):
             rank, size = _number(env, family.rank, 0), _number(env, family.size, 0)
             if rank >= size:

@@ -55,15 +55,7 @@ class Setting(Generic[T]):
     aliases: tuple[str, ...] = ()
 
     def read(self, env: Mapping[str, str], default: T | None = None) -> T:
-        """Return the value in ``env``.
-
-        Args:
-            env: environment variables.
-            default: what to return instead of the setting's own default.
-
-        Raises:
-            ConfigError: the variable has a value that is not valid; the message says which would be.
-        """
+        """Return the value in ``env``, else ``default``, else the setting's own; ConfigError if it is not valid."""
         for name in (self.name, *self.aliases):
             text = env.get(name, "").strip()
             if text:
@@ -75,13 +67,12 @@ class Setting(Generic[T]):
 
     @property
     def row(self) -> str:
-        """Its row of a table in Markdown: names, values, default, meaning."""
+        """Its row of a table in Markdown."""
         names = " or ".join(f"`{name}`" for name in (self.name, *self.aliases))
         return f"| {names} | {self.values.valid} | {self.shown_default} | {self.meaning} |"
 
     @property
     def shown_default(self) -> str:
-        """The default as the documentation shows it."""
         if self.shown or self.default == "":
             return self.shown or "none"
         if isinstance(self.default, bool):
@@ -89,130 +80,70 @@ class Setting(Generic[T]):
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 
-# ---- who a process is, and where the others are
+GROUPS: dict[str, list[Setting[Any]]] = {}  # by their titles, in the order in which the documentation has them
+
+
+class Group:
+    """Settings that belong together. To define one is to add it to the table, so that each is written once."""
+
+    def __init__(self, title: str) -> None:
+        self._settings = GROUPS.setdefault(title, [])
+
+    def add(
+        self,
+        name: str,
+        values: ValidValues[T],
+        default: T,
+        meaning: str,
+        shown: str = "",
+        aliases: tuple[str, ...] = (),
+    ) -> Setting[T]:
+        setting = Setting(name, values, default, meaning, shown, aliases)
+        self._settings.append(setting)
+        return setting
+
+
 MAX_NODES = 4096  # of each role in one job: so many workers have been simulated, see docs/scaling.md
 ROLES = ("worker", "server", "standby", "aggregator", "scheduler", "observer")
-
-ROLE = Setting("DMLC_ROLE", OneOf(ROLES), "worker", "what this process is")
-ROOT_URI = Setting(
-    "DMLC_PS_ROOT_URI", Text("a host name, an address or an `ipc://` endpoint"), "", "where the scheduler listens"
-)
-ROOT_PORT = Setting("DMLC_PS_ROOT_PORT", Integer(1, 65535), 0, "the scheduler's port; `ipc://` has none", shown="none")
-NUM_WORKER = Setting("DMLC_NUM_WORKER", Integer(0, MAX_NODES), 0, "how many workers the job has; 0 outside a job")
-NUM_SERVER = Setting("DMLC_NUM_SERVER", Integer(0, MAX_NODES), 0, "how many servers the job has; 0 outside a job")
-REPLICAS = Setting(
-    "KVSTORE_REPLICAS", Integer(0, 1), 0, "how many standbys each server has, which take over when it is lost"
-)
-START = Setting("KVSTORE_START", Integer(1), 1, "how often this member's process has been started")
-INJECT: Setting[tuple[tuple[str, int], ...]] = Setting(
-    "KVSTORE_INJECT",
-    RoundFaults(),
-    (),
-    "what a server does to itself when it has so many rounds, in its first start (`launch.py --inject`)",
-    shown="none",
-)
-LOST: Setting[tuple[str, float] | tuple[()]] = Setting(
-    "KVSTORE_LOST",
-    EarlierEnd(),
-    (),
-    "how this member's process before this one has ended, and when",
-    shown="none",
-)
-SCHEDULER_LOG = Setting(
-    "KVSTORE_SCHEDULER_LOG",
-    Text("a file in a private directory"),
-    "",
-    "where the scheduler notes what its successor needs if it is killed; without it, the job ends then",
-)
-NUM_AGGREGATORS = Setting(
-    "KVSTORE_NUM_AGGREGATORS",
-    Integer(0, MAX_NODES),
-    0,
-    "how many aggregators the job has, one on each host that has one",
-)
-AGGREGATOR = Setting(
-    "KVSTORE_AGGREGATOR", Integer(-1), -1, "the rank of the aggregator of this worker's host; -1 for none"
-)
-NODE_HOST = Setting(
-    "DMLC_NODE_HOST",
-    Text("a host name or an address"),
-    "",
-    "the address of this host by which the other hosts reach it",
-    shown="the one that leads to the scheduler",
-)
-INTERFACE = Setting(
-    "DMLC_INTERFACE", Text("a network interface"), "", "the interface whose address that is, without `DMLC_NODE_HOST`"
-)
-TASK_ID = Setting(
-    "DMLC_TASK_ID", Integer(-1), -1, "the rank that this process asks for; -1 takes any", aliases=("DMLC_RANK",)
-)
-CLUSTER = Setting("DMLC_JOB_CLUSTER", Text("a kind of launcher"), "", "which one has started the job; nothing reads it")
-JOB = Setting(
-    "KVSTORE_JOB",
-    Text("a name of at most 40 characters"),
-    "",
-    "the job's name, by which its processes and its memory are found",
-    shown="made from the scheduler's address",
-)
-LOCAL_RANK = Setting("KVSTORE_LOCAL_RANK", Integer(-1), -1, "which of its host's workers (or servers) a process is")
-LOCAL_SIZE = Setting("KVSTORE_LOCAL_SIZE", Integer(0), 0, "how many workers (or servers) its host has; 0 if not known")
-ROOT_FD = Setting("KVSTORE_ROOT_FD", Integer(-1), -1, "a listening socket that the scheduler inherits; -1 for none")
-AGENT = Setting("KVSTORE_AGENT", Text("a name"), "", "the agent that has started a process")
-ENLIST = Setting(
-    "KVSTORE_ENLIST", Text("four words"), "", "how an agent that a cluster manager starts finds `launch.py`"
-)
-EXIT_REPORT = Setting(
-    "KVSTORE_EXIT_REPORT",
-    Text("a device, an inode and a path, with colons"),
-    "",
-    "the file that tells `launch.py` why a process ends, and the pipe that it reads as standard error",
-)
-WORKER_PROCESS = Setting(
-    "KVSTORE_WORKER_PROCESS",
-    Text("a number, a time and a rank, with colons"),
-    "",
-    "in what a worker starts under torchrun, mpirun or srun: the worker's process, which alone makes stores",
-)
-
 TRANSPORTS = ("sockets", "tcp", "zeromq")
 DEVICE_SUMS = ("off", "cuda", "host")
 
-# ---- waiting, and failure
-TIMEOUT_S = Setting(
+_WAITING = Group("Waiting and failure")
+TIMEOUT_S = _WAITING.add(
     "KVSTORE_TIMEOUT_S",
     Seconds(),
     60.0,
     "how long a peer may take to answer, or to report what it is waiting for",
 )
-PATIENCE_S = Setting(
+PATIENCE_S = _WAITING.add(
     "KVSTORE_PATIENCE_S",
     Seconds(0),
     1800.0,
     "how long a wait for workers that are late but alive goes on, with a log line a minute; 0 waits for ever",
 )
-JOIN_TIMEOUT_S = Setting(
+JOIN_TIMEOUT_S = _WAITING.add(
     "KVSTORE_JOIN_TIMEOUT_S",
     Seconds(0),
     0.0,
     "how long a worker waits for the other members to join",
     shown="`KVSTORE_PATIENCE_S`",
 )
-HEARTBEAT_S = Setting("KVSTORE_HEARTBEAT_S", Seconds(0.01), 1.0, "how often a member says that it is alive")
-HEARTBEAT_TIMEOUT_S = Setting(
+HEARTBEAT_S = _WAITING.add("KVSTORE_HEARTBEAT_S", Seconds(0.01), 1.0, "how often a member says that it is alive")
+HEARTBEAT_TIMEOUT_S = _WAITING.add(
     "KVSTORE_HEARTBEAT_TIMEOUT_S",
     Seconds(0.02),
     30.0,
     "how long a member may be silent before it is lost; at least twice `KVSTORE_HEARTBEAT_S`",
 )
-PULSE = Setting(
+PULSE = _WAITING.add(
     "KVSTORE_PULSE",
     Flag(),
     True,
     "whether a small process beside each worker beats for it while its interpreter is busy in C",
 )
 
-# ---- links and memory
-TRANSPORT = Setting(
+_LINKS = Group("Links and memory")
+TRANSPORT = _LINKS.add(
     "KVSTORE_TRANSPORT",
     OneOf(TRANSPORTS),
     "sockets",
@@ -220,13 +151,13 @@ TRANSPORT = Setting(
     "they are encrypted. `tcp`: as `sockets`, but TCP on the loopback interface for a local job. `zeromq`: ZeroMQ "
     "everywhere: ipc on one host, TCP across hosts, CURVE where they are encrypted",
 )
-SHM = Setting(
+SHM = _LINKS.add(
     "KVSTORE_SHM",
     Flag(),
     True,
     "whether processes of one host pass arrays through shared memory; without room in /dev/shm they do not",
 )
-BIGARRAY_BOUND = Setting(
+BIGARRAY_BOUND = _LINKS.add(
     "KVSTORE_BIGARRAY_BOUND",
     Integer(1),
     1_000_000,
@@ -234,7 +165,7 @@ BIGARRAY_BOUND = Setting(
     shown="1000000; with more than 16 servers, 1600000 ÷ their number",
     aliases=("MXNET_KVSTORE_BIGARRAY_BOUND",),
 )
-PIECE_BYTES = Setting(
+PIECE_BYTES = _LINKS.add(
     "KVSTORE_PIECE_BYTES",
     Integer(1024),
     0,
@@ -242,28 +173,27 @@ PIECE_BYTES = Setting(
     shown="64 MiB on one host; across hosts 640 KiB, or 2 MiB with one or two workers, and down to 160 KiB where a "
     "store is small",
 )
-CONGESTION = Setting(
+CONGESTION = _LINKS.add(
     "KVSTORE_CONGESTION",
     Text("an algorithm that Linux has, such as `cubic`"),
     "",
     "the congestion control of links over TCP",
     shown="the system's, but `cubic` or `reno` where that is BBR",
 )
-PACING = Setting(
+PACING = _LINKS.add(
     "KVSTORE_PACING",
     Flag(),
     True,
-    "whether a plain TCP link sends at most at three times the rate of the fastest one lately; 0 sets no limit",
+    "limit each unencrypted TCP link to three times the recent rate of the fastest one; 0 removes the limit",
 )
-AGGREGATE = Setting(
+AGGREGATE = _LINKS.add(
     "KVSTORE_AGGREGATE",
     Flag(),
     True,
     "whether, in a job on several hosts, each host with two workers or more has an aggregator, which sums its workers' "
     "gradients; 0 has none (`--no-host-aggregation`)",
 )
-
-DEVICE_SUM = Setting(
+DEVICE_SUM = _LINKS.add(
     "KVSTORE_DEVICE_SUM",
     OneOf(DEVICE_SUMS),
     "off",
@@ -272,114 +202,116 @@ DEVICE_SUM = Setting(
     "GPU yet. `host`: the same way with arrays on the CPU, for tests",
 )
 
-# ---- encryption
-ENCRYPTION = Setting(
+_ENCRYPT = Group("Encryption")
+ENCRYPTION = _ENCRYPT.add(
     "KVSTORE_ENCRYPTION",
     Flag(),
     True,
     "0 ignores keys: links over TCP are plain, and whoever reaches a port can join (`--no-encryption`)",
 )
-JOB_SECRET = Setting(
+JOB_SECRET = _ENCRYPT.add(
     "KVSTORE_JOB_SECRET",
     Text("a text of at least 32 characters, the same for all ranks"),
     "",
     "what ranks of torchrun, mpirun or srun on several hosts make their keys from, and pods (`kvstore-pod`)",
 )
-SECRET_KEY = Setting("KVSTORE_SECRET_KEY", Text("a CURVE key in Z85"), "", "this process's own secret key")
-ROOT_KEY = Setting("KVSTORE_ROOT_KEY", Text("a CURVE key in Z85"), "", "the scheduler's public key")
-MEMBER_KEYS = Setting(
+SECRET_KEY = _ENCRYPT.add("KVSTORE_SECRET_KEY", Text("a CURVE key in Z85"), "", "this process's own secret key")
+ROOT_KEY = _ENCRYPT.add("KVSTORE_ROOT_KEY", Text("a CURVE key in Z85"), "", "the scheduler's public key")
+MEMBER_KEYS = _ENCRYPT.add(
     "KVSTORE_MEMBER_KEYS", Text("CURVE keys in Z85, with commas"), "", "the public keys of all members"
 )
-OBSERVER_KEY = Setting(
+OBSERVER_KEY = _ENCRYPT.add(
     "KVSTORE_OBSERVER_KEY",
     Text("a CURVE key in Z85"),
     "",
     "the public key of observers, such as `kvstore-status`, for the scheduler",
 )
 
-# ---- readers
-READERS = Setting(
+_READING = Group("Readers")
+READERS = _READING.add(
     "KVSTORE_READERS",
     Integer(0, MAX_NODES),
     0,
     "how many readers a job has at most at once; 0 has none. `launch.py --readers` sets it to 64 where you do not",
 )
-READER_SHARE = Setting(
+READER_SHARE = _READING.add(
     "KVSTORE_READER_SHARE",
     Fraction(),
     0.0025,
     "the part of a server's time that all readers together get, however busy its host is",
 )
-READ_FROM = Setting(
+READ_FROM = _READING.add(
     "KVSTORE_READ_FROM",
     Text("a file of `launch.py --readers`, or a scheduler's address"),
     "",
     "the job that `kvstore.connect()` reads from",
 )
-READ_KEY = Setting("KVSTORE_READ_KEY", Text("a CURVE key in Z85"), "", "the secret key that `kvstore.connect()` uses")
-READER_KEY = Setting(
+READ_KEY = _READING.add(
+    "KVSTORE_READ_KEY", Text("a CURVE key in Z85"), "", "the secret key that `kvstore.connect()` uses"
+)
+READER_KEY = _READING.add(
     "KVSTORE_READER_KEY", Text("a CURVE key in Z85"), "", "the public key of readers, for the scheduler and the servers"
 )
 
-# ---- training
-UPDATE_ON_KVSTORE = Setting(
+_TRAINING = Group("Training and output")
+UPDATE_ON_KVSTORE = _TRAINING.add(
     "MXNET_UPDATE_ON_KVSTORE",
     Flag(),
     True,
     "whether `Trainer` updates on the servers by default; 0 updates in the workers",
 )
-OMP_NUM_THREADS = Setting(
-    "OMP_NUM_THREADS",
-    Integer(1),
-    0,
-    "how many threads torch uses; `launch.py` sets it where you do not",
-    shown="the host's cores ÷ its processes of the same role; 1 for aggregators",
-)
-OMP_WAIT_POLICY = Setting(
-    "OMP_WAIT_POLICY",
-    OneOf(("passive", "active")),
-    "passive",
-    "whether torch's threads sleep while they wait, or spin and keep their core; `launch.py` sets it where you do not, "
-    "and servers do so themselves. Workers' threads spin for some 25 us first (`GOMP_SPINCOUNT=1000`)",
-)
-VERBOSE = Setting(
-    "KVSTORE_VERBOSE",
-    Flag(),
-    False,
-    "whether every process of a job that fails prints its whole traceback at once (`launch.py --verbose`)",
-)
-OPTIMIZERS: Setting[tuple[ClassReference, ...]] = Setting(
+OPTIMIZERS: Setting[tuple[ClassReference, ...]] = _TRAINING.add(
     "KVSTORE_OPTIMIZERS",
     ClassReferences(),
     (),
     "other optimizers that a process may import and use, each under a name; servers and workers need the same",
     shown="none",
 )
-NO_COLOR = Setting("NO_COLOR", Text("any text"), "", "keeps colors out of `launch.py`'s output")
-COLUMNS = Setting(
+OMP_NUM_THREADS = _TRAINING.add(
+    "OMP_NUM_THREADS",
+    Integer(1),
+    0,
+    "how many threads torch uses; `launch.py` sets it where you do not",
+    shown="the host's cores ÷ its processes of the same role; 1 for aggregators",
+)
+OMP_WAIT_POLICY = _TRAINING.add(
+    "OMP_WAIT_POLICY",
+    OneOf(("passive", "active")),
+    "passive",
+    "whether torch's threads sleep while they wait, or spin and keep their core; `launch.py` sets it where you do not, "
+    "and servers do so themselves. Workers' threads spin for some 25 us first (`GOMP_SPINCOUNT=1000`)",
+)
+VERBOSE = _TRAINING.add(
+    "KVSTORE_VERBOSE",
+    Flag(),
+    False,
+    "whether every process of a job that fails prints its whole traceback at once (`launch.py --verbose`)",
+)
+NO_COLOR = _TRAINING.add("NO_COLOR", Text("any text"), "", "keeps colors out of `launch.py`'s output")
+COLUMNS = _TRAINING.add(
     "KVSTORE_COLUMNS",
     Integer(0),
     0,
     "how wide the terminal is on which `launch.py` shows this process's progress bar; 0 for none; `launch.py` sets it",
 )
 
-# ---- checkpoints
-CHECKPOINT_DIR = Setting(
+_CHECKPOINTS = Group("Checkpoints")
+CHECKPOINT_DIR = _CHECKPOINTS.add(
     "KVSTORE_CHECKPOINT_DIR",
     Text("a directory that all hosts of the job share"),
     "",
     "where checkpoints of the job go; without it there are none (`--checkpoint-dir`)",
 )
-CHECKPOINT_EVERY = Setting(
+CHECKPOINT_EVERY = _CHECKPOINTS.add(
     "KVSTORE_CHECKPOINT_EVERY",
     Intervals(),
     Interval(),
     "how often there is a checkpoint, beside those that the program asks for (`--checkpoint-every`)",
 )
-CHECKPOINT_KEEP = Setting(
+CHECKPOINT_KEEP = _CHECKPOINTS.add(
     "KVSTORE_CHECKPOINT_KEEP", Integer(1), 3, "how many checkpoints are kept, the newest ones (`--checkpoint-keep`)"
 )
-CHECKPOINT_RESUME = Setting(
+CHECKPOINT_RESUME = _CHECKPOINTS.add(
     "KVSTORE_CHECKPOINT_RESUME",
     Text("a checkpoint, or a directory of checkpoints"),
     "",
@@ -387,9 +319,16 @@ CHECKPOINT_RESUME = Setting(
     "(`--resume`)",
 )
 
-# ---- observing
-TRACE_FILE = Setting("KVSTORE_TRACE_FILE", Text("a file"), "", "where an observer writes the job's trace")
-OBSERVE = Setting(
+_OBSERVING = Group("Observing")
+TRACE: Setting[RoundWindow] = _OBSERVING.add(
+    "KVSTORE_TRACE",
+    RoundWindows(),
+    RoundWindow(),
+    "which rounds members note for the job's trace; `launch.py --trace` sets it",
+    shown="none",
+)
+TRACE_FILE = _OBSERVING.add("KVSTORE_TRACE_FILE", Text("a file"), "", "where an observer writes the job's trace")
+OBSERVE = _OBSERVING.add(
     "KVSTORE_OBSERVE",
     Text(
         "what `kvstore-status` takes: the number of the process that has started the job, its name, or its place file"
@@ -398,10 +337,10 @@ OBSERVE = Setting(
     "the job that an observer looks at (`DMLC_ROLE=observer python -m servers`)",
     shown="this user's only one on this host",
 )
-DASHBOARD_PORT = Setting(
+DASHBOARD_PORT = _OBSERVING.add(
     "KVSTORE_DASHBOARD_PORT", Integer(0, 65535), 0, "the port of an observer's page; 0 takes a free one"
 )
-DASHBOARD_TOKEN_FILE = Setting(
+DASHBOARD_TOKEN_FILE = _OBSERVING.add(
     "KVSTORE_DASHBOARD_TOKEN_FILE",
     Text("a file that only you can read"),
     "",
@@ -409,68 +348,112 @@ DASHBOARD_TOKEN_FILE = Setting(
     "(`--dashboard-token-file`)",
     shown="a new token for each job",
 )
-DASHBOARD_TOKEN = Setting(
+DASHBOARD_TOKEN = _OBSERVING.add(
     "KVSTORE_DASHBOARD_TOKEN", Text("32 to 128 letters, digits, - and _"), "", "the token itself, from `launch.py`"
 )
-DASHBOARD_FD = Setting(
+DASHBOARD_FD = _OBSERVING.add(
     "KVSTORE_DASHBOARD_FD", Integer(-1), -1, "a listening socket that the observer inherits; -1 for none"
 )
-LIFELINE = Setting(
+LIFELINE = _OBSERVING.add(
     "KVSTORE_LIFELINE", Flag(), False, "whether an observer ends when its standard input does; `launch.py` sets it"
 )
-TRACE: Setting[RoundWindow] = Setting(
-    "KVSTORE_TRACE",
-    RoundWindows(),
-    RoundWindow(),
-    "which rounds members note for the job's trace; `launch.py --trace` sets it",
+
+_LAUNCHED = Group("The job, as launchers set it")
+ROLE = _LAUNCHED.add("DMLC_ROLE", OneOf(ROLES), "worker", "what this process is")
+ROOT_URI = _LAUNCHED.add(
+    "DMLC_PS_ROOT_URI", Text("a host name, an address or an `ipc://` endpoint"), "", "where the scheduler listens"
+)
+ROOT_PORT = _LAUNCHED.add(
+    "DMLC_PS_ROOT_PORT", Integer(1, 65535), 0, "the scheduler's port; `ipc://` has none", shown="none"
+)
+NUM_WORKER = _LAUNCHED.add("DMLC_NUM_WORKER", Integer(0, MAX_NODES), 0, "how many workers the job has; 0 outside a job")
+NUM_SERVER = _LAUNCHED.add("DMLC_NUM_SERVER", Integer(0, MAX_NODES), 0, "how many servers the job has; 0 outside a job")
+NODE_HOST = _LAUNCHED.add(
+    "DMLC_NODE_HOST",
+    Text("a host name or an address"),
+    "",
+    "the address of this host by which the other hosts reach it",
+    shown="the one that leads to the scheduler",
+)
+INTERFACE = _LAUNCHED.add(
+    "DMLC_INTERFACE", Text("a network interface"), "", "the interface whose address that is, without `DMLC_NODE_HOST`"
+)
+TASK_ID = _LAUNCHED.add(
+    "DMLC_TASK_ID", Integer(-1), -1, "the rank that this process asks for; -1 takes any", aliases=("DMLC_RANK",)
+)
+CLUSTER = _LAUNCHED.add(
+    "DMLC_JOB_CLUSTER", Text("a kind of launcher"), "", "which one has started the job; nothing reads it"
+)
+JOB = _LAUNCHED.add(
+    "KVSTORE_JOB",
+    Text("a name of at most 40 characters"),
+    "",
+    "the job's name, by which its processes and its memory are found",
+    shown="made from the scheduler's address",
+)
+LOCAL_RANK = _LAUNCHED.add(
+    "KVSTORE_LOCAL_RANK", Integer(-1), -1, "which of its host's workers (or servers) a process is"
+)
+LOCAL_SIZE = _LAUNCHED.add(
+    "KVSTORE_LOCAL_SIZE", Integer(0), 0, "how many workers (or servers) its host has; 0 if not known"
+)
+REPLICAS = _LAUNCHED.add(
+    "KVSTORE_REPLICAS", Integer(0, 1), 0, "how many standbys each server has, which take over when it is lost"
+)
+START = _LAUNCHED.add("KVSTORE_START", Integer(1), 1, "how often this member's process has been started")
+LOST: Setting[tuple[str, float] | tuple[()]] = _LAUNCHED.add(
+    "KVSTORE_LOST",
+    EarlierEnd(),
+    (),
+    "how this member's process before this one has ended, and when",
     shown="none",
 )
+SCHEDULER_LOG = _LAUNCHED.add(
+    "KVSTORE_SCHEDULER_LOG",
+    Text("a file in a private directory"),
+    "",
+    "where the scheduler notes what its successor needs if it is killed; without it, the job ends then",
+)
+INJECT: Setting[tuple[tuple[str, int], ...]] = _LAUNCHED.add(
+    "KVSTORE_INJECT",
+    RoundFaults(),
+    (),
+    "what a server does to itself when it has so many rounds, in its first start (`launch.py --inject`)",
+    shown="none",
+)
+NUM_AGGREGATORS = _LAUNCHED.add(
+    "KVSTORE_NUM_AGGREGATORS",
+    Integer(0, MAX_NODES),
+    0,
+    "how many aggregators the job has, one on each host that has one",
+)
+AGGREGATOR = _LAUNCHED.add(
+    "KVSTORE_AGGREGATOR", Integer(-1), -1, "the rank of the aggregator of this worker's host; -1 for none"
+)
+ROOT_FD = _LAUNCHED.add(
+    "KVSTORE_ROOT_FD", Integer(-1), -1, "a listening socket that the scheduler inherits; -1 for none"
+)
+AGENT = _LAUNCHED.add("KVSTORE_AGENT", Text("a name"), "", "the agent that has started a process")
+ENLIST = _LAUNCHED.add(
+    "KVSTORE_ENLIST", Text("four words"), "", "how an agent that a cluster manager starts finds `launch.py`"
+)
+EXIT_REPORT = _LAUNCHED.add(
+    "KVSTORE_EXIT_REPORT",
+    Text("a device, an inode and a path, with colons"),
+    "",
+    "the file that tells `launch.py` why a process ends, and the pipe that it reads as standard error",
+)
+WORKER_PROCESS = _LAUNCHED.add(
+    "KVSTORE_WORKER_PROCESS",
+    Text("a number, a time and a rank, with colons"),
+    "",
+    "in what a worker starts under torchrun, mpirun or srun: the worker's process, which alone makes stores",
+)
 
-GROUPS: dict[str, tuple[Setting[Any], ...]] = {
-    "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
-    "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING, AGGREGATE, DEVICE_SUM),
-    "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS, OBSERVER_KEY),
-    "Readers": (READERS, READER_SHARE, READ_FROM, READ_KEY, READER_KEY),
-    "Training and output": (
-        UPDATE_ON_KVSTORE,
-        OPTIMIZERS,
-        OMP_NUM_THREADS,
-        OMP_WAIT_POLICY,
-        VERBOSE,
-        NO_COLOR,
-        COLUMNS,
-    ),
-    "Checkpoints": (CHECKPOINT_DIR, CHECKPOINT_EVERY, CHECKPOINT_KEEP, CHECKPOINT_RESUME),
-    "Observing": (
-        *(TRACE, TRACE_FILE, OBSERVE, DASHBOARD_PORT, DASHBOARD_TOKEN_FILE),
-        *(DASHBOARD_TOKEN, DASHBOARD_FD, LIFELINE),
-    ),
-    "The job, as launchers set it": (
-        *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
-        *(
-            JOB,
-            LOCAL_RANK,
-            LOCAL_SIZE,
-            REPLICAS,
-            START,
-            LOST,
-            SCHEDULER_LOG,
-            INJECT,
-            NUM_AGGREGATORS,
-            AGGREGATOR,
-            ROOT_FD,
-            AGENT,
-            ENLIST,
-            EXIT_REPORT,
-            WORKER_PROCESS,
-        ),
-    ),
-}
 SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)
 
 
 def markdown() -> str:
-    """Return all settings as tables in Markdown, one for each group."""
     head = "| variable | valid values | default | meaning |\n|---|---|---|---|"
     return "\n\n".join(
         "\n".join([f"## {title}", "", head, *(setting.row for setting in group)]) for title, group in GROUPS.items()

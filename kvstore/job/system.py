@@ -9,18 +9,13 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def unsupported(what: str) -> str:
-    """Why something that takes several processes does not run on this system; empty if it does.
-
-    Args:
-        what: what the user has called: ``launch.py``, ``kv.create('dist_sync')``.
-    """
+    """Why ``what``, such as ``launch.py``, does not run on this system; empty if it does."""
     if sys.platform == "win32":
         return (
             f"{what} runs on Linux and macOS, but not on Windows, which lacks the processes, sockets and locks that it "
@@ -45,5 +40,5 @@ def memory_bytes(statm: Path = STATM) -> int:
 
 
 def cpu_us() -> int:
-    """Return the microseconds of processor time that this process has used, all threads together."""
+    """The processor time that this process has used, all threads together, in microseconds."""
     return time.process_time_ns() // 1000

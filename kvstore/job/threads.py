@@ -21,14 +21,7 @@ WORKER_SPINS = 1000
 
 
 def variables(env: Mapping[str, str], role: str, cores: int = 0, siblings: int = 1) -> dict[str, str]:
-    """The variables to add to the environment of a member, before torch is imported there.
-
-    Args:
-        env: its environment. What is set there stays.
-        role: its role.
-        cores: how many cores it shares with its siblings; 0 leaves the number of threads to torch.
-        siblings: how many members of that role its host has, with itself.
-    """
+    """The variables to add to the environment of a member, before torch is imported there."""
     if role == "scheduler":
         return {}  # it does without torch
     made = {}

@@ -18,7 +18,6 @@ _named: tuple[str, str] | None = None  # what this process was called before, an
 
 
 def host_name() -> str:
-    """Return the name of this host, as its users know it."""
     return socket.gethostname().encode(errors="replace").decode()
 
 

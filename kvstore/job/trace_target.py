@@ -15,23 +15,13 @@ EMPTY = '{"traceEvents":[]}\n'
 
 
 class TraceTarget(NamedTuple):
-    """See the module.
-
-    Attributes:
-        file: an absolute path.
-        rounds: which rounds.
-    """
+    """An absolute path, and rounds."""
 
     file: Path
     rounds: RoundWindow
 
     @classmethod
     def parse(cls, text: str) -> TraceTarget:
-        """Return what ``text`` names.
-
-        Raises:
-            ConfigError: it names no file, or no rounds.
-        """
         file, colon, rounds = text.rpartition(":")
         try:
             window = TRACE.values.parse(rounds)
@@ -48,11 +38,7 @@ class TraceTarget(NamedTuple):
         return cls(Path(file).absolute(), window)
 
     def prepare(self) -> None:
-        """Make the file, which is an empty trace until there is something in it.
-
-        Raises:
-            ConfigError: it cannot be written.
-        """
+        """Make the file, which is an empty trace until there is something in it; ConfigError if that fails."""
         try:
             with replacing(self.file, durable=False) as draft:
                 draft.write_text(EMPTY, encoding="utf-8")

@@ -34,10 +34,6 @@ def shortened(error: BaseException, show_all: str = "--verbose shows all") -> st
     An error that this project raises on purpose is about the user's call, so the traceback ends there. In other
     tracebacks, our frames are left out between the user's. If the last frame is ours, all are kept: that is a defect of
     ours, or an argument that we have not checked.
-
-    Args:
-        error: the error.
-        show_all: what to do to see every frame.
     """
     printed = traceback.TracebackException.from_exception(error)
     left_out = _shorten(error, printed, set())
@@ -50,7 +46,7 @@ def shortened(error: BaseException, show_all: str = "--verbose shows all") -> st
 
 
 def described(error: BaseException) -> str:
-    """An exception as the last line of its traceback: ``ValueError: no data``."""
+    """As the last line of its traceback: ``ValueError: no data``."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 
@@ -145,7 +141,6 @@ def report_uncaught(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 def reported(error: BaseException) -> ExitReport:
-    """The report of a process that an exception ends."""
     losses = [one for one in chain(error) if isinstance(one, NodeLost)]
     cause = next((loss.cause for loss in losses if loss.cause), "")
     return ExitReport(described(error), place(error), shortened(error), bool(losses), cause=cause)

@@ -74,12 +74,10 @@ class Advice:
 
     @property
     def about(self) -> str:
-        """Whom it is about, as ``worker 1``; empty for the whole job."""
         return member_name(self.role, self.rank) if self.role else ""
 
     @property
     def straggler(self) -> bool:
-        """Whether it names a straggler."""
         return self.kind.startswith("straggler_")
 
 
@@ -96,7 +94,7 @@ def advise(view: JobView) -> list[Advice]:
 def at_work(
     view: JobView,
 ) -> tuple[dict[int, Span[wire.WorkerReport]], list[Span[wire.ServerReport]], list[Span[wire.ServerReport]]]:
-    """Return the reports of workers, by rank, of servers and of aggregators, as far as they are ready."""
+    """The reports of workers, by rank, of servers and of aggregators, as far as they are ready."""
     ready = [member for member in view.members if member.state == "ready"]
     workers = {member.rank: member.worker for member in ready if member.worker is not None}
     servers = [member.server for member in ready if member.server is not None and member.role != "aggregator"]
@@ -105,11 +103,7 @@ def at_work(
 
 
 def of_straggler(found: Straggler, seen: str = "") -> Advice:
-    """Return the advice about a straggler.
-
-    Args:
-        seen: where it was seen in its code, in words; empty if nobody has looked.
-    """
+    """``seen``: where the straggler was found in its code, in words; empty if nobody has looked."""
     one = len(found.ranks) == 1
     who = f"{names_of(found)} is slow: it" if one else f"{names_of(found)}, which share an aggregator, are slow: they"
     text = (
@@ -123,13 +117,12 @@ def of_straggler(found: Straggler, seen: str = "") -> Advice:
 
 
 def names_of(found: Straggler) -> str:
-    """Return what sentences call it: ``worker 1``, ``workers 2 and 3``."""
+    """As sentences call it: ``worker 1``, ``workers 2 and 3``."""
     *most, last = map(str, found.ranks)
     return f"workers {', '.join(most)} and {last}" if most else f"worker {last}"
 
 
 def _why(found: Straggler) -> str:
-    """Return a sentence with the cause, and the numbers that it follows from."""
     one = len(found.ranks) == 1
     it, its, ends = ("it", "its", "s") if one else ("they", "their", "")
     others = "the others"
@@ -163,7 +156,6 @@ def _stuck(view: JobView) -> list[Advice]:
 
 
 def _of_job(workers: dict[int, Span[wire.WorkerReport]], view: JobView) -> list[Advice]:
-    """Return what holds up all workers alike."""
     spans = [span for span in workers.values() if span.seconds >= SHORTEST_S and span.rate("rounds") > 0]
     servers = [member for member in view.of_role("server") + view.of_role("standby") if _works(member)]
     found: list[Advice] = []

@@ -13,7 +13,8 @@ from typing import Any
 
 from kvstore.job.place import ObservingPlace
 from kvstore.observing.advice import advise
-from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s, waits
+from kvstore.observing.figures import job_rounds_per_s, link_rates, logged_values, waits
+from kvstore.observing.quantities import server_figures, worker_figures
 from kvstore.observing.text import LocatedMember
 from kvstore.observing.view import JobView, MemberView
 
@@ -21,7 +22,6 @@ VERSION = 1
 
 
 def described_job(place: ObservingPlace) -> dict[str, Any]:
-    """Return what is known of a job before anybody is asked; no key is in it."""
     return {
         "name": place.job,
         "command": place.command,
@@ -34,7 +34,6 @@ def described_job(place: ObservingPlace) -> dict[str, Any]:
 
 
 def described_view(view: JobView) -> dict[str, Any]:
-    """Return how a job is."""
     return {
         "runs_s": max(0.0, view.at - view.started),
         "failure": view.failure,
@@ -67,7 +66,6 @@ def described_view(view: JobView) -> dict[str, Any]:
 
 
 def described_stacks(located: Iterable[LocatedMember]) -> list[dict[str, Any]]:
-    """Return where members are."""
     return [
         {
             "role": member.role,
@@ -95,9 +93,12 @@ def finite(value: Any) -> Any:
 def _member(member: MemberView) -> dict[str, Any]:
     figures: dict[str, Any] | None = None
     if member.worker is not None:
-        figures = dataclasses.asdict(WorkerFigures.of(member.worker))
+        figures = worker_figures(member.worker) | {
+            "links": link_rates(member.worker),
+            "values": logged_values(member.worker),
+        }
     elif member.server is not None:
-        figures = dataclasses.asdict(ServerFigures.of(member.server))
+        figures = dict(server_figures(member.server))
     return {
         "role": member.role,
         "rank": member.rank,

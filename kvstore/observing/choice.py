@@ -35,17 +35,7 @@ def jobs_here(roots: Iterable[Path]) -> tuple[list[ObservingPlace], list[str]]:
 
 
 def place_named(wanted: str, places: Sequence[ObservingPlace]) -> ObservingPlace:
-    """Return the place of one job.
-
-    Args:
-        wanted: the number of the process that has started it, its name, its private directory, or a file like that
-            which is in there.
-        places: of the jobs on this host.
-
-    Raises:
-        NoSuchJob: there is none, or there are several.
-        ConfigError: the file cannot be read, or others may read it.
-    """
+    """``wanted``: the pid of the process that has started the job, its name, its private directory, or a place file."""
     if os.sep in wanted:
         path = Path(wanted)
         return ObservingPlace.read(path / FILE if path.is_dir() else path)
@@ -57,20 +47,11 @@ def place_named(wanted: str, places: Sequence[ObservingPlace]) -> ObservingPlace
 
 
 def listed(places: Sequence[ObservingPlace]) -> str:
-    """Return what errors say of the jobs that one may choose from."""
     return ", ".join(f"{place.pid} ({place.job})" for place in places) or "none"
 
 
 def place_at(address: str, key_file: Path | None) -> ObservingPlace:
-    """Return the place of a job by its scheduler's address.
-
-    Args:
-        address: ``tcp://host:port``, with ``?key=`` and the scheduler's public key if links are encrypted.
-        key_file: the file with the observers' secret key; None where links are not encrypted.
-
-    Raises:
-        ConfigError: the address or the key is not valid, or others may read the file.
-    """
+    """``address``: ``tcp://host:port``, with ``?key=`` and the scheduler's public key if links are encrypted."""
     return ObservingPlace(address, "" if key_file is None else _key_in(key_file))
 
 

@@ -18,15 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """One number of each member.
-
-    Attributes:
-        title: of the column.
-        value: returns the number of a member; None if it is not known.
-        show: writes it.
-        least: differences from the median that are smaller are none, absolutely.
-        part: likewise, as a part of the median.
-    """
+    """One number of each member; differences from the median below ``least``, or ``part`` of the median, are none."""
 
     title: str
     value: Callable[[T], float | None]
@@ -45,12 +37,7 @@ class Label(Generic[T]):
 
 @dataclass(frozen=True)
 class TextLine:
-    """A line for people.
-
-    Attributes:
-        text: of the line.
-        style: ``plain``, ``title``, ``bad``, ``odd`` or ``faint``; colors only, nothing else says it.
-    """
+    """A line for people; ``style`` is ``plain``, ``title``, ``bad``, ``odd`` or ``faint``: colors only."""
 
     text: str
     style: str = "plain"

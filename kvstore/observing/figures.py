@@ -1,12 +1,9 @@
-"""What follows from members' reports: rates and shares of the last six seconds or so; who waits for whom. Pure.
-
-None stands for what is not known yet: a rate takes two reports.
-"""
+"""What follows from the reports of members together: who waits for whom, and the rounds of the job. Pure."""
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvstore import wire
 from kvstore.observing.quantities import duration, members
@@ -36,7 +33,6 @@ class MemberWait:
 
     @property
     def text(self) -> str:
-        """The wait as a sentence."""
         who = f"{members('worker', self.waiting)} {'has' if len(self.waiting) == 1 else 'have'}"
         told = f"{members(self.role, self.ranks)}: {who} waited {duration(self.seconds)}"
         if self.why.startswith(_WAITS_FOR):
@@ -74,93 +70,17 @@ def _together(role: str, waiting: tuple[int, ...], missing: tuple[int, ...], at:
     return MemberWait(role, ranks, waiting, missing, seconds(longest), longest.server.latest.why)
 
 
-@dataclass(frozen=True)
-class WorkerFigures:
-    """A worker's.
-
-    Attributes:
-        rounds: how many it has pushed.
-        rounds_per_s: how many it pushes in a second.
-        waits: the part of its time in which a caller waits for answers.
-        input: the part in which it waits for data; None, too, if nobody says.
-        cores: how many cores its process keeps busy.
-        memory: bytes.
-        sent_per_s, received_per_s: bytes to and from all servers.
-        links: for each server, or for its aggregator alone, bytes to and from it in a second.
-        ahead: how many pushes it was ahead of the slowest worker.
-        outstanding: requests without an answer.
-        values: what the program logs.
-    """
-
-    rounds: int
-    rounds_per_s: float | None
-    waits: float | None
-    input: float | None
-    cores: float | None
-    memory: int
-    sent_per_s: float | None
-    received_per_s: float | None
-    links: tuple[tuple[float, float], ...] = ()
-    ahead: int = 0
-    outstanding: int = 0
-    values: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, span: Span[wire.WorkerReport]) -> WorkerFigures:
-        """Return what ``span`` says."""
-        latest, before, seconds = span.latest, span.before, span.seconds
-        links: tuple[tuple[float, float], ...] = ()
-        if seconds > 0:
-            grown = zip(span.grown("sent"), span.grown("received"), strict=False)
-            links = tuple((sent / seconds, received / seconds) for sent, received in grown)
-        knows_input = before.input_us >= 0 and latest.input_us >= 0
-        return cls(
-            latest.rounds,
-            _rate(span, "rounds"),
-            _share(span, "blocked_us"),
-            _share(span, "input_us") if knows_input else None,
-            _share(span, "cpu_us"),
-            latest.memory,
-            sum(sent for sent, _ in links) if seconds > 0 else None,
-            sum(received for _, received in links) if seconds > 0 else None,
-            links,
-            latest.ahead,
-            latest.outstanding,
-            {str(name): float(value) for name, value in latest.values},
-        )
+def link_rates(span: Span[wire.WorkerReport]) -> list[tuple[float, float]]:
+    """Return bytes to and from each server, or the worker's aggregator alone, in a second; none for one report."""
+    if span.seconds <= 0:
+        return []
+    grown = zip(span.grown("sent"), span.grown("received"), strict=False)
+    return [(sent / span.seconds, received / span.seconds) for sent, received in grown]
 
 
-@dataclass(frozen=True)
-class ServerFigures:
-    """A server's, a standby's or an aggregator's; see ``WorkerFigures``.
-
-    Attributes:
-        busy: the part of its time in which it handles messages.
-        held: bytes of parameters.
-    """
-
-    rounds: int
-    rounds_per_s: float | None
-    busy: float | None
-    cores: float | None
-    memory: int
-    held: int
-    sent_per_s: float | None
-    received_per_s: float | None
-
-    @classmethod
-    def of(cls, span: Span[wire.ServerReport]) -> ServerFigures:
-        """Return what ``span`` says."""
-        return cls(
-            span.latest.rounds,
-            _rate(span, "rounds"),
-            _share(span, "busy_us"),
-            _share(span, "cpu_us"),
-            span.latest.memory,
-            span.latest.held,
-            _rate(span, "sent"),
-            _rate(span, "received"),
-        )
+def logged_values(span: Span[wire.WorkerReport]) -> dict[str, float]:
+    """Return the latest numbers that the worker's program has logged, by its names."""
+    return {str(name): float(value) for name, value in span.latest.values}
 
 
 def job_rounds_per_s(view: JobView) -> float | None:
@@ -171,11 +91,3 @@ def job_rounds_per_s(view: JobView) -> float | None:
         if member.worker is not None and member.worker.seconds > 0 and member.state == "ready"
     ]
     return statistics.median(rates) if rates else None
-
-
-def _rate(span: Span[wire.WorkerReport] | Span[wire.ServerReport], count: str) -> float | None:
-    return span.rate(count) if span.seconds > 0 else None
-
-
-def _share(span: Span[wire.WorkerReport] | Span[wire.ServerReport], microseconds: str) -> float | None:
-    return max(0.0, span.rate(microseconds) / 1e6) if span.seconds > 0 else None

@@ -68,11 +68,7 @@ class ObserverSession:
     def of(
         cls, place: ObservingPlace, timeout_s: float = TIMEOUT_S, env: Mapping[str, str] = os.environ
     ) -> ObserverSession:
-        """Return an observer of the job at ``place``. Nobody is asked before ``look`` or ``locate``.
-
-        Raises:
-            ConfigError: a setting in ``env`` is not valid.
-        """
+        """Nobody is asked before ``look`` or ``locate``."""
         return cls(place.config(env), timeout_s)
 
     def look(self) -> JobView:
@@ -92,11 +88,7 @@ class ObserverSession:
         return dataclasses.replace(view, events=tuple(self._events))
 
     def wait(self, seconds: float) -> None:
-        """Return after so many seconds, after ``wake``, or when a member has died, for the scheduler says that unasked.
-
-        Raises:
-            KVStoreError: the link is of no use.
-        """
+        """Return after so many seconds, after ``wake``, or when a member has died: the scheduler says that unasked."""
         self._client.alone(self._client.links.receive, lambda: False, seconds)
 
     def wake(self) -> None:
@@ -104,14 +96,7 @@ class ObserverSession:
         self._client.links.interrupt()
 
     def locate(self, role: str, ranks: Sequence[int]) -> wire.Located:
-        """Ask members of one role where they are in their code.
-
-        Returns:
-            What is known of all of them, as if they had been asked at once; see ``stacks_in``.
-
-        Raises:
-            KVStoreError: see ``look``.
-        """
+        """Ask members of one role where they are in their code, in parts; see ``stacks_in``."""
         ranks = sorted(set(ranks))
         parts: list[wire.Located] = [
             self._ask(wire.Locate, role=role, ranks=ranks[first : first + MOST_LOCATED])
@@ -125,15 +110,7 @@ class ObserverSession:
         )
 
     def fetch_trace(self, after: int, rounds: RoundWindow = UNCHANGED) -> wire.TraceFetched:
-        """Return what members have noted for the job's trace, after the chunk with this number.
-
-        Args:
-            after: the number.
-            rounds: what members are to note from now on; ``UNCHANGED`` for what they note already.
-
-        Raises:
-            KVStoreError: see ``look``; the job has no trace; another observer fetches it.
-        """
+        """Return what members have noted after chunk ``after``; ``rounds``: what they are to note from now on."""
         fetched: wire.TraceFetched = self._ask(wire.FetchTrace, after=after, traced=list(rounds))
         return fetched
 
@@ -187,11 +164,7 @@ class ObserverSession:
 
 
 def stacks_in(located: wire.Located) -> Iterator[wire.Stacks]:
-    """Yield the stacks that members have answered with.
-
-    Raises:
-        WireError: there is something else in place of one.
-    """
+    """Yield the stacks that members have answered with."""
     for frame in located.buffers:
         stacks = wire.decode([frame])
         if not isinstance(stacks, wire.Stacks):

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from kvstore import wire
+from kvstore.observing.view import AnyReport, Span
 
 Kind: TypeAlias = Literal["counter", "gauge"]
-AnyReport: TypeAlias = wire.WorkerReport | wire.ServerReport
 R_contra = TypeVar("R_contra", contravariant=True)
+
+Figures: TypeAlias = dict[str, float | None]  # by the names in JSON; None for what is not known yet
 
 MICRO = 1_000_000
 
@@ -106,8 +108,8 @@ class Quantity(Generic[R_contra]):
     """A number of each member of a role, wherever it is shown.
 
     Attributes:
-        figure: its name in JSON, and as an attribute of ``WorkerFigures`` or ``ServerFigures``; empty if it is a metric
-            alone.
+        figure: its name in JSON; empty if it is a metric alone.
+        of: gives it from a span of reports. Rates and shares are over the time between the two, and None for one.
         page: its name on the page; empty if it is not there.
         title: of its column in tables; empty if it has none.
         show: writes it.
@@ -116,12 +118,34 @@ class Quantity(Generic[R_contra]):
     """
 
     figure: str = ""
+    of: Callable[[Span[Any]], float | None] = lambda _span: None
     page: str = ""
     title: str = ""
     show: Callable[[float], str] = rate
     least: float = 0.0
     part: float = 0.0
     series: Series[R_contra] | None = None
+
+
+def _rate(count: str) -> Callable[[Span[Any]], float | None]:
+    return lambda span: span.rate(count) if span.seconds > 0 else None
+
+
+def _share(microseconds: str) -> Callable[[Span[Any]], float | None]:
+    return lambda span: max(0.0, span.rate(microseconds) / MICRO) if span.seconds > 0 else None
+
+
+def _latest(name: str) -> Callable[[Span[Any]], float | None]:
+    return lambda span: getattr(span.latest, name)
+
+
+def _of_links(counts: str) -> Callable[[Span[Any]], float | None]:
+    return lambda span: sum(span.grown(counts)) / span.seconds if span.seconds > 0 else None
+
+
+def _input(span: Span[wire.WorkerReport]) -> float | None:
+    """None, too, if the program does not count it."""
+    return None if min(span.before.input_us, span.latest.input_us) < 0 else _share("input_us")(span)
 
 
 _ROUNDS: Series[AnyReport] = Series(
@@ -140,16 +164,16 @@ _MEMORY: Series[AnyReport] = Series(
     "resident_memory_bytes", "gauge", "Memory that the process occupies now, in bytes.", lambda report: report.memory
 )
 OF_MEMBERS: tuple[Quantity[AnyReport], ...] = (
-    Quantity("rounds", "rounds", "rounds", count, 2.5, 0.01, _ROUNDS),
-    Quantity("cores", "cores", "cores", rate, 0.5, 0.5, _CPU),
-    Quantity("memory", "memory", "memory", nbytes, 1e8, 0.5, _MEMORY),
+    Quantity("rounds", _latest("rounds"), "rounds", "rounds", count, 2.5, 0.01, _ROUNDS),
+    Quantity("cores", _share("cpu_us"), "cores", "cores", rate, 0.5, 0.5, _CPU),
+    Quantity("memory", _latest("memory"), "memory", "memory", nbytes, 1e8, 0.5, _MEMORY),
 )
 
 OF_WORKERS: tuple[Quantity[wire.WorkerReport], ...] = (
     OF_MEMBERS[0],
-    Quantity("rounds_per_s", "rate", "rounds/s", rate, 0.2, 0.2),
+    Quantity("rounds_per_s", _rate("rounds"), "rate", "rounds/s", rate, 0.2, 0.2),
     Quantity(
-        *("waits", "waiting", "waits", share, 0.25),
+        *("waits", _share("blocked_us"), "waiting", "waits", share, 0.25),
         series=Series(
             "worker_blocked_seconds",
             "counter",
@@ -158,7 +182,7 @@ OF_WORKERS: tuple[Quantity[wire.WorkerReport], ...] = (
         ),
     ),
     Quantity(
-        *("input", "input", "input", share, 0.25),
+        *("input", _input, "input", "input", share, 0.25),
         series=Series(
             "worker_input_seconds",
             "counter",
@@ -168,10 +192,10 @@ OF_WORKERS: tuple[Quantity[wire.WorkerReport], ...] = (
         ),
     ),
     *OF_MEMBERS[1:],
-    Quantity("sent_per_s", "sent", "sent/s", nbytes, 1e5, 0.5),
-    Quantity("received_per_s", "received", "received/s", nbytes, 1e5, 0.5),
+    Quantity("sent_per_s", _of_links("sent"), "sent", "sent/s", nbytes, 1e5, 0.5),
+    Quantity("received_per_s", _of_links("received"), "received", "received/s", nbytes, 1e5, 0.5),
     Quantity(
-        *("outstanding", "outstanding"),
+        *("outstanding", _latest("outstanding"), "outstanding"),
         series=Series(
             "worker_outstanding_requests",
             "gauge",
@@ -180,7 +204,7 @@ OF_WORKERS: tuple[Quantity[wire.WorkerReport], ...] = (
         ),
     ),
     Quantity(
-        *("ahead", "ahead", "ahead", count, 2.5, 0.5),
+        *("ahead", _latest("ahead"), "ahead", "ahead", count, 2.5, 0.5),
         series=Series(
             "worker_ahead_pushes",
             "gauge",
@@ -192,9 +216,9 @@ OF_WORKERS: tuple[Quantity[wire.WorkerReport], ...] = (
 
 OF_SERVERS: tuple[Quantity[wire.ServerReport], ...] = (
     OF_MEMBERS[0],
-    Quantity("rounds_per_s", "rate"),
+    Quantity("rounds_per_s", _rate("rounds"), "rate"),
     Quantity(
-        *("busy", "busy", "busy", share, 0.25, 0.5),
+        *("busy", _share("busy_us"), "busy", "busy", share, 0.25, 0.5),
         series=Series(
             "server_busy_seconds",
             "counter",
@@ -204,13 +228,13 @@ OF_SERVERS: tuple[Quantity[wire.ServerReport], ...] = (
     ),
     *OF_MEMBERS[1:],
     Quantity(
-        *("held", "held", "held", nbytes, 1e6, 0.5),
+        *("held", _latest("held"), "held", "held", nbytes, 1e6, 0.5),
         series=Series(
             "server_held_bytes", "gauge", "Bytes of parameters that the server holds.", lambda report: report.held
         ),
     ),
     Quantity(
-        *("received_per_s", "received", "received/s", nbytes, 1e5, 0.5),
+        *("received_per_s", _rate("received"), "received", "received/s", nbytes, 1e5, 0.5),
         series=Series(
             "server_received_bytes",
             "counter",
@@ -219,7 +243,7 @@ OF_SERVERS: tuple[Quantity[wire.ServerReport], ...] = (
         ),
     ),
     Quantity(
-        *("sent_per_s", "sent", "sent/s", nbytes, 1e5, 0.5),
+        *("sent_per_s", _rate("sent"), "sent", "sent/s", nbytes, 1e5, 0.5),
         series=Series(
             "server_sent_bytes", "counter", "Bytes of values that the server has sent.", lambda report: report.sent
         ),
@@ -249,3 +273,12 @@ OF_SERVERS: tuple[Quantity[wire.ServerReport], ...] = (
         )
     ),
 )
+
+
+def worker_figures(span: Span[wire.WorkerReport]) -> Figures:
+    return {each.figure: each.of(span) for each in OF_WORKERS if each.figure}
+
+
+def server_figures(span: Span[wire.ServerReport]) -> Figures:
+    """Of a server, a standby or an aggregator."""
+    return {each.figure: each.of(span) for each in OF_SERVERS if each.figure}

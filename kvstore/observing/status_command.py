@@ -84,12 +84,7 @@ class ObserverProgram:
     trace: TraceTarget | None = None
 
     def variables(self, env: Mapping[str, str], place_file: str) -> dict[str, str]:
-        """Return the environment of the observer.
-
-        Args:
-            env: of this process.
-            place_file: a file with ``place``.
-        """
+        """The environment of the observer; ``place_file`` holds ``place``."""
         ours = {setting.name for setting in _OURS}
         told = {name: text for name, text in env.items() if not name.startswith("DMLC_") and name not in ours}
         told |= {ROLE.name: "observer", OBSERVE.name: place_file}
@@ -100,7 +95,6 @@ class ObserverProgram:
         return processes.complete(told, processes.source_root())
 
     def execute(self, env: Mapping[str, str]) -> NoReturn:
-        """Become the observer."""
         memory = os.memfd_create("observe.json", 0)  # the key in it is never in a file, and goes with the process
         os.fchmod(memory, 0o600)
         os.write(memory, json.dumps(self.place.described()).encode())
@@ -161,7 +155,6 @@ def printable(text: str) -> str:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code."""
     given = _parser().parse_args(args)
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
@@ -181,15 +174,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 @dataclass
 class StatusReport:
-    """One job, shown once or again and again.
-
-    Args:
-        place: where the job is.
-        given: the command's options.
-        out: where to write.
-        open_session: opens a session at a place.
-        sleep: waits for so many seconds.
-    """
+    """One job, shown once or again and again; ``given`` is the command's options."""
 
     place: ObservingPlace
     given: argparse.Namespace
@@ -321,7 +306,6 @@ def _observe(places: Sequence[ObservingPlace], given: argparse.Namespace, env: M
 
 
 def _words(place: ObservingPlace) -> str:
-    """How a job is, in a few words."""
     try:
         with ObserverSession.of(place, LISTED_S) as session:
             view = session.look()
@@ -337,7 +321,6 @@ def _words(place: ObservingPlace) -> str:
 
 
 def _locate_all(session: ObserverSession, view: JobView) -> list[LocatedMember]:
-    """Ask all members where they are."""
     ranks = {role: [member.rank for member in view.of_role(role) if member.rank >= 0] for role in ROLES}
     return [member for role in ROLES for member in _locate(session, role, ranks[role])]
 

@@ -174,18 +174,17 @@ def _within(
 
 
 def alone_share(span: Span[wire.ServerReport], rank: int) -> float:
-    """Return the part of the time in which others have waited for worker ``rank`` alone."""
+    """The part of the time in which others have waited for worker ``rank`` alone."""
     grown = span.grown("alone_us")
     return MICRO * grown[rank] / span.seconds if rank < len(grown) and span.seconds else 0.0
 
 
 def blocked_share(span: Span[wire.WorkerReport]) -> float:
-    """Return the part of the time in which a worker has waited for answers."""
     return min(1.0, MICRO * span.rate("blocked_us"))
 
 
 def input_share_of(span: Span[wire.WorkerReport]) -> float | None:
-    """Return the part of the time in which a worker has waited for data; None if nobody has counted."""
+    """The part of the time in which a worker has waited for data; None if nobody has counted."""
     if span.before.input_us < 0 or span.latest.input_us < 0:
         return None
     return min(1.0, MICRO * span.rate("input_us"))
@@ -224,7 +223,6 @@ class PairedLooks:
         self._places: dict[int, Counter[str]] = {rank: Counter(), other: Counter()}
 
     def add(self, seen: wire.Stacks, other: wire.Stacks) -> None:
-        """Take a look at the straggler, and one at the other worker."""
         self.count += 1
         for rank, stacks in ((self.rank, seen), (self.other, other)):
             doing = doing_of(stacks)

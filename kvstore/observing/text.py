@@ -14,7 +14,7 @@ from kvstore.job.place import ObservingPlace
 from kvstore.observing import quantities as q
 from kvstore.observing.advice import Advice
 from kvstore.observing.columns import Column, Label, TextLine, member_table
-from kvstore.observing.figures import LONG_S, MemberWait, ServerFigures, WorkerFigures, job_rounds_per_s, waits
+from kvstore.observing.figures import LONG_S, MemberWait, job_rounds_per_s, link_rates, waits
 from kvstore.observing.quantities import Quantity, members
 from kvstore.observing.view import JobView, MemberView
 
@@ -23,8 +23,7 @@ EVENTS = 8
 WIDTH = 110  # characters of long texts
 _STYLES = {"info": "plain", "warning": "odd", "error": "bad"}
 SERVING = ("server", "standby", "aggregator")
-_Worker = tuple[MemberView, "WorkerFigures | None"]
-_Server = tuple[MemberView, "ServerFigures | None"]
+_Row: TypeAlias = "tuple[MemberView, q.Figures | None]"
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,10 @@ def status_lines(place: ObservingPlace, view: JobView, parts: StatusParts) -> li
 
 
 def silent_scheduler_lines(place: ObservingPlace, why: str) -> list[TextLine]:
-    """Return what is known of a job whose scheduler does not answer."""
     return [*_name(place), TextLine(f"  {why}", "bad")]
 
 
 def job_lines(jobs: Sequence[tuple[ObservingPlace, str]]) -> list[TextLine]:
-    """Return several jobs, a line each, with a few words of how each is."""
     by, how = (
         max(map(len, column)) for column in zip(*((place.launcher, words) for place, words in jobs), strict=True)
     )
@@ -171,33 +168,32 @@ def _words(member: MemberView) -> str:
     return "silent" if member.silent_s >= SILENT_S else member.state
 
 
-def _beat(row: tuple[MemberView, object]) -> float | None:
+def _beat(row: _Row) -> float | None:
     return row[0].silent_s if row[0].state == "ready" else None
 
 
-def _columns(table: Sequence[Quantity[Any]]) -> list[Column[tuple[MemberView, Any]]]:
+def _columns(table: Sequence[Quantity[Any]]) -> list[Column[_Row]]:
     """Return the columns that ``table`` has titles for, behind the last sign of life."""
-    columns = [Column("beat", _beat, q.duration, SILENT_S)]
+    columns: list[Column[_Row]] = [Column("beat", _beat, q.duration, SILENT_S)]
     for each in table:
         if each.title:
             columns.append(Column(each.title, partial(_figure, each.figure), each.show, each.least, each.part))
     return columns
 
 
-def _figure(name: str, row: tuple[MemberView, object]) -> float | None:
-    figure: float | None = None if row[1] is None else getattr(row[1], name)
-    return figure
+def _figure(name: str, row: _Row) -> float | None:
+    return None if row[1] is None else row[1][name]
 
 
 def _workers(view: JobView, found: Sequence[MemberWait], parts: StatusParts) -> list[TextLine]:
     awaited = {rank for wait in found if wait.seconds >= LONG_S for rank in wait.missing}
     awaited |= {one.rank for one in parts.advice if one.straggler}
-    rows: list[_Worker] = [
-        (member, None if member.worker is None else WorkerFigures.of(member.worker))
+    rows: list[_Row] = [
+        (member, None if member.worker is None else q.worker_figures(member.worker))
         for member in view.of_role("worker")
     ]
 
-    def notable(row: _Worker) -> bool:
+    def notable(row: _Row) -> bool:
         return _words(row[0]) in ("lost", "silent") or row[0].rank in awaited
 
     return member_table(
@@ -206,8 +202,8 @@ def _workers(view: JobView, found: Sequence[MemberWait], parts: StatusParts) -> 
 
 
 def _servers(view: JobView, everybody: bool) -> list[TextLine]:
-    rows: list[_Server] = [
-        (member, None if member.server is None else ServerFigures.of(member.server))
+    rows: list[_Row] = [
+        (member, None if member.server is None else q.server_figures(member.server))
         for role in SERVING
         for member in view.of_role(role)
     ]
@@ -222,7 +218,7 @@ def _servers(view: JobView, everybody: bool) -> list[TextLine]:
     )
 
 
-def _title(row: tuple[MemberView, object]) -> str:
+def _title(row: _Row) -> str:
     member = row[0]
     return member.name if member.rank >= 0 else f"a {member.role}"
 
@@ -232,7 +228,7 @@ def _links(view: JobView) -> list[TextLine]:
     for member in view.of_role("worker"):
         if member.worker is None:
             continue
-        for peer, (sent, received) in enumerate(WorkerFigures.of(member.worker).links):
+        for peer, (sent, received) in enumerate(link_rates(member.worker)):
             if sent or received:
                 text = f"{q.nbytes(sent):>9} sent  {q.nbytes(received):>9} received"
                 lines.append(TextLine(f"  {member.name:<10} {peer:>4}  {text}"))
@@ -268,24 +264,13 @@ class LocatedMember:
 
 
 def located_members(role: str, places: Mapping[int, str], answers: Iterable[wire.Stacks]) -> list[LocatedMember]:
-    """Return where members of one role are, by rank.
-
-    Args:
-        role: theirs.
-        places: where each is in words, by rank.
-        answers: the stacks of those that have answered.
-    """
+    """Return where members of one role are, by rank; ``places``: in words, by rank."""
     by_rank = {stacks.node.rank: stacks for stacks in answers}
     return [LocatedMember(role, rank, place, by_rank.get(rank)) for rank, place in sorted(places.items())]
 
 
 def stacks_lines(located: Iterable[LocatedMember], all_threads: bool = False) -> list[TextLine]:
-    """Return the stacks of members, innermost frames last.
-
-    Args:
-        located: the members. Those of one role that are at the same place with the same stacks are shown once.
-        all_threads: whether threads of this package are shown, too.
-    """
+    """Innermost frames are last. Members of one role at the same place with the same stacks are shown once."""
     same: dict[tuple[str, str, _Threads], list[int]] = {}
     for member in located:
         threads = () if member.stacks is None else tuple(_threads(member.stacks, all_threads))

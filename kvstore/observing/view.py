@@ -5,31 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.contract import member_name, member_title
-from kvstore.observing.quantities import AnyReport
 
+AnyReport: TypeAlias = wire.WorkerReport | wire.ServerReport
 R = TypeVar("R", wire.WorkerReport, wire.ServerReport)
 
 
 @dataclass(frozen=True)
 class Span(Generic[R]):
-    """Two reports of one member.
-
-    Attributes:
-        before: the one of some six seconds ago; the same as ``latest`` if there is only one.
-        latest: the other.
-    """
+    """Two reports of one member: one of some six seconds ago, and the latest; twice the same if there is only one."""
 
     before: R
     latest: R
 
     @property
     def seconds(self) -> float:
-        """The time between them; 0 for one report."""
         return max(0.0, self.latest.at - self.before.at)
 
     def rate(self, count: str) -> float:
@@ -70,24 +64,18 @@ class MemberView:
 
     @property
     def name(self) -> str:
-        """What tables call it: ``worker 1``."""
+        """In tables: ``worker 1``."""
         return member_name(self.role, self.rank)
 
     @property
     def title(self) -> str:
-        """What sentences call it: ``worker 1``, ``the standby of server 1``."""
+        """In sentences: ``worker 1``, ``the standby of server 1``."""
         return member_title(self.role, self.rank)
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that has happened.
-
-    Attributes:
-        number: grows from event to event.
-        at: when, by the scheduler's monotonic clock.
-        text: what, in words.
-    """
+    """Something that has happened; numbers grow from event to event, ``at`` is by the scheduler's monotonic clock."""
 
     number: int
     at: float
@@ -116,11 +104,6 @@ class JobView:
 
     @classmethod
     def of(cls, observed: wire.Observed) -> JobView:
-        """Return the view that a scheduler's answer gives.
-
-        Raises:
-            WireError: the answer contradicts itself.
-        """
         reports: dict[int, list[AnyReport]] = {}
         for owner, frame in zip(observed.owners, observed.buffers, strict=False):
             report = wire.decode([frame])
@@ -147,7 +130,7 @@ class JobView:
         )
 
     def of_role(self, role: str) -> list[MemberView]:
-        """Return the members of ``role`` that have joined, by rank."""
+        """By rank."""
         return sorted((member for member in self.members if member.role == role), key=lambda member: member.rank)
 
 

@@ -22,12 +22,7 @@ _HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?")
 
 @dataclass(frozen=True)
 class Refusal:
-    """The request is not answered.
-
-    Attributes:
-        status: HTTP's number for why.
-        text: what the user is told.
-    """
+    """HTTP's number for why, and what the user is told."""
 
     status: int
     text: str
@@ -58,16 +53,10 @@ class Access:
     folder: str = field(default="/", repr=False)
 
     def inside(self, path: str) -> str:
-        """Return the path of an address within the folder; a path elsewhere as it is."""
         return f"/{path.removeprefix(self.folder)}" if path.startswith(self.folder) else path
 
     def judge(self, path: str, query: str, headers: Mapping[str, str]) -> Entrance | Refusal | None:
-        """Return None for a request that is to be answered.
-
-        Args:
-            path, query: of its address.
-            headers: what the client says, by names in small letters.
-        """
+        """Return None for a request that is to be answered; ``headers``: by names in small letters."""
         host = headers.get("host", "")
         if not _HOST.fullmatch(host):
             return Refusal(421, "this address is not the page's: open it as 127.0.0.1 or localhost")
@@ -110,7 +99,6 @@ class Access:
 
 
 def _token(query: str) -> str:
-    """The token in the query of an address; empty for none."""
     for part in query[:1024].split("&"):
         name, _, value = part.partition("=")
         if name == "token":

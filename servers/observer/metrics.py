@@ -17,8 +17,8 @@ import kvstore
 from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.observing.advice import KINDS, advise
-from kvstore.observing.quantities import MICRO, OF_MEMBERS, OF_SERVERS, OF_WORKERS, AnyReport, Kind, Quantity
-from kvstore.observing.view import JobView, MemberView
+from kvstore.observing.quantities import MICRO, OF_MEMBERS, OF_SERVERS, OF_WORKERS, Kind, Quantity
+from kvstore.observing.view import AnyReport, JobView, MemberView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ROLES = ("worker", "server", "standby", "aggregator")
@@ -52,7 +52,6 @@ class MetricFamily:
     samples: list[tuple[Labels, float]] = field(default_factory=list)
 
     def add(self, number: float, /, **labels: str) -> None:
-        """Add a series."""
         self.samples.append((labels, number))
 
 

@@ -75,12 +75,7 @@ class PageServing:
 
 
 def run_observer(env: Mapping[str, str]) -> int:
-    """Show the job that ``KVSTORE_OBSERVE`` names, or write its trace, until it is over; return 0, or 130 after Ctrl-C.
-
-    Raises:
-        ConfigError: no job, or more than one, can be meant; or see ``PageServing.from_env``.
-        NodeLost: see ``serve``.
-    """
+    """Show the job of ``KVSTORE_OBSERVE``, or write its trace, until it is over; return 0, or 130 after Ctrl-C."""
     try:
         over = _lifeline() if LIFELINE.read(env) else None
         if over is None:  # no launch.py ends this process
@@ -108,7 +103,6 @@ def _observe(env: Mapping[str, str], over: threading.Event | None) -> None:
 
 
 def _place(env: Mapping[str, str]) -> ObservingPlace:
-    """The job that is meant: the one that is named, or this user's only one."""
     wanted = OBSERVE.read(env)
     places = [] if os.sep in wanted else jobs_here(roots_here())[0]
     if wanted:
@@ -176,7 +170,6 @@ class Looks(threading.Thread):
         self.failure: Exception | None = None
 
     def run(self) -> None:
-        """Look until the job is over."""
         try:
             self._look_on()
         except Exception as error:
@@ -212,7 +205,6 @@ class Looks(threading.Thread):
 
 
 def _answers(watcher: JobWatcher, about: JobDescription) -> dict[str, Answer]:
-    """What the page, and Prometheus, can ask for."""
 
     def history(query: str) -> tuple[str, bytes]:
         asked = dict(parse_qsl(query, max_num_fields=4))

@@ -12,17 +12,17 @@ from statistics import fmean
 from typing import Any
 
 from kvstore.observing.advice import advise
-from kvstore.observing.figures import ServerFigures, WorkerFigures, job_rounds_per_s
-from kvstore.observing.quantities import OF_SERVERS, OF_WORKERS, Quantity
+from kvstore.observing.figures import job_rounds_per_s, link_rates, logged_values
+from kvstore.observing.quantities import OF_SERVERS, OF_WORKERS, Figures, Quantity, server_figures, worker_figures
 from kvstore.observing.view import JobView, MemberView
 
 MOST_EVENTS = 60  # in one snapshot
 MOST_VALUES = 8  # of the values that programs log, which are drawn
+_DRAWN = {"waiting": "waits", "busy": "busy", "cores": "cores", "memory": "memory"}  # of each member that has it
 _ROLES = ("server", "standby", "aggregator")
 
 
 def snapshot(view: JobView) -> dict[str, Any]:
-    """Return what the page shows of a job."""
     late = lateness(view)
     return {
         "expected": {
@@ -54,26 +54,26 @@ def figures(view: JobView) -> dict[str, float | None]:
     workers = [of for _, of in _workers(view)]
     servers = [of for _, of in _servers(view)]
     own = [of for member, of in _servers(view) if member.role == "server"]
-    waits = [of.waits for of in workers if of.waits is not None]
+    waits = _known(workers, "waits")
     return {
         "rounds": job_rounds_per_s(view),
-        "round": max((of.rounds for of in workers), default=None),
+        "round": max(_known(workers, "rounds"), default=None),
         "waiting": fmean(waits) if waits else None,
-        "busy": max((of.busy for of in own if of.busy is not None), default=None),
-        "pushed": _total(of.sent_per_s for of in workers),
-        "pulled": _total(of.received_per_s for of in workers),
-        "worker memory": _total(of.memory for of in workers),
-        "server memory": _total(of.memory for of in servers),
-        "held": _total(of.held for of in own),
-        "ahead": max((of.ahead for of in workers), default=None),
+        "busy": max(_known(own, "busy"), default=None),
+        "pushed": _total(workers, "sent_per_s"),
+        "pulled": _total(workers, "received_per_s"),
+        "worker memory": _total(workers, "memory"),
+        "server memory": _total(servers, "memory"),
+        "held": _total(own, "held"),
+        "ahead": max(_known(workers, "ahead"), default=None),
     }
 
 
 def values(view: JobView) -> dict[str, float]:
     """Return what programs have logged by its names: the mean over the workers that have."""
     found: dict[str, list[float]] = {}
-    for _, of in _workers(view, gone=True):
-        for name, value in of.values.items():
+    for member in view.of_role("worker"):  # also of those that have left
+        for name, value in logged_values(member.worker).items() if member.worker is not None else ():
             if math.isfinite(value) and (name in found or len(found) < MOST_VALUES):
                 found.setdefault(name, []).append(value)
     return {name: fmean(numbers) for name, numbers in found.items()}
@@ -83,19 +83,14 @@ def drawn(view: JobView) -> dict[str, float]:
     """Return what of a view is kept to be drawn, by the names of columns."""
     columns: dict[str, float | None] = {name: value for name, value in figures(view).items() if name != "round"}
     columns.update({f"value {name}": value for name, value in values(view).items()})
-    for member, of in _workers(view):
-        traffic = None if of.sent_per_s is None else of.sent_per_s + (of.received_per_s or 0.0)
-        columns |= {f"{member.name} waiting": of.waits, f"{member.name} traffic": traffic}
-        columns |= {f"{member.name} cores": of.cores, f"{member.name} memory": of.memory}
-    for member, each in _servers(view):
-        traffic = None if each.sent_per_s is None else each.sent_per_s + (each.received_per_s or 0.0)
-        columns |= {f"{member.name} busy": each.busy, f"{member.name} traffic": traffic}
-        columns |= {f"{member.name} cores": each.cores, f"{member.name} memory": each.memory}
+    for member, of in (*_workers(view), *_servers(view)):
+        sent = of["sent_per_s"]
+        columns |= {f"{member.name} {name}": of[figure] for name, figure in _DRAWN.items() if figure in of}
+        columns[f"{member.name} traffic"] = None if sent is None else sent + (of["received_per_s"] or 0.0)
     return {name: value for name, value in columns.items() if value is not None}
 
 
 def waiting(view: JobView) -> list[dict[str, Any]]:
-    """Return who waits for whom at this moment, the longest wait first."""
     found = [
         (reports.latest.oldest_us / 1e6, member, reports.latest)
         for member in view.members
@@ -137,21 +132,21 @@ def _worker(member: MemberView, last: float | None, alone: float | None) -> dict
     told = _member(member)
     if member.worker is None:
         return told
-    of = WorkerFigures.of(member.worker)
-    links = [round(sent + received) for sent, received in of.links]
-    return told | _numbers(OF_WORKERS, of) | {"last": last, "alone": alone, "links": links}
+    links = [round(sent + received) for sent, received in link_rates(member.worker)]
+    numbers = _numbers(OF_WORKERS, worker_figures(member.worker))
+    return told | numbers | {"last": last, "alone": alone, "links": links}
 
 
 def _server(member: MemberView) -> dict[str, Any]:
     told = _member(member)
     if member.server is None:
         return told
-    of = ServerFigures.of(member.server)
-    return told | _numbers(OF_SERVERS, of) | {"waiting": len(member.server.latest.waiting)}
+    numbers = _numbers(OF_SERVERS, server_figures(member.server))
+    return told | numbers | {"waiting": len(member.server.latest.waiting)}
 
 
-def _numbers(table: Sequence[Quantity[Any]], figures: WorkerFigures | ServerFigures) -> dict[str, Any]:
-    return {each.page: _rounded(getattr(figures, each.figure)) for each in table if each.page}
+def _numbers(table: Sequence[Quantity[Any]], figures: Figures) -> dict[str, float | None]:
+    return {each.page: _rounded(figures[each.figure]) for each in table if each.page}
 
 
 def _member(member: MemberView) -> dict[str, Any]:
@@ -173,22 +168,25 @@ def _is_there(member: MemberView) -> bool:
     return member.state in ("joined", "ready")
 
 
-def _workers(view: JobView, gone: bool = False) -> Iterator[tuple[MemberView, WorkerFigures]]:
-    """The workers that have reported; with ``gone``, those that have left or are lost, too."""
+def _workers(view: JobView) -> Iterator[tuple[MemberView, Figures]]:
     for member in view.of_role("worker"):
-        if member.worker is not None and (gone or _is_there(member)):
-            yield member, WorkerFigures.of(member.worker)
+        if member.worker is not None and _is_there(member):
+            yield member, worker_figures(member.worker)
 
 
-def _servers(view: JobView) -> Iterator[tuple[MemberView, ServerFigures]]:
+def _servers(view: JobView) -> Iterator[tuple[MemberView, Figures]]:
     for role in _ROLES:
         for member in view.of_role(role):
             if member.server is not None and _is_there(member):
-                yield member, ServerFigures.of(member.server)
+                yield member, server_figures(member.server)
 
 
-def _total(numbers: Iterable[float | None]) -> float | None:
-    known = [number for number in numbers if number is not None]
+def _known(figures: Iterable[Figures], name: str) -> list[float]:
+    return [number for of in figures if (number := of[name]) is not None]
+
+
+def _total(figures: Iterable[Figures], name: str) -> float | None:
+    known = _known(figures, name)
     return sum(known) if known else None
 
 

@@ -36,15 +36,7 @@ AHEAD_S = 1.0  # so much before its first round all members know of a trace
 
 
 def rounds_ahead(view: JobView, wanted: RoundWindow) -> RoundWindow:
-    """Return the rounds of a trace.
-
-    Args:
-        view: the job now.
-        wanted: these rounds; if the first is 1 and over, as many from now on.
-
-    Raises:
-        ConfigError: they are over.
-    """
+    """Return ``wanted``; if its first is 1 and over, as many rounds from now on. ConfigError if others are over."""
     latest = max((span.latest.rounds for _, span in _at_work(view)), default=0)
     if wanted.first > latest or (wanted.first > 1 and wanted.last > latest):
         return wanted
@@ -59,7 +51,7 @@ def rounds_ahead(view: JobView, wanted: RoundWindow) -> RoundWindow:
 
 
 def are_over(view: JobView, rounds: RoundWindow) -> bool:
-    """Return whether all workers that are at work have passed these rounds. It is False before any has reported."""
+    """Whether all workers at work have passed these rounds; False before any has reported."""
     if not any(member.worker is not None for member in view.of_role("worker")):
         return False
     return all(span.latest.rounds > rounds.last for _, span in _at_work(view))
@@ -117,7 +109,7 @@ class TraceRecording:
     def from_env(
         cls, env: Mapping[str, str], connect: Callable[[], ObserverSession], over: threading.Event | None
     ) -> TraceRecording | None:
-        """Return the recording that the environment asks for; None if it asks for none."""
+        """None if the environment asks for none."""
         file = TRACE_FILE.read(env)
         return cls(TraceWriter(Path(file), TRACE.read(env)), connect, over) if file else None
 
@@ -130,11 +122,7 @@ class TraceRecording:
         self._thread.join()
 
     def run(self) -> None:
-        """Record until the job is over, or the rounds are.
-
-        Raises:
-            KVStoreError: there is no trace: these rounds are over, the job has a trace already, or it does not answer.
-        """
+        """Record until the job is over, or the rounds are; KVStoreError if there is no trace."""
         with contextlib.suppress(OSError):  # on Linux it is this thread's niceness alone
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:

@@ -44,7 +44,6 @@ class Feed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Say that the latest message was the last."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -104,7 +103,7 @@ class Timeline:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, at: float, values: Mapping[str, float]) -> None:
-        """Add what was measured at a time, which is not before those of earlier calls."""
+        """Times must not fall."""
         begun = math.floor(at / self.width_s) * self.width_s
         if begun > self._begun:
             self._close()
@@ -130,7 +129,6 @@ class Timeline:
         return Drawing(self.width_s, times, columns)
 
     def _close(self) -> None:
-        """Put an end to the bucket that is being filled."""
         if not self._sums:
             return
         for name in self._sums:
@@ -175,7 +173,6 @@ class History:
         }
 
     def add(self, at: float, values: Mapping[str, float]) -> None:
-        """Add what was measured at a time, in seconds since the job began."""
         for name in values:
             if name not in self.names and len(self.names) < MOST_COLUMNS:
                 self.names[name] = None

@@ -61,7 +61,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class PageFile:
-    """A file, as it is and in fewer bytes, and what it is."""
+    """A file, as it is and compressed, and its content type."""
 
     plain: bytes = field(repr=False)
     small: bytes = field(repr=False)
@@ -69,7 +69,6 @@ class PageFile:
 
 
 def page_files() -> dict[str, PageFile]:
-    """Return the files of the page, which the package has beside this module, by their addresses."""
     files = {}
     for address, (name, content_type) in NAMES.items():
         plain = (FOLDER / name).read_bytes()
@@ -77,8 +76,8 @@ def page_files() -> dict[str, PageFile]:
     return files
 
 
-class Web:
-    """Serves the page.
+class Web(ThreadingHTTPServer):
+    """Serves the page, in threads of its own.
 
     Args:
         listener: a socket that listens at 127.0.0.1; it is this object's from now on.
@@ -88,36 +87,6 @@ class Web:
         answers: other addresses, and what answers there.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        access: Access,
-        files: Mapping[str, PageFile],
-        feed: Feed,
-        answers: Mapping[str, Answer],
-    ) -> None:
-        self._server = _Server(listener, access, files, feed, answers)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="web", daemon=True)
-
-    def start(self) -> None:
-        """Serve, in threads of its own."""
-        self._thread.start()
-
-    @property
-    def streams(self) -> int:
-        """How many streams of events are open."""
-        return self._server.streams
-
-    def close(self, patience_s: float = 0.5) -> None:
-        """Serve no longer. Streams of events get so much time to send what is the last."""
-        deadline = time.monotonic() + patience_s
-        while self._server.streams and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = MOST_CONNECTIONS
@@ -130,15 +99,25 @@ class _Server(ThreadingHTTPServer):
         feed: Feed,
         answers: Mapping[str, Answer],
     ) -> None:
-        address = listener.getsockname()[:2]
-        super().__init__(address, _Handler, bind_and_activate=False)
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
         self.access, self.files, self.feed, self.answers = access, files, feed, answers
         self._lock = threading.Lock()
         self._open = 0  # connections
-        self._strangers: dict[socket.socket, None] = {}  # those that have not shown that they may read, oldest first
-        self.streams = 0
+        self._strangers: dict[socket.socket, None] = {}  # not admitted yet, the oldest first
+        self.streams = 0  # of events, that are open
+
+    def start(self) -> None:
+        threading.Thread(target=self.serve_forever, args=(0.2,), name="web", daemon=True).start()
+
+    def close(self, patience_s: float = 0.5) -> None:
+        """Serve no longer. Streams of events get so much time to send what is the last."""
+        deadline = time.monotonic() + patience_s
+        while self.streams and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.shutdown()
+        self.server_close()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether there is room for one more connection.
@@ -159,12 +138,10 @@ class _Server(ThreadingHTTPServer):
         return True
 
     def admit(self, request: socket.socket) -> None:
-        """Note that who is at the other end may read: it keeps its turn."""
         with self._lock:
             self._strangers.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve one connection, in a thread of its own."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -176,7 +153,7 @@ class _Server(ThreadingHTTPServer):
         """Say nothing: clients go away when they like, and lines of theirs have no place in the output of a job."""
 
     def open_stream(self) -> bool:
-        """Count a stream of events. Return whether there may be one more."""
+        """Return whether there may be one more stream of events."""
         with self._lock:
             if self.streams >= MOST_STREAMS:
                 return False
@@ -184,7 +161,6 @@ class _Server(ThreadingHTTPServer):
             return True
 
     def close_stream(self) -> None:
-        """Count it no longer."""
         with self._lock:
             self.streams -= 1
 
@@ -196,11 +172,9 @@ class _Patient(io.RawIOBase):
         self._connection, self._deadline = connection, deadline
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is, or wait for it until the deadline."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the request has not come in time")
@@ -209,13 +183,12 @@ class _Patient(io.RawIOBase):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: Web
     protocol_version = "HTTP/1.1"
     server_version = "kvstore"
     sys_version = ""
 
     def setup(self) -> None:
-        """Give the client so much time for what it wants to say."""
         super().setup()
         self.rfile = io.BufferedReader(_Patient(self.connection, time.monotonic() + REQUEST_S))
 
@@ -223,7 +196,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: addresses may have the token."""
 
     def do_GET(self) -> None:
-        """Answer."""
         self.close_connection = True
         self.connection.settimeout(SEND_S)
         path, _, query = self.path.partition("?")

@@ -16,9 +16,8 @@ from typing import TypeVar, cast
 
 from kvstore import wire
 from kvstore.observing.advice import names_of, of_straggler
-from kvstore.observing.quantities import AnyReport
 from kvstore.observing.straggler import ENOUGH, FEWEST_WAVES, PairedLooks, Straggler, find_straggler
-from kvstore.observing.view import Span
+from kvstore.observing.view import AnyReport, Span
 from servers.scheduler.inquiries import Found, Sighting
 from servers.scheduler.members import JobMember, Members, MemberState
 

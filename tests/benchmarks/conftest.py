@@ -40,7 +40,7 @@ def fake():
 
 @pytest.fixture
 def session(tmp_path):
-    """Makes sessions that print into memory, as ``session.console.file.getvalue()``."""
+    """``session.console.file.getvalue()`` is what it prints."""
 
     def make(*words: str) -> Session:
         console = Console(file=io.StringIO(), width=200)

@@ -20,7 +20,6 @@ from faults.runs import carry_out
 
 
 def main() -> int:
-    """Carry the plans out, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("seeds", help="such as 7, or 0-199")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of links; default %(default)s")
@@ -62,7 +61,6 @@ def main() -> int:
 
 
 def _kill(options: argparse.Namespace) -> int:
-    """Carry out runs with kills; print what they gave."""
     first, _, last = options.seeds.partition("-")
     wrong = 0
     whom = tuple(options.whom.split(","))

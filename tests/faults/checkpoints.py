@@ -228,7 +228,6 @@ def fill(directory: Path, count: int) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m faults.checkpoints", description=__doc__)
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)

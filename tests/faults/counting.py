@@ -74,11 +74,6 @@ class Counting:
         self.store.init(KEYS, self._outs)
 
     def run(self) -> None:
-        """Train until ``stop`` says that it is enough.
-
-        Raises:
-            Wrong: a push counts twice, or not at all.
-        """
         print("training", flush=True)
         made = 0
         while not self._over(made):
@@ -224,7 +219,6 @@ class RowCounting(Counting):
 
 
 def counting(directory: Path, mode: str, pause_s: float = 0.0) -> Counting:
-    """Return a worker for a kind of store; see ``Counting``."""
     if mode == "assigned":
         return AssignedCounting(directory, mode, pause_s)
     return (RowCounting if mode.startswith("rows") else Counting)(directory, mode, pause_s)

@@ -23,7 +23,6 @@ LIMIT_S = 300.0
 
 
 def main() -> int:
-    """Train, kill, compare."""
     parser = argparse.ArgumentParser(prog="python -m faults.demo", description=__doc__)
     parser.add_argument("prefix", type=Path, help="of the checkpoints of the undisturbed run")
     parser.add_argument("--epochs", type=int, default=3, help="to train; default %(default)s")

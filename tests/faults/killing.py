@@ -32,30 +32,20 @@ class Job(Protocol):
     """A job whose processes can be killed."""
 
     @property
-    def output(self) -> str:
-        """All that its processes have said."""
-        ...
+    def output(self) -> str: ...
 
     @property
     def directory(self) -> Path:
         """Where its workers write; see ``counting.py``."""
         ...
 
-    def pid(self, name: str) -> int | None:
-        """The process of a member; None if it has none now."""
-        ...
+    def pid(self, name: str) -> int | None: ...
 
-    def send(self, name: str, number: int) -> None:
-        """Send a signal to a member, if it is there."""
-        ...
+    def send(self, name: str, number: int) -> None: ...
 
-    def reap(self) -> None:
-        """Do what has to be done now and then."""
-        ...
+    def reap(self) -> None: ...
 
-    def wait(self, seconds: float) -> list[str]:
-        """Wait for the end; return who is left."""
-        ...
+    def wait(self, seconds: float) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -112,7 +102,7 @@ def carry_out(kills: Kills) -> Result:
 
 
 def undisturbed(kills: Kills, rounds: int) -> set[str]:
-    """Return the bits at the end of a run of so many rounds without kills and standbys."""
+    """The bits at the end of a run of so many rounds without kills and standbys."""
     plan = replace(Plan.of(kills.seed, kills.kind), faults=(), mode="sync")
 
     def work(directory: Path) -> None:
@@ -198,7 +188,6 @@ class _Drive:
         return result
 
     def _progress(self) -> list[int]:
-        """Return how many rounds each worker has made."""
         paths = [self._job.directory / f"round-{rank}" for rank in range(self._workers)]
         return [int(path.read_bytes() or b"0") if path.exists() else 0 for path in paths]
 
@@ -213,7 +202,6 @@ class _Drive:
 
 
 def _rounds(path: Path) -> list[tuple[float, float]]:
-    """Return when each round of a worker began and ended."""
     times = array("d", path.read_bytes())
     return list(zip(times[::2], times[1::2], strict=True))
 

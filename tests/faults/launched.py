@@ -63,11 +63,9 @@ class Launched:
 
     @property
     def output(self) -> str:
-        """All that has been said."""
         return self._said.read_text(errors="replace")
 
     def pid(self, name: str) -> int | None:
-        """The process of a member: the youngest of its seat."""
         role, _, rank = name.partition(" ")
         wanted = {b"DMLC_ROLE=" + role.encode(), b"FAULTS_RUN=" + self._mark.encode()}
         if role != "scheduler":
@@ -81,7 +79,6 @@ class Launched:
         return max(found, default=None)
 
     def send(self, name: str, number: int) -> None:
-        """Send a signal to a member, if it is there."""
         pid = self.pid(name)
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -91,7 +88,6 @@ class Launched:
         """No effect: ``launch.py`` does that."""
 
     def wait(self, seconds: float) -> list[str]:
-        """Wait for the end; return who is left."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -99,7 +95,6 @@ class Launched:
         return [f"launch.py (exit code {code})"] if code else []
 
     def end(self) -> None:
-        """End it, if it has not ended."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -126,7 +121,6 @@ def launched(
 
 
 def carry_out(kills: Kills, pause_s: float = 0.0) -> Result:
-    """Start a job with ``launch.py``, kill, and wait for its end."""
     command = f'{sys.executable} -m faults.counting "$FAULTS_RUN" {kills.mode} {pause_s}'
     with launched(command, LINKS[kills.kind]) as job:
         return drive(job, kills)

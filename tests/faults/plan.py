@@ -73,16 +73,13 @@ class Plan:
 
     @property
     def kills(self) -> bool:
-        """Whether somebody is killed."""
         return any(fault.action == "kill" for fault in self.faults)
 
     def dumps(self) -> str:
-        """A text for ``loads``."""
         return json.dumps(asdict(self))
 
     @classmethod
     def loads(cls, text: str) -> Plan:
-        """The plan that ``dumps`` has made a text of."""
         found = json.loads(text)
         return cls(**found | {"faults": tuple(Fault(**fault) for fault in found["faults"])})
 
@@ -93,5 +90,4 @@ def pushed(rank: int, number: int) -> int:
 
 
 def total(workers: int, number: int) -> int:
-    """The sum of the contributions of all workers up to this push of each."""
     return sum(pushed(rank, earlier) for rank in range(workers) for earlier in range(1, number + 1))

@@ -75,13 +75,11 @@ class Processes:
 
     @property
     def alive(self) -> list[str]:
-        """Those that have not ended."""
         self.reap()
         return list(self._running)
 
     @property
     def output(self) -> str:
-        """All that they have said."""
         return "".join(
             f"[{path.stem}] {line}\n"
             for path in sorted(self.directory.glob("*.log"))
@@ -100,7 +98,6 @@ class Processes:
         self._tell_again()
 
     def pid(self, name: str) -> int | None:
-        """The process of a member; None if it has none now."""
         return self._running.get(name)
 
     def _lost(self, name: str, how: str) -> None:
@@ -120,25 +117,21 @@ class Processes:
             self._untold = [report for report in self._untold if not tell(*report)]
 
     def wait(self, seconds: float) -> list[str]:
-        """Wait until all have ended; return those that have not."""
         deadline = time.monotonic() + seconds
         while self.alive and time.monotonic() < deadline:
             time.sleep(0.02)
         return self.alive
 
     def send(self, name: str, number: int) -> None:
-        """Send a signal to a member, if it is still there."""
         if name in self._running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._running[name], number)
 
     def cut(self, name: str, which: int) -> None:
-        """End a connection of a member, if it has one."""
         if name in self._running:
             cut(self._running[name], which, unix=self._plan.kind in ("unix", "shm"))
 
     def end(self) -> None:
-        """Kill whoever is left."""
         for name in self.alive:
             self.send(name, signal.SIGKILL)
         self.wait(10.0)

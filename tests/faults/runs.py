@@ -62,7 +62,6 @@ def _do(processes: Processes, fault: Fault, stopped: list[tuple[float, str]]) ->
 
 
 def _wait(processes: Processes, seconds: float, stopped: list[tuple[float, str]]) -> None:
-    """Wait, and let those go on whose time has come."""
     until = time.monotonic() + seconds
     while True:
         now = time.monotonic()

@@ -92,11 +92,6 @@ class Training:
         self.store.barrier()
 
     def run(self) -> None:
-        """Train to the end.
-
-        Raises:
-            Wrong: a value is not what it must be.
-        """
         made = 0
         self._say("training")
         while made < self._plan.rounds:
@@ -128,7 +123,6 @@ class Training:
         return made
 
     def _check(self, made: int) -> None:
-        """Hold values that were read to what they must be."""
         if self._plan.mode == "sync":
             self._require({float(total(self._plan.workers, made))}.__eq__, made)
             return

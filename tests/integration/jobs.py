@@ -63,7 +63,6 @@ class Job:
         pytest.fail(f"the job has not ended within {timeout:g} s:\n{self.output}", pytrace=False)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something that comes while the job runs."""
         until(condition, what, over=lambda: None if self.process.poll() is None else self.output)
 
     def said(self, text: str) -> Callable[[], bool]:

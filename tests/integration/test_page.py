@@ -124,7 +124,6 @@ def test_the_job_goes_on_without_the_page_and_has_the_same_bits(tmp_path: Path) 
 
 @contextlib.contextmanager
 def simulated() -> Iterator[int]:
-    """The page of a job of 64 workers and 16 servers, at this port."""
     listener = socket.create_server(("127.0.0.1", 0))
     over, began, simulated_job = threading.Event(), time.monotonic(), SimulatedJob(straggler=7, killed=9)
     page = PageServing(listener, TOKEN, JobDescription("job", "train.py <b>&amp;"), over)
@@ -150,7 +149,6 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def elsewhere(folder: Path) -> Iterator[str]:
-    """The address of another web site of this machine."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as site:
         thread = threading.Thread(target=site.serve_forever, args=(0.02,), daemon=True)
         thread.start()

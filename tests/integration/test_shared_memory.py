@@ -40,7 +40,6 @@ SEEN = """
 
 
 def mark(running: Job) -> str:
-    """The job's name, from the environment of its processes."""
     for entry in running.members():
         for item in Path(f"/proc/{entry}/environ").read_text(errors="replace").split("\0"):
             if item.startswith("KVSTORE_JOB="):
@@ -53,7 +52,6 @@ def files(name: str) -> list[Path]:
 
 
 def training(running: Job, workers: int = 2, servers: int = 1) -> str:
-    """Wait until all workers train; return the job's name."""
     running.until(lambda: running.output.count("training") == workers, "training")
     name = mark(running)
     owners = {path.name.rpartition(".")[0] for path in files(name)}
@@ -126,7 +124,6 @@ def test_what_a_job_leaves_that_was_killed_as_a_whole_goes_with_the_next(tmp_pat
 
 
 def stop(pid: int) -> None:
-    """Stop a process, and return when it does nothing more."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: state(pid) == "T", "a process to stop")
 

@@ -91,7 +91,6 @@ def said(text: str) -> set[str]:
 
 
 def living(env: dict[str, str]) -> dict[int, str]:
-    """What still runs of a job: the command lines, by process."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

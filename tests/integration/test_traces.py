@@ -93,7 +93,6 @@ def apart(tmp_path: Path) -> Iterator[ObservingPlace]:
 
 
 def need_time_namespaces() -> None:
-    """Skip the test that asks, unless members can have clocks of their own here."""
     if os.geteuid() != 0:
         pytest.skip("clocks of their own are time namespaces, which need root")
     if shutil.which("unshare") is None:

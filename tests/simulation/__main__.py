@@ -18,7 +18,6 @@ from simulation.takeovers import exhaustive, judge, replicated, short, with_tabl
 
 
 def main() -> int:
-    """Carry the plans out, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("seeds", help="such as 7, or 0-9999")
     parser.add_argument("--crashes", action="store_true", help="kill each member after each message")

@@ -47,11 +47,6 @@ class Counting:
         self._exact = rule not in ("drop", "keep")
 
     def __call__(self, store: DistStore) -> list[list[float]]:
-        """Train; return the values at the end.
-
-        Raises:
-            Wrong: a push counts twice, or not at all.
-        """
         dice = random.Random(f"{self._seed} {store.rank}")
         store.set_optimizer("sgd", learning_rate=1.0)
         self._init(store)
@@ -159,11 +154,6 @@ class Assigned:
         self._rounds = rounds
 
     def __call__(self, store: DistStore) -> list[list[float]]:
-        """Train; return the values at the end.
-
-        Raises:
-            Wrong: a value is not the last round's sum.
-        """
         outs = [torch.zeros(size) for size in SIZES.values()]
         store.init(KEYS, outs)
         for number in range(1, self._rounds + 1):
@@ -238,7 +228,6 @@ class Bits:
             found += [out.numpy().tobytes() for out in outs]
 
     def _states(self, store: DistStore) -> None:
-        """Let rank 0 take the optimizer's states from the servers, and give them back."""
         store.barrier()
         if store.rank == 0:
             with tempfile.TemporaryDirectory() as directory:

@@ -92,14 +92,6 @@ class SimulatedJob:
         restarts: how often dead servers, standbys and schedulers are started again, all together.
         supervised: whether the supervision of ``launch.py`` decides when and how the job ends, and who is to blame.
         options: more, for ``Config``.
-
-    Attributes:
-        world: whose time it is.
-        network: between the processes.
-        everyone: all processes that have been started.
-        starts: how often each member was started, by name.
-        launcher: what does for it what ``launch.py`` does.
-        processes: by name, the latest of each. The first task of each is what it does; others are its threads.
     """
 
     def __init__(
@@ -158,7 +150,6 @@ class SimulatedJob:
         }
 
     def run(self, program: Program, limit_s: float = LIMIT_S) -> Outcome:
-        """Let every worker run ``program`` with its store; return how it ended."""
         names = ["scheduler"]
         names += [f"{role} {rank}" for role in SERVING for rank in range(self._servers) if role in self._roles]
         names += [f"aggregator {rank}" for rank in range(len(self._hosts))]
@@ -193,12 +184,10 @@ class SimulatedJob:
 
     @property
     def alive(self) -> list[Task]:
-        """What has not ended of what members do."""
         return [process.tasks[0] for process in self.everyone if process.tasks[0].is_alive()]
 
     @property
     def working(self) -> bool:
-        """Whether workers are still at work."""
         return any(task.is_alive() for task in self._working)
 
     def kill(self, name: str) -> None:
@@ -228,7 +217,6 @@ class SimulatedJob:
         return process
 
     def _run(self, process: Process, target: Callable[[Process], Any]) -> Any:
-        """Be the main task of a process, whose end the launcher sees."""
         how = Exit(1)
         try:
             result = target(process)

@@ -65,14 +65,12 @@ class SimulatedLauncher:
         self._waiting: list[wire.Lost] = []  # of which a scheduler may not know
 
     def over(self, alive: bool) -> bool:
-        """Whether the job is over; ``alive`` says whether any of its processes is."""
         return not alive
 
     def reported(self, process: Process, report: ExitReport) -> None:
         """Take what a process says of its end."""
 
     def exited(self, process: Process, how: Exit) -> None:
-        """Take it that a process has ended."""
         if process.name.startswith("worker") and not how.status:
             return
         if how.code not in (0, JOB_FAILED_EXIT) or how.signum:
@@ -85,7 +83,6 @@ class SimulatedLauncher:
             self.network.world.after(after_s, lambda: self._say(lost))
 
     def start_again(self, name: str) -> None:
-        """Start a member again, if workers are still at work."""
         if not self._working():
             return
         self.start(name)
@@ -122,7 +119,6 @@ class Supervision(SimulatedLauncher):
     ending: Ending
 
     def over(self, alive: bool) -> bool:
-        """See ``SimulatedLauncher``."""
         if not hasattr(self, "ending"):
             names = list(self.processes)
             self.tasks = [Task(*_member(name), ("x",), {}) for name in names]  # type: ignore[arg-type]
@@ -133,12 +129,10 @@ class Supervision(SimulatedLauncher):
         return self.ending.over
 
     def reported(self, process: Process, report: ExitReport) -> None:
-        """See ``SimulatedLauncher``."""
         self._reports[process.name] = report
         self.network.world.after(self.network.dice.uniform(0.0, READS_S), lambda: self._read(process.name))
 
     def exited(self, process: Process, how: Exit) -> None:
-        """See ``SimulatedLauncher``."""
         self.network.world.after(self.network.delay(self.reap_s), lambda: self._exited(process, how))
 
     def _read(self, name: str) -> None:

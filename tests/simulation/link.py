@@ -57,12 +57,10 @@ class SimulatedLink:
             self._waiting.append(frames)
 
     def from_far(self, frames: Sequence[wire.Buffer | ScatteredFrame]) -> None:
-        """Send to the near end."""
         if self.far is not None:
             self._lanes[1].send(self.far, self.near, self.route, frames)
 
     def leave(self) -> None:
-        """Copy what has not left yet."""
         for lane in self._lanes:
             lane.leave()
         self._waiting = [_copied(frames) for frames in self._waiting]
@@ -170,11 +168,9 @@ class _Lane:
 
     @property
     def busy_s(self) -> float:
-        """Until all has arrived."""
         return max(0.0, self._free_at - self._network.world.now)
 
     def drop(self) -> None:
-        """Lose what has not left yet."""
         for message in self._unsent:
             message.clear()
         self._unsent.clear()

@@ -41,18 +41,7 @@ class Weather:
 
 
 class Process:
-    """What dies as one: the tasks and the ends of links of one member.
-
-    Args:
-        name: of the member.
-        start: how often this member has been started, this time included.
-
-    Attributes:
-        dead: whether it has been killed.
-        stopped: whether it does nothing until it is resumed.
-        tasks: what it does; the first is its program, the others are threads.
-        ends: of its links.
-    """
+    """What dies as one: the tasks and the ends of links of one member. Its first task is its program."""
 
     def __init__(self, name: str, start: int = 1) -> None:
         self.name = name
@@ -76,7 +65,6 @@ class Process:
             task.stop()
 
     def resume(self) -> None:
-        """Let it go on."""
         self.stopped = False
         for task in self.tasks:
             task.resume()
@@ -117,11 +105,9 @@ class Network:
         self._events: list[tuple[float, str, str, list[bytes] | None]] = []
 
     def new_peer(self) -> Peer:
-        """Return a name for one end of a link."""
         return b"%d" % next(self._numbers)
 
     def add(self, link: SimulatedLink) -> None:
-        """Note a link that has been made."""
         self._links.append(link)
 
     def part(self, one: str, other: str, last_s: float) -> None:
@@ -134,11 +120,9 @@ class Network:
                 link.cut()
 
     def parted(self, one: str, other: str) -> bool:
-        """Whether these processes cannot reach each other."""
         return frozenset((one, other)) in self._parted
 
     def delay(self, mean_s: float | None = None) -> float:
-        """Return how long something takes."""
         return self.dice.expovariate(1 / (mean_s or self.weather.delay_s))
 
     def note(self, source: str, target: str, frames: Sequence[wire.Buffer] | None) -> None:

@@ -70,11 +70,6 @@ class Training:
         self._later = later
 
     def __call__(self, store: DistStore) -> list[list[float]]:
-        """Train; return the weights at the end.
-
-        Raises:
-            Wrong: a value is not what it must be.
-        """
         dice = random.Random(f"{self._seed} {store.rank}")
         outs = [torch.zeros(size) for size in SIZES.values()]
         if self._compression is not None:
@@ -133,7 +128,7 @@ class Training:
         return late
 
     def _call(self, store: DistStore, action: Callable[..., Any], *args: Any) -> bool:
-        """Make a call that may be interrupted; return whether it has not been."""
+        """Return whether the call has not been interrupted."""
         self.armed.add(store.rank)
         try:
             action(*args)
@@ -180,7 +175,7 @@ class Training:
 
 
 def add(store: DistStore) -> list[float]:
-    """All-reduce values whose sum depends on the order in which they are added; return it."""
+    """Values whose sum depends on the order in which they are added."""
     value = torch.full((20,), 0.1 * 10.0 ** (7 * (store.rank % 2)) + store.rank)
     out = torch.zeros(20)
     store.init("x", out)

@@ -85,7 +85,6 @@ class Plan:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of all processes."""
         members = (*MEMBERS, *STANDBYS) if self.replicas else MEMBERS
         if not self.hosts:
             return members
@@ -123,7 +122,6 @@ class Plan:
 
 
 def carry_out(plan: Plan) -> Outcome:
-    """Run a plan."""
     piece_bytes = 4096 if plan.pieces else 1 << 20
     job = SimulatedJob(
         plan.seed,

@@ -23,7 +23,6 @@ SLOW_S = 40.0  # virtual seconds that a run may take beyond its pauses: several 
 
 
 def replicated(seed: int) -> Plan:
-    """Return the plan of a seed."""
     dice = random.Random(f"replicated {seed}")
     program = dice.choice(("train", "count", "count", "bits"))
     modes = {"train": MODES, "count": (*MODES, "drop", "keep"), "bits": ("sync",)}[program]

@@ -41,18 +41,15 @@ class SimulatedTransport(Heap):
         process.ends.append(self)
 
     def bind(self, endpoint: str) -> str:
-        """Listen at ``endpoint``."""
         self._network.listeners[endpoint] = self
         return endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link."""
         link = SimulatedLink(self._network, self, endpoint)
         self._made[link.route] = link
         return link.route
 
     def disconnect(self, peer: Peer) -> None:
-        """Drop a link."""
         self._made.pop(peer).end()
         self._inbox = deque(entry for entry in self._inbox if entry[0] != peer)
 
@@ -66,13 +63,11 @@ class SimulatedTransport(Heap):
             self.accepted[peer].from_far(frames)
 
     def take(self, peer: Peer, frames: Frames) -> None:
-        """Put a message into the inbox."""
         if not self.closed:
             self._inbox.append((peer, frames))
             self._wake()
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
-        """Return the next message, or None."""
         world, deadline = self._network.world, self._network.world.now + timeout
         while not self._inbox:
             if self._rung or world.now >= deadline:
@@ -85,7 +80,6 @@ class SimulatedTransport(Heap):
         return self._inbox.popleft()
 
     def interrupt(self) -> None:
-        """Wake ``recv``."""
         self._rung = True
         self._wake()
 
@@ -94,11 +88,9 @@ class SimulatedTransport(Heap):
         return True
 
     def shares(self, peer: Peer) -> bool:
-        """As the network is told."""
         return self._network.shares
 
     def detach(self) -> None:
-        """Copy what has not left yet."""
         for link in (*self._made.values(), *self.accepted.values()):
             link.leave()
 
@@ -116,7 +108,6 @@ class SimulatedTransport(Heap):
         return ""
 
     def gone(self, peer: Peer) -> bool:
-        """Whether a link that others have made has ended."""
         return peer not in self.accepted
 
     def abandon(self) -> None:
@@ -126,7 +117,6 @@ class SimulatedTransport(Heap):
             link.die(self)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close; what was sent arrives."""
         self.detach()
         self._end()
 

@@ -32,17 +32,11 @@ class Timer:
         self.action: Action | None = action
 
     def cancel(self) -> None:
-        """Let nothing happen."""
         self.action = None
 
 
 class World:
-    """See the module.
-
-    Attributes:
-        now: seconds, monotonic.
-        current: the task that runs.
-    """
+    """See the module. ``now`` is monotonic, in seconds."""
 
     def __init__(self) -> None:
         self.now = BEGIN
@@ -52,11 +46,9 @@ class World:
         self._order = itertools.count()
 
     def clock(self) -> float:
-        """Return the time."""
         return self.now
 
     def after(self, delay_s: float, action: Action) -> Timer:
-        """Call ``action`` when so many seconds have passed."""
         timer = Timer(action)
         heapq.heappush(self._heap, (self.now + delay_s, next(self._order), timer))
         return timer
@@ -74,17 +66,7 @@ class World:
 
 
 class Task:
-    """Something that runs in the world, with the methods of a ``threading.Thread`` that are used.
-
-    Args:
-        world: where it runs.
-        target: what it does.
-        name: of the task.
-
-    Attributes:
-        error: the exception that has ended it.
-        result: what ``target`` has returned.
-    """
+    """Something that runs in the world, with the methods of a ``threading.Thread`` that are used."""
 
     def __init__(self, world: World, target: Callable[[], Any], name: str) -> None:
         self.name = name
@@ -98,15 +80,12 @@ class Task:
         self._stopped = self._missed = False
 
     def start(self) -> None:
-        """Begin soon."""
         self._timer = self._world.after(0.0, self._go_on)
 
     def is_alive(self) -> bool:
-        """Whether it has been started and has not ended."""
         return self._timer is not None and not self._over
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, for at most ``timeout`` seconds."""
         caller = self._world.current
         assert caller is not None
         deadline = None if timeout is None else self._world.now + timeout
@@ -121,7 +100,6 @@ class Task:
         self._world.hub.switch()
 
     def wake(self) -> None:
-        """End the wait that it is in."""
         if self._timer is not None and self._timer.action is not None:
             self._timer.cancel()
             self._timer = self._world.after(0.0, self._go_on)
@@ -147,7 +125,6 @@ class Task:
         self._stopped = True
 
     def resume(self) -> None:
-        """Let it go on."""
         self._stopped = False
         if self._missed:
             self._missed = False

@@ -56,7 +56,6 @@ def supervise(
     remove: Sequence[Path] = (),
     patience_s: float = LONG,
 ) -> tuple[int, list[tuple[str, int, str]]]:
-    """Run a supervisor to its end; return its exit code, and what it has reported."""
     reports: list[tuple[str, int, str]] = []
     parent = os.getppid() if parent is None else parent
     job = SupervisedJob(parent, rank, list(processes), {}, str(directory), list(map(str, remove)), -1, patience_s)
@@ -129,7 +128,6 @@ raise SystemExit(int(code))
 
 
 def reporting(role: str, error: str, *, details: str = "", consequence: bool, code: int | None) -> SupervisedProcess:
-    """A process that tells why it ends, and then ends with a code, or never."""
     told = [error, details, "yes" if consequence else "no", "never" if code is None else str(code)]
     variables = {"WHO": role, "PYTHONPATH": os.pathsep.join(sys.path)}
     return SupervisedProcess(role, 0, [sys.executable, "-S", "-c", HAND_OVER, *told], variables)
@@ -281,7 +279,6 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def hear(scheduler: Transport, *lost: wire.Lost) -> threading.Thread:
-    """Let a scheduler hear this, and answer the questions that come behind."""
 
     def answer() -> None:
         for expected in lost:

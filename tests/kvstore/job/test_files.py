@@ -19,7 +19,6 @@ from kvstore.job.files import read_manifest, replacing
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file that holds "old", alone in its directory."""
     path = tmp_path / "file"
     path.write_text("old")
     return path

@@ -163,7 +163,6 @@ def test_a_job_that_is_not_there_is_not_watched() -> None:
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command looks for jobs."""
     monkeypatch.setattr("kvstore.observing.status_command.roots_here", lambda: [tmp_path])
     return tmp_path
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from viewed_job import server, view_of, worker
 
-from kvstore.observing.figures import ServerFigures, WorkerFigures, awaited, job_rounds_per_s, waits
+from kvstore.observing.figures import awaited, job_rounds_per_s, link_rates, logged_values, waits
+from kvstore.observing.quantities import server_figures, worker_figures
 
 
 def test_rates_and_shares_are_over_the_time_between_two_reports() -> None:
@@ -20,36 +21,41 @@ def test_rates_and_shares_are_over_the_time_between_two_reports() -> None:
         ahead=2,
     )
     assert member.worker is not None
-    its = WorkerFigures.of(member.worker)
-    assert (its.rounds, its.rounds_per_s, its.waits, its.input, its.cores) == (50, 4.0, 0.5, 0.1, 1.5)
-    assert (its.sent_per_s, its.received_per_s, its.links) == (120.0, 50.0, ((100.0, 50.0), (20.0, 0.0)))
-    assert (its.ahead, its.values) == (2, {"loss": 0.5})
+    assert worker_figures(member.worker) == {
+        "rounds": 50, "rounds_per_s": 4.0, "waits": 0.5, "input": 0.1, "cores": 1.5, "memory": 10**8,
+        "sent_per_s": 120.0, "received_per_s": 50.0, "outstanding": 0, "ahead": 2,
+    }
+    assert link_rates(member.worker) == [(100.0, 50.0), (20.0, 0.0)]
+    assert logged_values(member.worker) == {"loss": 0.5}
 
 
 def test_with_one_report_there_are_no_rates() -> None:
     member = worker(0, rounds=3, input_us=5)
     assert member.worker is not None
-    its = WorkerFigures.of(member.worker)
-    assert (its.rounds, its.rounds_per_s, its.waits, its.input, its.sent_per_s, its.links) == (3, *[None] * 4, ())
+    its = worker_figures(member.worker)
+    rates = ("rounds_per_s", "waits", "input", "cores", "sent_per_s", "received_per_s")
+    assert (its["rounds"], {its[name] for name in rates}, link_rates(member.worker)) == (3, {None}, [])
 
 
 def test_input_is_unknown_where_nobody_says() -> None:
     member = worker(0, before={}, input_us=-1)
     assert member.worker is not None
-    assert WorkerFigures.of(member.worker).input is None
+    assert worker_figures(member.worker)["input"] is None
 
 
 def test_a_link_that_is_new_has_been_at_0() -> None:
     member = worker(0, before={"sent": [], "received": []}, sent=[10], received=[20])
     assert member.worker is not None
-    assert WorkerFigures.of(member.worker).links == ((1.0, 2.0),)
+    assert link_rates(member.worker) == [(1.0, 2.0)]
 
 
 def test_a_servers_figures() -> None:
     member = server(0, before={"rounds": 0}, busy_us=9_000_000, sent=1000, received=2000)
     assert member.server is not None
-    its = ServerFigures.of(member.server)
-    assert (its.rounds_per_s, its.busy, its.sent_per_s, its.received_per_s, its.held) == (5.0, 0.9, 100.0, 200.0, 4000)
+    assert server_figures(member.server) == {
+        "rounds": 50, "rounds_per_s": 5.0, "busy": 0.9, "cores": 0.0, "memory": 10**8, "held": 4000,
+        "sent_per_s": 100.0, "received_per_s": 200.0,
+    }
 
 
 def test_the_job_does_as_many_rounds_as_the_worker_in_the_middle() -> None:

@@ -22,7 +22,6 @@ ASKED = [*queries(), *alerts()]
 
 
 def labels() -> dict[str, set[str]]:
-    """The labels of every metric of a job, by the name that queries use."""
     found: dict[str, set[str]] = {}
     for metric in text_string_to_metric_families(exposition(job_view()).decode()):
         for sample in metric.samples:

@@ -31,7 +31,6 @@ def scraped(view: JobView | None, age_s: float = 0.0, about: JobDescription | No
 
 
 def numbers(metric: Metric, *labels: str) -> dict[tuple[str, ...], float]:
-    """The numbers of a metric, by the values of these labels."""
     return {tuple(sample.labels[label] for label in labels): sample.value for sample in metric.samples}
 
 

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from job_views import server_report, worker_report
 
 from kvstore.observing import quantities as q
-from kvstore.observing.figures import ServerFigures, WorkerFigures
 from kvstore.observing.quantities import OF_SERVERS, OF_WORKERS, Quantity, Series
-from kvstore.observing.view import Span
 
 
 def series_of(table: Iterable[Quantity[Any]]) -> list[Series[Any]]:
@@ -33,15 +31,6 @@ def test_times_and_sizes_are_in_base_units_which_their_names_end_in() -> None:
     for series in EVERY:
         assert series.name.endswith("_seconds") == ("econds" in series.meaning or "time" in series.meaning)
         assert series.name.endswith("_bytes") == ("ytes" in series.meaning)
-
-
-def test_every_figure_that_a_table_names_is_one() -> None:
-    for table, figures in (
-        (OF_WORKERS, WorkerFigures.of(Span(worker_report(), worker_report()))),
-        (OF_SERVERS, ServerFigures.of(Span(server_report(), server_report()))),
-    ):
-        named = {each.figure for each in table if each.figure}
-        assert named == set(vars(figures)) - {"links", "values"}
 
 
 def test_every_report_has_every_number() -> None:

@@ -82,7 +82,6 @@ class Scheduler:
         return self.now
 
     def recording(self, path: Path, rounds: RoundWindow) -> TraceRecording:
-        """A recording that begins while the job runs."""
         return TraceRecording(TraceWriter(path, rounds), self.connect, None, 0.001, self.clock)
 
 
