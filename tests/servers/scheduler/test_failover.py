@@ -451,3 +451,14 @@ def test_sizes_and_short_times_are_told_in_units_that_fit(nbytes: int, size: str
     views.join(wire.Node("standby", 1, 2), 2.0)
     views.stand(wire.Standing(A, 3, 5, synced=True, nbytes=nbytes), 2.012)
     assert said(views)[1] == f"the standby of server 1 is in step again ({size} in 12 ms)"
+
+
+def test_only_the_primary_of_the_latest_view_says_that_its_standby_does_not_answer():
+    views, new = begun(), wire.Node("standby", 1, 2)
+    views.lose(B, "was killed", 1.0)
+    views.join(new, 2.0)
+    views.stand(wire.Standing(A, 3, 5, synced=True), 2.5)
+    late = wire.Standing(A, 3, 5, synced=False)  # said before the standby was in step
+    others = wire.Standing(new, 4, 5, synced=False), wire.Standing(A, 4, 5, synced=True)
+    assert [views.unanswering(standing) for standing in (late, *others)] == [None, None, None]
+    assert views.unanswering(wire.Standing(A, 4, 5, synced=False)) == new

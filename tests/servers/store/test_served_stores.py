@@ -94,3 +94,12 @@ def test_requests_about_tables_need_an_open_store():
     message = evict(a, 7)
     closed = type(message)(**{**vars(message), "store": 5})
     assert "store 5 is not open" in text_of(desk.reply(a, closed), "UsageError")
+
+
+def test_a_store_serves_until_the_last_worker_has_closed_it():
+    desk = Desk(2, values={1: floats(3)})
+    a, b = desk.workers
+    assert desk.reply(b, wire.Close(b.me(), 0)) == wire.Ack(b.seq)
+    assert desk.value(1).tolist() == [3]
+    assert desk.reply(a, wire.Close(a.me(), 0)) == wire.Ack(a.seq)
+    assert "store 0 is not open" in text_of(desk.reply(a, a.pull([1])), "UsageError")

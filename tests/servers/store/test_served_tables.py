@@ -186,3 +186,10 @@ def test_the_ids_of_rows_that_have_gone_are_read_too_and_too_long_pages_are_refu
     large = desk.reply(a, freeze(a, 8))
     text = text_of(desk.reply(a, read_frozen(a, large.number, 0, 1 << 20)), "UsageError")
     assert text == "a page of 1048576 rows of 't8' is too long: ask for 1016800 at most"
+
+
+def test_a_stripe_that_there_cannot_be_is_refused():
+    desk = Desk(1)
+    (a,) = desk.workers
+    text = text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)}, stripe=2, stripes=2)), "UsageError")
+    assert text == "stripe 2 of 2: stripes count from 0"
