@@ -22,8 +22,16 @@ def test_rates_and_shares_are_over_the_time_between_two_reports() -> None:
     )
     assert member.worker is not None
     assert worker_figures(member.worker) == {
-        "rounds": 50, "rounds_per_s": 4.0, "waits": 0.5, "input": 0.1, "cores": 1.5, "memory": 10**8,
-        "sent_per_s": 120.0, "received_per_s": 50.0, "outstanding": 0, "ahead": 2,
+        "rounds": 50,
+        "rounds_per_s": 4.0,
+        "waits": 0.5,
+        "input": 0.1,
+        "cores": 1.5,
+        "memory": 10**8,
+        "sent_per_s": 120.0,
+        "received_per_s": 50.0,
+        "outstanding": 0,
+        "ahead": 2,
     }
     assert link_rates(member.worker) == [(100.0, 50.0), (20.0, 0.0)]
     assert logged_values(member.worker) == {"loss": 0.5}
@@ -53,8 +61,14 @@ def test_a_servers_figures() -> None:
     member = server(0, before={"rounds": 0}, busy_us=9_000_000, sent=1000, received=2000)
     assert member.server is not None
     assert server_figures(member.server) == {
-        "rounds": 50, "rounds_per_s": 5.0, "busy": 0.9, "cores": 0.0, "memory": 10**8, "held": 4000,
-        "sent_per_s": 100.0, "received_per_s": 200.0,
+        "rounds": 50,
+        "rounds_per_s": 5.0,
+        "busy": 0.9,
+        "cores": 0.0,
+        "memory": 10**8,
+        "held": 4000,
+        "sent_per_s": 100.0,
+        "received_per_s": 200.0,
     }
 
 
