@@ -135,6 +135,8 @@ def _longer(array: Any, length: int) -> Any:
 
 
 class ReadSegment(NamedTuple):
+    """One server's part of a value, by its id there: elements start to stop."""
+
     id: int
     server: int
     start: int
