@@ -26,7 +26,7 @@ import kvstore as kv
 from workers.callbacks import CSVRows, JSONLines, Log, TensorBoard, tracker_of
 from workers.callbacks.trackers import LineFile, tracker_by_path
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "callbacks.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "callbacks.md"
 
 
 def test_a_tracker_of_functions() -> None:
