@@ -29,7 +29,7 @@ SMALL, LARGE = 1 << 14, 1 << 22  # bytes in a piece
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = "auto") -> None:
-    """Overwrite every worker's values with those of ``root_rank``, to the bit. Every worker calls this.
+    """Overwrite every worker's values with the values of ``root_rank``, to the bit. Every worker calls this.
 
     Args:
         params: a module, for all its parameters and buffers, frozen and non-persistent ones too; a ``state_dict()``; or

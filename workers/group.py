@@ -33,7 +33,7 @@ class RankAndDevice(NamedTuple):
 
 
 _lock = threading.Lock()
-_stores: list[KVStore] = []  # the group's own store, then those that new_store has made
+_stores: list[KVStore] = []  # the group's own store, then the ones of new_store
 _type = ""  # the type of these stores
 
 

@@ -1,6 +1,6 @@
 """``DistributedOptimizer``: any torch optimizer, with gradients that are averaged over workers.
 
-Its name and arguments are those of Horovod (Sergeev and Del Balso, arXiv:1802.05799) and of Needle's ``ddp``. Unlike
+Name and arguments are as in Horovod (Sergeev and Del Balso, arXiv:1802.05799) and of Needle's ``ddp``. Unlike
 there, gradients are averages when ``backward`` returns (``averager.py``), not only in ``step``.
 """
 

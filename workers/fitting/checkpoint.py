@@ -159,7 +159,8 @@ class Checkpoint:
     def save_states(self, trainer: HasStates, rank: int = 0) -> bool:
         """Write the optimizer's states; return whether this worker's file is needed.
 
-        Rank 0's states are those of all workers. Another worker's file is only needed for residuals of its compression.
+        Rank 0's states are the same on all workers. Another worker's file is only needed for residuals of its
+        compression.
 
         Args:
             trainer: a ``Trainer``, or an object that has its ``save_states`` and ``load_states``.

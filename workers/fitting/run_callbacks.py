@@ -11,7 +11,7 @@ Callbacks: TypeAlias = "Callable[..., Any] | Iterable[Callable[..., Any]] | None
 
 
 class RunCallbacks:
-    """Callbacks by moment. They are called in the order given, but those that save checkpoints come last.
+    """Callbacks by moment. They are called in the order given, but savers of checkpoints come last.
 
     So a checkpoint has the effects of all other callbacks of its moment.
     """
