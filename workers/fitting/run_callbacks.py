@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from workers.callbacks.saving import do_batch_checkpoint, do_checkpoint
+from workers.fitting.position import has_state
 
 Callbacks: TypeAlias = "Callable[..., Any] | Iterable[Callable[..., Any]] | None"
 
@@ -46,7 +47,7 @@ class RunCallbacks:
     def _stateful(self) -> dict[str, Any]:
         by_name: dict[str, Any] = {}
         for callback in self._each:
-            if all(callable(getattr(callback, name, None)) for name in ("state_dict", "load_state_dict")):
+            if has_state(callback):
                 name = type(callback).__name__
                 by_name[f"{name}.{sum(each.startswith(f'{name}.') for each in by_name)}"] = callback
         return by_name

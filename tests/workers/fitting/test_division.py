@@ -138,9 +138,7 @@ def test_what_is_the_same_everywhere_comes_once_over_all_workers(pair: ThreadedJ
 
 
 @pytest.mark.parametrize("kind", LEFT)
-def test_what_is_divided_already_is_left_alone(
-    pair: ThreadedJob, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_divided_already_is_left_alone(pair: ThreadedJob, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     assert set(counts(divided_data(pair, LEFT[kind])).values()) == {2}
     (line,) = [message for message in caplog.messages if "training data" in message]
