@@ -148,11 +148,7 @@ def told(store: KVStore, number: int, resumed: int) -> tuple[int, int]:
 
 
 class Meetings:
-    """Meetings of the workers, where all hear what worker 0 has decided. Each is a sum over all workers.
-
-    Args:
-        rank, num_workers: this worker's rank, and how many there are.
-    """
+    """Meetings of the workers, where all hear what worker 0 has decided. Each is a sum over all workers."""
 
     def __init__(self, store: KVStore, rank: int, num_workers: int) -> None:
         self._store, self._rank = store, rank
@@ -209,10 +205,6 @@ class Meetings:
 
 class Checkpointing:
     """What one worker process does for the checkpoints of its job; the module says how they are made.
-
-    Args:
-        make_store: returns a new store for meetings.
-        clock: seconds, monotonic.
 
     Raises:
         CheckpointError: the checkpoint to continue from is damaged.

@@ -65,13 +65,7 @@ class _Block:
 
 
 class Lending:
-    """The lent memory of one store.
-
-    Args:
-        kind: see ``device_memory``.
-        client: sends what is lent.
-        stored: returns how many bytes all arrays of the store have.
-    """
+    """The lent memory of one store."""
 
     def __init__(
         self, kind: str, requests: Requests, client: Client, aggregator: Peer, stored: Callable[[], int]

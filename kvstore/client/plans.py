@@ -369,11 +369,7 @@ class RowPlan:
 
 
 class Plans:
-    """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them.
-
-    Args:
-        pieces: how many bytes a message should have.
-    """
+    """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them."""
 
     def __init__(self, pieces: Pieces) -> None:
         self.entries = Entries()  # what is known of each key that this worker has passed to ``init``
