@@ -46,8 +46,8 @@ class Packer:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        # By address, the arrays that own the memory of tensors from ``empty``. Weak, so that the memory is given back with
-        # the last tensor over it. Weak references to tensors would end too early: a view is an object of its own.
+        # By address, the arrays that own the memory of tensors from ``empty``. Weak, so that the memory is given back
+        # with the last tensor over it. Weak references to tensors would end too early: a view is an object of its own.
         self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from kvstore import wire
 from kvstore.client.calls import StoreCall
-from kvstore.client.compression import Compressing, Delegated
+from kvstore.client.compression import Compressing
 from kvstore.client.entries import PushClocks
 from kvstore.client.lending import Lending
 from kvstore.client.optimizing import Optimizing, PushNumbers
@@ -85,7 +85,7 @@ class Pushes:
         joining: Joining,
     ) -> None:
         # how values are encoded, here or by the aggregator; None leaves them as they are
-        self.compressing: Compressing | Delegated | None = None
+        self.compressing: Compressing | None = None
         self.lending: Lending | None = None  # lends gradients on devices to the aggregator; None where nothing is lent
         self.counts = Counts()
         # called with the places of a push's keys before anything of the push is made; None for nothing
