@@ -179,6 +179,8 @@ class Arguments:
             return StoreCall(plan, None, writer)
         plan, values = self._values(known, key, value)
         _, writer = self._writer(known, key, out, copy)
+        # The values of one key may leave when the answer for another has come. If that is written to memory that they
+        # share, it would change them, so they are copied first.
         if not (isinstance(values, Arrays) and values.own) and writer.disturbs(tensors_of(values)):
             values = [tensor.clone() for tensor in tensors_of(values)]
         return StoreCall(plan, values, writer)

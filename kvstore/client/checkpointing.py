@@ -287,7 +287,7 @@ class Checkpointing:
         if self.resumed is not None and not store.has_residuals:
             store.give_residuals(self.resumed)
         clock = int(store.clocks.pushed[places].max(initial=0)) + 1
-        if clock <= store.begun:
+        if clock <= store.begun:  # a step may push its keys one by one: the first of these pushes begins the round
             return
         if clock > 1 and self.directory is not None and store.trains:
             self._passed(store, self._base + clock - 1)

@@ -546,7 +546,7 @@ class DistStore(KVStore):
         if self._checkpoints is not None:
             self._checkpoints.remove(self._trained)
         self._requests.close()
-        self._closed = True
+        self._closed = True  # not before: after an exception in a line above, close may be called again
         with suppress(ValueError):
             self._session.flushes.remove(self._pushes.flush)
             self._session.activity.stores.remove(self._pushes.activity)

@@ -165,6 +165,7 @@ def _written(column: Column, start: int, values: Column) -> Column:
     """Return ``column`` with ``values`` from ``start`` on; it is another one, twice as long, if there is no room."""
     stop = start + len(values)
     if stop > len(column):
+        # Twice as long: a program that passes its keys to init one by one would copy all columns for each of them.
         longer = np.zeros(max(stop, 2 * len(column)), np.int64)
         longer[:start] = column[:start]
         column = longer

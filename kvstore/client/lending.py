@@ -106,6 +106,7 @@ class Lending:
             return None
         load = LentLoad()
         for block, parcel in blocks.items():
+            # Weak: the load goes with the push's last request, however that has ended, so nobody gives blocks back.
             block.user = weakref.ref(load)
             wide = is_sum(parcel, tensors)
             out = block.memory.view(as_dtype(sum_dtype(parcel.dtype) if wide else parcel.dtype))

@@ -272,7 +272,7 @@ class TrainedStore:
         how = self.pushes.compressing
         if how is None:
             return
-        self.has_residuals = True
+        self.has_residuals = True  # before they are taken: what cannot be taken is said once, not at each push
         state = resumed.part(self.residuals_name, shared=False)
         if state is None:
             return

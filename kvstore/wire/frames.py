@@ -103,6 +103,7 @@ class SharedGroup:
     def _remember(self, made: SharedFields) -> None:
         """Remember ``made``. What is remembered is bounded: a peer may send other bytes each time."""
         nbytes = len(made.packed)
+        # All go at once. To find the oldest would cost each message of the usual kind, which comes again and again.
         if len(self._known) >= MOST or self._nbytes + nbytes > MOST_BYTES:
             self._known = {}  # what is in use comes again at once
             self._nbytes = 0
@@ -222,6 +223,7 @@ def decode(frames: Sequence[Buffer]) -> Any:
     del header[:2]
     if len(header) != len(names) + (shared is not None):
         raise WireError(f"{cls.__name__} has {len(names) + (shared is not None)} fields, got {len(header)}")
+    # The fields are read only after the checks of version and class: those of another version mean something else.
     made = object.__new__(cls)
     fields = made.__dict__  # filled here: the __init__ of a frozen class takes three times as long
     if shared is not None:
