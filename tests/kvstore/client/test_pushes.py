@@ -1,4 +1,4 @@
-"""Pushes and pulls, their requests and counters: what they say, and what becomes of an answer that nobody wants."""
+"""Pushes and pulls, their requests and counters: order, many segments, and answers that nobody wants."""
 
 from __future__ import annotations
 

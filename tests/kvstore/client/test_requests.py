@@ -1,4 +1,4 @@
-"""What a worker says about a store: messages, barriers, pauses, states; and what follows the answers."""
+"""What a worker says about a store: messages, barriers, pauses, states, whole tables; and what follows the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounded staleness, quorums and delay compensation, as workers see them."""
+"""The rules of stores: bounded staleness, quorums, delay compensation, finite values; and options that ask for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What optimizers of our own share: they are torch optimizers, and refuse what torch's refuse."""
+"""Optimizers of our own: the formulas of their sources, and what they have in common with torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages: each comes back as it was, and what they have in common."""
+"""Messages: each comes back as it was, and is refused if its fields are out of range or do not fit each other."""
 
 from __future__ import annotations
 
