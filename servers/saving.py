@@ -196,7 +196,7 @@ class Saver:
         outcome = self._written(capture)
         if isinstance(outcome, CheckpointError):
             log.error("%s", outcome)
-        wanted = capture.drop()
+        wanted = capture.drop()  # before worker 0 is answered: it may ask for the next capture at once
         self._done(capture, self._path(capture), outcome)
         self._prepare(wanted)
 

@@ -117,6 +117,7 @@ class Service:
 
     def post(self, action: Callable[[], Outbox]) -> None:
         """Run ``action`` in the loop, between two messages. Any thread may call it."""
+        # A function: cores have no locks, so another thread must not call one while a message is handled.
         self._posted.put(action)
         self._transport.interrupt()
 

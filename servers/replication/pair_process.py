@@ -84,10 +84,10 @@ class ReplicaProcess(ShardMember):
     def shares(self) -> bool:
         """Whether there is a standby that reads this process's memory, and is sent changes as they are made."""
         link = self._link
-        return link is not None and not self._replica.capturing and self._transport.shares(link.peer)
+        return link is not None and not self._replica.primary.capturing and self._transport.shares(link.peer)
 
     def note(self, message: wire.Message) -> None:
-        self._replica.record(message)
+        self._replica.primary.record(message)
 
     # ---- as the replica's ``Neighbors``
 
@@ -117,10 +117,10 @@ class ReplicaProcess(ShardMember):
             self._transport.close()
 
     def _answer(self, outbox: Outbox) -> Outbox:
-        return self._replica.answer(outbox)
+        return self._replica.primary.answer(outbox)
 
     def _serve(self) -> None:
-        pace = None if self._pace is None else _Gated(self._pace, self._replica.answer)
+        pace = None if self._pace is None else _Gated(self._pace, self._replica.primary.answer)
         self._service.run(self._handling(self._replica.handle), self._tick, self._soon, self._take, pace)
 
     def _take(self, peer: bytes, frames: list[wire.Buffer]) -> Outbox | None:

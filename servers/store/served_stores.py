@@ -87,7 +87,7 @@ class ServedStores:
         elif isinstance(message, wire.StripeState | wire.TablePage | wire.TableRest):
             restore_table(message, served.buckets, served.tables)
         elif isinstance(message, wire.BucketState | wire.StatesState | wire.EncoderState):
-            restore(message, served.buckets, served.updates, served.values.compressed)
+            restore(message, served.buckets, served.updates, served.values)
         else:
             raise ValueError(f"a {type(message).__name__} is no change of a server's state")
         return []
@@ -101,7 +101,7 @@ class ServedStores:
             yield wire.StoreState(store, opened_by, closed_by, **served.rule.described, lineage=served.lineage)
             agreement = self._agreements[store]
             yield agreement.record()
-            yield from snapshot(store, served.buckets, served.updates, served.values.compressed)
+            yield from snapshot(store, served.buckets, served.updates, served.values)
             yield from table_snapshot(store, served.buckets)
             yield from served.pauses.requests
             # The pauses split there what has been merged here since.

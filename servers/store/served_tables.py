@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kvstore import wire
@@ -235,12 +234,6 @@ MOST = 4  # freezes of one worker; more are a sign that some were forgotten
 MAX_PAGE_BYTES = 1 << 28
 
 
-@dataclass
-class _Held:
-    target: RowTarget
-    frozen: FrozenRows
-
-
 class RowFreezes:
     """The tables of one store that are kept as they were, for workers that read them page by page during training.
 
@@ -249,7 +242,7 @@ class RowFreezes:
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[wire.Node, int], _Held] = {}
+        self._held: dict[tuple[wire.Node, int], tuple[RowTarget, FrozenRows]] = {}
 
     def freeze(self, message: wire.FreezeTable, target: RowTarget) -> wire.Frozen:
         """Keep ``target`` as it is now; if its worker has too many, its oldest goes.
@@ -262,7 +255,7 @@ class RowFreezes:
         since = None if message.since is None else Version(*message.since)
         whole = "" if since is None else target.table.unknown(since)
         frozen = target.table.freeze(None if whole else since)
-        self._held[message.node, message.seq] = _Held(target, frozen)
+        self._held[message.node, message.seq] = target, frozen
         parts = target.table.parts
         return wire.Frozen(
             message.seq,
@@ -286,11 +279,11 @@ class RowFreezes:
                 f"{message.node} has no frozen table {message.number} on this server: it has thawed it, has frozen "
                 f"more than {MOST} since, or froze it on a server that is lost; freeze it again"
             )
-        frozen = held.frozen
+        target, frozen = held
         count = max(0, min(message.count, (frozen.gone if message.gone else frozen.slots) - message.start))
-        most = max(1, MAX_PAGE_BYTES // _bytes_of_a_row(held.target, message))
+        most = max(1, MAX_PAGE_BYTES // _bytes_of_a_row(target, message))
         if count > most:
-            raise UsageError(f"a page of {count} rows of {held.target.name!r} is too long: ask for {most} at most")
+            raise UsageError(f"a page of {count} rows of {target.name!r} is too long: ask for {most} at most")
         if message.gone:
             return wire.FrozenPage(message.seq, count, [_buffer(frozen.gone_page(message.start, count))])
         ids, rows, parts = frozen.page(message.start, count, message.state)
@@ -309,7 +302,7 @@ class RowFreezes:
             self._drop(which)
 
     def _drop(self, which: tuple[wire.Node, int]) -> None:
-        self._held.pop(which).frozen.thaw()
+        self._held.pop(which)[1].thaw()
 
 
 def _bytes_of_a_row(target: RowTarget, message: wire.ReadFrozen) -> int:

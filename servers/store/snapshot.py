@@ -32,10 +32,10 @@ from servers.store.row_target import RowContribution, RowTarget
 from servers.store.served_tables import ServedTables
 from servers.store.target import Bucket, Contribution, HeldSegments
 from servers.store.updates import Updates
-from servers.store.value_replies import CompressedReplies, ReplyEncoder
+from servers.store.value_replies import ReplyEncoder, ValueReplies
 
 
-def snapshot(store: int, buckets: Buckets, updates: Updates, compressed: CompressedReplies) -> Iterator[wire.Message]:
+def snapshot(store: int, buckets: Buckets, updates: Updates, values: ValueReplies) -> Iterator[wire.Message]:
     """Return the records of all values, their progress, and what is kept of them.
 
     Take all of them before the next message is handled. They refer to the values, and have copies of the rest.
@@ -53,7 +53,7 @@ def snapshot(store: int, buckets: Buckets, updates: Updates, compressed: Compres
         if states:
             yield states_record(store, states)
         return  # weights are encoded without residuals
-    for compression, encoder in compressed.encoders.items():
+    for compression, encoder in values.encoders.items():
         tensors, plain = encoder.compressor.state()
         kept = dict(sorted(encoder.kept(buckets.all()).items()))
         tensors |= {f"payload.{place}": payload for place, (_, payload) in enumerate(kept.values())}
@@ -77,7 +77,7 @@ def restore(
     message: wire.BucketState | wire.StatesState | wire.EncoderState,
     buckets: Buckets,
     updates: Updates,
-    compressed: CompressedReplies,
+    values: ValueReplies,
 ) -> None:
     if isinstance(message, wire.BucketState):
         _restore_bucket(buckets, message)
@@ -90,7 +90,7 @@ def restore(
         compression = described(message.back)
         if compression is None:
             raise ValueError("what is kept for compressed answers, without a compression")
-        _restore_encoder(buckets, compressed.encoder(compression), message)
+        _restore_encoder(buckets, values.encoder(compression), message)
 
 
 def _bucket(store: int, bucket: Bucket) -> wire.BucketState:

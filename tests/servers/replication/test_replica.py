@@ -28,7 +28,7 @@ class Setup:
         self.told: list[wire.Standing] = []
         self.door = Door()
         self.replica = Replica(node, self.shard, self.door, self, 5.0)
-        self.shard.recorder = self.replica.record
+        self.shard.recorder = self.replica.primary.record
 
     def link(self, address: str) -> None:
         self.links.append(address)
