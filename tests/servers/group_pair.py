@@ -109,7 +109,6 @@ def _held(served: ServedStore) -> list[Any]:
 
 
 def spoiled(message: wire.PushRows, how: int) -> wire.PushRows:
-    """``message`` with something wrong."""
     ids, rows, wanted = (bytearray(buffer) for buffer in message.buffers)
     changed: dict[str, Any] = {}
     if how == 0:

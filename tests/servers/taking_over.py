@@ -113,7 +113,6 @@ class Servers:
         self.deliver()
 
     def deliver(self) -> None:
-        """Let the answers go for which all records have been stored."""
         while self.held and (self.standby is None or self.held[0][0] <= self.stored):
             _, peer, reply = self.held.pop(0)
             (script,) = [script for script in self.scripts if script.worker.peer == peer]
@@ -128,7 +127,6 @@ class Servers:
             self.deliver()
 
     def apply(self, standby: Shard) -> None:
-        """Apply what is due."""
         while (due := self.backlog.take()) is not None:
             standby.apply(due)
 

@@ -291,8 +291,6 @@ def test_closing_fails_those_who_wait():
 
 
 class Summing:
-    """The sums of a store with two segments of 2 and 3 elements."""
-
     def __init__(self, rule: Rule | None = None) -> None:
         self.segments = HostSegments()
         self.segments.add(describe(Worker(0), {1: ("a", 0, 2), 2: ("b", 0, 3)}))

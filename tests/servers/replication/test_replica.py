@@ -19,8 +19,6 @@ HEALED = wire.View(STANDBY, 3, "", ["server", 2], "inproc://server.2", "", False
 
 
 class Setup:
-    """A replica, and what it has said; its ``Neighbors``."""
-
     def __init__(self, node: wire.Node) -> None:
         self.shard = Counting()
         self.links: list[str | None] = []

@@ -107,7 +107,6 @@ def test_any_run_is_the_same_with_and_without_groups(
 
 
 def _grouped(monkeypatch: pytest.MonkeyPatch, **rule: Any) -> Pair:
-    """Return a pair of which one has a group, after two rounds."""
     pair = Pair(monkeypatch, **rule)
     for worker in pair.workers:
         pair.say(worker, worker.set_optimizer(lr=0.5))
