@@ -33,7 +33,7 @@ class Exchange:
 
     @property
     def turn_bytes(self) -> int:
-        """Its bytes in a window: those of a piece without compression, which has fewer elements."""
+        """Its bytes in a window: the bytes of a piece without compression, which has fewer elements."""
         return self.listed.nbytes // fold(self.fields.get("codec"), self.fields["back"])
 
     def answers(self, reply: wire.Reply) -> list[Answer]:
@@ -104,7 +104,7 @@ def push(
     rank_clocks: Sequence[int] = (),
     **changed: Any,
 ) -> Exchange:
-    """Return the push of ``buffers`` for the workers that have asked for it, who agree on all else.
+    """Return the push of ``buffers`` for the workers that have asked for it, which agree on all else.
 
     Args:
         askers: in the order of their ranks.

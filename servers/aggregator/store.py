@@ -176,7 +176,7 @@ class HostStore:
         return None
 
     def waits(self, now: float) -> Waits:
-        """Return who waits for workers of this host; waits for servers are seen there."""
+        """Return the workers that wait for others of this host; waits for servers are seen there."""
         groups = sorted(self.gathering.groups(), key=lambda group: group.since)
         if not groups:
             return Waits()

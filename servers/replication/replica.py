@@ -1,7 +1,7 @@
 """One of the two processes of a server's rank: primary, standby, or neither yet, as its views say. Pure.
 
 Only the scheduler changes views. A process that serves nobody yet keeps what workers ask. When a view makes it the
-primary, it applies what it has stored, and answers.
+primary, it applies the records that it has stored, and answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from servers.requests.guest_links import READER
 from servers.requests.replies import Outbox
 from servers.shard import Shard
 
-MOST_READS = 256  # requests of readers that are kept; who has more asks again
+MOST_READS = 256  # requests of readers that are kept; a reader asks again for others
 
 
 class Replaced(Exception):

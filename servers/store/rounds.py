@@ -1,4 +1,4 @@
-"""Who has contributed to which round of one bucket; and, without rounds, how often each worker has pushed. Pure.
+"""Rounds of one bucket and their contributions; without rounds, how often each worker has pushed. Pure.
 
 Each worker's n-th push is its contribution to round n. A contribution may be the sum of several workers' pushes: it
 counts for each of them. A round is complete when every worker has contributed, or as many as the quorum asks for.
@@ -30,7 +30,7 @@ _RANK = itemgetter(0)
 #                                                   else it is a repeat
 #   beyond the worker's pause      n > _paused      is refused in each state             is refused
 #
-# The calls, by who makes them. A standby that takes over serves from then on.
+# The calls, by the process that makes them. A standby that takes over serves from then on.
 #
 #   a server that serves   expects, contribute, complete, pause, resume, leave
 #   a standby              follow: the next round alone, as each is recorded. reach: any later round, when it is handed
@@ -63,7 +63,7 @@ class Rounds(Generic[T]):
         self.version = version
         self._workers = frozenset(workers)
         self._number = len(self._workers)
-        # Most often all from 0 on; then a comparison tells who is one of them, where thousands need no look-up each.
+        # Most often all from 0 on; then one comparison tells whether ranks are workers, not thousands of look-ups.
         self._dense = not self._workers or (min(self._workers), max(self._workers)) == (0, self._number - 1)
         self._quorum = quorum
         self._keep = keep

@@ -1,4 +1,4 @@
-"""One store on one server: what requests do to its segments, how its rounds close, and who is answered then. Pure.
+"""One store on one server: requests change its segments, its rounds close, and requests are answered then. Pure.
 
 In mode ``sync``, a push is a contribution to a round. When a round is complete, its sum is assigned, or the optimizer
 steps with it, and the requests that wait for the round are answered. In mode ``async``, every push is an update at

@@ -180,7 +180,7 @@ class ServedStores:
     # ---- reports
 
     def activity(self, now: float) -> ServedActivity:
-        """Return the work done in all stores, and who waits in them. The cost does not grow with the requests."""
+        """Return the work done in all stores, and the workers that wait. The cost does not grow with the requests."""
         rounds = held = 0
         for served in self.open.values():
             buckets, tables = served.buckets.all(), served.buckets.read_tables()
@@ -211,7 +211,7 @@ class ServedStores:
         return f"; {who}: all workers must make the same stores, in the same order"
 
     def _inside(self) -> str:
-        """Say who is inside ``join`` of any store: waiting for such a worker may be in vain."""
+        """Say which workers are inside ``join`` of any store: waiting for such a worker may be in vain."""
         ranks = sorted(frozenset().union(*(served.pauses.ranks for served in self.open.values())))
         return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
 

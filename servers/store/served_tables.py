@@ -15,6 +15,7 @@ from kvstore.lineage import UNKNOWN, Version
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.updater import RowUpdater, refusals
 from kvstore.rows.frozen_rows import FrozenRows
+from kvstore.rows.ids import Ids
 from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.slabs import Array
 from kvstore.rule import Rule
@@ -149,22 +150,15 @@ class ServedTables:
     def put(self, message: wire.PutRows) -> None:
         target = self._buckets.table(message.id)
         table = target.table
-        if len(message.buffers) != 2 + len(message.names):
-            raise WireError(f"{len(message.buffers)} buffers for ids, rows and {len(message.names)} parts")
-        ids_buffer, rows_buffer, *others = message.buffers
-        described = target.description
-        ids = array_of(ids_buffer, message.count, 0, "int64", "ids")
-        rows = array_of(rows_buffer, message.count, described.width, described.dtype, "rows")
-        table.require(ids)
-        parts: dict[str, Any] = {}
-        for name, dtype, columns, buffer in zip(message.names, message.dtypes, message.columns, others, strict=True):
+        for name, dtype, columns in zip(message.names, message.dtypes, message.columns, strict=True):
             known = table.parts.get(name)
             if known is not None and (known.dtype, known.columns) != (dtype, columns):
                 raise Mismatch(
                     f"{name!r} of the rows of {target.name!r} is {known.columns or 1} {known.dtype} a row here, "
                     f"not {columns or 1} {dtype}"
                 )
-            parts[name] = array_of(buffer, message.count, columns, dtype, f"{name} of rows")
+        ids, rows, parts = rows_of_page(target.description, message)
+        table.require(ids)
         table.put(ids, rows, parts, message.version, message.steps)
 
     def put_rest(self, message: wire.PutTableRest) -> None:
@@ -218,6 +212,19 @@ def _updaters(optimizer: Optimizer | None, targets: Sequence[RowTarget]) -> list
             RowUpdater(optimizer, target.name, target.dtype, target.width, target.description.grows)
             for target in targets
         ]
+
+
+def rows_of_page(table: Table, message: wire.PutRows | wire.TablePage) -> tuple[Ids, Any, dict[str, Any]]:
+    """Return the ids, rows and other parts of each row that ``message`` brings of ``table``."""
+    if len(message.buffers) != 2 + len(message.names):
+        raise WireError(f"{len(message.buffers)} buffers for ids, rows and {len(message.names)} parts")
+    ids, rows, *others = message.buffers
+    parts = {
+        name: array_of(buffer, message.count, columns, dtype, f"{name} of rows")
+        for name, dtype, columns, buffer in zip(message.names, message.dtypes, message.columns, others, strict=True)
+    }
+    ids = array_of(ids, message.count, 0, "int64", "ids")
+    return ids, array_of(rows, message.count, table.width, table.dtype, "rows"), parts
 
 
 def _changed(target: RowTarget, clock: int) -> Any:

@@ -137,7 +137,7 @@ class Updates:
     def make(self, updates: Sequence[Update], recording: Recording | None = None) -> dict[Bucket, Exception]:
         """Make ``updates``: one call of the optimizer for all that have the same hyper-parameters.
 
-        ``recording`` records them if they are those of closed rounds. The errors are by bucket; such a bucket is
+        ``recording`` records them if they close rounds. The errors are by bucket; such a bucket is
         unchanged, unless it is ``WeightsInDoubt``.
         """
         errors: dict[Bucket, Exception] = {}
@@ -455,7 +455,7 @@ def require_mergeable(message: wire.Push, rule: Rule) -> None:
         return
     what = f"{message.node} sent the sum of pushes of {workers(message.ranks)}"
     if rule.mode == "sync":
-        raise UsageError(f"{what} at clocks of their own, {own}; those of one round have one clock")
+        raise UsageError(f"{what} at clocks of their own, {own}; all pushes of one round have one clock")
     if rule.aggregate != "host":
         raise UsageError(f"{what}; in this store each push is an update, unless it has aggregate='host'")
     if own and any(clock != max(own) for clock in message.clocks):

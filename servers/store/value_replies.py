@@ -77,7 +77,7 @@ class ValueReplies:
         back = described(message.back)
         if back is None:
             raise ValueError("values were encoded without a compression")
-        with suppress(UsageError):  # NaN, which the other server has told who asked
+        with suppress(UsageError):  # NaN: the other server has said so in its answer
             self._payloads(self._buckets.segment_ranges(message.ids), back, feedback=True)
 
     def _payloads(

@@ -232,7 +232,7 @@ class Waiting:
         return Reason(f"waits for {_words(missing)}", {rank for rank, _ in missing})
 
     def waits(self, now: float) -> Waits:
-        """Return who waits for whom. The cost is bounded: only the oldest requests are asked who is missing."""
+        """Return which workers wait for which. The cost is bounded: only the oldest requests are looked at."""
         if not self._parked:
             return Waits()
         everybody = list(self._parked.values())

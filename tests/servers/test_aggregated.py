@@ -371,8 +371,8 @@ def test_each_worker_of_a_sum_has_its_own_clock():
 @pytest.mark.parametrize(
     ("rule", "sum_of", "words"),
     [
-        ({}, {"ranks": [0, 1], "rank_clocks": [1, 1]}, "those of one round have one clock"),
-        ({}, {"ranks": [0], "rank_clocks": [2]}, "those of one round have one clock"),
+        ({}, {"ranks": [0, 1], "rank_clocks": [1, 1]}, "all pushes of one round have one clock"),
+        ({}, {"ranks": [0], "rank_clocks": [2]}, "all pushes of one round have one clock"),
         ({"mode": "async"}, {"ranks": [0, 1]}, "each push is an update, unless it has aggregate='host'"),
         ({"mode": "async", "aggregate": "host"}, {"ranks": [0, 1], "rank_clocks": [1, 2]}, "must be the highest"),
         (
