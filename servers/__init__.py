@@ -16,7 +16,7 @@ observer   the process beside a job that shows how it is; no member
 replication a server's rank as a pair, of which one may die: records, the gate, taking over
 tracing    the file of a job's trace
 requests   what all cores do with requests: repeats, replies, links
-activity   what a core has done so far, and who waits in it, for its reports
+activity   what a core has done so far, and the workers that wait in it, for its reports
 names      how messages to people name members
 """
 

@@ -1,4 +1,4 @@
-"""The work that a core has done so far, and who waits in it, for its reports. Pure."""
+"""The work that a core has done so far, and the workers that wait in it, for its reports. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Waits(NamedTuple):
 
 
 def together(waits: Iterable[Waits]) -> Waits:
-    """Return the waits of several stores as one: who waits in any, and why the oldest request does."""
+    """Return the waits of several stores as one: the workers that wait in any, and why the oldest request does."""
     parts = [part for part in waits if part.waiting]
     if len(parts) < 2:
         return parts[0] if parts else Waits()

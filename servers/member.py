@@ -69,6 +69,15 @@ class ServingMember:
     def name(self) -> str:
         return str(self._session.client.node)
 
+    # How serving ends.
+    #
+    #   why                                 noticed in               leaves           exit code
+    #   all workers are done: ``Stop``      _noticed                 in order         0
+    #   the job has failed                  _failed, at a tick       in order         JOB_FAILED_EXIT
+    #   an error, or SIGTERM                here                     with the error   1, or 143
+    #   another process has this rank       ReplicaProcess           no: it is known  REPLACED_EXIT
+    #   SIGKILL, a power failure            by missing heartbeats    no               -
+
     def run(self) -> int:
         """Serve; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
         error: str | None = None

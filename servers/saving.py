@@ -37,7 +37,7 @@ class _Asker(NamedTuple):
 
 
 class CaptureDesk:
-    """The captures that are under way, the outcomes of others, and who waits for them.
+    """The captures that are under way, the outcomes of others, and the requests that wait for them.
 
     A capture is known by the numbers of its store and of its checkpoint.
     """
@@ -57,7 +57,7 @@ class CaptureDesk:
         self._under_way.discard((store, number))
 
     def ended(self, store: int, number: int, outcome: wire.Captured | KVStoreError) -> list[Answer]:
-        """Note how a capture ended; ``seq`` of ``outcome`` does not matter. Return the answers to who waits."""
+        """Note how a capture ended; ``seq`` of ``outcome`` does not matter. Return the answers to waiting requests."""
         self._under_way.discard((store, number))
         self._outcomes[store, number] = outcome
         while len(self._outcomes) > MOST:
@@ -137,7 +137,7 @@ class CheckpointRequests:
         return [Answer(peer, message, wire.Ack(message.seq))]
 
     def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> list[Answer]:
-        """Note that ``capture`` has been written to ``path``, or why not; return the answers to who waits for that."""
+        """Note that ``capture`` was written to ``path``, or why not; return the answers to waiting requests."""
         if capture.store in self._stores.open:
             self._stores.open[capture.store].captures.end(capture)
         if isinstance(outcome, CheckpointError):
@@ -196,7 +196,7 @@ class Saver:
         outcome = self._written(capture)
         if isinstance(outcome, CheckpointError):
             log.error("%s", outcome)
-        wanted = capture.drop()
+        wanted = capture.drop()  # before worker 0 is answered: it may ask for the next capture at once
         self._done(capture, self._path(capture), outcome)
         self._prepare(wanted)
 

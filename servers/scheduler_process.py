@@ -34,7 +34,7 @@ from servers.service import Service
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 5.0
-LATE_S = 1.0  # how long a successor stays although all have left: who did not get the answer asks again
+LATE_S = 1.0  # how long a successor stays although all have left: a member that did not get the answer asks again
 TRIM_BYTES = 1 << 18  # a log that has grown by so much, and to twice its length, is trimmed
 
 
@@ -192,7 +192,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
     reported = False
 
     def awaited() -> bool:
-        """Whether somebody who looks on is still to see how the job has ended."""
+        """Whether an observer is still to see how the job has ended."""
         return scheduler.to_be_seen or (tracing is not None and tracing.awaited())
 
     def tick() -> Outbox:

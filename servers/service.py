@@ -6,7 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvstore import wire
 from kvstore.errors import WireError
@@ -16,6 +16,7 @@ from servers.requests.replies import Outbox
 from servers.requests.request_tracer import RequestTracer
 
 if TYPE_CHECKING:
+    from servers.reading.pace import ReaderPace
     from servers.store.lateness import ArrivalTimes
 
 log = logging.getLogger(__name__)
@@ -25,14 +26,6 @@ Take: TypeAlias = Callable[[bytes, "list[wire.Buffer]"], "Outbox | None"]
 
 
 PATIENCE_S = 0.05  # work that is due waits no longer than this for a moment in which no message waits
-
-
-class Between(Protocol):
-    """Work for moments in which no message waits."""
-
-    def due(self) -> float | None: ...  # when there is some to do; called before each wait for messages
-
-    def do(self) -> Outbox: ...  # a little of it
 
 
 class Service:
@@ -70,7 +63,7 @@ class Service:
         tick: Callable[[], Outbox] = list,
         soon: Callable[[], float | None] = lambda: None,
         take: Take | None = None,
-        between: Between | None = None,
+        between: ReaderPace | None = None,
     ) -> None:
         """Serve until ``stop``.
 
@@ -117,6 +110,7 @@ class Service:
 
     def post(self, action: Callable[[], Outbox]) -> None:
         """Run ``action`` in the loop, between two messages. Any thread may call it."""
+        # A function: cores have no locks, so another thread must not call one while a message is handled.
         self._posted.put(action)
         self._transport.interrupt()
 

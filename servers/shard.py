@@ -98,6 +98,7 @@ class Shard:
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         if self.reading is not None and self.reading.links.concerns(peer, message):
             return self.reading.handle(peer, message)
+        # A link that was admitted for this member is not looked at again: one look-up a message, not three.
         if not isinstance(message, wire.Request) or not self._reply_links.has(peer, message.sender.node):
             refusal = self.refusal(peer, message)
             if refusal is not None:
@@ -175,7 +176,9 @@ class Shard:
         served = self.stores.get(message.store)
         if served is None:
             raise ValueError(f"a push to store {message.store}, which is not open")
-        sync = served.rule.mode == "sync"  # there a repeat is told from others by its clock
+        sync = (
+            served.rule.mode == "sync"
+        )  # its clock tells a repeat; the ledger would keep its worker's resent push out
         if not sync and self.ledger.admit(message) is not Verdict.NEW:
             return
         error = served.follow_push(message)

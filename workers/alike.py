@@ -28,7 +28,7 @@ from workers.common.values import buffers_around, describe
 
 log = logging.getLogger(__name__)
 
-# Where a worker is when it says what it has.
+# Where a worker is when it sends its mark.
 BACKWARD, STEP, BETWEEN = range(3)
 WIDTH = 7  # numbers in a mark
 _UNFROZEN = "parameters that were unfrozen or added since the last step"
@@ -54,7 +54,7 @@ class CurrentHyperparameters:
         self._optimizer = optimizer
         self._raw: list[Any] = []
         self._keys: list[tuple[str, ...]] = []  # of each group
-        self._places: list[tuple[int, str, int]] = []  # among raw values, of those that are compared: name and group
+        self._places: list[tuple[int, str, int]] = []  # of compared values: place among the raw ones, name, group
         self._mutable: list[int] = []  # places of what may change in place
         self._plain: dict[int, Any] = {}  # by place; replaced when it changes
         self._order: list[int] = []  # of the places in the last fingerprint
@@ -143,7 +143,7 @@ class Alike:
         self._current = CurrentHyperparameters(optimizer)
         self._gather = Gather(store, "/alike", 2)
         self._joins: list[ReservedJoin] = []
-        self._ended: set[int] = set()  # those of the joins whose end ``join`` has seen
+        self._ended: set[int] = set()  # the joins whose end ``join`` has seen
         self._said: Mapping[int, Any] | None = None  # the hyper-parameters of the last mark
         self._unfrozen: tuple[str, ...] = ()
         self._digits = 0, 0

@@ -18,6 +18,7 @@ from torch import nn
 from kvstore import AlreadyInitialized, KVStore, Mismatch, UsageError
 from workers import group
 from workers.common import bundle
+from workers.common.checks import require_optimizer
 from workers.common.chunks import ChunkRange, divide
 from workers.common.gather import Gather, digest
 from workers.common.stores import AUTO
@@ -29,7 +30,7 @@ SMALL, LARGE = 1 << 14, 1 << 22  # bytes in a piece
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = "auto") -> None:
-    """Overwrite every worker's values with those of ``root_rank``, to the bit. Every worker calls this.
+    """Overwrite every worker's values with the values of ``root_rank``, to the bit. Every worker calls this.
 
     Args:
         params: a module, for all its parameters and buffers, frozen and non-persistent ones too; a ``state_dict()``; or
@@ -95,8 +96,7 @@ def broadcast_optimizer_state(
         UsageError: the state has other values in it; there is no such rank; or before ``init``.
         Mismatch: workers disagree on the root, or have different optimizers. Nothing has changed.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
+    require_optimizer(optimizer)
     _broadcast_state(optimizer, root_rank, kvstore, plain_only=False)
 
 

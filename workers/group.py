@@ -33,7 +33,7 @@ class RankAndDevice(NamedTuple):
 
 
 _lock = threading.Lock()
-_stores: list[KVStore] = []  # the group's own store, then those that new_store has made
+_stores: list[KVStore] = []  # the group's own store, then the ones of new_store
 _type = ""  # the type of these stores
 
 
@@ -57,8 +57,8 @@ def init(kvstore: KVStore | str = "auto") -> RankAndDevice:
     global _type
     wanted = store_type(kvstore)
     require_sums(wanted)
-    if isinstance(kvstore, str):
-        wanted = _possible(wanted)
+    if isinstance(kvstore, str) and wanted.startswith("dist") and not Config.from_env().in_job:
+        wanted = "device"  # so that scripts for jobs also run alone
     with _lock:
         if not _stores:
             _stores.append(open_store(wanted if isinstance(kvstore, str) else kvstore, "workers.init()", GROUP))
@@ -136,11 +136,6 @@ def local_size() -> int:
         UsageError: before ``init``; or the launcher has not set it.
     """
     return _local()[1]
-
-
-def _possible(kind: str) -> str:
-    """Return ``kind``, or ``device`` for a ``dist_*`` type outside of a job, so that scripts also run alone."""
-    return "device" if kind.startswith("dist") and not Config.from_env().in_job else kind
 
 
 def _local() -> tuple[int, int]:

@@ -53,7 +53,7 @@ class EvalMetric:
 
     @torch.no_grad()
     def update(self, labels: Any, preds: Any) -> None:
-        """Add a batch: its ``labels`` and predictions ``preds``, or lists with those of each device.
+        """Add a batch: its ``labels`` and predictions ``preds``, or lists with one item for each device.
 
         Raises:
             Mismatch: the shapes or numbers of labels and predictions do not match.
@@ -321,7 +321,7 @@ def create(metric: Any, **options: Any) -> EvalMetric:
         options: options of the class that the name stands for.
 
     Raises:
-        UnknownName: there is no such metric. The message lists those there are.
+        UnknownName: there is no such metric. The message lists the valid ones.
     """
     if isinstance(metric, EvalMetric):
         return metric

@@ -89,7 +89,7 @@ class Reducer:
         self._average(self._differing({name: buffer.tensor for name, buffer in buffers.items()}))
 
     def broadcast(self, params: Any) -> None:
-        """Overwrite every worker's values with those of rank 0; as ``broadcast_parameters``, but send what differs.
+        """Overwrite every worker's values with rank 0's; as ``broadcast_parameters``, but send what differs.
 
         Args:
             params: a module, for all its parameters and buffers, or tensors by name.
@@ -113,7 +113,7 @@ class Reducer:
             self.close()
 
     def _differing(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return those of ``tensors`` that are not the same on all workers. They tell each other fingerprints."""
+        """Return the ``tensors`` that are not the same on all workers, as fingerprints show."""
         if self._store.num_workers == 1 or not tensors:
             return {}
         # By name: workers may have made their dicts in another order.
@@ -131,7 +131,7 @@ class Reducer:
         return {name: ordered[name] for name, column in zip(ordered, columns, strict=True) if len(set(column)) > 1}
 
     def _average(self, differing: Mapping[str, torch.Tensor], counts: Collection[str] = ()) -> None:
-        """Replace tensors that differ by means; those in ``counts`` are rounded down. The rest becomes rank 0's."""
+        """Replace tensors that differ by means; ``counts`` are rounded down. The rest becomes rank 0's."""
         if not differing:
             return
         number = self._store.num_workers

@@ -89,7 +89,7 @@ class _Split(Sampler[T_co]):
         """Return the position, and the settings that it depends on, as JSON values.
 
         Args:
-            taken: how many items of this epoch have been used. None counts them: those of all batches that torch's
+            taken: how many items of this epoch have been used. None counts the items of all batches that torch's
                 ``DataLoader``, or ``lookahead`` around it, has given to the program. Batches that only wait in the
                 loader, with ``num_workers``, do not count. A program that reads batches ahead by itself passes the
                 number.

@@ -1,6 +1,6 @@
 """Learning rates by the number of updates: MXNet's ``lr_scheduler``, for ``optimizer_params={"lr_scheduler": ...}``.
 
-The values are those of mxnet 1.9 and 2.0. A schedule here depends only on the number, so it gives the same values when
+The values are as in mxnet 1.9 and 2.0. A schedule here depends only on the number, so it gives the same values when
 it is called out of order, as after resumption.
 """
 

@@ -76,18 +76,13 @@ class StoreCall(NamedTuple):
 
 
 class Arguments:
-    """Checks the arguments of one store's calls.
-
-    Args:
-        rank: of this worker, for messages.
-        on_device: sum the values of several devices on the first one's device, not on the CPU.
-    """
+    """Checks the arguments of one store's calls."""
 
     def __init__(self, plans: Plans, rule: Rule, rank: int, on_device: bool) -> None:
         self._plans = plans
         self._rule = rule
-        self._rank = rank
-        self._on_device = on_device
+        self._rank = rank  # for messages
+        self._on_device = on_device  # sum the values of several devices on the first one's device, not on the CPU
 
     def check(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
         """Return the call that pushes ``value`` and pulls into ``out``, as ``KVStore`` takes them."""
@@ -184,6 +179,8 @@ class Arguments:
             return StoreCall(plan, None, writer)
         plan, values = self._values(known, key, value)
         _, writer = self._writer(known, key, out, copy)
+        # The values of one key may leave when the answer for another has come. If that is written to memory that they
+        # share, it would change them, so they are copied first.
         if not (isinstance(values, Arrays) and values.own) and writer.disturbs(tensors_of(values)):
             values = [tensor.clone() for tensor in tensors_of(values)]
         return StoreCall(plan, values, writer)

@@ -109,8 +109,11 @@ class CheckpointInProgress:
         return not self.open
 
     def _end(self, how: Callable[[], None]) -> None:
+        # An answer and an error may come in two threads at once. The first ends the checkpoint, for good: the lock is
+        # never released.
         if not self._begun.acquire(blocking=False):
             return
+        # In a thread of its own: it waits for the files of other workers, and the caller is a push that trains on.
         self._thread = threading.Thread(target=how, name=f"kvstore-checkpoint-{self.number}", daemon=True)
         self._thread.start()
 

@@ -148,11 +148,7 @@ def told(store: KVStore, number: int, resumed: int) -> tuple[int, int]:
 
 
 class Meetings:
-    """Meetings of the workers, where all hear what worker 0 has decided. Each is a sum over all workers.
-
-    Args:
-        rank, num_workers: this worker's rank, and how many there are.
-    """
+    """Meetings of the workers, where all hear what worker 0 has decided. Each is a sum over all workers."""
 
     def __init__(self, store: KVStore, rank: int, num_workers: int) -> None:
         self._store, self._rank = store, rank
@@ -209,10 +205,6 @@ class Meetings:
 
 class Checkpointing:
     """What one worker process does for the checkpoints of its job; the module says how they are made.
-
-    Args:
-        make_store: returns a new store for meetings.
-        clock: seconds, monotonic.
 
     Raises:
         CheckpointError: the checkpoint to continue from is damaged.
@@ -295,7 +287,7 @@ class Checkpointing:
         if self.resumed is not None and not store.has_residuals:
             store.give_residuals(self.resumed)
         clock = int(store.clocks.pushed[places].max(initial=0)) + 1
-        if clock <= store.begun:
+        if clock <= store.begun:  # a step may push its keys one by one: the first of these pushes begins the round
             return
         if clock > 1 and self.directory is not None and store.trains:
             self._passed(store, self._base + clock - 1)

@@ -62,11 +62,7 @@ class Compressing:
         self._pushed = travelling(compression)
         self._pulled = travelling(compression.pull)
         self._compressor = Compressor(compression)
-
-    @property
-    def small(self) -> int:
-        """Whole arrays of at most so many elements share payloads; 0 if none do."""
-        return SMALL if self._compressor.joins else 0
+        self.small = SMALL if self._compressor.joins else 0  # whole arrays of at most so many elements share payloads
 
     def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor], packer: Packer) -> Load:
         """Return what a push of a plan's arrays carries."""
@@ -149,9 +145,7 @@ def _dealt(targets: Sequence[torch.Tensor], sizes: Sequence[int]) -> Iterator[li
 OWN = frozenset({"1bit", "powersgd"})
 
 
-def compressing(
-    compression: Compression, requests: Requests, entries: Entries, aggregator: Peer | None
-) -> Compressing | Delegated:
+def compressing(compression: Compression, requests: Requests, entries: Entries, aggregator: Peer | None) -> Compressing:
     """Return what compresses a store's pushes."""
     if aggregator is None:
         return Compressing(compression)
@@ -160,29 +154,24 @@ def compressing(
     return Delegated(compression, requests, entries, aggregator)
 
 
-class Delegated:
-    """Has the aggregator encode the sum of what this host's workers push; in the place of ``Compressing``.
+class Delegated(Compressing):
+    """Has the aggregator encode the sum of what this host's workers push.
 
     Gradients go to the aggregator as they are, with the name of the codec, and values come back as they are. The
     aggregator keeps the residuals. One worker of each host saves them with the optimizer's states; what workers load is
     added up there, so files from jobs with and without aggregators are good for either.
     """
 
-    small = 0  # arrays share no payloads here
-
     def __init__(self, compression: Compression, requests: Requests, entries: Entries, aggregator: Peer) -> None:
-        self.compression = compression
-        self._checker = Compressor(compression)  # encodes nothing
-        self._pushed = travelling(compression)
-        self._pulled = travelling(compression.pull)
-        self.fold = fold(self._pushed, self._pulled)
+        super().__init__(compression, plain_back=True)
+        self.small = 0  # arrays share no payloads here
         self._requests = requests
         self._entries = entries
         self._aggregator = aggregator
 
     def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor], packer: Packer) -> Load:
         """Return what a push of a plan's arrays carries."""
-        finite_floats(plan, values, self._checker)
+        finite_floats(plan, values, self._compressor)  # which encodes nothing here
         plain = packer.plain(Leaving(values))
 
         def pack(parcel: Parcel, gather: bool) -> Contents:
@@ -190,13 +179,6 @@ class Delegated:
             return contents._replace(encode=self._pushed) if parcel.dtype in FLOATS else contents
 
         return pack
-
-    def asked(self, parcel: Parcel) -> wire.CodecDescription:
-        """How the servers are to send a parcel's values to the aggregator."""
-        return self._pulled if parcel.dtype in FLOATS else None
-
-    def decoder(self, parcel: Parcel) -> None:
-        pass
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return the residuals in the form of ``Compressor.state``: one worker of the host has all, the others none."""

@@ -12,7 +12,7 @@ import torch
 
 from kvstore.client.calls import Arguments, distinct, new_arrays, tables_among
 from kvstore.client.checkpointing import checkpointing
-from kvstore.client.compression import Compressing, Delegated, compressing
+from kvstore.client.compression import Compressing, compressing
 from kvstore.client.compression import describe as describe_compression
 from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
@@ -217,13 +217,13 @@ class DistStore(KVStore):
         wanted = describe_compression(compression)
         now = self._pushes.compressing
         if wanted is not None and now is not None and now.compression == wanted:
-            how: Compressing | Delegated | None = now
+            how: Compressing | None = now
         else:
             aggregator = self._session.aggregator if self.rule.merges else None
             how = None if wanted is None else compressing(wanted, self._requests, self._entries, aggregator)
         self._session.client.alone(self._compress, how)
 
-    def _compress(self, how: Compressing | Delegated | None) -> None:
+    def _compress(self, how: Compressing | None) -> None:
         self._plans.fold(*((1, 0) if how is None else (how.fold, how.small)))
         self._pushes.compressing = how
         if how is not None and self._pushes.lending is not None:
@@ -546,7 +546,7 @@ class DistStore(KVStore):
         if self._checkpoints is not None:
             self._checkpoints.remove(self._trained)
         self._requests.close()
-        self._closed = True
+        self._closed = True  # not before: after an exception in a line above, close may be called again
         with suppress(ValueError):
             self._session.flushes.remove(self._pushes.flush)
             self._session.activity.stores.remove(self._pushes.activity)

@@ -124,7 +124,9 @@ class Entries(Mapping[Key, Entry]):
         self.servers = _written(self.servers, segment, segments.servers)
         self.starts = _written(self.starts, segment, segments.starts)
         self.stops = _written(self.stops, segment, segments.stops)
-        self.places.update(dict(zip(keys, range(place, place + len(keys)), strict=True)))  # last, in one step
+        # Last, in one step: what an exception leaves in the columns before this is beyond all places, and is written
+        # over when ``add`` is called again. Keys that were known before their columns could be read half made.
+        self.places.update(dict(zip(keys, range(place, place + len(keys)), strict=True)))
 
     def __getitem__(self, key: Key) -> Entry:
         place = self.places[key]
@@ -163,6 +165,7 @@ def _written(column: Column, start: int, values: Column) -> Column:
     """Return ``column`` with ``values`` from ``start`` on; it is another one, twice as long, if there is no room."""
     stop = start + len(values)
     if stop > len(column):
+        # Twice as long: a program that passes its keys to init one by one would copy all columns for each of them.
         longer = np.zeros(max(stop, 2 * len(column)), np.int64)
         longer[:start] = column[:start]
         column = longer

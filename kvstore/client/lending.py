@@ -65,13 +65,7 @@ class _Block:
 
 
 class Lending:
-    """The lent memory of one store.
-
-    Args:
-        kind: see ``device_memory``.
-        client: sends what is lent.
-        stored: returns how many bytes all arrays of the store have.
-    """
+    """The lent memory of one store."""
 
     def __init__(
         self, kind: str, requests: Requests, client: Client, aggregator: Peer, stored: Callable[[], int]
@@ -112,6 +106,7 @@ class Lending:
             return None
         load = LentLoad()
         for block, parcel in blocks.items():
+            # Weak: the load goes with the push's last request, however that has ended, so nobody gives blocks back.
             block.user = weakref.ref(load)
             wide = is_sum(parcel, tensors)
             out = block.memory.view(as_dtype(sum_dtype(parcel.dtype) if wide else parcel.dtype))

@@ -34,11 +34,7 @@ PullRows: TypeAlias = Callable[[Key, Ids], Rows]  # the rows of these ids
 
 
 class StoredStates:
-    """The states of a store's tables on its servers.
-
-    Args:
-        pull: returns rows of a table.
-    """
+    """The states of a store's tables on its servers."""
 
     def __init__(self, stored: StoredTables, plans: Plans, clocks: PushClocks, pull: PullRows) -> None:
         self._stored, self._entries, self._plans = stored, plans.entries, plans
@@ -99,12 +95,7 @@ class _Set(NamedTuple):
 
 
 class Optimizing:
-    """One worker's view of the optimizer that servers update with.
-
-    Args:
-        tables: the states of the store's tables.
-        store: the name of the store, for messages.
-    """
+    """One worker's view of the optimizer that servers update with."""
 
     def __init__(self, requests: Requests, tables: StoredStates, store: str) -> None:
         self._requests = requests
@@ -128,6 +119,7 @@ class Optimizing:
         It takes effect when the last server has answered, even if the call is interrupted. Until then, calling it again
         repeats the same request.
         """
+        # Servers compare the n-th calls of all workers, so a call that has timed out keeps its number for the next try.
         version = self._set.version + 1
         try:
             self._requests.set_optimizer(version, new, partial(self._is_set, version, new))
@@ -138,6 +130,7 @@ class Optimizing:
             raise
 
     def _is_set(self, version: int, new: Optimizer) -> None:
+        # The effect of the last server's answer, not a line after the wait: the caller may have given up by then.
         if self._set.version < version:
             log_replaced(self.optimizer, new)
             self._set = _Set(version, new)

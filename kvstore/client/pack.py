@@ -42,15 +42,13 @@ Load: TypeAlias = Callable[[Parcel, bool], Contents]
 
 
 class Packer:
-    """Makes the payloads of one store's messages.
-
-    Args:
-        memory: where they are built.
-    """
+    """Makes the payloads of one store's messages."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # numpy arrays by address
+        # By address, the arrays that own the memory of tensors from ``empty``. Weak, so that the memory is given back
+        # with the last tensor over it. Weak references to tensors would end too early: a view is an object of its own.
+        self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         size = math.prod(shape)

@@ -229,8 +229,10 @@ def pack(table: SegmentTable, most: int, small: int = 0) -> list[Parcel]:
     for alike in np.split(order, borders):
         for numbers in _filled(alike, nbytes[alike], most):
             by_server.setdefault(int(table.servers[numbers[0]]), []).append(numbers)
+    # In the order of the list again, which the dtypes have broken up.
     for messages in by_server.values():
         messages.sort(key=lambda numbers: int(numbers[0]))
+    # Servers take turns, so that all have something to do from the first message on.
     turns = itertools.zip_longest(*(by_server[server] for server in sorted(by_server)))
     ordered = [numbers for turn in turns for numbers in turn if numbers is not None]
     if small:
@@ -369,11 +371,7 @@ class RowPlan:
 
 
 class Plans:
-    """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them.
-
-    Args:
-        pieces: how many bytes a message should have.
-    """
+    """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them."""
 
     def __init__(self, pieces: Pieces) -> None:
         self.entries = Entries()  # what is known of each key that this worker has passed to ``init``

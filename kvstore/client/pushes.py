@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from kvstore import wire
 from kvstore.client.calls import StoreCall
-from kvstore.client.compression import Compressing, Delegated
+from kvstore.client.compression import Compressing
 from kvstore.client.entries import PushClocks
 from kvstore.client.lending import Lending
 from kvstore.client.optimizing import Optimizing, PushNumbers
@@ -74,11 +74,7 @@ class Counts(NamedTuple):
 
 
 class Pushes:
-    """The pushes and pulls of one store.
-
-    Args:
-        joining: whether this worker may push.
-    """
+    """The pushes and pulls of one store."""
 
     def __init__(
         self,
@@ -89,7 +85,7 @@ class Pushes:
         joining: Joining,
     ) -> None:
         # how values are encoded, here or by the aggregator; None leaves them as they are
-        self.compressing: Compressing | Delegated | None = None
+        self.compressing: Compressing | None = None
         self.lending: Lending | None = None  # lends gradients on devices to the aggregator; None where nothing is lent
         self.counts = Counts()
         # called with the places of a push's keys before anything of the push is made; None for nothing
@@ -164,9 +160,10 @@ class Pushes:
     def check(self) -> None:
         """Raise what has gone wrong since the last call."""
         self.session.check(self.requests.store)
-        for operation in list(self._failed):
+        for operation in list(self._failed):  # a copy: an answer that comes meanwhile may add one
             if not operation.raised:
                 operation.wait()
+            # Only now: an exception before this line leaves the error here, for the next call to raise.
             self._failed.pop(operation, None)
 
     # ---- alone at the links
@@ -184,6 +181,8 @@ class Pushes:
             )
         self._forget()
         places = call.places
+        # Nothing is changed from here on: an exception, of memory say, leaves the call not made. All changes are in the
+        # effect, which is returned with values that are computed already, because it may have to run twice.
         # The pushes of a key stay in order, and so do their answers, which may go into the same array.
         order = None if self._on_way(places) else priority
         numbers = self._optimizing.numbers(order)
@@ -196,7 +195,8 @@ class Pushes:
                 )
                 for parcel in call.plan.parcels
             ]
-        # Each server gets a push of rows, even of none: it counts as this worker's contribution to the round.
+        # Each server gets a push of rows, even of none: it counts as this worker's contribution to the round, which no
+        # server would close otherwise.
         pushes += [
             PushOfRows(self, operation, rows, server, rows.contribution, numbers, turn)
             for rows in call.rows
@@ -226,6 +226,7 @@ class Pushes:
         return pulls
 
     def _made(self, number: int, operation: Operation, places: Column, clocks: Column, counts: Counts) -> None:
+        # May run twice, as every effect may: ``clocks`` are set, not advanced by one.
         self.clocks.note(places, clocks, number)
         if self.session.tracer is not None and len(clocks):
             self.session.tracer.reached(int(clocks[0]))
@@ -242,6 +243,7 @@ class Pushes:
 
     def _forget(self) -> None:
         """Forget the oldest pushes, as far as they have taken effect."""
+        # Not all that have: a push then costs no look at each of those that a slow server has left open.
         for number, operation in list(self._pushed.items()):
             if operation.open:
                 return
@@ -263,11 +265,7 @@ class Pushes:
     def answered(self, parcel: Parcel | RowParcel, reply: Answer, pushed: int, pulled: bool) -> Effect:
         """Return the effect of an answer on the counters and clocks.
 
-        Args:
-            parcel: what was asked about.
-            reply: the answer.
-            pushed: bytes of gradients that went out.
-            pulled: whether the values have been written.
+        ``pushed`` bytes of gradients went out, and values have been written if ``pulled``.
         """
         counts = self.counts.sent(pushed, reply, self.rule.quorum is not None)
         versions: Sequence[int] = ()
@@ -279,7 +277,7 @@ class Pushes:
         return partial(self._note, counts, parcel, versions)
 
     def _note(self, counts: Counts, parcel: Parcel | RowParcel | None = None, versions: Sequence[int] = ()) -> None:
-        # May run twice, as every effect may: so it sets counts that were computed before, and adds nothing.
+        # May run twice, too: it sets counts that were computed before, and adds nothing.
         if versions and parcel is not None:
             self.clocks.advance(parcel.segments, parcel.entries, versions)
         self.counts = counts

@@ -250,6 +250,7 @@ class _Last(Question):
         self.effect = effect
 
     def take(self, reply: wire.Reply) -> Effect | None:
+        # Looks at what is open, and counts nothing: an answer may be taken twice.
         return self.effect if self.operation.open == {self.seq} and self.operation.error is None else None
 
 
@@ -391,6 +392,8 @@ class Joining:
         return questions, partial(self._begun, number, operation)
 
     def _begun(self, number: int, operation: Operation) -> None:
+        # Noted together with the requests: an exception before this leaves no pause here and none on the servers, one
+        # after it leaves both, and the next ``join`` waits for the same answers.
         self._rounds = {}
         self._number = number
         self._operation = operation
@@ -402,7 +405,7 @@ class Joining:
         try:
             self._operation.wait(timeout)
         except DeadlineExceeded:
-            raise
+            raise  # the pause goes on: the servers have noted it
         except KVStoreError:
             self._operation = None
             raise

@@ -34,11 +34,7 @@ RESIDUALS = "residuals"  # the name, with a store's ordinal, under which a worke
 
 
 class Resumed:
-    """The checkpoint that a job continues from, as one worker reads it.
-
-    Args:
-        rank, num_workers: this worker's rank, and how many there are now.
-    """
+    """The checkpoint that a job continues from, as one worker reads it."""
 
     def __init__(self, folder: Path, rank: int, num_workers: int) -> None:
         self._reader = CheckpointReader(folder)
@@ -142,12 +138,7 @@ def _differences(saved: Spec, spec: Spec) -> str:
 
 
 class RestoredTables:
-    """The tables of a checkpoint, given to the servers of a job that continues from it, however many these are now.
-
-    Args:
-        ordinal: of the store: it is the n-th that each worker has made.
-        stored: the tables on the servers.
-    """
+    """The tables of a checkpoint, given to the servers of a job that continues from it, however many these are now."""
 
     def __init__(self, ordinal: int, stored: StoredTables, optimizing: Optimizing) -> None:
         self._ordinal, self._stored, self._optimizing = ordinal, stored, optimizing
@@ -186,11 +177,7 @@ class RestoredTables:
 
 
 class TrainedStore:
-    """What the checkpoints need of a store.
-
-    Args:
-        ordinal: it is the n-th store that each worker has made.
-    """
+    """What the checkpoints need of a store."""
 
     def __init__(
         self,
@@ -285,7 +272,7 @@ class TrainedStore:
         how = self.pushes.compressing
         if how is None:
             return
-        self.has_residuals = True
+        self.has_residuals = True  # before they are taken: what cannot be taken is said once, not at each push
         state = resumed.part(self.residuals_name, shared=False)
         if state is None:
             return

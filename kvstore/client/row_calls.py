@@ -189,6 +189,7 @@ def overlap(read: UsualRows, written: UsualRows) -> bool:
     (lows, highs), (starts, stops) = _ranges(read), _ranges(written)
     if not len(lows) or not len(starts):
         return False
+    # By the highest end so far, not pair by pair: a call may have thousands of tables.
     order = starts.argsort()
     reach = np.maximum.accumulate(stops[order])  # where the targets up to each end
     before = starts[order].searchsorted(highs)  # targets that begin before each source ends

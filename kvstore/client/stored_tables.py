@@ -37,9 +37,6 @@ class TableReading:
     """A table as it was at one moment, read page by page from all servers while training goes on.
 
     In a ``with`` block, whose end lets the servers go on without keeping anything.
-
-    Args:
-        stripes: what each server has kept, in the order of servers.
     """
 
     def __init__(self, requests: Requests, table: Table, stripes: Sequence[wire.Frozen]) -> None:
@@ -150,11 +147,7 @@ class StoredRows(NamedTuple):
 
 
 class StoredTables:
-    """The tables of one store, as a whole.
-
-    Args:
-        tables: by key, to which others are added later.
-    """
+    """The tables of one store, as a whole."""
 
     def __init__(self, requests: Requests, tables: Mapping[Key, Table]) -> None:
         self._requests = requests

@@ -68,7 +68,7 @@ class Writer:
     def take(self, parcel: Parcel, reply: wire.Values, decode: Decode | None = None) -> None:
         """Write the values of ``parcel`` that a reply brings. May be called again with the same reply."""
         without_grad(self._take, parcel, reply, decode)
-        self._taken.add(reply.seq)
+        self._taken.add(reply.seq)  # a set, no count: the same reply may be taken twice
         if len(self._taken) == self._replies:  # copies to devices go on while other replies come
             for stream in self._moving:
                 stream.synchronize()
@@ -245,11 +245,7 @@ class IncomingRows:
 
 
 class UnionRows:
-    """Takes all rows that the updates of a round have changed, and their ids.
-
-    Args:
-        wanted: of each table: what becomes these rows.
-    """
+    """Takes all rows that the updates of a round have changed, and their ids."""
 
     union = True
 

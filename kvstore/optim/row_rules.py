@@ -6,12 +6,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from kvstore.cached import cached
 from kvstore.optim.algorithms.tensorwise import Tensorwise
+
+States: TypeAlias = Mapping[str, Tensor]  # of the rows, by name, each of shape (n, columns)
+Settings: TypeAlias = Mapping[str, Any]  # a param group of torch's optimizer: hyper-parameters by torch's names
 
 
 class RowState(NamedTuple):
@@ -32,40 +36,24 @@ class RowRule(ABC):
     scratches: ClassVar[bool] = True  # whether ``step`` uses its scratch memory
 
     @abstractmethod
-    def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
-        """Return what is kept of each row, by name.
+    def states(self, settings: Settings, dtype: str) -> dict[str, RowState]:
+        """Return what is kept of each row, by name; ``dtype`` is that of the rows."""
 
-        Args:
-            settings: a param group of torch's optimizer: hyper-parameters by torch's names.
-            dtype: of the rows.
-        """
-
-    def reads_only(self, settings: Mapping[str, Any]) -> bool:
+    def reads_only(self, settings: Settings) -> bool:
+        """Whether ``step`` leaves gradients as they are."""
         return False
 
     @abstractmethod
     def step(
-        self,
-        rows: torch.Tensor,
-        grads: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        settings: Mapping[str, Any],
-        count: int,
-        scratch: torch.Tensor,
+        self, rows: Tensor, grads: Tensor, states: States, settings: Settings, count: int, scratch: Tensor
     ) -> None:
-        """Update rows and states in place.
+        """Update rows and states in place; overwrite ``grads``, and ``scratch`` if ``scratches``.
 
-        Args:
-            rows: of shape (n, width).
-            grads: of the same shape; overwritten.
-            states: by the names of ``states``, each of shape (n, columns).
-            settings: see ``states``.
-            count: the number of this update of the table, from 1.
-            scratch: of the shape of ``rows``, if ``scratches``; overwritten.
+        All of these are of shape (n, width). ``count`` is the number of this update of the table, from 1.
         """
 
 
-def prepare(rows: torch.Tensor, grads: torch.Tensor, settings: Mapping[str, Any]) -> None:
+def prepare(rows: Tensor, grads: Tensor, settings: Settings) -> None:
     """Turn gradients round if the loss is to grow, and add the decay of the rows; in place."""
     if settings["maximize"]:
         grads.neg_()
@@ -84,22 +72,16 @@ class SGDRows(RowRule):
 
     scratches = False
 
-    def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
+    def states(self, settings: Settings, dtype: str) -> dict[str, RowState]:
         return {"momentum_buffer": RowState(None, dtype)} if settings["momentum"] else {}
 
-    def reads_only(self, settings: Mapping[str, Any]) -> bool:
+    def reads_only(self, settings: Settings) -> bool:
         if settings["maximize"] or settings["weight_decay"]:
             return False
         return not settings["momentum"] or not (settings["nesterov"] or settings.get("momentum_style") == "mxnet")
 
     def step(
-        self,
-        rows: torch.Tensor,
-        grads: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        settings: Mapping[str, Any],
-        count: int,
-        scratch: torch.Tensor,
+        self, rows: Tensor, grads: Tensor, states: States, settings: Settings, count: int, scratch: Tensor
     ) -> None:
         prepare(rows, grads, settings)
         lr, momentum = settings["lr"], settings["momentum"]
@@ -122,17 +104,11 @@ class AdagradRows(RowRule):
     ``s += g²``, then ``w -= lr/(1 + (t - 1)·lr_decay)·g/(√s + eps)``, where ``t`` counts the table's updates.
     """
 
-    def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
+    def states(self, settings: Settings, dtype: str) -> dict[str, RowState]:
         return {"sum": RowState(None, dtype, settings["initial_accumulator_value"])}
 
     def step(
-        self,
-        rows: torch.Tensor,
-        grads: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        settings: Mapping[str, Any],
-        count: int,
-        scratch: torch.Tensor,
+        self, rows: Tensor, grads: Tensor, states: States, settings: Settings, count: int, scratch: Tensor
     ) -> None:
         prepare(rows, grads, settings)
         states["sum"].add_(torch.mul(grads, grads, out=scratch))
@@ -154,22 +130,16 @@ class AdamRows(RowRule):
 
     decoupled: bool = False  # whether decay is decoupled, where the hyper-parameters do not say
 
-    def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
+    def states(self, settings: Settings, dtype: str) -> dict[str, RowState]:
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if settings["amsgrad"] else [])]
         return {name: RowState(None, dtype) for name in names}
 
-    def reads_only(self, settings: Mapping[str, Any]) -> bool:
+    def reads_only(self, settings: Settings) -> bool:
         decays = settings["weight_decay"] and not settings.get("decoupled_weight_decay", self.decoupled)
         return not (settings["maximize"] or decays)
 
     def step(
-        self,
-        rows: torch.Tensor,
-        grads: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        settings: Mapping[str, Any],
-        count: int,
-        scratch: torch.Tensor,
+        self, rows: Tensor, grads: Tensor, states: States, settings: Settings, count: int, scratch: Tensor
     ) -> None:
         mean, square, (beta1, beta2), lr = states["exp_avg"], states["exp_avg_sq"], settings["betas"], settings["lr"]
         decoupled = settings.get("decoupled_weight_decay", self.decoupled)
@@ -200,19 +170,13 @@ class TensorwiseRows(RowRule):
     narrow: Sequence[str] = ()  # the names of states that are one number for each row
     initial: str | None = None  # the hyper-parameter that says what the narrow states are at first; None: 0
 
-    def states(self, settings: Mapping[str, Any], dtype: str) -> dict[str, RowState]:
+    def states(self, settings: Settings, dtype: str) -> dict[str, RowState]:
         first = settings[self.initial] if self.initial else 0.0
         wide = {name: RowState(None, dtype) for name in self.wide}
         return wide | {name: RowState(1, dtype, first) for name in self.narrow}
 
     def step(
-        self,
-        rows: torch.Tensor,
-        grads: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        settings: Mapping[str, Any],
-        count: int,
-        scratch: torch.Tensor,
+        self, rows: Tensor, grads: Tensor, states: States, settings: Settings, count: int, scratch: Tensor
     ) -> None:
         self._optimizer.update(
             rows, grads, {**states, "step": torch.tensor(count - 1.0, dtype=torch.float32, device="cpu")}, settings

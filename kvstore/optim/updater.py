@@ -85,8 +85,6 @@ class Updater:
         called.
 
         Args:
-            keys: by which this updater knows the weights.
-            shapes: theirs.
             flat: the weights, flat and contiguous, of floating point; updated in place.
         """
         states = self.states
@@ -124,7 +122,6 @@ class Updater:
         """Update the weights of ``groups``: all, or none if the optimizer fails.
 
         Args:
-            groups: whose weights to update, those with the same numbers in one call of the optimizer.
             grads: of each group, of the dtype of its params; see ``FusedGroup.take``. They are overwritten.
             keep: whether the gradients, one tensor for each group, must stay as they are.
 
@@ -252,12 +249,6 @@ class RowUpdater:
 
     Args:
         key: of the table, by which ``optimizer`` knows it.
-        width: how many elements a row has.
-        grows: whether the table grows.
-
-    Raises:
-        UsageError: the optimizer has no rule for rows of such a table.
-        ValueError: torch refuses the hyper-parameters (a negative learning rate, say).
     """
 
     def __init__(self, optimizer: Optimizer, key: Key, dtype: str, width: int, grows: bool) -> None:
@@ -303,7 +294,6 @@ class RowUpdater:
             rows: of shape (n, width), contiguous.
             grads: of the same shape and dtype; overwritten.
             states: of these rows, by the names of ``states``, each of shape (n, columns).
-            hyper: of this update.
             keep: whether the gradients must stay as they are.
         """
         if hyper is not self._hyper and hyper != self._hyper:

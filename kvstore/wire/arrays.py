@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from kvstore.errors import WireError
@@ -22,7 +22,6 @@ from kvstore.wire.messages import (
 
 
 @message(40)
-@dataclass(frozen=True)
 class Open(Request):
     """I use ``store``, by this rule; see ``kvstore.rule``."""
 
@@ -39,7 +38,6 @@ class Open(Request):
 
 
 @message(41)
-@dataclass(frozen=True)
 class Init(Request):
     """From rank 0: new segments of one dtype, with their first values. The i-th segment has shape ``shapes[kinds[i]]``.
 
@@ -65,7 +63,6 @@ _ALIKE = (*_VALUES, "back", "changes", "priority", "encode", "in_float32")
 
 
 @message(42, shared=_ALIKE, sent={"clocks": "sent_clocks"})
-@dataclass(frozen=True)
 class Push(Request):
     """My contribution ``clocks[i]`` to segment ``ids[i]``. A single clock is that of all segments."""
 
@@ -133,7 +130,6 @@ class Push(Request):
 
 
 @message(43)
-@dataclass(frozen=True)
 class Pull(Request):
     """The values of segments ``ids``, once they include contribution ``clocks[i]`` of every worker (sync)."""
 
@@ -153,7 +149,6 @@ class Pull(Request):
 
 
 @message(44)
-@dataclass(frozen=True)
 class Values(Reply):
     """The values of the segments that were asked for, back to back in that order."""
 
@@ -176,7 +171,6 @@ class Values(Reply):
 
 
 @message(45)
-@dataclass(frozen=True)
 class SetOptimizer(Request):
     """Update with this optimizer. It is this worker's ``version``-th call of ``set_optimizer``."""
 
@@ -193,7 +187,6 @@ class SetOptimizer(Request):
 
 
 @message(46)
-@dataclass(frozen=True)
 class Close(Request):
     """I do not use ``store`` any more. When all workers have said so, its values are dropped."""
 
@@ -201,7 +194,6 @@ class Close(Request):
 
 
 @message(47)
-@dataclass(frozen=True)
 class GetStates(Request):
     """What are the optimizer's states of these segments? Without ids: which optimizer is there?"""
 
@@ -210,7 +202,6 @@ class GetStates(Request):
 
 
 @message(48)
-@dataclass(frozen=True)
 class OptimizerStates(Reply):
     """The optimizer's name, None if there is none; for each tensor of its states the segment, name, shape and dtype."""
 
@@ -226,7 +217,6 @@ class OptimizerStates(Reply):
 
 
 @message(50)
-@dataclass(frozen=True)
 class Pause(Request):
     """I contribute nothing more until all workers have said so. I have pushed segment ``ids[i]`` ``clocks[i]`` times.
 
@@ -244,7 +234,6 @@ class Pause(Request):
 
 
 @message(51)
-@dataclass(frozen=True)
 class Resume(Reply):
     """All have paused; the next push of ``ids[i]`` follows round ``clocks[i]``. Worker ``last`` has pushed most."""
 
@@ -253,7 +242,6 @@ class Resume(Reply):
 
 
 @message(49)
-@dataclass(frozen=True)
 class PutStates(Request):
     """Replace the optimizer's states by these; see ``OptimizerStates``."""
 
@@ -277,7 +265,6 @@ _OF_VALUES = ("store", "ids", "clocks", "want", "lr", "rescale", "changes", "pri
 
 
 @message(170)
-@dataclass(frozen=True)
 class Lend(Request):
     """Read this memory of my device where a ``PushLent`` names the loan."""
 
@@ -290,7 +277,6 @@ class Lend(Request):
 
 
 @message(171)
-@dataclass(frozen=True)
 class Borrowed(Reply):
     """The memory can be read here; or it cannot, for the reason that ``refusal`` has."""
 
@@ -298,7 +284,6 @@ class Borrowed(Reply):
 
 
 @message(172)
-@dataclass(frozen=True)
 class PushLent(Request):
     """A ``Push`` to an aggregator, of plain values that are in the memory of ``loan``, from its beginning.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from kvstore.wire import fields as f
@@ -15,7 +14,6 @@ from kvstore.wire.messages import (
 
 
 @message(52)
-@dataclass(frozen=True)
 class Capture(Request):
     """From rank 0: save segments ``ids`` for checkpoint ``number``, each when ``clocks[i]`` of its rounds are over.
 
@@ -33,7 +31,6 @@ class Capture(Request):
 
 
 @message(53)
-@dataclass(frozen=True)
 class AwaitCapture(Request):
     """From rank 0: tell me when your file of this store and checkpoint is on the disk.
 
@@ -46,7 +43,6 @@ class AwaitCapture(Request):
 
 
 @message(54)
-@dataclass(frozen=True)
 class Captured(Reply):
     """The file is on the disk."""
 

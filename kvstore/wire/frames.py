@@ -7,16 +7,25 @@ field. ``decode`` trusts nothing: every field passes the check that its class de
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 import msgpack
 
 from kvstore.errors import UsageError, WireError
 from kvstore.wire.fields import MAX_ITEMS, Check, Triple, shown, unpacked
 from kvstore.wire.fields import Buffer as Buffer  # for every module that has a message with buffers
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # of typing, from Python 3.11 on; it says to type checkers what the decorator makes
+
+    def dataclass_transform(**_options):
+        return lambda decorator: decorator
+
 
 VERSION = 9
 MAX_HEADER = 16 << 20  # bytes of frame 0; the places of MAX_SEGMENTS segments, or 100,000 names, take less
@@ -94,6 +103,7 @@ class SharedGroup:
     def _remember(self, made: SharedFields) -> None:
         """Remember ``made``. What is remembered is bounded: a peer may send other bytes each time."""
         nbytes = len(made.packed)
+        # All go at once. To find the oldest would cost each message of the usual kind, which comes again and again.
         if len(self._known) >= MOST or self._nbytes + nbytes > MOST_BYTES:
             self._known = {}  # what is in use comes again at once
             self._nbytes = 0
@@ -120,8 +130,9 @@ _LAYOUT: dict[type[Any], _Layout] = {}
 MESSAGES: Mapping[int, type[Any]] = MappingProxyType(_BY_CODE)  # all message classes, by code
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def message(code: int, shared: Sequence[str] = (), sent: Mapping[str, str] = _NO_NAMES) -> Callable[[type[T]], type[T]]:
-    """Class decorator: a frozen dataclass whose fields are ``Annotated[type, check]`` becomes message ``code``.
+    """Class decorator: a class with ``Annotated[type, check]`` fields becomes message ``code``, a frozen dataclass.
 
     A field named ``buffers`` takes the frames after the header and is not part of it.
 
@@ -133,6 +144,8 @@ def message(code: int, shared: Sequence[str] = (), sent: Mapping[str, str] = _NO
     """
 
     def register(cls: type[T]) -> type[T]:
+        if "__dataclass_fields__" not in vars(cls):  # not made a dataclass already
+            cls = dataclasses.dataclass(frozen=True)(cls)
         hints = get_type_hints(cls, include_extras=True)
         buffers = hints.pop("buffers", None) is not None
         checks = {name: hint.__metadata__[0] for name, hint in hints.items()}
@@ -210,6 +223,7 @@ def decode(frames: Sequence[Buffer]) -> Any:
     del header[:2]
     if len(header) != len(names) + (shared is not None):
         raise WireError(f"{cls.__name__} has {len(names) + (shared is not None)} fields, got {len(header)}")
+    # The fields are read only after the checks of version and class: those of another version mean something else.
     made = object.__new__(cls)
     fields = made.__dict__  # filled here: the __init__ of a frozen class takes three times as long
     if shared is not None:

@@ -7,7 +7,7 @@ change nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from kvstore.job.settings import MAX_NODES
@@ -57,7 +57,6 @@ MemberRecord = f.tuple_of(
 
 
 @message(150)
-@dataclass(frozen=True)
 class WorkerReport(MemberNotice):
     """What a worker has done since it joined. All counts only grow."""
 
@@ -77,7 +76,6 @@ class WorkerReport(MemberNotice):
 
 
 @message(151)
-@dataclass(frozen=True)
 class ServerReport(MemberNotice):
     """What a server, a standby or an aggregator has done since it joined. Counts only grow."""
 
@@ -103,7 +101,6 @@ class ServerReport(MemberNotice):
 
 
 @message(152)
-@dataclass(frozen=True)
 class Where(Message):
     """From the scheduler, to a member: where are you in your code? It answers ``Stacks`` with the same ``number``."""
 
@@ -111,7 +108,6 @@ class Where(Message):
 
 
 @message(153)
-@dataclass(frozen=True)
 class Stacks(MemberNotice):
     """Where the member is."""
 
@@ -124,7 +120,6 @@ class Stacks(MemberNotice):
 
 
 @message(154)
-@dataclass(frozen=True)
 class Locate(Request):
     """To the scheduler: where are these members of ``role`` in their code?"""
 
@@ -133,7 +128,6 @@ class Locate(Request):
 
 
 @message(155)
-@dataclass(frozen=True)
 class Located(Reply):
     """They are there."""
 
@@ -148,7 +142,6 @@ class Located(Reply):
 
 
 @message(156)
-@dataclass(frozen=True)
 class Observe(Request):
     """To the scheduler, from an observer: how is the job?"""
 
@@ -156,7 +149,6 @@ class Observe(Request):
 
 
 @message(157)
-@dataclass(frozen=True)
 class Observed(Reply):
     """It is like this."""
 
@@ -189,13 +181,11 @@ Slack = Annotated[int, f.integer(0, 2**62)]
 
 
 @message(140)
-@dataclass(frozen=True)
 class Connect(Request):
     """To the scheduler: I want to read. Asked again, where are the servers now? My ``incarnation`` is random."""
 
 
 @message(141)
-@dataclass(frozen=True)
 class Connected(Reply):
     """You may read."""
 
@@ -205,7 +195,6 @@ class Connected(Reply):
 
 
 @message(142)
-@dataclass(frozen=True)
 class FindKeys(Request):
     """To the scheduler: where are these keys of the store with this name?"""
 
@@ -214,7 +203,6 @@ class FindKeys(Request):
 
 
 @message(143)
-@dataclass(frozen=True)
 class KeysFound(Reply):
     """What the keys are, and where; see ``Declare`` and ``Placed``."""
 
@@ -238,7 +226,6 @@ class KeysFound(Reply):
 
 
 @message(144)
-@dataclass(frozen=True)
 class ListKeys(Request):
     """To the scheduler: which keys has the store with this name? Tell me of those from the ``start``-th on."""
 
@@ -247,7 +234,6 @@ class ListKeys(Request):
 
 
 @message(145)
-@dataclass(frozen=True)
 class KeysListed(Reply):
     """Some of the keys that have values, in the order in which they were declared; ``more`` if there are others."""
 
@@ -256,7 +242,6 @@ class KeysListed(Reply):
 
 
 @message(146)
-@dataclass(frozen=True)
 class ReadValues(Request):
     """To a server: what are the values of segments ``ids`` now, each as a round has left it?"""
 
@@ -271,7 +256,6 @@ class ReadValues(Request):
 
 
 @message(147)
-@dataclass(frozen=True)
 class ValuesRead(Reply):
     """The values of some of the segments that were asked for; the others are as you hold them."""
 
@@ -284,7 +268,6 @@ class ValuesRead(Reply):
 
 
 @message(148)
-@dataclass(frozen=True)
 class ReadRows(Request):
     """To a server: what are ``count`` rows of table segment ``id`` now? See ``ReadValues``."""
 
@@ -301,7 +284,6 @@ class ReadRows(Request):
 
 
 @message(149)
-@dataclass(frozen=True)
 class RowsRead(Reply):
     """``count`` of the rows, as the table has them in the state ``at``; the others are as you hold them."""
 

@@ -36,7 +36,6 @@ def require_counted(counts: Sequence[int], ids: Sequence[int]) -> None:
 
 
 @message(10)
-@dataclass(frozen=True)
 class Join(Request):
     """Let me in. Until the answer gives both, my ``rank`` is a wish, and my ``incarnation`` a random number."""
 
@@ -48,7 +47,6 @@ class Join(Request):
 
 
 @message(11)
-@dataclass(frozen=True)
 class Welcome(Reply):
     """All members have joined: your rank and incarnation."""
 
@@ -75,7 +73,6 @@ class MemberNotice(Message):
 
 
 @message(12)
-@dataclass(frozen=True)
 class Beat(MemberNotice):
     """The member is alive, and its heartbeat runs. The scheduler says ``Alive`` in return."""
 
@@ -84,13 +81,11 @@ class Beat(MemberNotice):
 
 
 @message(26)
-@dataclass(frozen=True)
 class ProcessAlive(MemberNotice):
     """The member's process is alive, says a process beside it."""
 
 
 @message(13)
-@dataclass(frozen=True)
 class Leave(Request):
     """I leave: in order, or because of ``error``."""
 
@@ -98,7 +93,6 @@ class Leave(Request):
 
 
 @message(14)
-@dataclass(frozen=True)
 class Lost(Message):
     """From the launcher: the process of ``role`` and ``rank`` has ended; ``how``, in words."""
 
@@ -110,7 +104,6 @@ class Lost(Message):
 
 
 @message(15)
-@dataclass(frozen=True)
 class Declare(Request):
     """From rank 0: place these keys. From other workers: answer when their values are on the servers."""
 
@@ -134,7 +127,6 @@ class Declare(Request):
 
 
 @message(16)
-@dataclass(frozen=True)
 class Placed(Reply):
     """The number of segments of each key; and for each segment its id, its server, and its range of the array."""
 
@@ -150,7 +142,6 @@ class Placed(Reply):
 
 
 @message(27)
-@dataclass(frozen=True)
 class Describe(Request):
     """To an aggregator: these are keys, and where their segments are; see ``Declare`` and ``Placed``."""
 
@@ -173,7 +164,6 @@ class Describe(Request):
 
 
 @message(17)
-@dataclass(frozen=True)
 class Ready(Request):
     """From rank 0: the values of these keys are on the servers."""
 
@@ -182,7 +172,6 @@ class Ready(Request):
 
 
 @message(18)
-@dataclass(frozen=True)
 class Barrier(Request):
     """I have come to barrier ``number`` of this store."""
 
@@ -191,13 +180,11 @@ class Barrier(Request):
 
 
 @message(19)
-@dataclass(frozen=True)
 class Census(Request):
     """How many members are lost?"""
 
 
 @message(20)
-@dataclass(frozen=True)
 class Counted(Reply):
     """So many members are lost."""
 
@@ -205,7 +192,6 @@ class Counted(Reply):
 
 
 @message(21)
-@dataclass(frozen=True)
 class OpenStore(Request):
     """I make my ``ordinal``-th store: what is its number? The n-th stores of all workers are the same store."""
 
@@ -217,7 +203,6 @@ class OpenStore(Request):
 
 
 @message(22)
-@dataclass(frozen=True)
 class StoreOpened(Reply):
     """The store has this number, which is used again when all workers have closed the store."""
 
@@ -225,7 +210,6 @@ class StoreOpened(Reply):
 
 
 @message(23)
-@dataclass(frozen=True)
 class CloseStore(Request):
     """I do not use ``store`` any more."""
 
@@ -233,7 +217,6 @@ class CloseStore(Request):
 
 
 @message(24)
-@dataclass(frozen=True)
 class Here(MemberNotice):
     """This link is the member's. A member that has a rank sends this first over each link that it makes."""
 
@@ -242,7 +225,6 @@ class Here(MemberNotice):
 
 
 @message(30)
-@dataclass(frozen=True)
 class Alive(Message):
     """I have heard you, and am alive, too."""
 
@@ -256,7 +238,6 @@ class Alive(Message):
 
 
 @message(31)
-@dataclass(frozen=True)
 class JobFailed(Message):
     """The job has failed; ``text`` says who failed, and how. ``cause`` is that of ``NodeLost``."""
 
@@ -265,7 +246,6 @@ class JobFailed(Message):
 
 
 @message(32)
-@dataclass(frozen=True)
 class Roster(Message):
     """To servers and aggregators: ``departed`` have left in order. ``epoch`` grows with every change."""
 
@@ -274,7 +254,6 @@ class Roster(Message):
 
 
 @message(33)
-@dataclass(frozen=True)
 class Fault(Message):
     """A call of yours that was answered before contradicts another worker's; ``kind`` names the error's class."""
 
@@ -285,7 +264,6 @@ class Fault(Message):
 
 
 @message(28)
-@dataclass(frozen=True)
 class Stuck(MemberNotice):
     """All threads of this worker that could go on wait for other workers' calls."""
 
@@ -298,7 +276,6 @@ class Stuck(MemberNotice):
 
 
 @message(29)
-@dataclass(frozen=True)
 class StillStuck(Message):
     """To a worker that has said ``Stuck``: ask once more what your calls wait for, and say it again."""
 
@@ -306,7 +283,6 @@ class StillStuck(Message):
 
 
 @message(38)
-@dataclass(frozen=True)
 class Deadlock(Message):
     """To a worker that is ``Stuck``: these waits never end, for ``text``."""
 
@@ -315,7 +291,6 @@ class Deadlock(Message):
 
 
 @message(34)
-@dataclass(frozen=True)
 class Stop(Message):
     """To servers and aggregators: all workers have left; end."""
 
@@ -328,7 +303,6 @@ Seat = Annotated["list[Any] | None", f.optional(f.tuple_of(f.choice("server", "s
 
 
 @message(35)
-@dataclass(frozen=True)
 class View(Message):
     """To the members that hold a server's rank, ``primary.rank``: who serves it from now on."""
 
@@ -343,7 +317,6 @@ class View(Message):
 
 
 @message(36)
-@dataclass(frozen=True)
 class Moved(Message):
     """To workers and aggregators: server ``rank`` is at ``address`` from now on."""
 
@@ -353,7 +326,6 @@ class Moved(Message):
 
 
 @message(37)
-@dataclass(frozen=True)
 class Standing(MemberNotice):
     """From a primary to the scheduler, regularly: it serves its rank."""
 

@@ -77,7 +77,6 @@ class Reply(Message):
 
 
 @message(1)
-@dataclass(frozen=True)
 class Ack(Reply):
     """It is done. ``missed`` segments of a push came after their round was over."""
 
@@ -85,7 +84,6 @@ class Ack(Reply):
 
 
 @message(2)
-@dataclass(frozen=True)
 class Failure(Reply):
     """It was refused, or failed; ``kind`` names a class of ``kvstore.errors``."""
 
@@ -94,7 +92,6 @@ class Failure(Reply):
 
 
 @message(3)
-@dataclass(frozen=True)
 class Explain(Request):
     """What does my request ``about`` wait for?"""
 
@@ -102,7 +99,6 @@ class Explain(Request):
 
 
 @message(4)
-@dataclass(frozen=True)
 class Explanation(Reply):
     """It waits for this, in words; empty if it does not wait here. ``missing`` are workers that it waits for."""
 

@@ -7,7 +7,7 @@ answering has changed, and, for a new standby, the whole state. All of it is app
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from kvstore.job.settings import MAX_NODES
@@ -36,7 +36,6 @@ Members = Annotated[list[list[int]], f.list_of(f.rising(0, MAX_NODES))]  # ranks
 
 
 @message(60)
-@dataclass(frozen=True)
 class Record(Message):
     """From a primary: the ``number``-th change of its state. The buffers are the frames of the message that says it."""
 
@@ -46,7 +45,6 @@ class Record(Message):
 
 
 @message(61)
-@dataclass(frozen=True)
 class Stored(Message):
     """From a standby: I have every record up to ``number``, and shall apply them even if you are lost."""
 
@@ -55,7 +53,6 @@ class Stored(Message):
 
 
 @message(70)
-@dataclass(frozen=True)
 class Grouped(Message):
     """These are buckets from now on: the first ``sizes[0]`` of segments ``ids``, the next ``sizes[1]``, and so on."""
 
@@ -65,7 +62,6 @@ class Grouped(Message):
 
 
 @message(71)
-@dataclass(frozen=True)
 class ClosedRounds(Message):
     """The next round of each of these buckets is over; see ``Grouped`` for ``ids`` and ``sizes``."""
 
@@ -95,7 +91,6 @@ class ClosedRounds(Message):
 
 
 @message(72)
-@dataclass(frozen=True)
 class Updated(Message):
     """What an optimizer has made of these buckets; see ``Grouped``.
 
@@ -123,7 +118,6 @@ class Updated(Message):
 
 
 @message(73)
-@dataclass(frozen=True)
 class ReadBy(Message):
     """Workers ``ranks`` have been sent the values of segments ``ids``, and delay compensation remembers that."""
 
@@ -133,7 +127,6 @@ class ReadBy(Message):
 
 
 @message(74)
-@dataclass(frozen=True)
 class EncodedAnswer(Message):
     """The values of segments ``ids`` have been encoded with ``back``, which has changed their residuals."""
 
@@ -143,7 +136,6 @@ class EncodedAnswer(Message):
 
 
 @message(76)
-@dataclass(frozen=True)
 class InDoubt(Message):
     """The values of segments ``ids`` may be half updated, and are served no more: ``why`` in words."""
 
@@ -156,7 +148,6 @@ class InDoubt(Message):
 
 
 @message(80)
-@dataclass(frozen=True)
 class StoreState(Message):
     """A store is open: its rule and lineage, see ``Open``, and the ranks that have opened and closed it."""
 
@@ -174,7 +165,6 @@ class StoreState(Message):
 
 
 @message(81)
-@dataclass(frozen=True)
 class OptimizerCalls(Message):
     """Worker 0's calls of ``set_optimizer`` so far: ``versions``, and in the buffers, one frame each, the requests."""
 
@@ -190,7 +180,6 @@ class OptimizerCalls(Message):
 
 
 @message(82)
-@dataclass(frozen=True)
 class BucketState(Message):
     """A bucket: its segments, as in ``Init``, and its progress."""
 
@@ -215,7 +204,6 @@ class BucketState(Message):
 
 
 @message(83)
-@dataclass(frozen=True)
 class StatesState(Message):
     """The optimizer's states of some segments; see ``OptimizerStates``."""
 
@@ -231,7 +219,6 @@ class StatesState(Message):
 
 
 @message(84)
-@dataclass(frozen=True)
 class EncoderState(Message):
     """What is kept for answers that are compressed with ``back``."""
 
@@ -255,7 +242,6 @@ class EncoderState(Message):
 
 
 @message(85)
-@dataclass(frozen=True)
 class LedgerPage(Message):
     """The requests of one member that it may repeat, and how they are answered."""
 
@@ -270,7 +256,6 @@ class LedgerPage(Message):
 
 
 @message(75)
-@dataclass(frozen=True)
 class ClosedRowRounds(Message):
     """The next round of each of these tables' segments is over."""
 
@@ -296,7 +281,6 @@ class ClosedRowRounds(Message):
 
 
 @message(86)
-@dataclass(frozen=True)
 class StripeState(Message):
     """A table's segment, as in ``InitTables``, without its rows."""
 
@@ -319,7 +303,6 @@ class StripeState(Message):
 
 
 @message(87)
-@dataclass(frozen=True)
 class TablePage(Message):
     """Rows of a table's segment, with all that belongs to each; see ``PutRows``."""
 
@@ -336,7 +319,6 @@ class TablePage(Message):
 
 
 @message(88)
-@dataclass(frozen=True)
 class TableRest(Message):
     """All pages of a table's segment have come. This is what decides, beside its rows, how it goes on."""
 

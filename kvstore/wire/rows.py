@@ -81,7 +81,6 @@ class OnceDue(WorkersOwn):
 
 
 @message(120)
-@dataclass(frozen=True)
 class InitTables(Request):
     """From rank 0: new tables. Segment ``ids[i]`` is stripe ``stripe`` of ``stripes`` of ``tables[i]``, and empty."""
 
@@ -97,7 +96,6 @@ class InitTables(Request):
 
 
 @message(121)
-@dataclass(frozen=True)
 class PushRows(WorkersOwn):
     """My contribution ``clocks[i]`` to table segment ``ids[i]``: ``counts[i]`` rows of it, perhaps none."""
 
@@ -122,7 +120,6 @@ class PushRows(WorkersOwn):
 
 
 @message(122)
-@dataclass(frozen=True)
 class PullRows(WorkersOwn):
     """``wanted[i]`` rows of table segment ``ids[i]``, once they include contribution ``clocks[i]`` of every worker."""
 
@@ -139,7 +136,6 @@ class PullRows(WorkersOwn):
 
 
 @message(123)
-@dataclass(frozen=True)
 class Rows(Reply):
     """The rows that were asked for, in the order of their ids."""
 
@@ -154,7 +150,6 @@ class Rows(Reply):
 
 
 @message(124)
-@dataclass(frozen=True)
 class PutRows(Request):
     """From rank 0: rows of table segment ``id``, with their states, replace those that are there. For loading."""
 
@@ -175,7 +170,6 @@ class PutRows(Request):
 
 
 @message(133)
-@dataclass(frozen=True)
 class PutTableRest(Request):
     """From rank 0: what table segment ``id`` has beside its rows, once these have all been put. For loading."""
 
@@ -186,7 +180,6 @@ class PutTableRest(Request):
 
 
 @message(125)
-@dataclass(frozen=True)
 class FreezeTable(OnceDue):
     """Keep table segment ``id`` as it is once round ``clock`` is over, to be read page by page; training goes on."""
 
@@ -194,7 +187,6 @@ class FreezeTable(OnceDue):
 
 
 @message(126)
-@dataclass(frozen=True)
 class Frozen(Reply):
     """The table is kept as number ``number``: ``rows`` rows, and the ids of ``gone`` others, in the state ``at``."""
 
@@ -215,7 +207,6 @@ class Frozen(Reply):
 
 
 @message(127)
-@dataclass(frozen=True)
 class ReadFrozen(Request):
     """Rows ``start`` to ``start + count`` of what was frozen as ``number``; or of the ids of those that are gone."""
 
@@ -228,7 +219,6 @@ class ReadFrozen(Request):
 
 
 @message(128)
-@dataclass(frozen=True)
 class FrozenPage(Reply):
     """``count`` rows: their ids (int64), values, and what else each has, in the order of ``Frozen.names``."""
 
@@ -237,7 +227,6 @@ class FrozenPage(Reply):
 
 
 @message(129)
-@dataclass(frozen=True)
 class Thaw(Request):
     """I do not need what was frozen as ``number`` any more."""
 
@@ -246,13 +235,11 @@ class Thaw(Request):
 
 
 @message(130)
-@dataclass(frozen=True)
 class EvictRows(OnceDue):
     """From rank 0: let rows of table segment ``id`` go now, as its rules say, once round ``clock`` is over."""
 
 
 @message(131)
-@dataclass(frozen=True)
 class DescribeTable(Request):
     """What are the statistics of table segment ``id``?"""
 
@@ -261,7 +248,6 @@ class DescribeTable(Request):
 
 
 @message(132)
-@dataclass(frozen=True)
 class TableCounts(Reply):
     """Statistics of a table segment, by name."""
 

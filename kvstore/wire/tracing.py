@@ -9,7 +9,7 @@ nothing, and has each as a *record*: a list that begins with its number and its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite
 from struct import Struct
 from typing import Annotated, Any, TypeAlias
@@ -62,7 +62,6 @@ _WORDS = f.tuple_of(_LABELS, _NODES)
 
 
 @message(160)
-@dataclass(frozen=True)
 class TraceChunk(MemberNotice):
     """What a member has noted."""
 
@@ -89,7 +88,6 @@ class TraceChunk(MemberNotice):
 
 
 @message(161)
-@dataclass(frozen=True)
 class FetchTrace(Request):
     """To the scheduler, from an observer: what have members noted?"""
 
@@ -99,7 +97,6 @@ class FetchTrace(Request):
 
 
 @message(162)
-@dataclass(frozen=True)
 class TraceFetched(Reply):
     """They have noted this."""
 

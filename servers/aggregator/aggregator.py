@@ -103,7 +103,7 @@ class Aggregator:
     def activity(self, now: float) -> ServedActivity:
         stores = self.stores.values()
         waits = together(store.waits(now) for store in stores)
-        rounds = max((store.rounds for store in stores), default=0)
+        rounds = max((store.gathering.rounds for store in stores), default=0)
         return ServedActivity(rounds, 0, self._times.lateness, waits)
 
     # ---- helpers
@@ -129,12 +129,12 @@ class Aggregator:
         if isinstance(message, wire.Pause):
             return store.pause(message) + done
         if isinstance(message, wire.Describe):
-            store.describe(message)
+            store.segments.add(message)
             return done
         if isinstance(message, wire.GetStates):
-            return [Answer(peer, message, store.get_states(message))]
+            return [Answer(peer, message, store.encoding.get_states(message))]
         if isinstance(message, wire.PutStates):
-            store.put_states(message)
+            store.encoding.put_states(message)
             return done
         raise UsageError(f"an aggregator does not handle a {type(message).__name__}; send it to the servers")
 

@@ -157,17 +157,20 @@ class Upstream:
 
     def send(self, exchange: Exchange) -> None:
         """Send a request; its answer comes from ``take`` or ``tick``."""
+        # ``submit`` takes a function that prepares requests, for a worker prepares them while it holds the links: an
+        # exception between two lines there leaves nothing, or requests that are noted and resent. Here one thread has
+        # the links, and the requests are ready.
         operation = _Forwarding(exchange, self._answers)
-        request = _Forwarded(self._servers[exchange.server], operation, exchange, self._answers)
+        request = _Forwarded(self._servers[exchange.listed.server], operation, exchange, self._answers)
         self._links.submit(operation, ready, ([request],))
         exchange.seq = request.seq
 
     def explain(self, exchange: Exchange, peer: bytes, seq: int) -> None:
         """Ask a server what ``exchange`` waits for: a worker's request ``seq`` wants to know."""
         operation = Operation("explanation")
-        self._asked[operation] = _Asked(peer, seq, exchange.server, self._clock())
+        self._asked[operation] = _Asked(peer, seq, exchange.listed.server, self._clock())
         question = Question(
-            self._servers[exchange.server], operation, wire.Explain, {"about": exchange.seq}, operation.take
+            self._servers[exchange.listed.server], operation, wire.Explain, {"about": exchange.seq}, operation.take
         )
         self._links.submit(operation, ready, ([question],))
 

@@ -23,14 +23,8 @@ class Exchange:
     kind: type[wire.Push] | type[wire.Pull]
     fields: Mapping[str, Any]  # of the message, but for its sender
     askers: list[Asker]  # a pull may get more while it is in flight
-    passes: bool = (
-        False  # whether values are passed on as they come, compressed or not; else they are laid down in plain
-    )
+    passes: bool = False  # whether values go on as they come, compressed or not; else they are laid down in plain
     seq: int = 0  # its number among this process's requests, once it is made
-
-    @property
-    def server(self) -> int:
-        return self.listed.server
 
     @property
     def wants(self) -> bool:
@@ -39,7 +33,7 @@ class Exchange:
 
     @property
     def turn_bytes(self) -> int:
-        """Its bytes in a window: those of a piece without compression, which has fewer elements."""
+        """Its bytes in a window: the bytes of a piece without compression, which has fewer elements."""
         return self.listed.nbytes // fold(self.fields.get("codec"), self.fields["back"])
 
     def answers(self, reply: wire.Reply) -> list[Answer]:
@@ -99,6 +93,9 @@ def pull(listed: SegmentList, clocks: Sequence[int], back: Any, asker: Pulled, p
     return Exchange(listed, wire.Pull, fields, [asker], passes)
 
 
+ALIKE = ("store", "ids", "lr", "rescale", "codec", "lengths", "segment_counts", "back", "changes", "in_float32")
+
+
 def push(
     listed: SegmentList,
     askers: Sequence[Pushed],
@@ -107,7 +104,7 @@ def push(
     rank_clocks: Sequence[int] = (),
     **changed: Any,
 ) -> Exchange:
-    """Return the push of ``buffers`` for the workers that have asked for it, who agree on all else.
+    """Return the push of ``buffers`` for the workers that have asked for it, which agree on all else.
 
     Args:
         askers: in the order of their ranks.
@@ -116,18 +113,9 @@ def push(
     first = askers[0].request
     priorities = [asker.request.priority for asker in askers]
     fields: dict[str, Any] = {
-        "store": first.store,
-        "ids": first.ids,
+        **{name: getattr(first, name) for name in ALIKE},
         "clocks": [max(rank_clocks)] * len(first.ids) if rank_clocks else first.clocks,
         "want": any(asker.request.want for asker in askers),
-        "lr": first.lr,
-        "rescale": first.rescale,
-        "codec": first.codec,
-        "lengths": first.lengths,
-        "segment_counts": first.segment_counts,
-        "back": first.back,
-        "changes": first.changes,
-        "in_float32": first.in_float32,
         "priority": None if None in priorities else max(number for number in priorities if number is not None),
         "ranks": [asker.request.node.rank for asker in askers],
         "rank_clocks": list(rank_clocks),

@@ -8,6 +8,7 @@ pushed one of the segments as often already, in another list. So workers that pu
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -149,15 +150,15 @@ class Pulled(NamedTuple):
 Asker: TypeAlias = "Pushed | Pulled"
 
 
+@dataclass(eq=False)
 class Group:
     """Pushes that belong together."""
 
-    def __init__(self, listed: SegmentList, clocks: Sequence[int], since: float) -> None:
-        self.listed = listed
-        self.clocks = clocks
-        self.since = since  # when the first push came
-        self.last_at = since  # when the last push came before the one that completes it
-        self.pushes: dict[int, Pushed] = {}  # by rank, in the order of their coming
+    listed: SegmentList
+    clocks: Sequence[int]
+    since: float  # when the first push came
+    last_at: float  # when the last push came before the one that completes it
+    pushes: dict[int, Pushed] = field(default_factory=dict)  # by rank, in the order of their coming
 
     @property
     def key(self) -> ClockKey:
@@ -203,7 +204,7 @@ class Gathering:
         groups = self._open.setdefault(listed, {})
         group = groups.get(clock_key(clocks))
         if group is None:
-            group = groups[clock_key(clocks)] = Group(listed, clocks, now)
+            group = groups[clock_key(clocks)] = Group(listed, clocks, now, now)
         group.pushes[rank] = asker
         beside = [other for near in listed.others for other in self._open.get(near, {}).values()]
         complete = self._complete([group, *beside])

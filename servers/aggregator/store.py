@@ -8,6 +8,7 @@ by itself. With ``aggregate="host"``, pushes that come while an earlier one is u
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,17 +39,17 @@ from servers.requests.replies import Answer, refuse
 from servers.store.lateness import ArrivalTimes
 
 FEW = 8  # groups whose missing workers a report names
-HOLD_S = 0.02  # how long a push waits for those of the same host where a round does not need them all
+HOLD_S = 0.02  # how long a push waits for others of its host where a round does not need them all
 
 
+@dataclass
 class SharedPull:
     """The values of one list of segments at one clock: asked for once, whoever wants them."""
 
-    def __init__(self, clock: ClockKey, exchange: Exchange) -> None:
-        self.clock = clock
-        self.exchange = exchange
-        self.values: wire.Values | None = None  # until the server has answered
-        self.given: set[int] = set()  # the ranks of the workers that have asked
+    clock: ClockKey
+    exchange: Exchange
+    values: wire.Values | None = None  # until the server has answered
+    given: set[int] = field(default_factory=set)  # the ranks of the workers that have asked
 
 
 class HostStore:
@@ -62,30 +63,27 @@ class HostStore:
         self._memory = memory
         self._servers = servers
         self._times = times
-        self._segments = HostSegments()
-        self._encoding = Encoding(self._segments.key, self._segments.size, keeper=min(workers, default=None))
-        self._gathering = Gathering(workers, self._segments)
-        self._sums = HostSums(rule, memory, self._encoding)
+        self.segments = HostSegments()
+        self.encoding = Encoding(self.segments.key, self.segments.size, keeper=min(workers, default=None))
+        self.gathering = Gathering(workers, self.segments)
+        self._sums = HostSums(rule, memory, self.encoding)
         self._under_way: dict[Exchange, None] = {}
         self._pulls: dict[SegmentList, dict[str, SharedPull]] = {}  # and by how values are compressed on their way
         self._busy: dict[SegmentList, Exchange] = {}  # summed by host, without rounds: what is under way
         self._queues: dict[SegmentList, list[Pushed]] = {}  # and what has come meanwhile
 
-    def describe(self, message: wire.Describe) -> None:
-        self._segments.add(message)
-
     def push(self, peer: bytes, message: wire.Push, now: float, lent: torch.Tensor | None = None) -> list[Answer]:
         """Take a worker's push, whose values are ``lent`` if they are not in its buffers; return answers."""
         if not message.ids:
             return [Answer(peer, message, wire.Ack(message.seq))]
-        listed = self._segments.listed(message.ids)
+        listed = self.segments.listed(message.ids)
         if message.codec is None and lent is None:
             ranges_of(
                 message.buffers, message.dtype(listed.dtype), listed.size
             )  # it must be whole before it waits for others
         asker = Pushed(peer, message, lent)
         if self.rule.mode == "sync":
-            groups = self._gathering.add(listed, message.node.rank, asker, now)
+            groups = self.gathering.add(listed, message.node.rank, asker, now)
             self._judge(groups, asker, now)
             return self._go_on(groups)
         if self.rule.aggregate == "rounds":
@@ -94,14 +92,14 @@ class HostStore:
         return self._next(listed)
 
     def push_lent(self, peer: bytes, message: wire.PushLent, loans: Loans, now: float) -> list[Answer]:
-        lent = loans.values(message, self._segments.listed(message.ids))
+        lent = loans.values(message, self.segments.listed(message.ids))
         return self.push(peer, message.plain(), now, lent)
 
     def pull(self, peer: bytes, message: wire.Pull) -> list[Answer]:
         """Answer a worker's pull if the values are here; else ask the server, or wait for its answer to another."""
         if not message.ids:
             return [Answer(peer, message, wire.Values(message.seq))]
-        listed, asker, rank = self._segments.listed(message.ids), Pulled(peer, message), message.node.rank
+        listed, asker, rank = self.segments.listed(message.ids), Pulled(peer, message), message.node.rank
         if self.rule.mode == "async" or self.rule.quorum is not None:
             self._send_first(listed, rank)
             self._ask(pull(listed, message.clocks, message.back, asker, not self._sums.merges))
@@ -124,10 +122,10 @@ class HostStore:
 
     def pause(self, message: wire.Pause) -> list[Answer]:
         clocks = dict(zip(message.ids, message.clocks, strict=True))
-        return self._go_on(self._gathering.pause(message.node.rank, clocks))
+        return self._go_on(self.gathering.pause(message.node.rank, clocks))
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
-        return self._go_on(self._gathering.depart(workers))
+        return self._go_on(self.gathering.depart(workers))
 
     def answered(self, exchange: Exchange, reply: wire.Reply) -> list[Answer]:
         self._under_way.pop(exchange, None)
@@ -146,27 +144,21 @@ class HostStore:
 
     def tick(self, now: float) -> list[Answer]:
         """Send the pushes that have waited for long enough."""
-        self._segments.forget(self._gathering.busy | {exchange.listed for exchange in self._under_way})
+        self.segments.forget(self.gathering.busy | {exchange.listed for exchange in self._under_way})
         if self.rule.quorum is None:
             return []
-        due = [group for group in self._gathering.groups() if now - group.since >= HOLD_S]
-        return self._go_on([self._gathering.take(group) for group in due])
+        due = [group for group in self.gathering.groups() if now - group.since >= HOLD_S]
+        return self._go_on([self.gathering.take(group) for group in due])
 
     def due(self) -> float | None:
         """Return when ``tick`` has something to send; None if it has not."""
         if self.rule.quorum is None:
             return None
-        return min((group.since + HOLD_S for group in self._gathering.groups()), default=None)
-
-    def get_states(self, message: wire.GetStates) -> wire.OptimizerStates:
-        return self._encoding.get_states(message)
-
-    def put_states(self, message: wire.PutStates) -> None:
-        self._encoding.put_states(message)
+        return min((group.since + HOLD_S for group in self.gathering.groups()), default=None)
 
     def close(self, error: Exception) -> list[Answer]:
         """Fail all pushes that wait for other workers of this host: the store is closed."""
-        waiting = [asker for group in self._gathering.groups() for asker in group.pushes.values()]
+        waiting = [asker for group in self.gathering.groups() for asker in group.pushes.values()]
         waiting += [asker for queue in self._queues.values() for asker in queue]
         return [refuse(asker.peer, asker.request, error) for asker in waiting]
 
@@ -175,25 +167,21 @@ class HostStore:
         for exchange in self._under_way:
             if any(_is(asker, rank, about) for asker in exchange.askers):
                 return exchange
-        for group in self._gathering.groups():
+        for group in self.gathering.groups():
             if any(_is(asker, rank, about) for asker in group.pushes.values()):
-                return Reason(f"waits for {self._words(group)}", self._gathering.missing(group))
+                return Reason(f"waits for {self._words(group)}", self.gathering.missing(group))
         for listed, queue in self._queues.items():
             if any(_is(asker, rank, about) for asker in queue):
                 return self._busy.get(listed)
         return None
 
-    @property
-    def rounds(self) -> int:
-        return self._gathering.rounds
-
     def waits(self, now: float) -> Waits:
-        """Return who waits for workers of this host; waits for servers are seen there."""
-        groups = sorted(self._gathering.groups(), key=lambda group: group.since)
+        """Return the workers that wait for others of this host; waits for servers are seen there."""
+        groups = sorted(self.gathering.groups(), key=lambda group: group.since)
         if not groups:
             return Waits()
         waiting = {rank for group in groups for rank in group.pushes}
-        missing = {rank for group in groups[:FEW] for rank in self._gathering.missing(group)}
+        missing = {rank for group in groups[:FEW] for rank in self.gathering.missing(group)}
         return Waits(sorted(waiting), sorted(missing), now - groups[0].since, f"waits for {self._words(groups[0])}")
 
     # ---- helpers
@@ -238,7 +226,7 @@ class HostStore:
 
     def _landed(self, exchange: Exchange, values: wire.Values) -> wire.Reply:
         try:
-            return landed(values, exchange, self._memory, self._encoding)
+            return landed(values, exchange, self._memory, self.encoding)
         except (UsageError, WireError) as exc:
             return wire.Failure(values.seq, type(exc).__name__, str(exc)[: wire.MAX_REASON])
 
@@ -246,7 +234,7 @@ class HostStore:
         """Forward the worker's queued pushes first, so that its next read includes them."""
         for near in (listed, *listed.others):
             while any(asker.request.node.rank == rank for asker in self._queues.get(near, ())):
-                self._busy.pop(near, None)
+                self._busy.pop(near, None)  # not behind the push in flight: the server orders what one link brings
                 self._next(near)
 
     def _forget_pulls(self, listed: SegmentList) -> None:
@@ -264,7 +252,7 @@ class HostStore:
     def _words(self, group: Group) -> str:
         clock, keys = max(group.clocks), shorten(group.listed.keys)
         return "; ".join(
-            f"worker {rank}, whose push {clock} of {keys} is missing" for rank in self._gathering.missing(group)
+            f"worker {rank}, whose push {clock} of {keys} is missing" for rank in self.gathering.missing(group)
         )
 
 

@@ -137,7 +137,7 @@ class ReadDesk:
             return [(peer, wire.Explanation(message.seq, "answers readers in the time that workers leave it"))]
         if not isinstance(message, wire.ReadValues | wire.ReadRows):
             return _refused(
-                peer, message, f"servers do not know where keys are; send a {_name(message)} to the scheduler"
+                peer, message, f"servers do not know where keys are; send a {type(message).__name__} to the scheduler"
             )
         waiting = self._waiting.setdefault(message.node, {})
         if len(waiting) >= MOST_WAITING and message.seq not in waiting:
@@ -183,10 +183,6 @@ class ReadDesk:
 
 def _refused(peer: bytes, request: wire.Request, text: str) -> Outbox:
     return [(peer, refuse(peer, request, UsageError(text)).reply)]
-
-
-def _name(request: wire.Request) -> str:
-    return type(request).__name__
 
 
 MOST_ROWS = 1 << 16  # in one answer: looking at their ids is not done in pieces

@@ -45,6 +45,7 @@ class ReaderPace:
         spent: Callable[[], float],
         idle: Callable[[], tuple[float, int]],
     ) -> None:
+        self.gate: Callable[[Outbox], Outbox] = lambda outbox: outbox  # through which answers leave
         self._desk = desk
         self._share = share
         self._clock = clock
@@ -81,7 +82,7 @@ class ReaderPace:
     def do(self) -> Outbox:
         """Do a piece of work for readers. Until ``due`` is called, this thread works for them."""
         self._billed_from, self._ready_at = self._spent(), None
-        return self._desk.step(PIECE_BYTES)
+        return self.gate(self._desk.step(PIECE_BYTES))
 
     def _settle(self) -> None:
         if self._billed_from is not None:

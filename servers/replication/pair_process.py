@@ -14,7 +14,6 @@ from servers.member import Surroundings
 from servers.replication.replica import Replaced, Replica
 from servers.requests.replies import Outbox
 from servers.server import ShardMember
-from servers.service import Between
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +83,10 @@ class ReplicaProcess(ShardMember):
     def shares(self) -> bool:
         """Whether there is a standby that reads this process's memory, and is sent changes as they are made."""
         link = self._link
-        return link is not None and not self._replica.capturing and self._transport.shares(link.peer)
+        return link is not None and not self._replica.primary.capturing and self._transport.shares(link.peer)
 
     def note(self, message: wire.Message) -> None:
-        self._replica.record(message)
+        self._replica.primary.record(message)
 
     # ---- as the replica's ``Neighbors``
 
@@ -117,11 +116,12 @@ class ReplicaProcess(ShardMember):
             self._transport.close()
 
     def _answer(self, outbox: Outbox) -> Outbox:
-        return self._replica.answer(outbox)
+        return self._replica.primary.answer(outbox)
 
     def _serve(self) -> None:
-        pace = None if self._pace is None else _Gated(self._pace, self._replica.answer)
-        self._service.run(self._handling(self._replica.handle), self._tick, self._soon, self._take, pace)
+        if self._pace is not None:  # readers' answers wait as all others do: a standby has what a reader has seen
+            self._pace.gate = self._replica.primary.answer
+        self._service.run(self._handling(self._replica.handle), self._tick, self._soon, self._take, self._pace)
 
     def _take(self, peer: bytes, frames: list[wire.Buffer]) -> Outbox | None:
         link = self._link
@@ -173,15 +173,3 @@ class ReplicaProcess(ShardMember):
             self._replaced = exc
             self._service.stop()
             return []
-
-
-class _Gated:
-    """Work for readers, whose answers wait at the gate as all others do: a standby has what a reader has seen."""
-
-    def __init__(self, pace: Between, answer: Callable[[Outbox], Outbox]) -> None:
-        self._answer = answer
-        self._do = pace.do
-        self.due = pace.due
-
-    def do(self) -> Outbox:
-        return self._answer(self._do())

@@ -10,6 +10,20 @@ from kvstore.errors import WireError
 from servers.requests.replies import Outbox
 from servers.shard import Shard
 
+# When an answer waits for the standby.
+#
+#   standby                       journal            _gates   answers                        synced
+#   none                          None               False    leave at once                  False
+#   is being sent the state       captured is None   False    leave at once                  False
+#   has not stored all of it      stored < captured  False    leave at once                  False
+#   has stored the state          stored >= captured True     wait for the records before    once all records up to this
+#                                                             them                           moment are stored
+#   new, of a new primary         newest = 0         True     wait                           True
+#   is lost: a new view           None               False    those that wait leave          False
+#
+# Answers do not wait for a standby that is still being sent the state: that takes as long as all weights take to cross
+# the network, and no worker could go on. Until it is in step the scheduler does not let it take over.
+
 
 class Primary:
     """A shard that serves, its journal for the standby, and the gate at which its answers wait.
@@ -116,7 +130,7 @@ class Gate:
             return outbox
         leaves: Outbox = []
         waits: Outbox = []
-        for entry in outbox:
+        for entry in outbox:  # an explanation says why an answer waits, so it must not wait behind that answer
             (leaves if isinstance(entry[1], wire.Explanation) else waits).append(entry)
         if waits:
             self._waiting.append((newest, waits))

@@ -1,7 +1,7 @@
 """One of the two processes of a server's rank: primary, standby, or neither yet, as its views say. Pure.
 
 Only the scheduler changes views. A process that serves nobody yet keeps what workers ask. When a view makes it the
-primary, it applies what it has stored, and answers.
+primary, it applies the records that it has stored, and answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from servers.requests.guest_links import READER
 from servers.requests.replies import Outbox
 from servers.shard import Shard
 
-MOST_READS = 256  # requests of readers that are kept; who has more asks again
+MOST_READS = 256  # requests of readers that are kept; a reader asks again for others
 
 
 class Replaced(Exception):
@@ -50,7 +50,7 @@ class Replica:
         self._node = node
         self._shard = shard
         self._neighbors = neighbors
-        self._primary = Primary(shard)
+        self.primary = Primary(shard)
         self._standby = Standby(shard.apply, admission)
         self._held = HeldRequests()
         self._held_reads = HeldRequests()  # of readers
@@ -62,9 +62,6 @@ class Replica:
 
     # ---- what comes
 
-    def record(self, message: wire.Message) -> None:
-        self._primary.record(message)
-
     def handle(self, peer: bytes, message: wire.Message) -> Outbox:
         if isinstance(message, wire.Record):
             if self._view is not None and self.serves:  # from a primary before this one
@@ -75,25 +72,21 @@ class Replica:
                 self._standby.here(peer, message.node)
             return []
         if self.serves:
-            return self._primary.handle(peer, message)
+            return self.primary.handle(peer, message)
         return self._hold(peer, message)
-
-    def answer(self, outbox: Outbox) -> Outbox:
-        """Return the part that may leave now of answers that no message has asked for at this moment."""
-        return self._primary.answer(outbox)
 
     def stored(self, message: wire.Stored) -> Outbox:
         """Take what the standby has stored; raise ``Replaced`` if it serves this rank itself."""
         if self._view is not None and message.epoch > self._view.epoch:
             raise Replaced(f"server {self._node.rank} is served by another process, in view {message.epoch}")
-        outbox = self._primary.stored(message)
+        outbox = self.primary.stored(message)
         self._say_if_synced()
         return outbox
 
     def link_made_anew(self) -> None:
         """Resend to the standby the records that it has not stored."""
-        if self._primary.journal is not None:
-            self._primary.journal.send_again()
+        if self.primary.journal is not None:
+            self.primary.journal.send_again()
 
     def look(self, view: wire.View) -> Outbox:
         """Take a view of this rank; raise ``Replaced`` if it names this process neither as primary nor as standby."""
@@ -110,22 +103,18 @@ class Replica:
     def depart(self, workers: Collection[int]) -> Outbox:
         """Note which workers have left in order. A standby hears of it from its primary, in the order of changes."""
         self._departed = workers
-        return self._primary.depart(workers) if self.serves else []
+        return self.primary.depart(workers) if self.serves else []
 
     # ---- time
 
     @property
-    def capturing(self) -> bool:
-        return self._primary.capturing
-
-    @property
     def busy(self) -> bool:
-        return self._standby.ready or self.capturing
+        return self._standby.ready or self.primary.capturing
 
     def go_on(self) -> None:
         """Do a part of the work between messages: apply a record, or send a piece of the capture."""
         self._standby.go_on()
-        self._primary.go_on()
+        self.primary.go_on()
         self._say_if_synced()
 
     def stand(self, now: float | None = None) -> None:
@@ -135,7 +124,7 @@ class Replica:
         """
         if self._view is None or not self.serves:
             return
-        primary = self._primary
+        primary = self.primary
         synced = primary.synced and not (now is not None and self._overdue(now))
         self._told = wire.Standing(self._node, self._view.epoch, self._shard.rounds, synced, primary.nbytes)
         self._neighbors.tell(self._told)
@@ -151,15 +140,15 @@ class Replica:
         outbox: Outbox = []
         if view.standby is None:
             self._neighbors.unlink()
-            outbox = self._primary.part()
+            outbox = self.primary.part()
         elif not served or before is None or before.standby != view.standby:
             self._neighbors.link(view.standby_address)
-            outbox = self._primary.pair(view.epoch, view.synced and before is None, self._neighbors.record)
+            outbox = self.primary.pair(view.epoch, view.synced and before is None, self._neighbors.record)
         if not served:
             if self._departed:
-                outbox += self._primary.depart(self._departed)
+                outbox += self.primary.depart(self._departed)
             for peer, request in (*self._held.release(), *self._held_reads.release()):
-                outbox += self._primary.handle(peer, request)
+                outbox += self.primary.handle(peer, request)
         self.stand()
         return outbox
 
@@ -188,14 +177,14 @@ class Replica:
 
         Answers go on waiting for it.
         """
-        journal = self._primary.journal
+        journal = self.primary.journal
         waits = 0 if journal is None or journal.stored == journal.newest else journal.stored + 1
         if waits != self._waits[0] or not waits:
             self._waits = waits, now
         return now - self._waits[1] > self._limit_s
 
     def _say_if_synced(self) -> None:
-        if self._primary.synced and self._told is not None and not self._told.synced:
+        if self.primary.synced and self._told is not None and not self._told.synced:
             self.stand()
 
 

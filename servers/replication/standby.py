@@ -72,7 +72,7 @@ class Standby:
     def take(self, peer: bytes, record: wire.Record) -> Outbox:
         """Store a record; return its acknowledgement."""
         view = self._view
-        if view is None:
+        if view is None:  # the primary may hear of the view before this process: the record is kept, not refused
             self._early.append((peer, record))
             return []
         if record.epoch != view.epoch or not self._is_from_primary(peer, view):

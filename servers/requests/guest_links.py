@@ -90,7 +90,7 @@ class GuestLinks:
         self._admission.admit(peer)
 
 
-READER = "reader"  # the role of those who take no part in training
+READER = "reader"  # the role of processes that only read
 
 
 class ReaderLinks(GuestLinks):

@@ -55,7 +55,7 @@ class Ledger(Generic[T]):
             return Verdict.STALE
         if seq in answers:
             return Verdict.REPEAT
-        answers[seq] = None
+        answers[seq] = None  # before it is served: a repeat that comes while it waits must not be applied, either
         return Verdict.NEW
 
     @property

@@ -17,7 +17,7 @@ class RequestTracer:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
-        self._nodes: dict[bytes, wire.Node] = {}  # who speaks over each link
+        self._nodes: dict[bytes, wire.Node] = {}  # the sender over each link
 
     def note(self, began: float, left: float, outbox: Outbox, peer: bytes, message: wire.Message | None) -> None:
         """Trace ``outbox``, which was sent because ``message`` came from ``peer``, if that is of interest.

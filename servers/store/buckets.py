@@ -231,7 +231,7 @@ class Buckets:
         listed = tuple(ids)
         if clocks.count(clocks[0] if clocks else 0) < len(clocks):
             return self._divide(listed, clocks)
-        divided = self._lists.get(listed)
+        divided = self._lists.get(listed)  # a list of thousands of keys is looked at once, not once a round
         if divided is None:
             divided = self._divide(listed, clocks)
         if len(divided) > 1 and self._may_merge(divided):
@@ -294,6 +294,7 @@ class Buckets:
         return bucket
 
     def _may_merge(self, buckets: Sequence[Bucket]) -> bool:
+        # Waiting requests and open contributions would have to be joined of parts that may never all come.
         state = buckets[0].rounds.state
         return all(b.idle and b.rounds.state == state and b.segments.splits[0] < MAX_SPLITS for b in buckets)
 

@@ -1,4 +1,4 @@
-"""The hyper-parameters that pushes bring: those of one push, and those that a round's pushes agree on. Pure."""
+"""The hyper-parameters of updates: of one push, and of a round, on which its pushes must agree. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``set_optimizer`` of one store: worker 0's call takes effect, and those of others are compared with it. Pure."""
+"""``set_optimizer`` of one store: worker 0's call takes effect, and other workers' calls are compared with it. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OptimizerAgreement:
             try:
                 self._set_optimizer(proposal)
             except Exception as exc:
-                error = exc  # it fails for all who agreed
+                error = exc  # it fails for all workers that agree
             self._decided[version] = proposal, error, message
             calls += self._waiting.pop(version, [])
         elif version not in self._decided:

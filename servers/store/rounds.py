@@ -1,4 +1,4 @@
-"""Who has contributed to which round of one bucket; and, without rounds, how often each worker has pushed. Pure.
+"""Rounds of one bucket and their contributions; without rounds, how often each worker has pushed. Pure.
 
 Each worker's n-th push is its contribution to round n. A contribution may be the sum of several workers' pushes: it
 counts for each of them. A round is complete when every worker has contributed, or as many as the quorum asks for.
@@ -20,15 +20,32 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 _RANK = itemgetter(0)
 
+# The states of round n, and the effect of a worker's push n in each. ``version`` is how many rounds are over.
+#
+#   state                          known by         a first push n                       a second push n of that worker
+#   not begun                      n > version      opens the round                      -
+#   open                           n in _open       is taken                             is none: the first one stays
+#   over, closed here              n <= version     quorum: late; else it is refused     never comes: see the ledger
+#   over, closed by another server n <= _followed   quorum: late if _counted lacks it;   has counted, and is answered
+#                                                   else it is a repeat
+#   beyond the worker's pause      n > _paused      is refused in each state             is refused
+#
+# The calls, by the process that makes them. A standby that takes over serves from then on.
+#
+#   a server that serves   expects, contribute, complete, pause, resume, leave
+#   a standby              follow: the next round alone, as each is recorded. reach: any later round, when it is handed
+#                          results, which a quorum excludes: only the record of a round says who contributed. restore:
+#                          before all else. contribute: late contributions alone. pause, resume, leave
+
 
 class _OpenRound(Generic[T]):
     """The contributions to a round that is not over."""
 
-    __slots__ = ("items", "ranks")
+    __slots__ = ("contributions", "ranks")
 
     def __init__(self) -> None:
         self.ranks: set[int] = set()
-        self.items: dict[int, tuple[Sequence[int], T]] = {}  # by the first rank of each: all its ranks, and the item
+        self.contributions: dict[int, tuple[Sequence[int], T]] = {}  # by the first rank of each, with all its ranks
 
 
 class Rounds(Generic[T]):
@@ -46,14 +63,14 @@ class Rounds(Generic[T]):
         self.version = version
         self._workers = frozenset(workers)
         self._number = len(self._workers)
-        # Most often all from 0 on; then a comparison tells who is one of them, where thousands need no look-up each.
+        # Most often all from 0 on; then one comparison tells whether ranks are workers, not thousands of look-ups.
         self._dense = not self._workers or (min(self._workers), max(self._workers)) == (0, self._number - 1)
         self._quorum = quorum
         self._keep = keep
         self.share = self._number
         self._left: frozenset[int] = frozenset()
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
-        self._absent: set[int] = set()  # the workers that are not in the next round
+        self._absent: set[int] = set()  # the workers that are not in the next round, so that ``_enough`` costs no loop
         self._open: dict[int, _OpenRound[T]] = {}
         self._late: list[tuple[int, Sequence[int], T]] = []
         self.contributors: Collection[int] = ()
@@ -85,7 +102,7 @@ class Rounds(Generic[T]):
 
     @property
     def kept(self) -> Sequence[tuple[int, Sequence[int], T]]:
-        """The contributions that came late and count in the next round: (clock, ranks, item)."""
+        """The contributions that came late and count in the next round: (clock, ranks, contribution)."""
         return self._late
 
     @property
@@ -103,9 +120,11 @@ class Rounds(Generic[T]):
         return made
 
     def open(self) -> list[tuple[int, Sequence[int], T]]:
-        """Return the contributions that belong to no closed round: (clock, ranks, item)."""
+        """Return the contributions that belong to no closed round: (clock, ranks, contribution)."""
         return [
-            (clock, ranks, item) for clock, round_ in self._open.items() for ranks, item in round_.items.values()
+            (clock, ranks, contribution)
+            for clock, round_ in self._open.items()
+            for ranks, contribution in round_.contributions.values()
         ] + self._late
 
     def expects(self, ranks: Sequence[int], clock: int) -> bool:
@@ -120,6 +139,8 @@ class Rounds(Generic[T]):
 
     def counts(self, ranks: Sequence[int], clock: int) -> bool:
         """Return whether push ``clock`` of ``ranks`` is a repeat: another server has counted it in a closed round."""
+        # A new primary knows closed rounds from records, but not whose pushes were in them. Workers resend all that has
+        # no answer yet. Without a quorum a round had the pushes of all; with one, the record says who contributed.
         if clock > self._followed:
             return False
         return self._quorum is None or all(clock <= self._counted.get(rank, 0) for rank in ranks)
@@ -128,13 +149,13 @@ class Rounds(Generic[T]):
         """Return whether a quorum has closed round ``clock`` without push ``clock`` of ``ranks``."""
         return self._quorum is not None and clock <= self.version and not self.counts(ranks, clock)
 
-    def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:
+    def contribute(self, ranks: Sequence[int], clock: int, contribution: T) -> bool:
         """Take the contribution of ``ranks``, which rise, to round ``clock``; return whether it counts there."""
         if not self._has(ranks) or (self._paused and self._beyond(ranks, clock)):
             return False
         if clock <= self.version:
             if self._keep and self._quorum is not None:
-                self._late.append((clock, ranks, item))
+                self._late.append((clock, ranks, contribution))
                 self._count(ranks, clock)
             return False
         round_ = self._open.get(clock)
@@ -143,11 +164,11 @@ class Rounds(Generic[T]):
         elif not round_.ranks.isdisjoint(ranks):
             return False
         round_.ranks.update(ranks)
-        round_.items[ranks[0]] = ranks, item
+        round_.contributions[ranks[0]] = ranks, contribution
         return True
 
     def complete(self) -> list[T] | None:
-        """Close the next round if it is complete, and return its items in the order of first ranks, late ones last."""
+        """Close the next round if it is complete; return its contributions by first ranks, late ones last."""
         round_ = self._open.get(self.version + 1)
         if round_ is None or len(round_.ranks) < self._enough():
             return None
@@ -160,11 +181,11 @@ class Rounds(Generic[T]):
             self.share -= sum(last < self.version for last in self._paused.values())
             self._look()
         del self._open[self.version]
-        items = [item for _, (_, item) in sorted(round_.items.items(), key=_RANK)]
+        contributions = [each for _, (_, each) in sorted(round_.contributions.items(), key=_RANK)]
         if self._late:
-            items += [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
+            contributions += [each for _, _, each in sorted(self._late, key=lambda entry: entry[:2])]
             self._late.clear()
-        return items
+        return contributions
 
     def factor(self, contributors: int) -> float:
         """Return the factor for the sum of the last round, to which so many workers have contributed.
@@ -303,7 +324,7 @@ class WorkerClocks(Generic[T]):
     def is_late(self, ranks: Sequence[int], clock: int) -> bool:
         return False
 
-    def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:
+    def contribute(self, ranks: Sequence[int], clock: int, contribution: T) -> bool:
         """Note that each of ``ranks`` has pushed ``clock`` times; return whether that is news of one of them."""
         behind = [rank for rank in ranks if self._clocks.get(rank, clock) < clock]
         if not behind:

@@ -1,4 +1,4 @@
-"""One store on one server: what requests do to its segments, how its rounds close, and who is answered then. Pure.
+"""One store on one server: requests change its segments, its rounds close, and requests are answered then. Pure.
 
 In mode ``sync``, a push is a contribution to a round. When a round is complete, its sum is assigned, or the optimizer
 steps with it, and the requests that wait for the round are answered. In mode ``async``, every push is an update at
@@ -28,7 +28,6 @@ from kvstore.wire.frames import SharedFields
 from servers.requests.replies import Answer, refuse
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
-from servers.store.contributions import contribute, payload_of, require_mergeable, updates_of
 from servers.store.hyperparameters import UpdateHyperparameters, compressions
 from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recording
@@ -38,11 +37,11 @@ from servers.store.row_target import GroupContribution, RowTarget, TableGroup
 from servers.store.row_updates import RowUpdate
 from servers.store.served_tables import ServedTables
 from servers.store.target import AnyTarget, Bucket, Contribution, ParkedRequest, PushRequest, WaitingRequest
-from servers.store.updates import Update, Updates
+from servers.store.updates import Update, Updates, contribute, payload_of, require_mergeable, updates_of
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Pauses, Waiting
 
-MOST_KNOWN = 1024  # pushes that are known; then all are forgotten
+MOST_KNOWN = 1024  # pushes that are known, far more lists than a job has; then all are forgotten
 OF_ARRAYS = (wire.Push, wire.Pull)
 OF_ROWS = (wire.PushRows, wire.PullRows)
 
@@ -111,6 +110,8 @@ class ServedStore:
         answers = self.push_as_before(peer, message)
         if answers is not None:
             return answers
+        # All checks before the first change: a push that is refused has contributed to no bucket, so that it can be
+        # corrected and sent again, and so that no round is closed by half of a message.
         if len(message.ranks) > 1 or message.rank_clocks:
             require_mergeable(message, self.rule)
         self.pauses.require_before(message)
@@ -136,7 +137,7 @@ class ServedStore:
 
         If it raises, the values do not fit the segments, and nothing has changed.
         """
-        if self._grouping is not self.buckets.grouping:
+        if self._grouping is not self.buckets.grouping:  # a split bucket would take pushes that nobody waits for
             self._forget_known()
         known = self._known.get(message.shared)
         if known is None or self.waiting.uneven or self.buckets.doubts:
@@ -147,8 +148,8 @@ class ServedStore:
             return None
         buckets, hyper = known
         bucket = buckets[0]
-        part = Contribution(ranks, clock, payload_of(message, buckets), hyper)
-        if not bucket.rounds.contribute(ranks, clock, part):
+        contribution = Contribution(ranks, clock, payload_of(message, buckets), hyper)
+        if not bucket.rounds.contribute(ranks, clock, contribution):
             return None
         self.waiting.wait(peer, message, bucket, clock)
         return self._contributed(message, buckets)
@@ -166,10 +167,10 @@ class ServedStore:
             return None
         hyper = UpdateHyperparameters(message.lr, message.rescale)
         request = message.sender[:2] if pushed.answer else None
-        item = GroupContribution(ranks, clock, pushed.batch, hyper, request)
-        counted = group.rounds.contribute(ranks, clock, item)
+        contribution = GroupContribution(ranks, clock, pushed.batch, hyper, request)
+        counted = group.rounds.contribute(ranks, clock, contribution)
         if not self._sync:
-            error = self.tables.updates.make_of_group(group, [item], hyper)
+            error = self.tables.updates.make_of_group(group, [contribution], hyper)
             return self._pushed(peer, message, [group], 0, error)
         if not counted:
             return None
@@ -186,9 +187,9 @@ class ServedStore:
             updates = self._updates_of(message, self.buckets.of(message.ids))
         else:
             updates = self.tables.contributions(message)
-        for target, (part,), *_ in updates:
-            if not self._sync or part.clock <= target.rounds.version:
-                contribute(message, target, part)
+        for target, (contribution,), *_ in updates:
+            if not self._sync or contribution.clock <= target.rounds.version:
+                contribute(message, target, contribution)
         if self._sync:
             return None
         errors = self._make(message, updates)
@@ -202,11 +203,12 @@ class ServedStore:
         rule, late = self.rule, 0
         if rule.quorum is not None:
             late = sum(len(target.ids) for target, (p,), *_ in updates if target.rounds.is_late(p.ranks, p.clock))
+        # Recorded before it contributes: whatever the standby is sent later, as the record of a round, may include it.
         if self.recording.on and (not self._sync or (late and rule.late == "keep")):
             self.recording.note(message)
-        for target, (part,), *_ in updates:
-            if not target.rounds.counts(part.ranks, part.clock):
-                contribute(message, target, part)
+        for target, (contribution,), *_ in updates:
+            if not target.rounds.counts(contribution.ranks, contribution.clock):
+                contribute(message, target, contribution)
         error = None
         if not self._sync:
             if self.captures:
@@ -344,11 +346,15 @@ class ServedStore:
                 ready += self.waiting.give_up_hopeless()
             return self._answer(ready)
         answers: list[Answer] = []
-        while wave := [(target, items) for target in touched if (items := target.rounds.complete()) is not None]:
-            whole = [(target, items) for target, items in wave if isinstance(target, Bucket)]
+        # One wave is all rounds that are complete now: one call of the optimizer for them. When a round has closed, the
+        # next one of its target may be complete already, for workers push ahead.
+        while wave := [
+            (target, contributions) for target in touched if (contributions := target.rounds.complete()) is not None
+        ]:
+            whole = [(target, contributions) for target, contributions in wave if isinstance(target, Bucket)]
             striped: list[tuple[RowTarget, list[Any]]] = []
             if len(whole) < len(wave):
-                striped = [(target, items) for target, items in wave if isinstance(target, RowTarget)]
+                striped = [(target, contributions) for target, contributions in wave if isinstance(target, RowTarget)]
             if self.captures:
                 self.captures.secure([bucket for bucket, _ in whole])
             errors: dict[Any, Exception] = {}
@@ -357,9 +363,9 @@ class ServedStore:
                 errors.update(self.updates.close(whole))
             if striped:
                 errors.update(self.tables.updates.close(striped))
-            for target, items in wave if len(whole) + len(striped) < len(wave) else ():
+            for target, contributions in wave if len(whole) + len(striped) < len(wave) else ():
                 if isinstance(target, TableGroup):
-                    error = self.tables.updates.close_group(target, items)
+                    error = self.tables.updates.close_group(target, contributions)
                     if error is not None:
                         errors[target] = error
             if self.captures:

@@ -87,7 +87,7 @@ class ServedStores:
         elif isinstance(message, wire.StripeState | wire.TablePage | wire.TableRest):
             restore_table(message, served.buckets, served.tables)
         elif isinstance(message, wire.BucketState | wire.StatesState | wire.EncoderState):
-            restore(message, served.buckets, served.updates, served.values.compressed)
+            restore(message, served.buckets, served.updates, served.values)
         else:
             raise ValueError(f"a {type(message).__name__} is no change of a server's state")
         return []
@@ -101,7 +101,7 @@ class ServedStores:
             yield wire.StoreState(store, opened_by, closed_by, **served.rule.described, lineage=served.lineage)
             agreement = self._agreements[store]
             yield agreement.record()
-            yield from snapshot(store, served.buckets, served.updates, served.values.compressed)
+            yield from snapshot(store, served.buckets, served.updates, served.values)
             yield from table_snapshot(store, served.buckets)
             yield from served.pauses.requests
             # The pauses split there what has been merged here since.
@@ -180,7 +180,7 @@ class ServedStores:
     # ---- reports
 
     def activity(self, now: float) -> ServedActivity:
-        """Return the work done in all stores, and who waits in them. The cost does not grow with the requests."""
+        """Return the work done in all stores, and the workers that wait. The cost does not grow with the requests."""
         rounds = held = 0
         for served in self.open.values():
             buckets, tables = served.buckets.all(), served.buckets.read_tables()
@@ -211,7 +211,7 @@ class ServedStores:
         return f"; {who}: all workers must make the same stores, in the same order"
 
     def _inside(self) -> str:
-        """Say who is inside ``join`` of any store: waiting for such a worker may be in vain."""
+        """Say which workers are inside ``join`` of any store: waiting for such a worker may be in vain."""
         ranks = sorted(frozenset().union(*(served.pauses.ranks for served in self.open.values())))
         return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
 

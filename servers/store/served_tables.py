@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kvstore import wire
@@ -16,6 +15,7 @@ from kvstore.lineage import UNKNOWN, Version
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.updater import RowUpdater, refusals
 from kvstore.rows.frozen_rows import FrozenRows
+from kvstore.rows.ids import Ids
 from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.slabs import Array
 from kvstore.rule import Rule
@@ -150,22 +150,15 @@ class ServedTables:
     def put(self, message: wire.PutRows) -> None:
         target = self._buckets.table(message.id)
         table = target.table
-        if len(message.buffers) != 2 + len(message.names):
-            raise WireError(f"{len(message.buffers)} buffers for ids, rows and {len(message.names)} parts")
-        ids_buffer, rows_buffer, *others = message.buffers
-        described = target.description
-        ids = array_of(ids_buffer, message.count, 0, "int64", "ids")
-        rows = array_of(rows_buffer, message.count, described.width, described.dtype, "rows")
-        table.require(ids)
-        parts: dict[str, Any] = {}
-        for name, dtype, columns, buffer in zip(message.names, message.dtypes, message.columns, others, strict=True):
+        for name, dtype, columns in zip(message.names, message.dtypes, message.columns, strict=True):
             known = table.parts.get(name)
             if known is not None and (known.dtype, known.columns) != (dtype, columns):
                 raise Mismatch(
                     f"{name!r} of the rows of {target.name!r} is {known.columns or 1} {known.dtype} a row here, "
                     f"not {columns or 1} {dtype}"
                 )
-            parts[name] = array_of(buffer, message.count, columns, dtype, f"{name} of rows")
+        ids, rows, parts = rows_of_page(target.description, message)
+        table.require(ids)
         table.put(ids, rows, parts, message.version, message.steps)
 
     def put_rest(self, message: wire.PutTableRest) -> None:
@@ -221,6 +214,19 @@ def _updaters(optimizer: Optimizer | None, targets: Sequence[RowTarget]) -> list
         ]
 
 
+def rows_of_page(table: Table, message: wire.PutRows | wire.TablePage) -> tuple[Ids, Any, dict[str, Any]]:
+    """Return the ids, rows and other parts of each row that ``message`` brings of ``table``."""
+    if len(message.buffers) != 2 + len(message.names):
+        raise WireError(f"{len(message.buffers)} buffers for ids, rows and {len(message.names)} parts")
+    ids, rows, *others = message.buffers
+    parts = {
+        name: array_of(buffer, message.count, columns, dtype, f"{name} of rows")
+        for name, dtype, columns, buffer in zip(message.names, message.dtypes, message.columns, others, strict=True)
+    }
+    ids = array_of(ids, message.count, 0, "int64", "ids")
+    return ids, array_of(rows, message.count, table.width, table.dtype, "rows"), parts
+
+
 def _changed(target: RowTarget, clock: int) -> Any:
     try:
         return target.changed_in(clock)
@@ -235,12 +241,6 @@ MOST = 4  # freezes of one worker; more are a sign that some were forgotten
 MAX_PAGE_BYTES = 1 << 28
 
 
-@dataclass
-class _Held:
-    target: RowTarget
-    frozen: FrozenRows
-
-
 class RowFreezes:
     """The tables of one store that are kept as they were, for workers that read them page by page during training.
 
@@ -249,7 +249,7 @@ class RowFreezes:
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[wire.Node, int], _Held] = {}
+        self._held: dict[tuple[wire.Node, int], tuple[RowTarget, FrozenRows]] = {}
 
     def freeze(self, message: wire.FreezeTable, target: RowTarget) -> wire.Frozen:
         """Keep ``target`` as it is now; if its worker has too many, its oldest goes.
@@ -262,7 +262,7 @@ class RowFreezes:
         since = None if message.since is None else Version(*message.since)
         whole = "" if since is None else target.table.unknown(since)
         frozen = target.table.freeze(None if whole else since)
-        self._held[message.node, message.seq] = _Held(target, frozen)
+        self._held[message.node, message.seq] = target, frozen
         parts = target.table.parts
         return wire.Frozen(
             message.seq,
@@ -286,11 +286,11 @@ class RowFreezes:
                 f"{message.node} has no frozen table {message.number} on this server: it has thawed it, has frozen "
                 f"more than {MOST} since, or froze it on a server that is lost; freeze it again"
             )
-        frozen = held.frozen
+        target, frozen = held
         count = max(0, min(message.count, (frozen.gone if message.gone else frozen.slots) - message.start))
-        most = max(1, MAX_PAGE_BYTES // _bytes_of_a_row(held.target, message))
+        most = max(1, MAX_PAGE_BYTES // _bytes_of_a_row(target, message))
         if count > most:
-            raise UsageError(f"a page of {count} rows of {held.target.name!r} is too long: ask for {most} at most")
+            raise UsageError(f"a page of {count} rows of {target.name!r} is too long: ask for {most} at most")
         if message.gone:
             return wire.FrozenPage(message.seq, count, [_buffer(frozen.gone_page(message.start, count))])
         ids, rows, parts = frozen.page(message.start, count, message.state)
@@ -309,7 +309,7 @@ class RowFreezes:
             self._drop(which)
 
     def _drop(self, which: tuple[wire.Node, int]) -> None:
-        self._held.pop(which).frozen.thaw()
+        self._held.pop(which)[1].thaw()
 
 
 def _bytes_of_a_row(target: RowTarget, message: wire.ReadFrozen) -> int:

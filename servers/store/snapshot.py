@@ -7,7 +7,6 @@ came late and count in the next round are, for they have been answered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 from weakref import finalize
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 
 from kvstore import wire
 from kvstore.codecs.options import described, travelling
-from kvstore.errors import WireError, rebuild
+from kvstore.errors import rebuild
 from kvstore.optim.states import unpack_states
 from kvstore.rows.frozen_rows import FrozenRows
 from kvstore.rows.ids import Ids
@@ -27,15 +26,15 @@ from servers.requests.replies import described_error
 from servers.store.buckets import Buckets
 from servers.store.recording import in_doubt_record, states_record
 from servers.store.rounds import Rounds
-from servers.store.row_arrays import array_of, bytes_of, integers
+from servers.store.row_arrays import bytes_of, integers
 from servers.store.row_target import RowContribution, RowTarget
-from servers.store.served_tables import ServedTables
+from servers.store.served_tables import ServedTables, rows_of_page
 from servers.store.target import Bucket, Contribution, HeldSegments
 from servers.store.updates import Updates
-from servers.store.value_replies import CompressedReplies, ReplyEncoder
+from servers.store.value_replies import ReplyEncoder, ValueReplies
 
 
-def snapshot(store: int, buckets: Buckets, updates: Updates, compressed: CompressedReplies) -> Iterator[wire.Message]:
+def snapshot(store: int, buckets: Buckets, updates: Updates, values: ValueReplies) -> Iterator[wire.Message]:
     """Return the records of all values, their progress, and what is kept of them.
 
     Take all of them before the next message is handled. They refer to the values, and have copies of the rest.
@@ -53,7 +52,7 @@ def snapshot(store: int, buckets: Buckets, updates: Updates, compressed: Compres
         if states:
             yield states_record(store, states)
         return  # weights are encoded without residuals
-    for compression, encoder in compressed.encoders.items():
+    for compression, encoder in values.encoders.items():
         tensors, plain = encoder.compressor.state()
         kept = dict(sorted(encoder.kept(buckets.all()).items()))
         tensors |= {f"payload.{place}": payload for place, (_, payload) in enumerate(kept.values())}
@@ -77,7 +76,7 @@ def restore(
     message: wire.BucketState | wire.StatesState | wire.EncoderState,
     buckets: Buckets,
     updates: Updates,
-    compressed: CompressedReplies,
+    values: ValueReplies,
 ) -> None:
     if isinstance(message, wire.BucketState):
         _restore_bucket(buckets, message)
@@ -90,7 +89,7 @@ def restore(
         compression = described(message.back)
         if compression is None:
             raise ValueError("what is kept for compressed answers, without a compression")
-        _restore_encoder(buckets, compressed.encoder(compression), message)
+        _restore_encoder(buckets, values.encoder(compression), message)
 
 
 def _bucket(store: int, bucket: Bucket) -> wire.BucketState:
@@ -182,7 +181,7 @@ def restore_table(
         return
     target = buckets.table(message.id)
     if isinstance(message, wire.TablePage):
-        target.table.put(*page_of(target.description, message), None)
+        target.table.put(*rows_of_page(target.description, message), None)
     else:
         target.table.restore(dict(zip(message.names, (integers(each) for each in message.buffers), strict=True)))
 
@@ -212,18 +211,6 @@ class FrozenPages(Iterable[wire.Message]):
                 yield wire.TablePage(self._store, number, len(ids), list(parts), dtypes, columns, buffers)
         self._thaw()
         yield wire.TableRest(self._store, number, list(self._rest), [bytes_of(array) for array in self._rest.values()])
-
-
-def page_of(table: Table, message: wire.TablePage) -> tuple[Ids, Any, dict[str, Any]]:
-    """Return the ids, rows and other parts of a page of ``table``."""
-    if len(message.buffers) != 2 + len(message.names):
-        raise WireError(f"{len(message.buffers)} buffers for ids, rows and {len(message.names)} parts")
-    ids, rows, *others = message.buffers
-    parts = {
-        name: array_of(buffer, message.count, columns, dtype, f"{name} of rows")
-        for name, dtype, columns, buffer in zip(message.names, message.dtypes, message.columns, others, strict=True)
-    }
-    return integers(ids), array_of(rows, message.count, table.width, table.dtype, "rows"), parts
 
 
 def _stripe(store: int, target: RowTarget) -> wire.StripeState:

@@ -23,7 +23,7 @@ from servers.names import workers
 from servers.store.hyperparameters import Contributed, UpdateHyperparameters
 from servers.store.rounds import Rounds, WorkerClocks
 
-FAILURES = 16  # of rounds that another server has closed; workers have fewer pushes of one key under way
+FAILURES = 16  # of rounds that another server has closed; workers have fewer pushes of one key in flight
 
 Item = TypeVar("Item")
 PushRequest: TypeAlias = wire.Push | wire.PushRows
@@ -98,7 +98,7 @@ class Target(Generic[Item]):
         """Take the requests that waited for rounds that are over; return those that wait for no other target."""
         ready: list[ParkedRequest] = []
         waiting: list[tuple[int, ParkedRequest]] = []
-        for clock, parked in self.parked:
+        for clock, parked in self.parked:  # not by round: a target has a few requests, and most wait for this round
             if clock > self.rounds.version:
                 waiting.append((clock, parked))
                 continue
@@ -218,6 +218,7 @@ class Bucket(Target[Contribution]):
         check: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         """Make the sum of ``payloads``, times ``scale``, the value. If ``check`` raises, the value stays as it was."""
+        # With a check the sum goes elsewhere, for the value before it must still be there if the check fails.
         before = self._buffer, self.value, self._own
         if check is not None or self._read:
             self._move()
@@ -278,6 +279,7 @@ class Bucket(Target[Contribution]):
             return True
         if not self._sent:
             return False
+        # Two holders: the ledger keeps the message for repeats, in this process; a peer reads shared memory meanwhile.
         return any(message() is not None for message in self._messages) or self._memory.busy(self._buffer)
 
     def _changed(self) -> None:

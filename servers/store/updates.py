@@ -1,37 +1,57 @@
-"""Updates of one store's arrays: the sum of contributions is assigned, or the optimizer steps with it. No I/O."""
+"""Updates of one store's arrays: contributions are checked and summed; the sum is assigned, or the optimizer steps.
+
+A value has one name at each step: the ``ranges`` of a push are its ``Contribution``; contributions are ``summed``; the
+sum, scaled and corrected, is the ``gradient``; the optimizer changes the bucket's ``value`` with it. No I/O.
+"""
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
 from kvstore import wire
+from kvstore.codecs import CheckedPayload, Compression
+from kvstore.codecs.described import check_payloads
+from kvstore.codecs.options import described
 from kvstore.errors import Mismatch, NotFinite, ServerError, UsageError, WeightsInDoubt, rebuild
 from kvstore.optim.fused import FusedGroup
 from kvstore.optim.optimizer import Optimizer, log_replaced
 from kvstore.optim.states import SegmentState, pack_states, unpack_parts, unpack_states
 from kvstore.optim.updater import NO_CHANGES, RowHyperparameters, Updater
 from kvstore.rule import Rule
-from kvstore.spec import ITEMSIZE, Key, require_floats, shorten, sum_dtype
+from kvstore.spec import FLOATS, ITEMSIZE, Key, require_floats, shorten, sum_dtype
 from kvstore.transport.memory import Memory
-from kvstore.values import PayloadRange, all_finite, as_dtype, from_buffer, ranges_of, sum_ranges
+from kvstore.values import (
+    PayloadRange,
+    TensorRange,
+    all_finite,
+    as_dtype,
+    cut,
+    from_buffer,
+    one_thread,
+    ranges_of,
+    sum_ranges,
+)
+from servers.names import workers
 from servers.store.buckets import Buckets
-from servers.store.hyperparameters import UpdateHyperparameters, agreed_by
+from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, asked, compressions
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.target import Bucket, Contribution
+from servers.store.target import AnyTarget, Bucket, Contribution, PushRequest
 
 
 class Update(NamedTuple):
     """A bucket, the contributions whose sum times ``scale`` updates it, and the numbers to update it with."""
 
     bucket: Bucket
-    items: list[Contribution]
+    contributions: list[Contribution]
     hyper: UpdateHyperparameters
     scale: float = 1.0
 
@@ -96,14 +116,16 @@ class Updates:
         """Sum the contributions of rounds and update; return the errors. A round that fails is over, too."""
         errors: dict[Bucket, Exception] = {}
         updates: list[Update] = []
-        for bucket, items in wave:
+        for bucket, contributions in wave:
             if (doubt := self._buckets.doubt_of(bucket.ids)) is not None:
                 errors[bucket] = doubt
                 continue
             try:
-                hyper = agreed_by(items, bucket.segments.keys)
-                scale = 1.0 if self._rule.quorum is None else _scale(bucket, items)
-                updates.append(Update(bucket, items, hyper, scale))
+                hyper = agreed_by(contributions, bucket.segments.keys)
+                scale = 1.0
+                if self._rule.quorum is not None:  # without one, thousands of contributions need not be counted
+                    scale = bucket.rounds.factor(sum(len(each.ranks) for each in contributions))
+                updates.append(Update(bucket, contributions, hyper, scale))
             except Mismatch as exc:
                 errors[bucket] = exc
         recording = self._recording if self._recording.on else None
@@ -115,7 +137,7 @@ class Updates:
     def make(self, updates: Sequence[Update], recording: Recording | None = None) -> dict[Bucket, Exception]:
         """Make ``updates``: one call of the optimizer for all that have the same hyper-parameters.
 
-        ``recording`` records them if they are those of closed rounds. The errors are by bucket; such a bucket is
+        ``recording`` records them if they close rounds. The errors are by bucket; such a bucket is
         unchanged, unless it is ``WeightsInDoubt``.
         """
         errors: dict[Bucket, Exception] = {}
@@ -192,8 +214,8 @@ class Updates:
                 continue
             dtype = bucket.dtype if message.assigned else sum_dtype(bucket.dtype)
             ranges = ranges_of([next(buffers)], dtype, bucket.size)
-            part = Contribution((), version, ranges, hyper)
-            updates.append(Update(bucket, [part], hyper, message.scales[place] if message.scales else 1.0))
+            contribution = Contribution((), version, ranges, hyper)
+            updates.append(Update(bucket, [contribution], hyper, message.scales[place] if message.scales else 1.0))
         if message.assigned:
             for update, buffer in zip(updates, message.buffers, strict=True):
                 update.bucket.adopt(buffer)
@@ -219,10 +241,10 @@ class Updates:
 
     def _assign(self, updates: Sequence[Update], recording: Recording | None) -> dict[Bucket, Exception]:
         errors: dict[Bucket, Exception] = {}
-        for bucket, items, hyper, scale in updates:
+        for bucket, contributions, hyper, scale in updates:
             factor = scale if hyper.rescale is None else scale * hyper.rescale
             try:
-                bucket.assign([item.ranges for item in items], factor, self._check(bucket, items))
+                bucket.assign([each.ranges for each in contributions], factor, self._check(bucket, contributions))
             except Exception as exc:
                 errors[bucket] = exc
         if recording is not None and updates:
@@ -234,7 +256,7 @@ class Updates:
     ) -> dict[Bucket, Exception]:
         groups: dict[Bucket, FusedGroup] = {}
         sums: list[torch.Tensor] = []
-        totals: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
         errors: dict[Bucket, Exception] = {}
         for update in members:
             bucket = update.bucket
@@ -244,22 +266,22 @@ class Updates:
                 if group is None:
                     group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
                 group.point(bucket.value)
-                summed = self._total(updater, update)
-                total = self._corrected(updater, update, summed)
-                if (check := self._check(bucket, update.items)) is not None:
-                    check(total)
+                summed = self._sum(updater, update)
+                gradient = self._corrected(updater, update, summed)
+                if (check := self._check(bucket, update.contributions)) is not None:
+                    check(gradient)
             except Exception as exc:
                 errors[bucket] = exc
                 continue
             groups[bucket] = group
             sums.append(summed)
-            totals.append(total)
+            gradients.append(gradient)
         buckets = list(groups) if self._recording.on else []
         every = 0
         if recording is not None:
             hyper = members[0].hyper
             every = 0 if errors else self._interval(updater, buckets)
-            if all(map(operator.is_, sums, totals)):  # neither server has to copy them to do so
+            if all(map(operator.is_, sums, gradients)):  # neither server has to copy them to do so
                 updater.rescale(sums)
                 hyper = hyper._replace(rescale=1.0)
             scales = [update.scale for update in members if update.bucket in groups]
@@ -268,7 +290,7 @@ class Updates:
         if not groups:
             return errors
         try:
-            updater.step(list(groups.values()), totals, keep=recording is not None)
+            updater.step(list(groups.values()), gradients, keep=recording is not None)
         except Exception as exc:
             errors |= self._failed(exc, groups)
             self._hand_over.fail()
@@ -294,63 +316,62 @@ class Updates:
         round_bytes = sum(bucket.sum_bytes for bucket in buckets)
         return interval(updater.optimizer.random, self._recording.shares, round_bytes, self._buckets.sum_bytes)
 
-    def _check(self, bucket: Bucket, items: Sequence[Contribution]) -> Callable[[torch.Tensor], None] | None:
-        """Return a function that raises ``NotFinite`` if a sum of ``items`` is not finite; None if nobody checks."""
+    def _check(self, bucket: Bucket, contributions: Sequence[Contribution]) -> Callable[[torch.Tensor], None] | None:
+        """Return a function that raises ``NotFinite`` if their sum is not finite; None if nobody checks."""
         if not self._rule.finite or not bucket.value.is_floating_point():
             return None
-        return partial(_require_finite, bucket, items)
+        return partial(_require_finite, bucket, contributions)
 
-    def _corrected(self, updater: Updater, update: Update, total: torch.Tensor) -> torch.Tensor:
-        """Return the gradient for a bucket, whose contributions have the sum ``total``."""
+    def _corrected(self, updater: Updater, update: Update, summed: torch.Tensor) -> torch.Tensor:
+        """Return the gradient for a bucket, whose contributions have the sum ``summed``."""
         bucket = update.bucket
-        if update.scale != 1:
-            total = total * update.scale
-        before = bucket.read_by.get(update.items[0].ranks[0]) if self._rule.compensation else None
+        gradient = summed if update.scale == 1 else summed * update.scale
+        before = bucket.read_by.get(update.contributions[0].ranks[0]) if self._rule.compensation else None
         if before is None:
-            return total
+            return gradient
         # Delay compensation: what others have changed since, with the gradient's square for its curvature.
-        drift = bucket.value.to(total.dtype) - before.to(total.dtype)
-        return total + self._rule.compensation * updater.rescale_grad * total * total * drift
+        drift = bucket.value.to(gradient.dtype) - before.to(gradient.dtype)
+        return gradient + self._rule.compensation * updater.rescale_grad * gradient * gradient * drift
 
-    def _total(self, updater: Updater, update: Update) -> torch.Tensor:
+    def _sum(self, updater: Updater, update: Update) -> torch.Tensor:
         """Return the sum of contributions, in memory to be overwritten; or a single one's own memory, if only read.
 
         Its dtype is that of sums, in which weights of half precision are updated, too, and records are kept.
         """
-        bucket, items, dtype = update.bucket, update.items, sum_dtype(update.bucket.dtype)
-        if len(items) == 1 and len(items[0].ranges) == 1 and updater.reads_only():
-            values = items[0].ranges[0].values
+        bucket, contributions, dtype = update.bucket, update.contributions, sum_dtype(update.bucket.dtype)
+        if len(contributions) == 1 and len(contributions[0].ranges) == 1 and updater.reads_only():
+            values = contributions[0].ranges[0].values
             if values.dtype == as_dtype(dtype):
                 return values
         # From the store's memory, which reuses blocks: fresh pages would cost more than the sum.
-        total = from_buffer(self._memory.allocate(bucket.size * ITEMSIZE[dtype]), dtype)
-        sum_ranges([item.ranges for item in items], total)
-        return total
+        summed = from_buffer(self._memory.allocate(bucket.size * ITEMSIZE[dtype]), dtype)
+        sum_ranges([contribution.ranges for contribution in contributions], summed)
+        return summed
 
     def _key(self, number: Key) -> Key:
         bucket, place = self._buckets.find(int(number))
         return bucket.segments.keys[place]
 
 
-def _require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.Tensor) -> None:
-    """Raise ``NotFinite``, with worker, key and push, unless ``total``, the sum of ``items``, is finite.
+def _require_finite(bucket: Bucket, contributions: Sequence[Contribution], summed: torch.Tensor) -> None:
+    """Raise ``NotFinite``, with worker, key and push, unless ``summed``, the sum of ``contributions``, is finite.
 
     While all is well only the sum is read: that is one pass over memory that has just been written.
     """
-    if all_finite(total):
+    if all_finite(summed):
         return
-    for item in items:
-        for part in item.ranges:
+    for contribution in contributions:
+        for part in contribution.ranges:
             key = _key_of(bucket, part)
             if key is not None:
                 raise NotFinite(
-                    f"push {item.clock} of {key!r} by {item.who} has NaN or infinite elements; "
+                    f"push {contribution.clock} of {key!r} by {contribution.who} has NaN or infinite elements; "
                     "its segment has not been updated"
                 )
     keys = ", ".join(repr(key) for key in dict.fromkeys(bucket.segments.keys[:3]))
-    dtype = str(total.dtype).removeprefix("torch.")
+    dtype = str(summed.dtype).removeprefix("torch.")
     raise NotFinite(
-        f"push {items[0].clock} of {keys}: each worker's values are finite, their sum is not in {dtype}; "
+        f"push {contributions[0].clock} of {keys}: each worker's values are finite, their sum is not in {dtype}; "
         "its segment has not been updated"
     )
 
@@ -372,10 +393,6 @@ def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
     error = ServerError(f"{type(exc).__name__}: {exc}; no array of this update of {shorten(keys)} has changed")
     error.__cause__ = exc
     return error
-
-
-def _scale(bucket: Bucket, items: Sequence[Contribution]) -> float:
-    return bucket.rounds.factor(sum(len(item.ranks) for item in items))
 
 
 ROUNDS = 4  # whose sums are kept at most: with more the copy of the states costs hardly less
@@ -429,3 +446,101 @@ class HandOver:
 
     def fail(self) -> None:
         self._failed = True
+
+
+def require_mergeable(message: wire.Push, rule: Rule) -> None:
+    """Raise ``UsageError`` unless the pushes of several workers may be one in this store."""
+    own = message.rank_clocks
+    if rule.mode == "sync" and not own:
+        return
+    what = f"{message.node} sent the sum of pushes of {workers(message.ranks)}"
+    if rule.mode == "sync":
+        raise UsageError(f"{what} at clocks of their own, {own}; all pushes of one round have one clock")
+    if rule.aggregate != "host":
+        raise UsageError(f"{what}; in this store each push is an update, unless it has aggregate='host'")
+    if own and any(clock != max(own) for clock in message.clocks):
+        raise UsageError(f"{what} at clocks {own}, and clocks={message.clocks}, which must be the highest of them")
+    if own and message.want and rule.staleness is not None and min(own) < max(own):
+        # The worker behind would wait for what the one ahead needs, which may be its own next push.
+        raise UsageError(f"{what} at clocks {own}, and wants one answer; with a staleness, each pulls its own")
+
+
+def updates_of(message: wire.Push, buckets: Sequence[Bucket], rule: Rule, optimizer: Optimizer | None) -> list[Update]:
+    """Return what a push contributes to each of ``buckets``, which together are its segments."""
+    ranks = message.workers
+    ranges: Sequence[PayloadRange] = payload_of(message, buckets)
+    hyper = asked(message, optimizer)
+    if rule.mode == "sync" and rule.quorum is None:  # else a late push may be of a round before a change
+        pushed, back = compressions(message)
+        hyper = hyper._replace(pushed=pushed, back=back)
+    updates: list[Update] = []
+    place = start = 0
+    whole = len(buckets) == 1
+    for bucket in buckets:
+        clock = message.clocks[place]  # the number of the push among each worker's pushes to the bucket
+        own = ranges if whole else cut(ranges, start, start + bucket.size)
+        bucket.require_open(ranks, clock)
+        updates.append(Update(bucket, [Contribution(ranks, clock, own, hyper)], hyper))
+        place += len(bucket.ids)
+        start += bucket.size
+    return updates
+
+
+def contribute(message: PushRequest, target: AnyTarget, contribution: Any) -> None:
+    own = message.rank_clocks if isinstance(message, wire.Push) else ()
+    if not own:
+        target.rounds.contribute(contribution.ranks, contribution.clock, contribution)
+        return
+    for rank, clock in zip(contribution.ranks, own, strict=True):
+        target.rounds.contribute((rank,), clock, contribution)
+
+
+def payload_of(message: wire.Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
+    """Return the elements of a push to ``buckets``, checked."""
+    if not buckets:
+        return []
+    compression = described(message.codec)
+    if compression is not None:
+        return _compressed(message, compression, buckets)
+    return ranges_of(message.buffers, message.dtype(buckets[0].dtype), sum(bucket.size for bucket in buckets))
+
+
+@dataclass(frozen=True)
+class CompressedSegments:
+    """Elements ``start`` to ``stop`` of a contribution, as they were sent: decoded when summed. A ``PayloadRange``."""
+
+    start: int
+    stop: int
+    payload: CheckedPayload
+
+    @property
+    def values(self) -> torch.Tensor:
+        out = torch.empty(self.stop - self.start, dtype=torch.float32, device="cpu")
+        self.write(out, False)
+        return out
+
+    def cut(self, start: int, stop: int) -> PayloadRange:
+        """Buckets are divided between segments; another worker's buffers may end within one."""
+        if start <= self.start and self.stop <= stop:
+            return CompressedSegments(self.start - start, self.stop - start, self.payload)
+        return TensorRange(self.start, self.values).cut(start, stop)
+
+    def write(self, out: torch.Tensor, add: bool) -> None:
+        with one_thread():  # codecs work in chunks, for which to wake other threads takes longer than the work
+            self.payload.write(out, add)
+
+
+def _compressed(message: wire.Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
+    dtype = buckets[0].dtype
+    if dtype not in FLOATS:
+        raise UsageError(f"compressed values for segments of {dtype}; compression is for floating point only")
+    payloads = check_payloads(compression, message, [size for bucket in buckets for size in bucket.sizes])
+    starts = itertools.accumulate((size for size, _ in payloads), initial=0)
+    parts = [
+        CompressedSegments(start, start + size, payload)
+        for start, (size, payload) in zip(starts, payloads, strict=False)
+        if size
+    ]
+    if sum_dtype(dtype) == "float32":  # of half precision, too: what is decoded is rounded with the sum
+        return parts
+    return [TensorRange(part.start, part.values.to(getattr(torch, dtype))) for part in parts]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -13,7 +13,6 @@ from kvstore.codecs import CLOSE, Compression, Compressor, Encoded
 from kvstore.codecs.options import described, travelling
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
-from kvstore.spec import Key
 from kvstore.values import one_thread, to_buffer
 from servers.store.buckets import Buckets
 from servers.store.recording import Recording
@@ -22,10 +21,10 @@ from servers.store.updates import Updates
 
 
 class ValueReplies:
-    """Makes the answers of one store; ``compressed`` keeps the encodings for answers that are compressed."""
+    """Makes the answers of one store. Each value is encoded once, however many workers ask for it."""
 
     def __init__(self, rule: Rule, buckets: Buckets, updates: Updates, recording: Recording) -> None:
-        self.compressed = CompressedReplies(lambda number: buckets.segment(number).key, recording)
+        self.encoders: dict[Compression, ReplyEncoder] = {}
         self._rule = rule
         self._buckets = buckets
         self._updates = updates
@@ -49,7 +48,7 @@ class ValueReplies:
             ranges = self._buckets.element_ranges(message.ids)
             buffers: Sequence[wire.Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
         else:
-            lengths, segment_counts, buffers = self.compressed.payloads(
+            lengths, segment_counts, buffers = self._payloads(
                 self._buckets.segment_ranges(message.ids), back, feedback=self._updates.updater is None
             )
         for (bucket, _, _), buffer in zip(ranges, buffers, strict=False):
@@ -78,23 +77,10 @@ class ValueReplies:
         back = described(message.back)
         if back is None:
             raise ValueError("values were encoded without a compression")
-        with suppress(UsageError):  # NaN, which the other server has told who asked
-            self.compressed.payloads(self._buckets.segment_ranges(message.ids), back, feedback=True)
+        with suppress(UsageError):  # NaN: the other server has said so in its answer
+            self._payloads(self._buckets.segment_ranges(message.ids), back, feedback=True)
 
-
-class CompressedReplies:
-    """The compressed values that one store's workers are sent. Each value is encoded once, however many ask for it.
-
-    Sums that are assigned are encoded with error feedback (DoubleSqueeze, arXiv:1905.05957): the residual stays here,
-    and is added to the next sum. Weights are encoded without, for the next weights do not add to these.
-    """
-
-    def __init__(self, key: Callable[[int], Key], recording: Recording | None = None) -> None:
-        self._key = key
-        self._recording = recording or Recording()
-        self.encoders: dict[Compression, ReplyEncoder] = {}
-
-    def payloads(
+    def _payloads(
         self, ranges: Sequence[tuple[Bucket, int, int]], compression: Compression, feedback: bool
     ) -> tuple[list[int], list[int], list[wire.Buffer]]:
         """Return the payloads of segments: their lengths, how many segments each is of, and a message's buffers.
@@ -106,6 +92,8 @@ class CompressedReplies:
                 f"{compression.type} compression is for sums, not for weights: single weights would be far off; "
                 f"choose from {', '.join(sorted(CLOSE))}"
             )
+        # Sums that are assigned are encoded with error feedback (DoubleSqueeze, arXiv:1905.05957): the residual stays
+        # here, and is added to the next sum. Weights are encoded without, for the next weights do not add to these.
         encoder = self.encoder(compression)
         if feedback and self._recording.on and any(encoder.lacking(*part, feedback=True) for part in ranges):
             ids = [number for bucket, first, stop in ranges for number in bucket.ids[first:stop]]
@@ -117,7 +105,9 @@ class CompressedReplies:
     def encoder(self, compression: Compression) -> ReplyEncoder:
         encoder = self.encoders.get(compression)
         if encoder is None:
-            encoder = self.encoders[compression] = ReplyEncoder(Compressor(compression, self._key))
+            encoder = self.encoders[compression] = ReplyEncoder(
+                Compressor(compression, lambda number: self._buckets.segment(number).key)
+            )
         return encoder
 
 

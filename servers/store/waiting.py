@@ -110,6 +110,18 @@ class Pauses:
         return Reason(f"waits for {name('worker', missing)} to join", missing)
 
 
+# How the wait of a request ends.
+#
+#   why                                                where                              the answer
+#   its rounds are over                                release                            values, or the round's error
+#   a worker has left that its rounds need             give_up_hopeless, park             NodeLost
+#   a worker inside join does not know its keys        give_up_hopeless, park             UsageError
+#   an update may be half made                         give_up_hopeless, park             WeightsInDoubt
+#   all workers are inside join, or one has left       end_join                           Resume, or NodeLost
+#   the store is closed                                close                              UsageError
+#   a worker, or this server, dies                     in the worker: ``Client.fail``     none
+
+
 class Waiting:
     """The requests that wait.
 
@@ -220,7 +232,7 @@ class Waiting:
         return Reason(f"waits for {_words(missing)}", {rank for rank, _ in missing})
 
     def waits(self, now: float) -> Waits:
-        """Return who waits for whom. The cost is bounded: only the oldest requests are asked who is missing."""
+        """Return which workers wait for which. The cost is bounded: only the oldest requests are looked at."""
         if not self._parked:
             return Waits()
         everybody = list(self._parked.values())

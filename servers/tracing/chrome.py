@@ -1,7 +1,7 @@
 """A job's trace as events in the Trace Event Format, which chrome://tracing and ui.perfetto.dev read. Pure.
 
 Each member is a process of the trace, each of its threads a track of spans ("X"). A request under way is an
-asynchronous event ("b" and "e"), whose id is made from who asked and its number. Arrows ("s", "t", "f") lead from where
+asynchronous event ("b" and "e"), whose id is its sender and number. Arrows ("s", "t", "f") lead from where
 a request left over where it was handled to where its answer came.
 """
 
@@ -25,7 +25,7 @@ MARKS = 0  # the track of what has happened at a moment
 CATEGORY = "request"
 
 
-# Who asks, the number of the request, and whether the scheduler is asked: aggregators count these requests apart.
+# The sender, the number of the request, and whether the scheduler is asked: aggregators count these requests apart.
 RequestId: TypeAlias = "tuple[wire.Node, int, bool]"
 SCHEDULER = "the scheduler"  # as links call it
 
@@ -166,7 +166,7 @@ class Track:
         return first.start == second.start and first.end == second.end
 
 
-# ---- which notes are about the same request: who asked, who handled it, where the answer left, and when it came
+# ---- which notes are about the same request: its sender, its handler, where the answer left, and when it came
 
 
 class Moment(NamedTuple):

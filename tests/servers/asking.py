@@ -19,7 +19,6 @@ def floats(*values: float) -> torch.Tensor:
 
 
 def sender(rank: int = 0, seq: int = 1, *, done: int = 0, role: str = "worker", incarnation: int = 1) -> wire.Sender:
-    """Who makes a request, for those that no ``Worker`` makes."""
     return wire.Sender(wire.Node(role, rank, incarnation), seq, done)
 
 
@@ -75,7 +74,6 @@ class Worker:
         return self.rank if self.role == "worker" else str(self.node)
 
     def me(self) -> wire.Sender:
-        """The sender of this worker's next request."""
         self.seq += 1
         return wire.Sender(self.node, self.seq, self.done)
 
@@ -213,11 +211,9 @@ class Desk:
         return replies.get((worker.name, message.seq))
 
     def segment(self, number: int, store: int = 0) -> HeldSegment:
-        """Segment ``number`` as the shard holds it."""
         return self.shard.stores[store].buckets.segment(number)
 
     def value(self, number: int = 1, clock: int = 0, store: int = 0) -> torch.Tensor:
-        """What worker 0 pulls."""
         reply = self.reply(self.workers[0], self.workers[0].pull([number], clock, store))
         assert isinstance(reply, wire.Values), reply
         return values_in(reply, [self.segment(number, store).spec])[0]
@@ -234,14 +230,12 @@ def values_in(reply: wire.Values, specs: list[Any]) -> list[torch.Tensor]:
 
 
 def text_of(reply: Any, kind: str) -> str:
-    """The text of a failure of this kind."""
     assert isinstance(reply, wire.Failure), reply
     assert reply.kind == kind
     return reply.text
 
 
 def optimized(desk: Desk, name: str = "sgd", lr: float = 0.5, **hyper: object) -> None:
-    """Let worker 0 set the optimizer."""
     first = desk.workers[0]
     assert desk.reply(first, first.set_optimizer(name, lr, **hyper)) == wire.Ack(first.seq)
 
@@ -255,6 +249,5 @@ def updating(workers: int, mode: str = "async", **rule: Any) -> Desk:
 
 
 def read(desk: Desk, reply: Any, number: int = 1) -> torch.Tensor:
-    """The value of one segment that ``reply`` brings."""
     assert isinstance(reply, wire.Values), reply
     return values_in(reply, [desk.segment(number).spec])[0]

@@ -123,7 +123,6 @@ def ask(desk: Desk, message: Any) -> None:
 
 
 def rows_in(reply: Any, width: int = 2, dtype: str = "float32", codec: str = "none") -> list[Any]:
-    """The rows that ``reply`` brings of each table, as lists."""
     assert isinstance(reply, wire.Rows), reply
     payload, found, start = bytes(reply.buffers[0]), [], 0
     for count in reply.counts:
@@ -135,7 +134,6 @@ def rows_in(reply: Any, width: int = 2, dtype: str = "float32", codec: str = "no
 
 
 def table_rows(desk: Desk, ids: Sequence[int], segment: int = 7, clock: int = 0) -> Any:
-    """Rows of one table as worker 0 pulls them."""
     reply = desk.reply(desk.workers[0], pull_rows(desk.workers[0], {segment: ids}, clock))
     return rows_in(reply)[0]
 

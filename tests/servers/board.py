@@ -26,7 +26,6 @@ class Query:
     expr: str
 
     def filled(self, window: str, **variables: str) -> str:
-        """Return the expression with Grafana's variables replaced: rates over ``window``."""
         expr = self.expr.replace("$__rate_interval", window)
         for name, value in variables.items():
             expr = expr.replace(f"${name}", value)
@@ -34,28 +33,23 @@ class Query:
         return expr
 
     def uses(self) -> dict[str, set[str]]:
-        """Return the metrics that it reads, each with the labels that it chooses by."""
         return {
             name: {part.partition("=")[0].strip(" !~") for part in (labels or "").split(",") if part}
             for name, labels in _METRIC.findall(self.expr)
         }
 
     def groups(self) -> set[str]:
-        """Return the labels by which results are grouped or joined."""
         return {label.strip() for labels in _BY.findall(self.expr) for label in labels.split(",") if label.strip()}
 
 
 def panels() -> list[dict[str, Any]]:
-    """Every panel that asks something."""
     return [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 
 
 def queries() -> list[Query]:
-    """What the board asks, panel by panel."""
     return [Query(panel["title"], target["expr"]) for panel in panels() for target in panel["targets"]]
 
 
 def alerts() -> list[Query]:
-    """What the rules for alerts ask."""
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     return [Query(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]

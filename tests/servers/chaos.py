@@ -52,7 +52,6 @@ class Chaos:
         ]
 
     def deliver(self, put: Put) -> None:
-        """Take a message from its sender."""
         with self._changed:
             number = self.messages
             self.messages += 1

@@ -48,23 +48,17 @@ OPTIMIZERS: list[tuple[str, dict[str, float]]] = [
 
 
 class Row(NamedTuple):
-    """A row, and what belongs to it, by name."""
-
     values: bytes
     parts: dict[str, bytes]
 
 
 class Content(NamedTuple):
-    """What a saved table is."""
-
     rows: dict[int, Row]
     rule: str | None
     steps: tuple[int, ...]
 
 
 class Save(NamedTuple):
-    """A save that there is: where, and what the table was."""
-
     folder: Path
     version: int
     content: Content
@@ -107,13 +101,11 @@ class Course:
         self._begin(resume=False)
 
     def close(self) -> None:
-        """End the job."""
         if self._job is not None:
             self._job.close()
             self._job = None
 
     def _begin(self, resume: bool) -> None:
-        """Make the store, as a new job does."""
         self.close()
         if self._rule is None:
             self.store: Any = kv.create(self._kind)
@@ -144,7 +136,6 @@ class Course:
         return out.numpy().copy()
 
     def _now(self, state: bool = True) -> Content:
-        """Return what the table is, by a whole save."""
         self._scratch += 1
         path = self._directory / f"scratch-{self._scratch}"
         self.store.save_table("t", path, state=state)
@@ -153,7 +144,6 @@ class Course:
     # ---- what is done
 
     def run(self) -> None:
-        """Make all steps, and look at everything after each."""
         local: dict[Callable[[], None], int] = {
             self._push: 6,
             self._save: 2,
@@ -239,7 +229,6 @@ class Course:
             }
 
     def _restart(self) -> None:
-        """Begin anew, from the last save."""
         self._begin(resume=False)
         self._checkpoint = None
         if self._saves and self._loads(self._saves[-1].folder):

@@ -78,7 +78,6 @@ class Host:
         self.explained.append((exchange, peer, seq))
 
     def take(self) -> Exchange:
-        """The only request to servers there is."""
         (exchange,) = self.sent
         self.sent.clear()
         return exchange
@@ -111,16 +110,13 @@ class Host:
 
 
 def total(exchange: Exchange, dtype: str = "float32") -> list[float]:
-    """What a push to a server carries, as elements of ``dtype``."""
     return from_buffer(bytearray(b"".join(exchange.fields["buffers"])), dtype).tolist()
 
 
 def values(*numbers: float, **fields: Any) -> wire.Values:
-    """A server's answer, plain and of float32."""
     return wire.Values(0, buffers=[to_buffer(torch.tensor(numbers, dtype=torch.float32))], **fields)
 
 
 def floats_in(reply: Any) -> list[float]:
-    """The values that a worker is given."""
     assert isinstance(reply, wire.Values), reply
     return from_buffer(bytearray(b"".join(reply.buffers)), "float32").tolist()

@@ -11,7 +11,6 @@ from kvstore.observing.view import JobView, MemberView, Span
 
 
 def worker_report(servers: int = 2, **changes: Any) -> wire.WorkerReport:
-    """A worker's report, with the given attributes."""
     report = wire.WorkerReport(
         wire.Node("worker", 0, 1),
         at=100.0,
@@ -30,7 +29,6 @@ def worker_report(servers: int = 2, **changes: Any) -> wire.WorkerReport:
 
 
 def server_report(workers: int = 2, **changes: Any) -> wire.ServerReport:
-    """A report of a server, a standby or an aggregator, with the given attributes."""
     report = wire.ServerReport(
         wire.Node("server", 0, 1),
         at=100.0,
@@ -54,7 +52,6 @@ def server_report(workers: int = 2, **changes: Any) -> wire.ServerReport:
 def member(
     role: str, rank: int, report: wire.WorkerReport | wire.ServerReport | None = None, **changes: Any
 ) -> MemberView:
-    """A member with at most one report."""
     of_worker = Span(report, report) if isinstance(report, wire.WorkerReport) else None
     of_server = Span(report, report) if isinstance(report, wire.ServerReport) else None
     return replace(MemberView(role, rank, 1, "ready", 0.5, "", of_worker, of_server), **changes)

@@ -118,7 +118,6 @@ def _odd_fields(draw: st.DrawFn) -> list[Any]:
 
 
 def good(worker: Worker) -> list[Message]:
-    """One of each of what a worker asks a server."""
     return [
         worker.open(),
         worker.init({3: floats(1, 2)}),
@@ -136,7 +135,6 @@ def good(worker: Worker) -> list[Message]:
 
 @st.composite
 def _mutated(draw: st.DrawFn) -> list[Any]:
-    """A good message with some bytes changed, left out or added, or frames missing."""
     parts = [bytearray(frame) for frame in wire.encode(draw(st.sampled_from(good(Worker(draw(st.integers(0, 1)))))))]
     for _ in range(draw(st.integers(1, 3))):
         part = parts[draw(st.integers(0, len(parts) - 1))]

@@ -51,7 +51,6 @@ def rows_of(table: RowTable) -> list[bytes]:
 
 
 def copied(shard: Shard, workers: int, **how: Any) -> Shard:
-    """A new shard that has been told the whole state of ``shard``."""
     made = Shard(0, workers, **how)
     for message in list(shard.capture()):
         made.apply(sent(message))
@@ -89,5 +88,4 @@ class Pair(Desk):
             self.applied += 1
 
     def take_over(self) -> None:
-        """From now on the standby serves."""
         self.shard = self.standby

@@ -60,11 +60,9 @@ class _Server:
         self._records.append(message)
 
     def pair(self) -> None:
-        """Have a new standby."""
         self.standby = copied(self.shard, 1)
 
     def take_over(self) -> None:
-        """Have the standby serve, in the place of the shard, which is lost."""
         if self.standby is None:
             self.pair()
         assert self.standby is not None
@@ -143,12 +141,10 @@ class PlayedShards:
     # ---- a reader
 
     def held(self, key: Key, spec: Spec) -> HeldValue:
-        """Return what a reader holds of ``key`` at first."""
         store, segments = self._places[key]
         return HeldValue(key, spec, store, segments)
 
     def read_rows(self, held: HeldValue, ids: Sequence[int], slack: int) -> Any:
-        """Return rows as a reader gets them."""
         pull = RowPull(held, ids, None)
         for server, _, fields, take in pull.asks(slack):
             shard = self.servers[server].shard
@@ -157,7 +153,6 @@ class PlayedShards:
         return pull.result()
 
     def read_value(self, held: HeldValue, slack: int) -> Any:
-        """Return an array as a reader gets it."""
         for read in reads_of([held]):
             shard = self.servers[read.server].shard
             message = wire.ReadValues(sender(role="reader"), **read.fields, slack=slack)

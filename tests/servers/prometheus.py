@@ -45,7 +45,6 @@ class Prometheus:
     target: str
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer of the HTTP API."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=LONG) as answer:
             told = json.load(answer)
@@ -53,7 +52,6 @@ class Prometheus:
         return told["data"]
 
     def series(self, expr: str) -> list[dict[str, Any]]:
-        """Return what an expression gives now."""
         return list(self.ask("query", query=expr)["result"])
 
     def rules(self) -> set[str]:

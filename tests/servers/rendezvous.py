@@ -29,7 +29,6 @@ class Member:
         return wire.Node(self.role, self.rank, self.incarnation)
 
     def me(self) -> wire.Sender:
-        """The sender of this member's next request."""
         self.seq += 1
         return wire.Sender(self.node, self.seq, 0)
 
@@ -45,7 +44,6 @@ class Member:
         )
 
     def again(self) -> Member:
-        """The next process of this member."""
         other = Member(self.role, self.nonce + 1000, self.hint)
         other.start = self.start + 1
         return other
@@ -118,7 +116,6 @@ class Job:
             self.start()
 
     def start(self) -> None:
-        """All members join, and beat."""
         for member in self.everyone:
             self.say(member, member.join())
         for member in self.everyone:
@@ -148,7 +145,6 @@ class Job:
         return [message for _, message in outbox]
 
     def tick(self, seconds: float = 0.0) -> list[tuple[Any, Any]]:
-        """Let time pass in small steps, as it does."""
         outbox: list[tuple[bytes, wire.Message]] = []
         end = self.now + seconds
         while not outbox and self.now < end:

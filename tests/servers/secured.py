@@ -30,7 +30,6 @@ class Member(ZmqTransport):
         super().__init__(job.root_fd if name == "scheduler" else -1, job.keys[name])
 
     def bind(self, endpoint: str) -> str:
-        """Listen, and let the strangers know where."""
         found = super().bind("tcp://127.0.0.1:0" if endpoint.startswith("inproc") else endpoint)
         self._job.places[self._name] = found
         return found

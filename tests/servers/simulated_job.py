@@ -34,7 +34,6 @@ class SimulatedJob:
     seed: random.Random = field(default_factory=lambda: random.Random(3))
 
     def view(self, age: float) -> JobView:
-        """Return how the job is when it is ``age`` seconds old."""
         members = [self._worker(rank, age) for rank in range(self.workers)]
         members += [self._server(rank, age) for rank in range(self.servers)]
         events = [(0.4, f"all {self.workers} workers and {self.servers} servers have joined")]
@@ -123,17 +122,14 @@ class SimulatedSession:
     woken: threading.Event = field(default_factory=threading.Event)
 
     def look(self) -> JobView:
-        """Return how the job is now."""
         return self.job.view(self.now())
 
     def wait(self, seconds: float) -> None:
-        """Wait, until ``wake``."""
         self.woken.wait(seconds)
         self.woken.clear()
 
     def wake(self) -> None:
-        """End ``wait``."""
         self.woken.set()
 
     def close(self) -> None:
-        """Do nothing."""
+        pass

@@ -19,14 +19,11 @@ LISTS = ((1, 2, 3), (1,), (2, 3), (1, 2))
 
 
 class Pushed(NamedTuple):
-    """A push of one worker: segments, and the clock of each."""
-
     rank: int
     ids: tuple[int, ...]
     clocks: tuple[int, ...]
 
     def values(self) -> dict[int, torch.Tensor]:
-        """Integers that tell worker, segment and clock."""
         return {
             number: torch.full((SIZES[number],), 1 + 10 * self.rank + 100 * number + 1000 * clock)
             for number, clock in zip(self.ids, self.clocks, strict=True)
@@ -80,8 +77,6 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 class Run:
-    """A shard, and what it has answered to each message."""
-
     def __init__(self, case: Case, merged: bool, updated: bool, **rule: Any) -> None:
         dtype = torch.float64 if updated else torch.int64
         values = {number: torch.zeros(size, dtype=dtype) for number, size in SIZES.items()}
@@ -95,7 +90,6 @@ class Run:
         self._dtype = dtype
 
     def deliver(self, message: tuple[Pushed, ...]) -> None:
-        """Send a message, or send it again."""
         if message not in self._sent:
             values = {
                 number: torch.stack([pushed.values()[number] for pushed in message]).sum(0).to(self._dtype)
@@ -127,12 +121,10 @@ class Run:
         }
 
     def values(self) -> list[list[float]]:
-        """The value of each segment now."""
         buckets = self.desk.shard.stores[0].buckets
         return [buckets.value(number).tolist() for number in SIZES]
 
     def versions(self) -> list[int]:
-        """How many rounds of each segment are over."""
         return self.desk.shard.stores[0].buckets.versions(list(SIZES))
 
 
@@ -221,7 +213,6 @@ class Quorum:
 
 
 def hosts(**options: Any) -> Desk:
-    """Two hosts of two workers."""
     return Desk(4, values={1: floats(0), 2: floats(0)}, aggregated=[[0, 1], [2, 3]], **options)
 
 
@@ -380,8 +371,8 @@ def test_each_worker_of_a_sum_has_its_own_clock():
 @pytest.mark.parametrize(
     ("rule", "sum_of", "words"),
     [
-        ({}, {"ranks": [0, 1], "rank_clocks": [1, 1]}, "those of one round have one clock"),
-        ({}, {"ranks": [0], "rank_clocks": [2]}, "those of one round have one clock"),
+        ({}, {"ranks": [0, 1], "rank_clocks": [1, 1]}, "all pushes of one round have one clock"),
+        ({}, {"ranks": [0], "rank_clocks": [2]}, "all pushes of one round have one clock"),
         ({"mode": "async"}, {"ranks": [0, 1]}, "each push is an update, unless it has aggregate='host'"),
         ({"mode": "async", "aggregate": "host"}, {"ranks": [0, 1], "rank_clocks": [1, 2]}, "must be the highest"),
         (

@@ -62,7 +62,6 @@ class Stranger:
         self._paths = [directory / "scheduler", directory / "server-0"]
 
     def throw(self, count: int, seed: int) -> None:
-        """Messages that are none."""
         for frames in flood(count, seed):
             self._say(GREETING + b"".join(map(bytes, packed(frames))))
 

@@ -129,7 +129,6 @@ class KeyedJob(Job):
             self.start()
 
     def forged(self, message: wire.Message, link: bytes = b"") -> list[Any]:
-        """What worker 1 is told if it says this."""
         peer = link or self.workers[1].peer
         outbox = self.scheduler.handle(peer, sent(message), self.now)
         return [(whom, sent(reply)) for whom, reply in outbox]

@@ -91,7 +91,6 @@ def test_the_threads_of_a_server_that_was_started_by_hand_do_not_spin(tmp_path: 
 
 @pytest.fixture
 def usual() -> Iterator[int]:
-    """The usual threshold, which comes back."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield 700

@@ -57,7 +57,6 @@ def test_a_stranger_with_another_key_hears_nothing() -> None:
 
 
 def forged(me: wire.Sender) -> list[wire.Request]:
-    """What changes servers."""
     data = bytearray(4 * SIZE)
     return [
         wire.Open(me, 0, "sync"),
@@ -74,7 +73,6 @@ def forged(me: wire.Sender) -> list[wire.Request]:
 
 
 def forged_for_the_scheduler(me: wire.Sender) -> list[wire.Request]:
-    """What changes the scheduler."""
     return [
         wire.Join(me._replace(node=me.node._replace(rank=-1, incarnation=99)), ""),
         wire.Declare(me, 0, ["x"], [0], [[3]], ["float32"], 1, 1 << 20),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import handed_over
+import numpy as np
 import pytest
 import torch
 from asking import Worker, sent
+from asking_rows import evict, freeze, init_tables, pull_rows, push_rows, put_rows
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from pairs import Records, copied, state
 
 from kvstore import wire
+from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 from servers.replication.standby import Backlog
 from servers.shard import Shard
 
@@ -32,6 +35,22 @@ BACK = [None, None, ["2bit", [["threshold", 0.5]]], ["int8", [["seed", 3], ["sto
 KINDS = ["push"] * 8 + ["pull"] * 3 + ["pause", "init", "optimizer", "states", "close", "open"]
 
 
+IDS = range(12)
+TABLES = {
+    1: Table(shape=(12, 3), init="uniform", seed=5),
+    2: Table(dim=2, dtype="float64", init="normal", admit=MinCount(2), evict=[Unseen(4), Capacity(5, by="count")]),
+    3: Table(dim=1, admit=Probability(0.5), evict=[Unseen(3), Capacity(6)]),
+}
+ROW_OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("sgd", {}),
+    ("sgd", {"momentum": 0.9}),
+    ("adam", {}),
+    ("adagrad", {}),
+    ("ftrl", {}),
+]
+ROW_KINDS = ["push"] * 16 + ["pull"] * 2 + ["pause", "optimizer", "put", "evict", "evict", "freeze"]
+
+
 @dataclass
 class Asked:
     """What workers have asked so far, to ask what may follow."""
@@ -42,18 +61,17 @@ class Asked:
     known: set[int] = field(default_factory=set)
 
 
-RULES = st.sampled_from(
-    [
-        {"mode": "sync"},
-        {"mode": "sync", "finite": True},
-        {"mode": "sync", "quorum": 1},
-        {"mode": "sync", "quorum": 2, "late": "keep"},
-        {"mode": "async"},
-        {"mode": "async", "staleness": 1, "finite": True},
-        {"mode": "async", "compensation": 0.5},
-        {"mode": "async", "staleness": 0, "aggregate": "host"},
-    ]
-)
+RULES: list[dict[str, Any]] = [
+    {"mode": "sync"},
+    {"mode": "sync", "finite": True},
+    {"mode": "sync", "quorum": 1},
+    {"mode": "sync", "quorum": 2, "late": "keep"},
+    {"mode": "async"},
+    {"mode": "async", "staleness": 1, "finite": True},
+    {"mode": "async", "compensation": 0.5},
+    {"mode": "async", "staleness": 0, "aggregate": "host"},
+]
+ROW_RULES = RULES[:6]
 
 
 def numbers(draw: st.DrawFn, number: int, dtype: torch.dtype) -> torch.Tensor:
@@ -66,9 +84,7 @@ def numbers(draw: st.DrawFn, number: int, dtype: torch.dtype) -> torch.Tensor:
 def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> wire.Message:
     """Anything that a worker may ask next, and now and then what it may not."""
     worker = draw(st.sampled_from(asked.workers))
-    kind = draw(
-        st.sampled_from(["push"] * 8 + ["pull"] * 3 + ["pause", "init", "optimizer", "states", "close", "open"])
-    )
+    kind = draw(st.sampled_from(KINDS))
     ids = draw(st.sampled_from([[1, 2, 3], [1, 2, 3], [1], [2, 3], [3, 4], [4], [1, 2, 3, 4], [2, 1]]))
     rank = worker.rank
     if kind in ("push", "pull"):
@@ -103,52 +119,122 @@ def requests(draw: st.DrawFn, asked: Asked, dtype: torch.dtype) -> wire.Message:
     return wire.Close(worker.me(), 0) if kind == "close" else worker.open("sync", finite=True)
 
 
+def gradients(draw: st.DrawFn, number: int) -> dict[int, list[float]]:
+    ids = sorted(draw(st.sets(st.sampled_from(IDS), max_size=8)))
+    width = TABLES[number].width
+    noise = np.random.default_rng(draw(st.integers(0, 50)))
+    return {each: noise.standard_normal(width).tolist() for each in ids}
+
+
+@st.composite
+def row_requests(draw: st.DrawFn, asked: Asked, full: bool) -> wire.Message:
+    """Anything that a worker may ask next of tables."""
+    worker, first = draw(st.sampled_from(asked.workers)), asked.workers[0]
+    rank, kind = worker.rank, draw(st.sampled_from(ROW_KINDS))
+    number = draw(st.sampled_from(list(TABLES)))
+    clock = asked.clocks.get((rank, number), 0)
+    wanted = {number: sorted(draw(st.sets(st.sampled_from(IDS), max_size=4)))}
+    if kind == "push":
+        asked.clocks[rank, number] = clock + 1
+        dtype = TABLES[number].dtype
+        given_rows = {number: gradients(draw, number)}
+        lr = draw(st.sampled_from([None, None, 0.25]))
+        how = draw(st.sampled_from(["plain", "wanted", "union" if full else "wanted"]))
+        return push_rows(
+            *(worker, given_rows, clock + 1, wanted if how == "wanted" else None),
+            union=how == "union",
+            dtype=dtype,
+            lr=lr,
+            wide=draw(st.booleans()),
+        )
+    if kind == "pull":
+        return pull_rows(worker, wanted, clock)
+    if kind == "pause":
+        return worker.pause({each: asked.clocks.get((rank, each), 0) for each in TABLES})
+    if kind == "optimizer":
+        asked.versions[rank] = version = asked.versions.get(rank, 0) + 1
+        name, hyper = draw(st.sampled_from(ROW_OPTIMIZERS))
+        return worker.set_optimizer(name, 0.1, version, **hyper)
+    if kind == "put":
+        return put_rows(first, 1, gradients(draw, 1), version=draw(st.sampled_from([None, 7])))
+    if kind == "evict":
+        return evict(first, number, asked.clocks.get((0, number), 0))
+    return freeze(worker, number, clock)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _handed_over_soon() -> Iterator[None]:
     with handed_over.soon():
         yield
 
 
+class Compared:
+    """A primary whose standby comes to the same state from its records, or from a capture and later records."""
+
+    def __init__(self, draw: Callable[[st.SearchStrategy[Any]], Any], rule: dict[str, Any], count: int) -> None:
+        self.draw = draw
+        self.rule = {**rule, "quorum": count} if rule.get("quorum", 0) > count else rule
+        self.asked = Asked([Worker(rank) for rank in range(count)])
+        self.first = self.asked.workers[0]
+        self.records = Records(shares=draw(st.booleans()))
+        self.primary, self.standby = Shard(0, count, recorder=self.records), Shard(0, count)
+        self.backlog = Backlog()
+        for worker in self.asked.workers:
+            self.ask(worker.open(**self.rule))
+
+    def ask(self, message: Any) -> None:
+        self.primary.handle(self.asked.workers[message.node.rank].peer, sent(message))
+
+    def set_optimizer(self, optimizers: list[tuple[str, dict[str, Any]]]) -> None:
+        optimizer = self.draw(st.sampled_from([None, *optimizers]))
+        if optimizer is not None or self.rule["mode"] == "async":
+            name, hyper = optimizer or optimizers[0]
+            self.asked.versions = dict.fromkeys(range(len(self.asked.workers)), 1)
+            self.ask(self.first.set_optimizer(name, 0.1, 1, **hyper))
+
+    def run(self, requests: st.SearchStrategy[wire.Message], most: int) -> None:
+        count = len(self.asked.workers)
+        for _ in range(self.draw(st.integers(1, most))):
+            self.ask(self.draw(requests))
+            action = self.draw(st.sampled_from(["compare"] * 2 + ["wait"] * 4 + ["copy", "leave"]))
+            if action == "leave" and count > 1:
+                self.primary.depart([count - 1])
+            elif action == "copy":
+                self.standby, self.backlog = copied(self.primary, count), Backlog()
+                self.records.clear()
+            while self.records:
+                self.backlog.add(sent(self.records.pop(0)))
+            if action != "wait":
+                self.backlog.hurry()
+            while (due := self.backlog.take()) is not None:
+                self.standby.apply(due)
+            if action != "wait":
+                assert state(self.standby) == state(self.primary)
+        event(f"{self.rule}")
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.data(), RULES, st.integers(1, 3), st.sampled_from([torch.float32, torch.float32, torch.bfloat16]))
+@given(
+    st.data(),
+    st.sampled_from(RULES),
+    st.integers(1, 3),
+    st.sampled_from([torch.float32, torch.float32, torch.bfloat16]),
+)
 def test_after_each_record_the_state_is_the_primarys(
     data: st.DataObject, rule: dict[str, Any], count: int, dtype: torch.dtype
 ) -> None:
-    workers = [Worker(rank) for rank in range(count)]
-    if rule.get("quorum", 0) > count:
-        rule = {**rule, "quorum": count}
-    asked = Asked(workers)
-    records = Records(shares=data.draw(st.booleans()))
-    primary, standby, backlog = Shard(0, count, recorder=records), Shard(0, count), Backlog()
-
-    def ask(worker: Worker, message: wire.Message) -> None:
-        primary.handle(worker.peer, sent(message))
-
-    for worker in workers:
-        ask(worker, worker.open(**rule))
+    pair = Compared(data.draw, rule, count)
     for ids in data.draw(st.sampled_from([[[1, 2, 3], [4]], [[1], [2, 3, 4]]])):
-        asked.known.update(ids)
-        ask(workers[0], workers[0].init({number: numbers(data.draw, number, dtype) for number in ids}))
-    optimizer = data.draw(st.sampled_from([None, *OPTIMIZERS]))
-    if optimizer is not None or rule["mode"] == "async":
-        name, hyper = optimizer or OPTIMIZERS[0]
-        asked.versions = dict.fromkeys(range(count), 1)
-        ask(workers[0], workers[0].set_optimizer(name, 0.1, 1, **hyper))
-    for _ in range(data.draw(st.integers(1, 25))):
-        message = data.draw(requests(asked, dtype))
-        ask(asked.workers[message.node.rank], message)
-        action = data.draw(st.sampled_from(["compare", "wait", "wait", "wait", "copy", "leave"]))
-        if action == "leave" and count > 1:
-            primary.depart([count - 1])
-        elif action == "copy":
-            standby, backlog = copied(primary, count), Backlog()
-            records.clear()
-        while records:
-            backlog.add(sent(records.pop(0)))
-        if action != "wait":
-            backlog.hurry()
-        while (due := backlog.take()) is not None:
-            standby.apply(due)
-        if action != "wait":
-            assert state(standby) == state(primary)
-    event(f"{rule}")
+        pair.asked.known.update(ids)
+        pair.ask(pair.first.init({number: numbers(data.draw, number, dtype) for number in ids}))
+    pair.set_optimizer(OPTIMIZERS)
+    pair.run(requests(pair.asked, dtype), 25)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.sampled_from(ROW_RULES), st.integers(1, 3))
+def test_after_each_record_the_rows_are_the_primarys(data: st.DataObject, rule: dict[str, Any], count: int) -> None:
+    pair = Compared(data.draw, rule, count)
+    pair.set_optimizer(ROW_OPTIMIZERS)
+    pair.ask(init_tables(pair.first, TABLES))
+    pair.run(row_requests(pair.asked, rule["mode"] == "sync" and "quorum" not in rule), 30)

@@ -82,7 +82,6 @@ def asked(worker: Worker, clocks: dict[int, int], number: int = 1) -> wire.Messa
 
 
 def desk(size: int) -> tuple[Desk, list[StoreCapture]]:
-    """Return a shard of one segment, and a list of the captures that it saves."""
     made = Desk(2, values={1: torch.zeros(size)})
     complete: list[StoreCapture] = []
     made.shard.checkpoints.save = complete.append

@@ -20,8 +20,6 @@ SEGMENTS = {1: floats(1, 2), 2: floats(3)}
 
 
 class Rush:
-    """A server, and workers that all push the same segments."""
-
     def __init__(self, workers: int, mode: str = "sync", **rule: Any) -> None:
         self.shard = Shard(0, workers)
         self.workers = [Worker(rank) for rank in range(workers)]
@@ -33,7 +31,6 @@ class Rush:
                 self.say(worker, worker.set_optimizer())
 
     def say(self, worker: Worker, message: wire.Message) -> int:
-        """Return how many answers there are."""
         return len(self.shard.handle(worker.peer, message))
 
     def push(self, worker: Worker, clock: int) -> int:

@@ -30,7 +30,6 @@ from servers.scheduler_process import InputLog, SchedulerTracing
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Nobody needs to read of each kill."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

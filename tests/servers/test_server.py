@@ -114,8 +114,6 @@ def test_of_a_job_that_fails_both_return_the_code_for_that(caplog: pytest.LogCap
 
 
 class Failing(ServingMember):
-    """Serves nobody."""
-
     def _serve(self) -> None:
         raise ZeroDivisionError("by itself")
 

@@ -121,8 +121,6 @@ def test_a_server_may_have_as_many_connections_as_its_limit_allows(tmp_path: Pat
 
 
 class Processes:
-    """A scheduler and a server; the worker is the test."""
-
     def __init__(self, directory: Path, **env: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             port = sock.getsockname()[1]

@@ -41,8 +41,8 @@ def together(workers: int, steps: int, options: dict[str, Any]) -> nn.Module:
     return model
 
 
-def constant(rank: int, size: int = 10, dtype: torch.dtype = torch.float32) -> tuple[nn.Parameter, torch.optim.SGD]:
+def constant(rank: int, size: int = 10, **options: Any) -> tuple[nn.Parameter, torch.optim.SGD]:
     """A parameter whose gradient is the rank, always; a step subtracts it."""
-    param = nn.Parameter(torch.zeros(size, dtype=dtype))
+    param = nn.Parameter(torch.zeros(size))
     param.grad = torch.full_like(param, rank)
-    return param, torch.optim.SGD([param], lr=1.0)
+    return param, torch.optim.SGD([param], lr=1.0, **options)

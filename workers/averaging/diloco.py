@@ -347,7 +347,7 @@ class DiLoCo(Stepper):
             self._take(number)
         for ticket in self._in_flight.values():
             if ticket is not None:
-                ticket.done()  # takes in what has come: whoever waits receives, and here nobody waits
+                ticket.done()  # receives what has come: only a wait receives, and nothing waits here
 
     def finish(self, timeout: float | None = None) -> None:
         """Synchronize everything: before an evaluation, and at the end of training. Every worker calls this.

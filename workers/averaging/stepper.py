@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from kvstore import Mismatch, UsageError
+from kvstore import Mismatch
+from workers.common.checks import require_optimizer
 from workers.common.gather import Gather, digest
 from workers.common.values import describe
 
@@ -16,8 +17,7 @@ class Stepper(ABC):
     """What trains by steps of an optimizer that the program has made."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
+        require_optimizer(optimizer)
         self._optimizer = optimizer
         self._steps = self._rounds = 0
 

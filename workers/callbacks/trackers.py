@@ -163,7 +163,8 @@ class CSVRows:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path).resolve()  # a link stays, and what it points to is replaced
         self._file = LineFile(self._path, _START)
-        self._columns = _header(self._path)
+        with self._path.open(newline="", encoding="utf-8") as file:
+            self._columns = next(csv.reader(file), [])
         if tuple(self._columns[:2]) not in ((), _FIRST):
             self._file.close()
             raise UsageError(f"{path} has other columns, {', '.join(self._columns[:2])}, ...; choose another name")
@@ -193,11 +194,6 @@ class CSVRows:
         widened = LineFile(self._path, _START)
         self._file.close()
         self._file, self._columns = widened, columns
-
-
-def _header(path: Path) -> list[str]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return next(csv.reader(file), [])
 
 
 def _line(fields: Sequence[str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from kvstore import UsageError
 from kvstore.plain import scalar
 
@@ -15,6 +17,11 @@ def on_off_auto(name: str, value: object) -> bool | None:
     if value == "auto":
         return None
     raise UsageError(f"{name}={value!r} must be True, False or 'auto'")
+
+
+def require_optimizer(value: object) -> None:
+    if not isinstance(value, torch.optim.Optimizer):
+        raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(value).__name__}")
 
 
 def at_least(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:

@@ -33,7 +33,7 @@ class Gather:
         require_sums(store.type)
         self._store, self._key, self._width = store, key, width
         # A push cannot be taken back. So a call that has timed out leaves its row, and the next call waits on.
-        self._sent: tuple[list[int], torch.Tensor, Ticket] | None = None  # a row that waits for those of others
+        self._sent: tuple[list[int], torch.Tensor, Ticket] | None = None  # a row that waits for the other workers' rows
         try:
             store.init(key, self._table() - 1)  # not 0: an updater that adds would go unnoticed
         except AlreadyInitialized:

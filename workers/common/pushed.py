@@ -1,6 +1,6 @@
 """Pushes while backward runs: its hooks, what was pushed, what comes back, and whether gradients are what was pushed.
 
-torch counts the writes to a tensor, but not those through ``.data`` or numpy. So the bits of gradients are noted, too:
+torch counts the writes to a tensor, but no writes through ``.data`` or numpy. So the bits of gradients are noted, too:
 of small ones as a copy, of large ones as sums over chunks. A norm would not do: the opposite gradient has the same, and
 rounding hides small changes. A checksum such as CRC-32 takes ten times as long as sums, which are as fast as memory.
 Only what cancels out within a chunk of a large gradient is not found, such as two of its lanes that change places.
@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kvstore import DeadlineExceeded, KVStore, KVStoreError
 from kvstore.dynamo import outside_graphs
-from kvstore.ticket import Ticket, claim
+from kvstore.ticket import Operation, Ticket, claim
 from workers.common.buckets import Progress
 from workers.common.tensors import as_bits, in_memory_order
 from workers.common.torch_internals import flatten, write_count
@@ -107,7 +107,7 @@ class PushedGradients:
         return None
 
     def written(self) -> int | None:
-        """Return the position of a gradient whose elements are not those that were pushed, whoever wrote to it."""
+        """Return the position of a gradient whose elements are not what was pushed, whatever wrote to it."""
         for before, now in zip(self._noted, _noted(self._grads) if self._noted else [], strict=True):
             if torch.equal(before.bits, now.bits):
                 continue
@@ -155,11 +155,13 @@ class Flight:
         seen: the gradients of the buckets that have been pushed, or would have been in a step that is only watched.
         pushed: a ticket for each push, with the values that it brings, by position; no values where the store writes
             them into the caller's tensors itself.
+        operations: of these tickets.
         streams: the CUDA streams on which gradients were computed.
     """
 
     seen: list[PushedGradients] = field(default_factory=list)
     pushed: list[tuple[Ticket, dict[int, torch.Tensor]]] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
     streams: set[torch.cuda.Stream] = field(default_factory=set)
 
 
@@ -215,8 +217,9 @@ class BackwardPushes:
         copy: bool = False,
     ) -> None:
         """Push gradients. What comes back goes into ``outs``, or is held in memory of its own until the step."""
-        for ticket, _ in self._flight.pushed:  # an error is raised at the end of the step, not by the next call
-            if claim(ticket).error is not None:
+        flight = self._flight
+        for operation, (ticket, _) in zip(flight.operations, flight.pushed, strict=True):
+            if operation.error is not None:  # it is raised at the end of the step, not by the next call
                 with suppress(KVStoreError):
                     ticket.wait()
         if rescale is not None:
@@ -231,7 +234,8 @@ class BackwardPushes:
             outs = list(held.values())
         keys = [self._keys[position] for position in positions]
         ticket = self._store.pushpull(keys, grads, outs, priority, wait=False, copy=copy)
-        self._flight.pushed.append((ticket, held))
+        flight.pushed.append((ticket, held))
+        flight.operations.append(claim(ticket))
 
 
 def settle(tickets: Sequence[Ticket]) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class _Readers(threading.local):
-    """The containers of those who read now, in this thread."""
+    """The containers into which batches are read now, in this thread."""
 
     def __init__(self) -> None:
         self.waiting: list[Sized] = []

@@ -53,7 +53,7 @@ _known: weakref.WeakValueDictionary[int, RowSteps] = weakref.WeakValueDictionary
 
 
 def row_steps(store: KVStore) -> RowSteps:
-    """Return what all who train with ``store`` share; it lives as long as one of them has it."""
+    """Return what the trainer and the tables of ``store`` share; it lives as long as one of them has it."""
     steps = _known.get(id(store))
     if steps is None:
         steps = _known[id(store)] = RowSteps(store)

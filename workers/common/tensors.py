@@ -172,7 +172,7 @@ def take_apart(tensor: torch.Tensor) -> tuple[dict[str, Any], dict[str, torch.Te
 def pack(
     tensors: Mapping[str, torch.Tensor], held: Collection[torch.dtype]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return ``tensors`` as tensors that a file can hold, and the forms of those that it could not, by name."""
+    """Return ``tensors`` as tensors that a file can hold, and the forms of tensors that it cannot, by name."""
     packed: dict[str, torch.Tensor] = {}
     forms: dict[str, Any] = {}
     for name, tensor in tensors.items():

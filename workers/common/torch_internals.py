@@ -130,7 +130,7 @@ def is_compiled(module: nn.Module) -> bool:
 def set_in_group(group: MutableMapping[str, Any], name: str, value: Any) -> None:
     """Set ``name`` in one of ``param_groups``. A tensor that is there is filled, as torch's schedulers do.
 
-    Whoever has put the tensor there may go on filling it. Another object in its place would make that a silent nothing.
+    The program may go on filling the tensor. With another object in its place, that would silently change nothing.
     """
     now = group.get(name)
     if isinstance(now, torch.Tensor) and now.is_floating_point():
@@ -166,7 +166,7 @@ def held_batches(iterator: Any) -> Sized | None:
     """Return the container of the batches that a loader's iterator has read and not given to the program.
 
     The loader removes each batch that it gives, and makes a new container for a new epoch. The iterator itself counts,
-    too, but whoever holds it keeps its processes alive, and with ``persistent_workers`` its number is reset.
+    too, but a reference to it keeps its processes alive, and with ``persistent_workers`` its number is reset.
     """
     if not getattr(iterator, "_num_workers", 0):
         return ()

@@ -6,7 +6,7 @@ second backward that adds to them. So all workers decide alike.
 
 Buckets are sent in a fixed order, each when all of its gradients are there. Gradients that are missing when backward
 ends are sent as zeros. A last small message counts the workers that have each gradient: a parameter that got no
-gradient anywhere keeps none. It also counts those whose gradient is sparse: from then on only the rows of such a
+gradient anywhere keeps none. It also counts the workers whose gradient is sparse: from then on only the rows of such a
 parameter are sent (``SummedRows``). And it has each worker's mark, so that none steps where others would do
 something else (``workers/alike.py``).
 """
@@ -101,7 +101,7 @@ class GradientAverager(BackwardPushes):
         params: leaves by name, of any floating dtype and device; in the same order on all workers.
         store: a synchronous store without optimizer, for this alone. The names are already keys in it.
         used: the key of ``counts_of`` so many parameters.
-        known: the keys of the store; those of tables are added.
+        known: the keys of the store; the keys of tables are added.
         passes: how many backward passes add up before the last one sends the sum.
         sparse_as_dense: make sparse gradients dense; otherwise their rows are summed.
     """
@@ -268,7 +268,8 @@ class GradientAverager(BackwardPushes):
 
     def _push(self, bucket: range, absent: bool = False) -> None:
         """Send the gradients of ``bucket``, or zeros if this worker is ``absent`` from the round."""
-        self._wait_for_streams()
+        if self._flight.streams:
+            self._wait_for_streams()
         values: dict[int, torch.Tensor] = {}
         grads: dict[int, torch.Tensor] = {}
         for position in bucket:

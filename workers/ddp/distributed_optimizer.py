@@ -1,6 +1,6 @@
 """``DistributedOptimizer``: any torch optimizer, with gradients that are averaged over workers.
 
-Its name and arguments are those of Horovod (Sergeev and Del Balso, arXiv:1802.05799) and of Needle's ``ddp``. Unlike
+Name and arguments are as in Horovod (Sergeev and Del Balso, arXiv:1802.05799) and of Needle's ``ddp``. Unlike
 there, gradients are averages when ``backward`` returns (``averager.py``), not only in ``step``.
 """
 
@@ -17,7 +17,7 @@ from kvstore import AlreadyInitialized, KVStore, Mismatch, UnknownName, Unsuppor
 from kvstore.store.maker import UNNAMED
 from workers import group
 from workers.alike import BETWEEN, STEP, Alike
-from workers.common.checks import at_least
+from workers.common.checks import at_least, require_optimizer
 from workers.common.gather import Gather, digest
 from workers.common.tensors import require_own_memory
 from workers.common.values import describe, module_of
@@ -88,8 +88,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         overlap: bool = True,
         kvstore: KVStore | str | None = "auto",
     ) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
+        require_optimizer(optimizer)
         if op not in (Average, Sum):
             raise UnknownName(f"unknown op={op!r}; choose from {Average}, {Sum}")
         self.optimizer = optimizer

@@ -30,7 +30,7 @@ class DistOpt:
         loss = loss_function(model(x), y)
         sgd.backward_and_update(loss)
 
-    Methods, arguments and defaults are those of SINGA's ``opt.DistOpt``. So is the arithmetic: gradients are summed
+    Methods, arguments, defaults and arithmetic are as in SINGA's ``opt.DistOpt``: gradients are summed
     over workers and divided by their number, so a loss that is a mean needs no other learning rate. Each
     ``backward_and_*`` computes new gradients, whatever ``grad`` held, so there is no need to set them to zero.
 
@@ -162,7 +162,7 @@ class DistOpt:
             KVStoreError: an error of the store. The local update has been made.
         """
         partitions = self._gradients.groups(threshold)
-        if not self._turns_known:  # those of all turns, since a worker may join in the middle of them
+        if not self._turns_known:  # the keys of all turns, since a worker may join in the middle of them
             self._plain.prepare(_mean_keys(self._weights(self._gradients.trained)))
             self._turns_known = True
         self._gradients.compute(loss)
@@ -254,8 +254,8 @@ class DistOpt:
                 last = sgd.join()
 
         The others go on without this worker: its gradients count as zeros, and sums are divided as before, so every
-        sample weighs the same; means of weights are over those that go on. See ``KVStore.join``. Afterwards all workers
-        have the parameters, states and hyper-parameters of the worker that has made most updates; after partial
+        sample weighs the same; means of weights are over the other workers. See ``KVStore.join``. Afterwards all
+        workers have the parameters, states and hyper-parameters of the worker that has made most updates; after partial
         updates, the mean of all workers' parameters. A way to send that is used first after a worker has joined raises
         ``UsageError``.
 

@@ -1,9 +1,9 @@
 """What the modules of one store do together: one message has the rows of all their tables.
 
-Without a trainer a backward pass pushes once, for all tables, those that it has not reached with no rows: workers must
-agree on how often they have pushed. It does so as soon as all rows that forward passes took have their gradients, or
-else when it ends. Under ``paused`` gradients add up instead. Where a trainer has the store, its step pushes, for only
-then is it known what the step divides gradients by.
+Without a trainer a backward pass pushes once, for all tables, with no rows for a table that it has not reached: workers
+must agree on how often they have pushed. It does so as soon as all rows that forward passes took have their gradients,
+or else when it ends. Under ``paused`` gradients add up instead. Where a trainer has the store, its step pushes, for
+only then is it known what the step divides gradients by.
 
 Frozen tables are left out. Workers must agree on that, too, so the first push after a table was frozen says so.
 
@@ -212,7 +212,7 @@ class Ahead:
 
     Attributes:
         ready: by key the rows of the batch that is trained; none that lack a push.
-        wanted: by key which rows the next push asks for, those of a later batch; empty for none.
+        wanted: by key which rows of a later batch the next push asks for; empty for none.
         asked: by key the rows of the later batch, as the last push has asked for them.
     """
 
@@ -233,7 +233,7 @@ class RowExchange(RowPushes):
         self._tables: dict[Any, Table] = {}
         self._users: dict[Any, list[weakref.ref[nn.Module]]] = {}
         self._frozen: set[Any] = set()
-        self._said_frozen: set[Any] = set()  # of the frozen tables, those that a push has told of
+        self._said_frozen: set[Any] = set()  # the frozen tables of which a push has told
         self._rescale: float | None = None
         self._fixed = False  # whether the program has given ``rescale_grad``
         self._pushed_to: dict[Any, int] = {}  # by table, how often this has pushed
@@ -276,7 +276,7 @@ class RowExchange(RowPushes):
         self._users[key] = [known for known in self._users[key] if known() is not None] + [weakref.ref(user)]
 
     def _trained(self) -> list[Any]:
-        """Return the keys of the tables that are not frozen: those that some module trains."""
+        """Return the keys of the tables that some module trains."""
         for key, users in self._users.items():
             there = [user for user in [known() for known in users] if user is not None]
             if not there:  # a table whose modules have gone stays as they left it
@@ -292,7 +292,7 @@ class RowExchange(RowPushes):
     def rows(self, wanted: TableIds) -> tuple[Lookup, torch.Tensor]:
         """Return which rows ``wanted`` needs, and these with a row of zeros below them.
 
-        They are those that a ``lookahead`` has asked for, if it has; else they are pulled.
+        They have been asked for by a ``lookahead``, or are pulled.
         """
         raise_late()
         key = wanted.key
@@ -328,7 +328,7 @@ class RowExchange(RowPushes):
     def _seen(self, key: Any) -> tuple[int, int]:
         """Return a mark of all changes of a table that are no pushes of this; rows of another mark may be old.
 
-        What this pushes itself makes no rows old: whoever asks for rows knows which pushes they are to have.
+        What this pushes itself makes no rows old: a call that asks for rows says which pushes they are to have.
         """
         return self.store.table_changes(key).changes - self._pushed_to[key], self._replaced
 
@@ -356,7 +356,7 @@ class RowExchange(RowPushes):
             # Tables are no parameters of the trainer, so nobody tells them of ``model.zero_grad()``; a trainer without
             # gradients has had one.
             if self._graded and has_gradients is not None and not has_gradients():
-                self.drop()  # the program has dropped those of the step, by the model's zero_grad for example
+                self.drop()  # the program has dropped the gradients of the step, by the model's zero_grad for example
         use = RowUse(key, lookup, self._course(key))
         self._gradients.awaited.add(use)
         return use
@@ -452,7 +452,7 @@ class RowExchange(RowPushes):
             each.ready = {}  # they are of the round before
 
     def _push_and_ask(self, keys: Sequence[Any], values: Sequence[RowSparse], ahead: Ahead) -> dict[Any, Fetch]:
-        """Push, and ask for the rows that are wanted next; return those of them that come back with the push."""
+        """Push, and ask for the rows that are wanted next; return what comes back with the push."""
         wanted = {key: lookup for key, lookup in ahead.wanted.items() if key not in self._frozen}
         fetches = fetches_of(self._tables, wanted)
         nothing = torch.empty(0, dtype=torch.int64, device="cpu")

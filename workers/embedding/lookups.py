@@ -77,7 +77,7 @@ class TableIds(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """The positions of the ids of all tables of a batch, by id. Those of a table follow those of the one before.
+    """The positions of the ids of all tables of a batch, by id. Tables follow one another.
 
     ``order``: all positions, of each table by their ids; the positions of one id are summed in this order. ``starts``:
     where in ``order`` each id begins. ``sizes`` and ``counts``: of each table the numbers of positions and of ids.
@@ -166,8 +166,8 @@ def _flat(key: Any, ids: torch.Tensor) -> torch.Tensor:
 def _unique(ordered: Ids, order: Ids, sizes: Sequence[int]) -> tuple[Ids, Ids, Ids, list[int]]:
     """Find the different ids of each of several tables, which follow one another in ``ordered``.
 
-    Returns each id once; for each position where its id is among those of the table; where in ``order`` each id begins;
-    and of each table the number of different ids. ``order`` becomes the positions among all tables.
+    Returns each id once; for each position where its id is among the ids of its table; where in ``order`` each id
+    begins; and of each table the number of different ids. ``order`` becomes the positions among all tables.
     """
     bounds = np.array([0, *itertools.accumulate(sizes)])
     new = np.empty(len(ordered), bool)
@@ -192,7 +192,7 @@ def _without(padding: int, ids: Ids, places: Ids) -> tuple[Ids, bool]:
 
 
 def joined_positions(lookups: Sequence[Lookup]) -> Positions:
-    """Return the positions of several lookups, at least one, those of each after those of the one before."""
+    """Return the positions of several lookups, at least one, one after the other."""
     positions = lookups[0].positions
     together = all(each.positions is positions and each.number == place for place, each in enumerate(lookups))
     if together and len(lookups) == len(positions.sizes):
@@ -250,7 +250,7 @@ class Fetch:
         return lookup is self.lookup or contains(self.lookup.ids, lookup.ids)
 
     def take(self, lookup: Lookup) -> torch.Tensor:
-        """Wait for the rows; return those of ``lookup``, which this covers, and below them the row of zeros."""
+        """Wait for the rows; return the rows of ``lookup``, which this covers, and the row of zeros."""
         if self.ticket is not None:
             self.ticket.wait()
         if lookup is self.lookup or torch.equal(lookup.ids, self.lookup.ids):

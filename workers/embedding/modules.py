@@ -71,7 +71,7 @@ def load_table(
 ) -> tuple[list[str], list[str]]:
     """Give a table rank 0's rows. Every worker calls this, and returns when they are there.
 
-    Returns the names that are missing in ``state``, and those that are not known. If any is missing, nothing is loaded.
+    Returns the names that are missing in ``state``, and the unknown ones. If any is missing, nothing is loaded.
     """
     expected = ["ids", "rows"] if table.rows is None else ["weight"]
     missing = [name for name in expected if name not in state]

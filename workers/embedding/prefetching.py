@@ -86,7 +86,7 @@ class Lookahead:
                 for exchange, ahead, ready in zip(modules, aheads, rows, strict=True):
                     wanted = {} if later is _END else self._lookups(exchange, modules[exchange], later)
                     ahead.begin(ready, wanted)
-                    if not _trains(modules[exchange]):  # no push will ask for them
+                    if not any(module.trains for module in modules[exchange]):  # no push will ask for them
                         ahead.asked = exchange.pull(wanted)
                 waiting.popleft()
                 yield batch
@@ -117,7 +117,3 @@ def _noted(batches: Iterator[Any], waiting: deque[Any]) -> Iterator[Any]:
             return
         waiting.append(batch)
         yield batch
-
-
-def _trains(modules: list[TableModule]) -> bool:
-    return any(module.trains for module in modules)

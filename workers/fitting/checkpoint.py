@@ -139,7 +139,9 @@ class Checkpoint:
                     f"{said[1]}; make the model as in the run that saved it"
                 )
         own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-        odd = {name: own[name] for name in tensors if name in own and not _is_copied_to(own[name])}
+        # ``load_state_dict`` copies, which only dense tensors take whose elements have places of their own.
+        found = {name: own[name] for name in tensors if name in own}
+        odd = {name: tensor for name, tensor in found.items() if not is_dense(tensor) or is_expanded(tensor)}
         try:
             model.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in odd}, strict=not odd)
         except RuntimeError as exc:  # a table's rows are others
@@ -159,7 +161,8 @@ class Checkpoint:
     def save_states(self, trainer: HasStates, rank: int = 0) -> bool:
         """Write the optimizer's states; return whether this worker's file is needed.
 
-        Rank 0's states are those of all workers. Another worker's file is only needed for residuals of its compression.
+        Rank 0's states are the same on all workers. Another worker's file is only needed for residuals of its
+        compression.
 
         Args:
             trainer: a ``Trainer``, or an object that has its ``save_states`` and ``load_states``.
@@ -208,11 +211,6 @@ class Checkpoint:
     def _path(self, suffix: str) -> Path:
         batch = f"-{self.batch:06d}" if self.batch else ""
         return Path(f"{self.prefix}-{self.epoch:04d}{batch}.{suffix}")
-
-
-def _is_copied_to(tensor: torch.Tensor) -> bool:
-    """Whether ``load_state_dict``, which copies, can load a value into ``tensor``."""
-    return is_dense(tensor) and not is_expanded(tensor)
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ class Copies:
         first = next(
             (param for param in model.parameters() if param.numel()), torch.empty(0, dtype=torch.float32, device="cpu")
         ).device
-        self.traced: Callable[[str], AbstractContextManager[None]] = _untraced
+        self.traced: Callable[[str], AbstractContextManager[None]] = lambda _name: nullcontext()
         self.devices = [torch.device(device) for device in devices or [first]]
         if len(self.devices) > 1 and any(isinstance(module, TableModule) for module in model.modules()):
             raise UsageError(
@@ -182,7 +182,3 @@ def _detached(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_detached(element) for element in value]
     return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _untraced(_name: str) -> AbstractContextManager[None]:
-    return nullcontext()

@@ -20,7 +20,7 @@ _OWN = "diloco/"  # names of tensors in a worker's file begin with it
 class DiLoCoTrainer:
     """A ``Trainer`` that updates alone, for the inner steps, and a ``DiLoCo`` over all workers.
 
-    Its methods are those of ``Trainer`` that a run of ``fit`` and its callbacks use.
+    It has the methods of ``Trainer`` that a run of ``fit`` and its callbacks use.
     """
 
     update_on_kvstore = True  # and a worker that has run out of batches may join

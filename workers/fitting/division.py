@@ -330,7 +330,7 @@ def _seeded(seed: int, epoch: int, generators: list[Any]) -> Iterator[None]:
 
 
 def _chain(sampler: Any) -> list[Any]:
-    """Return a sampler and those that it wraps."""
+    """Return a sampler and the ones that it wraps."""
     found: list[Any] = []
     while sampler is not None and not any(sampler is each for each in found):
         found.append(sampler)

@@ -383,7 +383,7 @@ def fit(
 ) -> list[dict[str, float]]:
     """Train ``model`` on every worker's own part of the data, in step with the other workers.
 
-    Names and order of the arguments are those of MXNet's ``Module.fit``. An epoch consists of a step of a ``Trainer``
+    Names and order of the arguments are as in MXNet's ``Module.fit``. An epoch consists of a step of a ``Trainer``
     for each batch, the metric over all workers, an average of the model's buffers (batch statistics) over the workers
     (``Reducer.average_buffers`` says of which), the callbacks of the epoch, and the evaluation, with the metric over
     all workers. A checkpoint that a callback saves does not depend on the evaluation; ``resume`` makes it first if it
@@ -441,7 +441,7 @@ def fit(
         For each epoch, the metrics' values by name, prefixed with ``train-`` and ``validation-``.
 
     Raises:
-        UnknownName: neither ``fit`` nor ``Trainer`` has such an argument. The message lists those there are.
+        UnknownName: neither ``fit`` nor ``Trainer`` has such an argument. The message lists the valid ones.
         UsageError: arguments or data are invalid; with ``split=True`` the data cannot be divided, or differs; or every
             worker was given the same one of several parts.
         CheckpointError: ``resume`` is missing or damaged.

@@ -26,7 +26,7 @@ class Position:
         inner = getattr(data, "sampler", None) if batches is None else getattr(batches, "sampler", None)
         told = {id(part): part for part in (data, batches, inner, getattr(data, "sampler", None)) if part is not None}
         self._told = [part for part in told.values() if callable(getattr(part, "set_epoch", None))]
-        self._stateful: Any = next((part for part in (data, batches, inner) if _has_state(part)), None)
+        self._stateful: Any = next((part for part in (data, batches, inner) if has_state(part)), None)
         self._counts = self._stateful is not None and not _takes_number(self._stateful)
         if self._counts and self._stateful is not data and getattr(data, "num_workers", 0) > 0:
             self._stateful = None
@@ -96,7 +96,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
     raise UsageError(f"a batch must be a pair of inputs and labels, not {what}")
 
 
-def _has_state(part: Any) -> bool:
+def has_state(part: Any) -> bool:
     return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
 
 

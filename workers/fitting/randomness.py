@@ -14,7 +14,7 @@ _WORDS = 624  # in the state of a Mersenne Twister; all three are one on the CPU
 
 
 def state(devices: Iterable[torch.device]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the state of all generators, including those of CUDA ``devices``: tensors, and JSON values."""
+    """Return the state of all generators, CUDA ``devices`` included: tensors, and JSON values."""
     tensors = {"torch": torch.get_rng_state()}
     for number, device in enumerate(devices):
         if device.type == "cuda":

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from workers.callbacks.saving import do_batch_checkpoint, do_checkpoint
+from workers.fitting.position import has_state
 
 Callbacks: TypeAlias = "Callable[..., Any] | Iterable[Callable[..., Any]] | None"
 
 
 class RunCallbacks:
-    """Callbacks by moment. They are called in the order given, but those that save checkpoints come last.
+    """Callbacks by moment. They are called in the order given, but savers of checkpoints come last.
 
     So a checkpoint has the effects of all other callbacks of its moment.
     """
@@ -46,7 +47,7 @@ class RunCallbacks:
     def _stateful(self) -> dict[str, Any]:
         by_name: dict[str, Any] = {}
         for callback in self._each:
-            if all(callable(getattr(callback, name, None)) for name in ("state_dict", "load_state_dict")):
+            if has_state(callback):
                 name = type(callback).__name__
                 by_name[f"{name}.{sum(each.startswith(f'{name}.') for each in by_name)}"] = callback
         return by_name

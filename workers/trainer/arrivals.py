@@ -27,7 +27,7 @@ from workers.trainer.outside_writes import OutsideWrites
 class Arrivals:
     """The values that are on their way to one model's parameters.
 
-    The model's hooks keep this object alive: whoever uses the model next must get the values, also without a trainer.
+    The model's hooks keep this object alive: the next use of the model must get the values, also without a trainer.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Arrivals:
         return position in self._pending
 
     def begin(self) -> None:
-        """Make modules wait from now on; only those that have been called so far."""
+        """Make the modules that have been called so far wait from now on."""
         self._remove()
         positions = {tensor: position for position, tensor in enumerate(self._tensors)}
         own: dict[nn.Module, list[int]] = {}
@@ -64,7 +64,7 @@ class Arrivals:
                     below.setdefault(other, []).extend(held)
         for module, held in below.items():
             wait = _Hook(partial(self._wait, own.get(module, ()), held))
-            # Before all others: those of torch's prune, weight_norm and spectral_norm compute with the parameters.
+            # Before all other hooks: torch's prune, weight_norm and spectral_norm compute with the parameters.
             self._handles.append(module.register_forward_pre_hook(wait, prepend=True))
         # ``state_dict`` reads parameters without a forward pass.
         settle = _Hook(lambda *_: self.settle())

@@ -190,7 +190,7 @@ class GradientSync:
         # Frozen parameters are not sent: servers would hold, and checkpoints save, what never changes.
         out = list(frozen)
         take(store, self._lists.keys(out), self._lists.weights(out), updates=rates is not None)
-        self._tables = row_steps(store)  # those that modules have in this store
+        self._tables = row_steps(store)  # of modules whose tables this store has
         if rates is not None:  # they belong to the states that a resumed job's servers have
             self._attach(rates)
             self._tables.rates = rates.apply
@@ -220,7 +220,7 @@ class GradientSync:
             self.zero_grad()
 
     def _attach(self, rates: TrainerRates) -> None:
-        """Have checkpoints of the job save ``rates``, and take those of the one that the job continues from.
+        """Have checkpoints of the job save ``rates``, and take the saved ones if the job continues from one.
 
         The name that they have there does not depend on the order of the parameters, which a resumed job may change.
         """
@@ -313,7 +313,7 @@ class GradientSync:
             self._overlap.close()
 
     def _find(self, left_out: Sequence[int]) -> list[int]:
-        """Return which positions are not pushed as arrays: tables' and those that are left out."""
+        """Return which positions are not pushed as arrays: tables' positions and ``left_out``."""
         out = {*left_out, *self._frozen}
         try:
             for position, param in enumerate(self._params):
@@ -342,7 +342,7 @@ class GradientSync:
             self._writes.note()
 
     def _take_up(self, positions: Sequence[int]) -> bool:
-        """Give the store the frozen parameters among those at ``positions``; return whether there are any."""
+        """Give the store the parameters at ``positions`` that are frozen; return whether there are any."""
         new = [position for position in positions if position in self._frozen]
         if new:
             out = [position for position in range(len(self._params)) if position not in new]
@@ -447,9 +447,7 @@ def give_first(store: KVStore, replicas: Sequence[Mapping[str, torch.Tensor]]) -
         try:
             beside = store.companion()
         except Unsupported:  # a class of somebody else's, which needs to have no more than pushes and pulls
-            log.warning(
-                "a %r store has no companion: frozen parameters and buffers stay those of each worker", store.type
-            )
+            log.warning("a %r store has no companion: frozen parameters and buffers stay each worker's own", store.type)
             return
         with beside:
             Reducer.over(beside).broadcast(named)

@@ -1,4 +1,4 @@
-"""Updates of a trainer's parameters in this process: whole ones, and rows of those whose gradients are sparse."""
+"""Updates of a trainer's parameters in this process: whole ones, and rows where gradients are sparse."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LocalRows:
         return key in self._updated
 
     def begin(self, key: Key, weight: torch.Tensor, states: StateTensors) -> None:
-        """Begin to update rows of a parameter; ``states`` are those that the optimizer has of it already."""
+        """Begin to update rows of a parameter; ``states`` are what the optimizer has of it already."""
         dtype = str(weight.dtype).removeprefix("torch.")
         updater = RowUpdater(self._optimizer, key, dtype, weight[0].numel(), grows=False)
         rows = RowsOfParameter(updater)

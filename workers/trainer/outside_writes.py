@@ -4,7 +4,7 @@ The store holds the weights, so whatever a program writes into a parameter betwe
 weights put back, ``max_norm`` of an embedding) would be overwritten by the next step. The trainer cannot take it over:
 the servers change weights by gradients alone. So it is an error.
 
-How a write is found: torch counts the writes to a tensor, but not those through ``.data`` or NumPy, and a count alone
+How a write is found: torch counts the writes to a tensor, but no writes through ``.data`` or NumPy, and a count alone
 is no proof, for programs put a moving average in and the weights back. So what is kept of the parameters after a step
 is a sample: every element of small models, and as many of larger ones, at places that change. A sum over all bits,
 which is one pass over the memory, is kept of large parameters, and compared if torch has counted a write. So what torch
@@ -106,14 +106,14 @@ class OutsideWrites:
     """Watches the parameters that a store updates.
 
     Args:
-        frozen: positions of those that the store does not have; others may take positions out of this set.
+        frozen: positions of parameters that the store does not have; others may take positions out of this set.
     """
 
     def __init__(self, params: Sequence[Parameter], frozen: Collection[int], advice: str) -> None:
         self._params, self._frozen, self._advice = params, frozen, advice
         self._steps = self._choices = 0
         self._watched: dict[int, list[Watched]] = {}  # by position, one for each device
-        self._kept: list[tuple[list[Watched], torch.Tensor]] = []  # those of one dtype, and their samples end to end
+        self._kept: list[tuple[list[Watched], torch.Tensor]] = []  # tensors of one dtype, and their samples end to end
 
     @torch.no_grad()
     def note(self) -> None:
@@ -205,7 +205,7 @@ def _alike(entries: Sequence[Watched]) -> list[list[Watched]]:
 
 
 def _total(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the bits, eight bytes at a time, without those at the end that are no eight."""
+    """Return the sum of the bits, eight bytes at a time, without a rest of fewer at the end."""
     raw = in_memory_order(tensor).contiguous().view(torch.uint8)
     whole = raw[: raw.numel() // 8 * 8]
     try:

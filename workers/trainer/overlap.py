@@ -157,7 +157,8 @@ class Overlap(BackwardPushes):
                 self._go(bucket)
 
     def _go(self, bucket: range) -> None:
-        self._wait_for_streams()
+        if self._flight.streams:
+            self._wait_for_streams()
         grads: list[torch.Tensor] = []
         positions = [position for position in bucket if position not in self._excluded]
         for position in positions:

@@ -62,7 +62,7 @@ class Collected:
     """A model's parameters, and the hyper-parameters of their groups; None if no groups were given.
 
     Attributes:
-        everything: all parameters, in the order of the model; also those that require no gradient, which may later.
+        everything: all parameters, in the order of the model; also frozen ones, which may be trained later.
     """
 
     everything: list[Parameter]
@@ -198,7 +198,7 @@ def require_order(
     if now[first][:2] == then[first][:2] and not {then[key] for key in other} <= set(now.values()):
         raise UsageError(
             f"{path} cannot be told to be of parameters in this order: they have no names, several have the shape "
-            f"{list(now[first][0])}, and their values are not those of the moment when it was saved. Load the "
+            f"{list(now[first][0])}, and their values have changed since it was saved. Load the "
             f"weights that were saved with it before the Trainer is made; for new runs, {advice}"
         )
     raise UsageError(

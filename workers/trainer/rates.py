@@ -269,8 +269,8 @@ def param_groups(optimizer: Optimizer, params: Sequence[Parameter], rates: Seque
     """Return torch's ``param_groups`` for an optimizer: each group's tensors and all its hyper-parameters.
 
     Args:
-        rates: what was given as learning rate of each group. A tensor stays the group's rate, as in torch: whoever has
-            it may fill it later.
+        rates: what was given as learning rate of each group. A tensor stays the group's rate, as in torch: the
+            program may fill it later.
     """
     groups = [
         {
@@ -316,7 +316,7 @@ class TrainerOptimizer(torch.optim.Optimizer):
         loss = evaluated(closure)
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:
-            # All workers ask, also those without an overflow: else these would wait in the step for the others.
+            # All workers ask, also a worker without an overflow: it would wait in the step for the others.
             if self._trainer.overflows(bool(found_inf.item())):
                 return loss
             scale = getattr(self, "grad_scale", None)

@@ -47,10 +47,10 @@ log = logging.getLogger(__name__)
 class Trainer:
     """Sums gradients over devices and workers, and updates the parameters with the result.
 
-    On construction every worker and device gets rank 0's parameters, also of those that require no gradient, and rank
-    0's buffers. A trainer knows the buffers of a module whose ``named_parameters()`` or ``parameters()`` it is given as
-    they are, not in a list or dict, and those of ``wait_in_forward``; ``Reducer.broadcast`` sends others. Buffers are
-    not trained: each worker has its own running statistics, until ``Reducer.average_buffers``.
+    On construction every worker and device gets rank 0's parameters, frozen ones too, and rank 0's buffers. A trainer
+    knows the buffers of a module whose ``named_parameters()`` or ``parameters()`` it is given as they are, not in a
+    list or dict, and the buffers of ``wait_in_forward``; ``Reducer.broadcast`` sends others. Buffers are not trained:
+    each worker has its own running statistics, until ``Reducer.average_buffers``.
 
     A store that updates holds the weights from then on. So load a checkpoint before.
 
@@ -58,7 +58,7 @@ class Trainer:
     if these have shown that gradients are final then: one backward a step, nobody changes its gradients (clipping), and
     ``step`` is given no batch size, which could vary. Either outcome is logged once, at INFO, and ``overlaps`` tells
     it. The weights are the same to the bit as without. A later step that differs raises ``UsageError``; it needs
-    ``no_sync``, or ``overlap=False``. So does one after which a gradient is not what was pushed, whoever wrote to it:
+    ``no_sync``, or ``overlap=False``. So does one after which a gradient is not what was pushed, whatever wrote to it:
     ``.grad.data``, numpy, a hook that was registered later. What had been pushed when a step raised stays pushed.
 
     Of a parameter with a sparse gradient, as ``nn.Embedding(sparse=True)`` has, only the rows that some worker has
@@ -127,7 +127,7 @@ class Trainer:
         if overlap is None:
             warn_renamed("overlap=None", 'overlap="auto"')
         store = None if kvstore is None else open_store(kvstore, "Trainer", check_finite=check_finite)
-        self._tables = None if store is None else row_steps(store)  # those that modules have in this store
+        self._tables = None if store is None else row_steps(store)  # of modules whose tables this store has
         if store is not None and check_finite and not store.check_finite:
             raise UsageError(
                 f"check_finite=True, but this {store.type!r} store does not check; make it with "
@@ -319,7 +319,7 @@ class Trainer:
         return self._peers.count("overflow", [overflowed])[0] > 0
 
     def zero_grad(self) -> None:
-        """Drop all gradients; set those that are in the store's memory to zero."""
+        """Drop all gradients; set gradients in the store's memory to zero."""
         if self._tables is not None:
             self._tables.pushes.drop()
         if self._sync is not None:
@@ -460,7 +460,7 @@ class Trainer:
         ``path``, which may be the same file; a worker without a file must set them like the others.
 
         States belong to parameters by name. Parameters without names (``model.parameters()``) have positions: where
-        several are of one shape, their values must be those of the moment of ``save_states``, which shows that their
+        several are of one shape, their values must be as at ``save_states``, which shows that their
         order is the same.
 
         Raises:
@@ -516,7 +516,7 @@ class Trainer:
         return self._rates.rescale(batch_size, self._parts)
 
     def _trained(self, more: Collection[int] = ()) -> list[Parameter]:
-        """Return the parameters that are trained so far, and those at the positions ``more``."""
+        """Return the parameters that are trained so far, and the ones at the positions ``more``."""
         out = self._frozen.difference(more)
         return [param for position, param in enumerate(self._params) if position not in out]
 
@@ -542,7 +542,7 @@ class Trainer:
             )
 
     def _thaw(self) -> None:
-        """Train those parameters that were frozen, and require a gradient now."""
+        """Train the frozen parameters that require a gradient now."""
         new = [position for position in sorted(self._frozen) if self._params[position].trains]
         if not new:
             return

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from kvstore.optim.algorithms.tensorwise import Tensorwise, adams, counted, decayed, kept, required, row_means
+from kvstore.optim.algorithms.tensorwise import Group, State, Tensorwise, counted, decayed, kept, row_means, valid
 
 
 class AdaBelief(Tensorwise):
@@ -32,11 +33,11 @@ class AdaBelief(Tensorwise):
         weight_decay: float = 0.0,
         correct_bias: bool = True,
     ) -> None:
-        super().__init__(params, adams(lr, betas, eps, weight_decay) | {"correct_bias": correct_bias})
+        super().__init__(
+            params, valid(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, correct_bias=correct_bias)
+        )
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         step = counted(state, "exp_avg", "exp_avg_var", like=weight)
         mean, var, (beta1, beta2), lr = state["exp_avg"], state["exp_avg_var"], group["betas"], group["lr"]
         grad = decayed(grad, weight, group["weight_decay"])
@@ -67,11 +68,9 @@ class FTML(Tensorwise):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, adams(lr, betas, eps, weight_decay))
+        super().__init__(params, valid(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         step = counted(state, "d", "v", "z", like=weight)
         if not group["lr"]:  # every step is a division by it
             state["step"] -= 1
@@ -104,17 +103,9 @@ class Ftrl(Tensorwise):
     def __init__(
         self, params: Any, lr: float = 0.1, lamda1: float = 0.01, beta: float = 1.0, weight_decay: float = 0.0
     ) -> None:
-        defaults = {
-            "lr": required("learning rate", lr),
-            "lamda1": required("lamda1", lamda1),
-            "beta": required("beta", beta),
-            "weight_decay": required("weight_decay", weight_decay),
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, valid(lr=lr, lamda1=lamda1, beta=beta, weight_decay=weight_decay))
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         lr, lamda1, z, n = group["lr"], group["lamda1"], kept(state, "z", weight), kept(state, "n", weight)
         if not lr:  # every step is a division by it
             return
@@ -142,11 +133,9 @@ class GroupAdaGrad(Tensorwise):
     aliases: ClassVar[Mapping[str, str]] = {"float_stable_eps": "eps"}
 
     def __init__(self, params: Any, lr: float = 0.01, eps: float = 1e-5) -> None:
-        super().__init__(params, {"lr": required("learning rate", lr), "eps": required("eps", eps)})
+        super().__init__(params, valid(lr=lr, eps=eps))
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         if "sum" not in state:
             state["sum"] = weight.new_zeros((weight.shape[0], 1))
         state["sum"].add_(row_means(grad.square()))
@@ -174,17 +163,12 @@ class RowWiseAdagrad(Tensorwise):
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
     ) -> None:
-        defaults = {
-            "lr": required("learning rate", lr),
-            "weight_decay": required("weight_decay", weight_decay),
-            "initial_accumulator_value": required("initial_accumulator_value", initial_accumulator_value),
-            "eps": required("eps", eps),
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            valid(lr=lr, weight_decay=weight_decay, initial_accumulator_value=initial_accumulator_value, eps=eps),
+        )
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         if "sum" not in state:
             state["sum"] = weight.new_full((weight.shape[0], 1), group["initial_accumulator_value"])
         grad = decayed(grad, weight, group["weight_decay"])
@@ -214,11 +198,9 @@ class RowWiseAdam(Tensorwise):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, adams(lr, betas, eps, weight_decay))
+        super().__init__(params, valid(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         step = counted(state, "exp_avg", like=weight)
         mean, square, (beta1, beta2) = state["exp_avg"], kept(state, "exp_avg_sq", weight[:, :1]), group["betas"]
         square.mul_(beta2).add_(row_means(grad.square()), alpha=1 - beta2)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from kvstore.optim.algorithms.tensorwise import Tensorwise, adams, bound_of, counted, decayed, kept, required
+from kvstore.optim.algorithms.tensorwise import Group, State, Tensorwise, counted, decayed, kept, valid
 
 
 class LARS(Tensorwise):
@@ -39,19 +40,19 @@ class LARS(Tensorwise):
         weight_decay: float = 0.0,
         momentum_correction: bool = True,
     ) -> None:
-        defaults = {
-            "lr": required("learning rate", lr),
-            "momentum": required("momentum", momentum),
-            "eta": required("eta", eta),
-            "eps": required("eps", eps),
-            "weight_decay": required("weight_decay", weight_decay),
-            "momentum_correction": momentum_correction,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            valid(
+                lr=lr,
+                momentum=momentum,
+                eta=eta,
+                eps=eps,
+                weight_decay=weight_decay,
+                momentum_correction=momentum_correction,
+            ),
+        )
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         factor = 1.0
         if weight.dim() > 1:
             length, slope = _norm(weight), _norm(grad)
@@ -89,12 +90,10 @@ class LAMB(Tensorwise):
         upper_bound: float | None = None,
         bias_correction: bool = True,
     ) -> None:
-        bounds = _bounds(lower_bound, upper_bound)
-        super().__init__(params, adams(lr, betas, eps, weight_decay) | bounds | {"bias_correction": bias_correction})
+        bounds = valid(lower_bound=lower_bound, upper_bound=upper_bound, bias_correction=bias_correction)
+        super().__init__(params, valid(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay) | bounds)
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         divisor, correction = _moments(grad, weight, state, group, corrected=group["bias_correction"])
         step = (state["exp_avg"] / correction).div_(divisor).add_(weight, alpha=group["weight_decay"])
         weight.add_(step, alpha=-group["lr"] * _trust(_length(weight, group), step))
@@ -122,11 +121,10 @@ class LANS(Tensorwise):
         lower_bound: float | None = None,
         upper_bound: float | None = None,
     ) -> None:
-        super().__init__(params, adams(lr, betas, eps, weight_decay) | _bounds(lower_bound, upper_bound))
+        bounds = valid(lower_bound=lower_bound, upper_bound=upper_bound)
+        super().__init__(params, valid(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay) | bounds)
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         if slope := _norm(grad):
             grad.div_(slope)
         divisor, correction = _moments(grad, weight, state, group, corrected=True)
@@ -138,13 +136,13 @@ class LANS(Tensorwise):
 
 
 def _moments(
-    grad: torch.Tensor,
-    weight: torch.Tensor,
-    state: dict[str, torch.Tensor],
+    grad: Tensor,
+    weight: Tensor,
+    state: State,
     group: Mapping[str, Any],
     *,
     corrected: bool,
-) -> tuple[torch.Tensor, float]:
+) -> tuple[Tensor, float]:
     """Update Adam's averages; return ``√v̂ + eps``, and what ``m`` is to be divided by to give ``m̂``."""
     step = counted(state, "exp_avg", "exp_avg_sq", like=weight)
     beta1, beta2 = group["betas"]
@@ -154,11 +152,7 @@ def _moments(
     return (state["exp_avg_sq"] / second).sqrt_().add_(group["eps"]), first
 
 
-def _bounds(lower: float | None, upper: float | None) -> dict[str, float | None]:
-    return {"lower_bound": bound_of("lower_bound", lower), "upper_bound": bound_of("upper_bound", upper)}
-
-
-def _length(weight: torch.Tensor, group: Mapping[str, Any]) -> float:
+def _length(weight: Tensor, group: Mapping[str, Any]) -> float:
     """Return the norm of ``weight`` within the bounds of ``group``."""
     length = _norm(weight)
     if group["lower_bound"] is not None:
@@ -166,14 +160,14 @@ def _length(weight: torch.Tensor, group: Mapping[str, Any]) -> float:
     return length if group["upper_bound"] is None else min(length, group["upper_bound"])
 
 
-def _trust(length: float, step: torch.Tensor) -> float:
+def _trust(length: float, step: Tensor) -> float:
     """Return the ratio of norms of a weight and its step; 1 if one is 0, or what has no finite ratio."""
     size = _norm(step)
     ratio = length / size if size else 0.0
     return ratio if ratio and math.isfinite(ratio) else 1.0
 
 
-def _norm(tensor: torch.Tensor) -> float:
+def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor))
 
 
@@ -193,13 +187,10 @@ class SGLD(Tensorwise):
     def __init__(
         self, params: Any, lr: float = 0.01, weight_decay: float = 0.0, generator: torch.Generator | None = None
     ) -> None:
-        defaults = {"lr": required("learning rate", lr), "weight_decay": required("weight_decay", weight_decay)}
-        super().__init__(params, defaults)
+        super().__init__(params, valid(lr=lr, weight_decay=weight_decay))
         self._generators = {} if generator is None else {generator.device: generator}
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         generator = self._generators.get(weight.device)
         if generator is None:
             generator = self._generators[weight.device] = torch.Generator(weight.device)

@@ -7,9 +7,10 @@ import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch
+from torch import Tensor
 
 # torch's optimizers without what they do for ``torch.compile`` alone.
 #
@@ -39,6 +40,10 @@ def _eager(optimizer: Any) -> Any:
         "step": torch.no_grad()(inspect.unwrap(optimizer.step)),
     }
     return type(optimizer.__name__, (optimizer,), members)
+
+
+State: TypeAlias = dict[str, Tensor]  # what is kept of one tensor, by name
+Group: TypeAlias = Mapping[str, Any]  # the hyper-parameters of a param group
 
 
 class Tensorwise(eager(torch.optim.Optimizer)):  # type: ignore[misc]
@@ -72,16 +77,10 @@ class Tensorwise(eager(torch.optim.Optimizer)):  # type: ignore[misc]
         return loss
 
     @abstractmethod
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
-        """Update ``weight`` and ``state`` in place.
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        """Update ``weight`` and its ``state``, which is empty before the first update, in place.
 
-        Args:
-            weight: to be updated.
-            grad: its gradient, which may be overwritten.
-            state: what the optimizer keeps of this weight; empty before the first update.
-            group: the hyper-parameters.
+        ``grad`` may be overwritten.
         """
 
 
@@ -93,35 +92,21 @@ def evaluated(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-def required(what: str, value: float, low: float = 0.0, high: float = math.inf) -> float:
-    """Return ``value``; raise ``ValueError``, as torch does, unless it is from ``low`` to below ``high``."""
-    if not low <= value < high:
-        raise ValueError(f"Invalid {what}: {value}")
-    return value
+def valid(*fractions: str, **values: Any) -> dict[str, Any]:
+    """Return hyper-parameters by name; raise ``ValueError``, as torch does, if one is out of its range.
+
+    Numbers are finite and not negative; those of ``fractions``, and betas, are below 1. None stands for no number.
+    """
+    numbers = {"learning rate" if name == "lr" else name: value for name, value in values.items() if value is not None}
+    if "betas" in numbers:
+        numbers["beta1"], numbers["beta2"] = values["betas"] = tuple(numbers.pop("betas"))
+    for what, value in numbers.items():
+        if not 0.0 <= value < (1.0 if what in (*fractions, "beta1", "beta2") else math.inf):
+            raise ValueError(f"Invalid {what}: {value}")
+    return values
 
 
-def betas_of(betas: tuple[float, float]) -> tuple[float, float]:
-    """Return two rates of decay; raise ``ValueError`` unless each is from 0 to below 1."""
-    first, second = betas
-    return required("beta1", first, high=1.0), required("beta2", second, high=1.0)
-
-
-def adams(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> dict[str, Any]:
-    """Return the hyper-parameters that an optimizer shares with Adam; raise ``ValueError`` if one is not valid."""
-    return {
-        "lr": required("learning rate", lr),
-        "betas": betas_of(betas),
-        "eps": required("eps", eps),
-        "weight_decay": required("weight_decay", weight_decay),
-    }
-
-
-def bound_of(what: str, value: float | None) -> float | None:
-    """Return a bound that may be None; raise ``ValueError`` if it is negative."""
-    return None if value is None else required(what, value)
-
-
-def counted(state: dict[str, torch.Tensor], *names: str, like: torch.Tensor) -> float:
+def counted(state: State, *names: str, like: Tensor) -> float:
     """Count an update in ``state``, and begin the tensors ``names`` at zeros; return which update it is, from 1."""
     if "step" not in state:
         state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
@@ -131,14 +116,14 @@ def counted(state: dict[str, torch.Tensor], *names: str, like: torch.Tensor) -> 
     return float(state["step"])
 
 
-def kept(state: dict[str, torch.Tensor], name: str, like: torch.Tensor) -> torch.Tensor:
+def kept(state: State, name: str, like: Tensor) -> Tensor:
     """Return the tensor ``name`` of ``state``, which begins at zeros."""
     if name not in state:
         state[name] = torch.zeros_like(like)
     return state[name]
 
 
-def row_means(matrix: torch.Tensor) -> torch.Tensor:
+def row_means(matrix: Tensor) -> Tensor:
     """Return the mean of each row, of shape (rows, 1). Its bits depend neither on other rows nor on torch's threads.
 
     torch sums one long row by itself with several threads, each its part: so a row's bits would be others alone than
@@ -148,7 +133,7 @@ def row_means(matrix: torch.Tensor) -> torch.Tensor:
     return rows.mean(dim=1, keepdim=True)[: matrix.shape[0]]
 
 
-def decayed(grad: torch.Tensor, weight: torch.Tensor, weight_decay: float) -> torch.Tensor:
+def decayed(grad: Tensor, weight: Tensor, weight_decay: float) -> Tensor:
     """Return ``grad`` with the decay of ``weight`` added, in place."""
     return grad.add_(weight, alpha=weight_decay) if weight_decay else grad
 
@@ -207,17 +192,9 @@ class Signum(Tensorwise):
     def __init__(
         self, params: Any, lr: float = 0.01, momentum: float = 0.9, weight_decay: float = 0.0, wd_lh: float = 0.0
     ) -> None:
-        defaults = {
-            "lr": required("learning rate", lr),
-            "momentum": required("momentum", momentum, high=1.0),
-            "weight_decay": required("weight_decay", weight_decay),
-            "wd_lh": required("wd_lh", wd_lh),
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, valid("momentum", lr=lr, momentum=momentum, weight_decay=weight_decay, wd_lh=wd_lh))
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         lr, momentum = group["lr"], group["momentum"]
         if momentum:
             grad = decayed(grad, weight, group["weight_decay"])
@@ -245,17 +222,9 @@ class DCASGD(Tensorwise):
     def __init__(
         self, params: Any, lr: float = 0.01, momentum: float = 0.0, lamda: float = 0.04, weight_decay: float = 0.0
     ) -> None:
-        defaults = {
-            "lr": required("learning rate", lr),
-            "momentum": required("momentum", momentum, high=1.0),
-            "lamda": required("lamda", lamda),
-            "weight_decay": required("weight_decay", weight_decay),
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, valid("momentum", lr=lr, momentum=momentum, lamda=lamda, weight_decay=weight_decay))
 
-    def update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
-    ) -> None:
+    def update(self, weight: Tensor, grad: Tensor, state: State, group: Group) -> None:
         if "previous" not in state:
             state["previous"] = weight.clone()
         drift = (weight - state["previous"]).mul_(grad).mul_(grad)

@@ -195,7 +195,7 @@ def test_tables_and_arrays_go_in_one_call():
 
 
 def test_pull_leaves_tables_out_or_brings_all_rows(played: PlayedTables, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvstore.client.row_calls.PAGE", 10 * WIDTH * 4)
+    monkeypatch.setattr("kvstore.client.calls.PAGE", 10 * WIDTH * 4)
     played.store.init("a", torch.ones(2))
     played.store.push("t", RowSparse(range(ROWS), rows_of(range(ROWS))))
     dense, sparse, array = torch.zeros(ROWS, WIDTH), RowSparse.zeros((ROWS, WIDTH)), torch.zeros(2)

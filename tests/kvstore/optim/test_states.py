@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from updating import SHAPES, equal, numbers, updated
 
 from kvstore import wire
 from kvstore.errors import Mismatch, UsageError, WireError
+from kvstore.optim.fused import LANE, alike
 from kvstore.optim.optimizer import describe, names
-from kvstore.optim.param_groups import ParamGroups
+from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
 from kvstore.optim.states import SegmentState, StateStore, pack_parts, pack_states, unpack_parts, unpack_states
 from kvstore.optim.updater import Updater
 from kvstore.spec import Key
@@ -231,3 +237,226 @@ def test_states_of_several_segments_arrive_as_those_of_each() -> None:
 def test_states_of_other_segments_are_refused() -> None:
     with pytest.raises(ValueError, match="40006 elements of momentum for segments of"):
         unpack_parts(*sent_states(), {**SENT_SHAPES, 3: (2, 2)})
+
+
+GROUPED: dict[str, Any] = {
+    "lr": 0.1,
+    "momentum": 0.9,
+    "wd": 0.5,
+    "lr_mult": {"w": 2.0},
+    "wd_mult": {"b": 0.0},
+    "groups": [{"keys": ["b"], "momentum": 0.5}, {"keys": ["c"], "lr": 0.3}],
+}
+
+
+def groups() -> ParamGroups:
+    return ParamGroups(describe("sgd", GROUPED))
+
+
+def test_each_key_has_its_group_and_multipliers() -> None:
+    assert groups().rates(["w", "b", "c", "x"]) == [
+        Rates(0, 2.0, 1.0),
+        Rates(1, 1.0, 0.0),
+        Rates(2, 1.0, 1.0),
+        Rates(),
+    ]
+    assert groups().number("c") == 2
+
+
+def test_keys_may_have_other_names_in_the_description() -> None:
+    named = ParamGroups(describe("sgd", GROUPED), {7: "w", 8: "c"}.__getitem__)
+    assert named.rates([7, 8]) == [Rates(0, 2.0, 1.0), Rates(2, 1.0, 1.0)]
+    assert named.number(8) == 2
+
+
+def test_without_groups_and_multipliers_all_keys_are_alike() -> None:
+    assert ParamGroups(describe("sgd", {})).rates(["a", "b"]) == [Rates(0, 1.0, 1.0)] * 2
+
+
+def settings(key: str, lr: float = 0.1, changes: Any = None) -> tuple[float, float, float]:
+    made = groups()
+    settings = made.settings(made.rates([key])[0], lr, changes or {})
+    return settings["lr"], settings["momentum"], settings["weight_decay"]
+
+
+def test_settings_are_those_of_the_group_times_the_multipliers() -> None:
+    assert settings("w") == (0.2, 0.9, 0.5)
+    assert settings("b") == (0.1, 0.5, 0.0)
+    assert settings("c") == (0.3, 0.9, 0.5)
+
+
+def test_a_new_learning_rate_is_for_groups_that_have_none_of_their_own() -> None:
+    assert settings("w", lr=1.0)[0] == 2.0
+    assert settings("b", lr=1.0)[0] == 1.0
+    assert settings("c", lr=1.0)[0] == 0.3
+
+
+def test_changes_of_all_keys_leave_what_a_group_has_of_its_own() -> None:
+    changes = {(0, "momentum"): 0.25, (2, "lr"): 4.0}
+    assert settings("w", changes=changes) == (0.2, 0.25, 0.5)
+    assert settings("b", changes=changes) == (0.1, 0.5, 0.0)
+    assert settings("c", changes=changes) == (4.0, 0.25, 0.5)
+
+
+def test_settings_do_not_add_up() -> None:
+    made = groups()
+    (rates,) = made.rates(["w"])
+    assert made.settings(rates, 0.1, {(0, "momentum"): 0.0})["momentum"] == 0.0
+    assert made.settings(rates, 0.1, {}) == made.settings(rates, 0.1, {})
+    assert made.settings(rates, 0.1, {})["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("options", [{"lr": -1}, {"momentum": -1}, {"groups": [{"keys": ["a"], "weight_decay": -1}]}])
+def test_torchs_own_refusals_are_passed_on(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Invalid"):
+        ParamGroups(describe("sgd", options))
+
+
+def test_an_optimizer_is_fused_where_torch_can() -> None:
+    assert build(describe("adam", {}), 0, torch.zeros(1)).defaults["fused"]
+    assert "fused" not in build(describe("rprop", {}), 0, torch.zeros(1)).defaults
+
+
+def test_the_first_state_is_that_after_a_step() -> None:
+    cpu = torch.device("cpu")
+    assert first_state(describe("adam", {}), 0, cpu).keys() == {"step", "exp_avg", "exp_avg_sq"}
+    assert first_state(describe("adam", {"amsgrad": True}), 0, cpu).keys() > {"max_exp_avg_sq"}
+    assert not any(torch.is_tensor(value) for value in first_state(describe("sgd", {}), 0, cpu).values())
+
+
+# Whole vectors, nothing, numbers, and sizes that leave a rest.
+FUSED: dict[Key, tuple[int, ...]] = {
+    "a": (2, LANE),
+    "b": (LANE,),
+    "none": (0, 3),
+    "c": (4, 8, 4),
+    "number": (),
+    "d": (LANE,),
+    "rest": (13, 5),
+    "e": (7,),
+}
+MATRICES: dict[Key, tuple[int, ...]] = {"a": (2, LANE), "b": (LANE, 1), "c": (5, 5)}
+HYPER: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    "adam": {"lr": 0.01, "amsgrad": True},
+    "adagrad": {"lr": 0.1, "initial_accumulator_value": 3.0},
+}
+
+
+class Flat:
+    """Weights back to back, as a server has them."""
+
+    def __init__(self, updater: Updater, shapes: dict[Key, tuple[int, ...]], dtype: torch.dtype) -> None:
+        self.updater = updater
+        self.shapes = shapes
+        self.values = randoms(shapes, 0, dtype)
+
+    def update(self, keys: Sequence[Key], seed: int) -> int:
+        """Update some, pushed together; return as how many parameters."""
+        dtype = next(iter(self.values.values())).dtype
+        flat = torch.cat([self.values[key].reshape(-1) for key in keys])
+        group = self.updater.group(keys, [self.shapes[key] for key in keys], flat)
+        moved = flat.clone()
+        group.point(moved)
+        for step in range(2):
+            grads = randoms(self.shapes, seed + step, dtype)
+            total = torch.cat([grads[key].reshape(-1) for key in keys]).to(group.params[0].dtype)
+            self.updater.step([group], [total])
+        parts = moved.split([math.prod(self.shapes[key]) for key in keys])
+        self.values |= {key: part.view(self.shapes[key]) for key, part in zip(keys, parts, strict=True)}
+        return len(group.params)
+
+
+def randoms(shapes: dict[Key, tuple[int, ...]], seed: int, dtype: torch.dtype) -> dict[Key, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randn(shape, generator=generator).to(dtype) for key, shape in shapes.items()}
+
+
+def alone(updater: Updater, values: dict[Key, torch.Tensor], keys: Sequence[Key], seed: int) -> None:
+    """The same update, key by key."""
+    shapes = {key: tuple(value.shape) for key, value in values.items()}
+    for step in range(2):
+        grads = randoms(shapes, seed + step, next(iter(values.values())).dtype)
+        for key in keys:
+            updater.update([(key, values[key], grads[key])])
+
+
+def require_same(flat: Flat, other: Updater, values: dict[Key, torch.Tensor]) -> None:
+    for key, value in values.items():
+        assert torch.equal(flat.values[key], value), key
+    mine, others = flat.updater.states.of(values), other.states.of(values)
+    assert mine.keys() == others.keys()
+    for where, state in others.items():
+        assert mine[where].shape == state.shape, where
+        assert torch.equal(mine[where], state), where
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted({*names()} - {"sgld"}))  # its noise is never the same
+def test_lists_of_all_kinds_one_after_the_other_are_as_one_by_one(name: str, dtype: torch.dtype) -> None:
+    description = describe(name, HYPER.get(name, {"lr": 0.05}))
+    shapes = MATRICES if description.whole else FUSED
+    flat, other = Flat(Updater(description), shapes, dtype), Updater(description)
+    values = randoms(shapes, 0, dtype)
+    every = list(shapes)
+    # All; some, which leaves others' parameter; all again, which have made more steps or fewer; all in another order.
+    for seed, keys in enumerate([every, every[1:3], every, every[::-1], every[:1], every]):
+        flat.update(keys, 10 * seed)
+        alone(other, values, keys, 10 * seed)
+        require_same(flat, other, values)
+
+
+def test_what_is_alike_is_one_parameter() -> None:
+    flat = Flat(Updater(describe("adam", {"lr_mult": {"d": 0.5}})), FUSED, torch.float32)
+    assert flat.update(["a", "b", "none", "c"], 0) == 1
+    assert flat.update(["a", "b"], 10) == 1
+    assert flat.update(["a", "b", "none", "c"], 20) == 2, "two have made more steps than the others"
+    assert flat.update(["a", "b", "d", "rest", "e"], 30) == 4, "no steps, another rate, and no whole vectors"
+
+
+def test_weights_that_must_be_whole_are_not_put_together() -> None:
+    flat = Flat(Updater(describe("adafactor", {})), MATRICES, torch.float32)
+    assert flat.update(["a", "b", "c"], 0) == 3
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_states_come_and_go(name: str, dtype: torch.dtype) -> None:
+    description = describe(name, HYPER[name])
+    flat, every = Flat(Updater(description), FUSED, dtype), list(FUSED)
+    flat.update(every, 0)
+    kept = {where: state.clone() for where, state in flat.updater.states.of(every).items()}
+    values = {key: value.clone() for key, value in flat.values.items()}
+    flat.update(every, 10)
+    some = {where: state for where, state in kept.items() if where[0] in ("b", "c", "e")}
+    flat.updater.states.load(some, flat.values)  # into the midst of a parameter
+    flat.values |= {key: values[key].clone() for key in ("b", "c", "e")}
+    flat.update(["b", "c", "e"], 10)
+    other = Updater(description)
+    other.states.load(kept, values)
+    alone(other, values, every, 10)
+    require_same(flat, other, values)
+
+
+def test_what_is_configured_anew_is_grouped_anew() -> None:
+    before, after = {"lr": 0.1}, {"lr": 0.1, "amsgrad": True, "groups": [{"keys": ["b"], "lr": 0.5}]}
+    flat, other = Flat(Updater(describe("adam", before)), FUSED, torch.float32), Updater(describe("adam", before))
+    values, every = randoms(FUSED, 0, torch.float32), list(FUSED)
+    for seed, how in enumerate([before, after, before]):
+        for updater in (flat.updater, other):
+            updater.configure(describe("adam", how))
+        flat.update(every, 10 * seed)
+        alone(other, values, every, 10 * seed)
+        require_same(flat, other, values)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0, 1, LANE, LANE + 1, 3 * LANE]))))
+def test_ranges_are_all_places_and_only_the_last_of_each_has_a_rest(arrays: list[tuple[int, int]]) -> None:
+    kinds, sizes = [kind for kind, _ in arrays], [size for _, size in arrays]
+    ranges = alike(kinds, sizes)
+    assert [place for start, stop in ranges for place in range(start, stop)] == list(range(len(arrays)))
+    for start, stop in ranges:
+        assert len(set(kinds[start:stop])) == 1
+        assert not any(size % LANE for size in sizes[start : stop - 1])
+    for (start, stop), _ in itertools.pairwise(ranges):
+        assert kinds[start] != kinds[stop] or sizes[stop - 1] % LANE, "these could be one"

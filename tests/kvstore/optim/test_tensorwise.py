@@ -1,4 +1,4 @@
-"""What optimizers of our own share: they are torch optimizers, and refuse what torch's refuse."""
+"""Optimizers of our own: the formulas of their sources, and what they have in common with torch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from formulas import require_formula
 
-from kvstore.optim.algorithms.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad
+from kvstore.optim.algorithms.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad, RowWiseAdagrad, RowWiseAdam
 from kvstore.optim.algorithms.layerwise import LAMB, LANS, LARS, SGLD
 from kvstore.optim.algorithms.tensorwise import DCASGD, MxnetSGD, Signum, Tensorwise, eager
 from kvstore.optim.optimizer import builtin
@@ -195,3 +195,174 @@ def test_steps_are_torchs_own_to_the_bit(name: str) -> None:
 
 def test_a_class_is_made_once() -> None:
     assert eager(torch.optim.SGD) is eager(torch.optim.SGD)
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_adabelief_divides_by_the_deviation_of_gradients(corrected: bool) -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        grad = grad + 0.1 * weight
+        state["m"] = 0.8 * state.get("m", 0) + 0.2 * grad
+        state["s"] = 0.9 * state.get("s", 0) + 0.1 * (grad - state["m"]) ** 2 + 1e-4
+        factor = np.sqrt(1 - 0.9**step) / (1 - 0.8**step) if corrected else 1
+        return weight - 0.01 * factor * state["m"] / (np.sqrt(state["s"]) + 1e-4)
+
+    options = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.1, "correct_bias": corrected}
+    require_formula(lambda params: AdaBelief(params, **options), formula)
+
+
+def test_ftml_follows_the_moving_leader() -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        grad = grad + 0.1 * weight
+        state["v"] = 0.9 * state.get("v", 0) + 0.1 * grad**2
+        d = (1 - 0.6**step) / 0.02 * (np.sqrt(state["v"] / (1 - 0.9**step)) + 1e-6)
+        state["z"] = 0.6 * state.get("z", 0) + 0.4 * grad - (d - 0.6 * state.get("d", 0)) * weight
+        state["d"] = d
+        return -state["z"] / d
+
+    require_formula(lambda params: FTML(params, lr=0.02, betas=(0.6, 0.9), eps=1e-6, weight_decay=0.1), formula)
+
+
+def test_ftrl_makes_small_weights_zero() -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        n = state.get("n", 0)
+        state["n"] = n + grad**2
+        state["z"] = state.get("z", 0) + grad - (np.sqrt(state["n"]) - np.sqrt(n)) * weight / 0.5
+        z, divisor = state["z"], (0.7 + np.sqrt(state["n"])) / 0.5 + 0.1
+        return np.where(np.abs(z) <= 0.8, 0, (np.sign(z) * 0.8 - z) / divisor)
+
+    require_formula(lambda params: Ftrl(params, lr=0.5, lamda1=0.8, beta=0.7, weight_decay=0.1), formula)
+
+
+@pytest.mark.parametrize("cls", [FTML, Ftrl])
+def test_a_rate_of_zero_leaves_all_as_it_is(cls: Any) -> None:
+    weight = torch.linspace(-1, 1, 4)
+    optimizer = cls([weight])
+    for rate in (0.1, 0.0, 0.0):
+        optimizer.param_groups[0]["lr"] = rate
+        weight.grad = torch.ones(4)
+        optimizer.step()
+        if rate:
+            before = weight.clone()
+            kept = {name: value.clone() for name, value in optimizer.state[weight].items()}
+    assert torch.equal(weight, before)
+    assert all(torch.equal(value, kept[name]) for name, value in optimizer.state[weight].items())
+
+
+def test_groupadagrad_has_a_rate_for_each_row() -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        state["h"] = state.get("h", 0) + (grad**2).mean(axis=1, keepdims=True)
+        return weight - 0.1 * grad / np.sqrt(state["h"] + 1e-3)
+
+    require_formula(lambda params: GroupAdaGrad(params, lr=0.1, eps=1e-3), formula, shapes=((3, 4), (2, 1)))
+
+
+def test_row_wise_adagrad_has_a_number_for_each_row() -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        grad = grad + 0.1 * weight
+        state["s"] = state.get("s", 0.5) + np.mean(grad**2, axis=1, keepdims=True)
+        return weight - 0.1 * grad / (np.sqrt(state["s"]) + 1e-3)
+
+    options = {"lr": 0.1, "eps": 1e-3, "initial_accumulator_value": 0.5, "weight_decay": 0.1}
+    require_formula(lambda params: RowWiseAdagrad(params, **options), formula, shapes=((3, 4), (2, 1)))
+
+
+def test_row_wise_adam_has_a_second_moment_for_each_row() -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        state["m"] = 0.8 * state.get("m", 0) + 0.2 * grad
+        state["v"] = 0.9 * state.get("v", 0) + 0.1 * np.mean(grad**2, axis=1, keepdims=True)
+        mean, square = state["m"] / (1 - 0.8**step), state["v"] / (1 - 0.9**step)
+        return weight - 0.01 * (mean / (np.sqrt(square) + 1e-4) + 0.1 * weight)
+
+    options = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.1}
+    require_formula(lambda params: RowWiseAdam(params, **options), formula, shapes=((3, 4), (2, 1)))
+
+
+norm = np.linalg.norm
+
+
+def averages(grad: np.ndarray, state: dict[str, Any], step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Adam's, corrected, with beta1 = 0.8 and beta2 = 0.9; the second as the divisor that it is for."""
+    state["m"] = 0.8 * state.get("m", 0) + 0.2 * grad
+    state["v"] = 0.9 * state.get("v", 0) + 0.1 * grad**2
+    return state["m"] / (1 - 0.8**step), np.sqrt(state["v"] / (1 - 0.9**step)) + 1e-4
+
+
+OPTIONS: dict[str, Any] = {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize("bounds", [(0.0, np.inf), (1.5, 2.0)])
+def test_lamb(bounds: tuple[float, float]) -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        mean, divisor = averages(grad, state, step)
+        update = mean / divisor + 0.1 * weight
+        return weight - 0.05 * np.clip(norm(weight), *bounds) / norm(update) * update
+
+    limits = {"lower_bound": bounds[0], "upper_bound": bounds[1]} if bounds[0] else {}
+    require_formula(lambda params: LAMB(params, **OPTIONS, **limits), formula)
+
+
+def test_lans() -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        grad = grad / norm(grad)
+        mean, divisor = averages(grad, state, step)
+        past, present = mean / divisor + 0.1 * weight, grad / divisor + 0.1 * weight
+        length = norm(weight)
+        return weight - 0.05 * (0.8 * length / norm(past) * past + 0.2 * length / norm(present) * present)
+
+    require_formula(lambda params: LANS(params, **OPTIONS), formula)
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_lars_leaves_arrays_of_one_dimension_alone(corrected: bool) -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        slope, length = norm(grad), norm(weight)
+        rate = 0.5 * (0.1 * length / (slope + 0.2 * length + 1e-3) if weight.ndim > 1 else 1)
+        state["m"] = 0.9 * state.get("m", 0) + rate * (grad + 0.2 * weight)
+        return weight - state["m"]
+
+    options = {"lr": 0.5, "momentum": 0.9, "eta": 0.1, "eps": 1e-3, "weight_decay": 0.2}
+    require_formula(lambda params: LARS(params, momentum_correction=corrected, **options), formula)
+
+
+def test_lars_with_a_corrected_momentum_uses_the_current_rate_for_all_of_it() -> None:
+    weight = torch.zeros(1)  # of one dimension
+    optimizer = LARS([weight], momentum=0.5)
+    for rate, expected in ((1.0, -2.0), (0.5, -3.5)):
+        optimizer.param_groups[0]["lr"] = rate
+        weight.grad = torch.full((1,), 2.0)
+        optimizer.step()
+        assert weight.item() == expected
+
+
+@pytest.mark.parametrize("cls", [LAMB, LANS, LARS])
+def test_zeros_have_no_ratio(cls: Any) -> None:
+    weight = torch.zeros(2, 2)
+    optimizer = cls([weight], lr=0.1)
+    weight.grad = torch.zeros(2, 2)
+    optimizer.step()
+    assert torch.equal(weight, torch.zeros(2, 2))
+    weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    assert weight.isfinite().all()
+    assert (weight < 0).all()
+
+
+def stepped(generator: torch.Generator | None, rate: float = 0.25) -> torch.Tensor:
+    weight = torch.full((100_000,), 2.0)
+    weight.grad = torch.ones(100_000)
+    SGLD([weight], lr=rate, weight_decay=0.5, generator=generator).step()
+    return weight
+
+
+def test_the_noise_has_the_variance_of_the_rate() -> None:
+    noise = stepped(torch.Generator().manual_seed(0)) - (2.0 - 0.25 / 2 * (1 + 0.5 * 2.0))
+    assert noise.mean().item() == pytest.approx(0, abs=5 * 0.5 / 100_000**0.5)
+    assert noise.std().item() == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_rate_of_zero_changes_nothing() -> None:
+    assert torch.equal(stepped(None, rate=0.0), torch.full((100_000,), 2.0))
+
+
+def test_two_of_them_have_noise_of_their_own() -> None:
+    assert not torch.equal(stepped(None), stepped(None))

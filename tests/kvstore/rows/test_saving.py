@@ -1,4 +1,4 @@
-"""Saves in a thread; what is in the files is ``test_table_files``' and ``tests/kvstore/store/test_table_files``'."""
+"""Saves in a thread; what is in the files is for ``test_table_files`` and ``tests/kvstore/store/test_tables``."""
 
 import threading
 

@@ -26,7 +26,7 @@ def pushed(rank: int, **fields: object) -> Pushed:
 def test_a_push_names_the_workers_and_asks_for_what_any_of_them_wants():
     known = segments()
     made = push(known.listed([1]), [pushed(2), pushed(5, want=True)], [b"12345678"], passes=False)
-    assert (made.server, made.kind, made.wants) == (1, wire.Push, True)
+    assert (made.listed.server, made.kind, made.wants) == (1, wire.Push, True)
     assert (made.fields["ranks"], made.fields["clocks"], made.fields["buffers"]) == ([2, 5], [3], [b"12345678"])
 
 

@@ -18,8 +18,6 @@ SEGMENTS = {number: (f"k{number}", 0, 1) for number in range(4)}
 
 
 class Pushing:
-    """A gathering, and the pushes of workers that count their clocks."""
-
     def __init__(self, workers: int = 2) -> None:
         self.segments = HostSegments()
         self.segments.add(describe(Worker(0), SEGMENTS))

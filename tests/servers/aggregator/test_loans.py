@@ -22,8 +22,6 @@ def host_with_loans(**options: Any) -> Host:
 
 
 class Lender:
-    """A worker that lends memory."""
-
     def __init__(self, host: Host, rank: int) -> None:
         self.host, self.rank = host, rank
         self.memory = HostMemory()

@@ -85,8 +85,6 @@ ME = wire.Node("aggregator", 0, 1)
 
 
 class Line:
-    """An upstream with two servers, which a test plays."""
-
     def __init__(self, window: int = 1 << 20) -> None:
         network = InprocNetwork()
         self.servers = [network.transport(), network.transport()]

@@ -25,7 +25,7 @@ def test_a_round_is_one_push_with_the_sum_and_one_answer_for_all():
     assert host.sent == []
     second = host.push(2, {1: [10, 20], 2: [30, 40]}, want=True)
     exchange = host.take()
-    assert (exchange.server, exchange.kind, exchange.fields["ranks"]) == (0, wire.Push, [2, 3])
+    assert (exchange.listed.server, exchange.kind, exchange.fields["ranks"]) == (0, wire.Push, [2, 3])
     assert total(exchange) == [11, 22, 33, 44]
     replies = host.answer(exchange, values(7, 8, 9, 10))
     assert replies.keys() == {(3, first.seq), (2, second.seq)}
@@ -291,8 +291,6 @@ def test_closing_fails_those_who_wait():
 
 
 class Summing:
-    """The sums of a store with two segments of 2 and 3 elements."""
-
     def __init__(self, rule: Rule | None = None) -> None:
         self.segments = HostSegments()
         self.segments.add(describe(Worker(0), {1: ("a", 0, 2), 2: ("b", 0, 3)}))

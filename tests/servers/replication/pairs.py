@@ -11,18 +11,15 @@ SERVER, STANDBY = wire.Node("server", 1, 1), wire.Node("standby", 1, 1)
 
 
 def change(number: int) -> wire.Pull:
-    """A message that changes a ``Counting``."""
     return wire.Pull(wire.Sender(wire.Node("worker", 0, 1), number, 0), 0, [number], [0])
 
 
 def number_of(record: wire.Record) -> int:
-    """What a record of such a change is of."""
     inner = wire.decode([bytearray(frame) for frame in record.buffers])
     return int(inner.ids[0])
 
 
 def closed(version: int, ids: tuple[int, ...] = (1,), *, store: int = 0, kept: bool = True) -> wire.ClosedRounds:
-    """A record of a round of arrays."""
     return wire.ClosedRounds(
         store,
         list(ids),
@@ -92,7 +89,6 @@ class Counting:
 
 
 def arrived(record: wire.Record) -> wire.Record:
-    """A record as it comes out of a link."""
     message = wire.decode([bytearray(frame) for frame in wire.encode(record)])
     assert isinstance(message, wire.Record)
     return message

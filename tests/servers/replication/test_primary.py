@@ -12,8 +12,6 @@ from servers.replication.primary import Gate, Journal, Primary
 
 
 class Setup:
-    """A primary, and what it has sent."""
-
     def __init__(self) -> None:
         self.shard = Counting()
         self.primary = Primary(self.shard)
@@ -27,7 +25,6 @@ class Setup:
         return self.primary.handle(b"link", change(number))  # type: ignore[return-value]
 
     def read(self, seq: int) -> list[tuple[bytes, object]]:
-        """Make a request that changes nothing."""
         return self.primary.handle(b"reader", wire.Pull(wire.Sender(wire.Node("worker", 1, 1), seq, 0), 0, [], []))  # type: ignore[return-value]
 
 

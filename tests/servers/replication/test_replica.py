@@ -19,8 +19,6 @@ HEALED = wire.View(STANDBY, 3, "", ["server", 2], "inproc://server.2", "", False
 
 
 class Setup:
-    """A replica, and what it has said; its ``Neighbors``."""
-
     def __init__(self, node: wire.Node) -> None:
         self.shard = Counting()
         self.links: list[str | None] = []
@@ -28,7 +26,7 @@ class Setup:
         self.told: list[wire.Standing] = []
         self.door = Door()
         self.replica = Replica(node, self.shard, self.door, self, 5.0)
-        self.shard.recorder = self.replica.record
+        self.shard.recorder = self.replica.primary.record
 
     def link(self, address: str) -> None:
         self.links.append(address)

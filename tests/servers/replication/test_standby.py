@@ -19,8 +19,6 @@ VIEW = wire.View(SERVER, 2, "its key", ["standby", 1], "inproc://standby", "my k
 
 
 class Setup:
-    """A standby whose links have proved these keys."""
-
     def __init__(self, view: wire.View | None = VIEW, **keys: str) -> None:
         self.door = Door({link.encode(): key for link, key in (keys or {"link": "its key"}).items()})
         self.shard = Counting()
@@ -150,7 +148,6 @@ def rows() -> wire.ClosedRowRounds:
 
 
 def taken(backlog: Backlog) -> list[wire.Message]:
-    """All that is due."""
     found = []
     while (message := backlog.take()) is not None:
         found.append(message)

@@ -123,7 +123,7 @@ def test_a_long_reason_is_cut() -> None:
 
 
 class OfATest(KVStoreError):
-    """An error that no other process knows."""
+    pass
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ def pull(node: wire.Node, seq: int, clock: int) -> wire.Pull:
 
 
 def noted(*came: tuple[bytes, wire.Message | None, Outbox]) -> list[list[object]]:
-    """Return name, asker, number, round and replies of what is noted."""
     tracer = Tracer(RoundWindow(1, 3), map(float, itertools.count()).__next__)
     requests = RequestTracer(tracer)
     for peer, message, outbox in came:

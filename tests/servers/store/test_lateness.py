@@ -13,8 +13,6 @@ from servers.store.lateness import ArrivalTimes
 
 
 class Timed:
-    """A desk whose messages come at given times."""
-
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.times = desk.shard.times

@@ -33,7 +33,6 @@ def of(ids: tuple[int, ...], row_bytes: int, wanted: tuple[int, ...]) -> dict[st
 
 
 def refused(worker: Worker, **changed: Any) -> Any:
-    """A push of rows 1 and 4 whose fields are ``changed``."""
     message = push_rows(worker, {7: {1: (1, 2), 4: (3, 3)}}, wanted={7: [4, 9]})
     return type(message)(**{**vars(message), **changed})
 

@@ -321,7 +321,6 @@ TABLES = {number: Table(shape=(90, 4), init="constant") for number in (7, 8)}
 
 
 def _desk(mode: str = "sync") -> Desk:
-    """Two workers, and tables all of whose rows have been made, at round 2."""
     desk = with_tables(2, mode, tables=TABLES)
     optimized(desk, lr=1.0)
     for clock, ids in ((1, range(90)), (2, ())):

@@ -60,8 +60,6 @@ def test_the_last_failures_are_kept_and_places_are_known_by_id():
 
 
 class Watched(Heap):
-    """Memory of which the test says whether it is being read."""
-
     reading = False
 
     def busy(self, buffer: Any) -> bool:
@@ -89,7 +87,7 @@ def test_segments_lie_one_after_the_other():
 
 
 class Message:
-    """What is kept to be sent again."""
+    pass
 
 
 @pytest.mark.parametrize("change", ["assign", "update"])

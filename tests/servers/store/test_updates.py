@@ -99,7 +99,6 @@ class Fails(torch.optim.RMSprop):
 
 
 def failing(monkeypatch, at, workers=1, mode="sync", unseen=False, make=Desk):
-    """A shard with arrays 1 to 3, whose updates fail at array ``at``."""
     desk = make(workers, mode, values={1: floats(0), 2: floats(0, 0), 3: floats(0, 0, 0)})
     monkeypatch.setitem(builtin(), "rmsprop", OptimizerClass(Fails, unseen=unseen))
     for worker in reversed(desk.workers):

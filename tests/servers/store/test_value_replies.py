@@ -55,7 +55,6 @@ def gradient(number: int, seed: int) -> torch.Tensor:
 
 
 def compressed(worker: Worker, values: dict[int, torch.Tensor], clock: int = 1) -> wire.Push:
-    """A push of ``values`` as ``TOP`` has them."""
     compressor = Compressor(parse({"type": TOP[0], **dict(TOP[1])}))
     payloads = [compressor.encode(number, value).payload(0, value.numel()) for number, value in values.items()]
     return replace(
@@ -67,7 +66,6 @@ def compressed(worker: Worker, values: dict[int, torch.Tensor], clock: int = 1) 
 
 
 def arrived(value: torch.Tensor) -> torch.Tensor:
-    """What a server has of a compressed ``value``."""
     compression = parse({"type": TOP[0], **dict(TOP[1])})
     return decode(compression, Compressor(compression).encode(0, value).payload(0, value.numel()), value.numel())
 
@@ -142,7 +140,6 @@ def test_weights_that_are_no_floats_do_not_come_back_compressed() -> None:
 
 
 def halves(reply: wire.Message) -> list[torch.Tensor]:
-    """The payloads of a reply in float16, decoded."""
     assert isinstance(reply, wire.Values)
     compression = parse({"type": "fp16"})
     parts = [from_buffer(part, "uint8") for part in wire.unpack_arrays(reply.buffers, reply.lengths)]
@@ -150,7 +147,6 @@ def halves(reply: wire.Message) -> list[torch.Tensor]:
 
 
 def value(number: int, clock: int) -> torch.Tensor:
-    """What rounds to something else as float16."""
     return torch.arange(SIZES[number]) / 3 + number + 1e-4 * clock
 
 

@@ -41,7 +41,6 @@ class NotedJob:
         return lambda: self.now + ahead
 
     def round(self, number: int, answered: bool = True) -> None:
-        """Let both workers push, worker 1 last, and get their answers."""
         server = self.tracers[SERVER]
         self._seq += 1
         begun = {}
@@ -84,7 +83,6 @@ class NotedJob:
 
 
 def fetched(chunks: list[wire.TraceChunk], first: int = 1, dropped: int = 0) -> wire.TraceFetched:
-    """Return the scheduler's answer that brings these chunks."""
     return wire.TraceFetched(
         1, first, dropped, False, [bytes(frame) for chunk in chunks for frame in wire.encode(chunk)]
     )

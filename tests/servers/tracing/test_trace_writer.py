@@ -17,8 +17,6 @@ from servers.tracing.trace_writer import LEAST_S, MOST_S, TraceWriter
 
 
 class Source:
-    """A scheduler that has what it is given."""
-
     def __init__(self) -> None:
         self.job = NotedJob()
         self.number = 1

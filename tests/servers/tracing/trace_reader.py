@@ -34,7 +34,6 @@ class ReadTrace:
         return cls(json.loads(path.read_text(encoding="utf-8")))
 
     def spans(self, process: str = "", name: str = "") -> list[Event]:
-        """Return the spans of a process whose names begin with ``name``."""
         return [
             event
             for event in self.events
@@ -42,7 +41,6 @@ class ReadTrace:
         ]
 
     def requests(self, process: str = "") -> list[tuple[Event, Event]]:
-        """Return the requests under way of a process: their begins and ends."""
         ends = {_id(event): event for event in self.events if event["ph"] == "e"}
         return [
             (event, ends[_id(event)])
@@ -51,7 +49,6 @@ class ReadTrace:
         ]
 
     def arrows(self) -> list[list[Event]]:
-        """Return the arrows: of each the events in order."""
         arrows: defaultdict[int, list[Event]] = defaultdict(list)
         for event in self.events:
             if event["ph"] in "stf":
@@ -127,5 +124,4 @@ def _check_pairs(events: list[Event]) -> None:
 
 
 def _id(event: Event) -> str:
-    """The id of an event of a request under way."""
     return str(event["id2"]["local"])

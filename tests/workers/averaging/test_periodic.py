@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import backward, network, same
+from models import backward, constant, network, same, together
 from threaded import ThreadedJob
 from torch import nn
 
@@ -16,13 +16,6 @@ from kvstore.client import DistStore
 from workers import PeriodicAveraging
 
 MARKS = 64  # bytes of what a worker shows the others before an average
-
-
-def constant(rank: int, **options: Any) -> tuple[nn.Parameter, torch.optim.SGD]:
-    """A parameter whose gradient is the rank, always; a step subtracts it."""
-    param = nn.Parameter(torch.zeros(3))
-    param.grad = torch.full_like(param, rank)
-    return param, torch.optim.SGD([param], lr=1.0, **options)
 
 
 # ---- the weights
@@ -40,14 +33,9 @@ def test_after_every_step_it_is_synchronous_training(cluster: ThreadedJob, optio
             averaging.step()
 
     cluster.run(work)
-    joined = network()
-    optimizer = torch.optim.SGD(joined.parameters(), **options)
-    for step in range(5):
-        backward(joined, step, 0, 1, 4 * cluster.workers)
-        optimizer.step()
     for model in models:
         same(model, models[0], atol=0)
-    same(models[0], joined)
+    same(models[0], together(cluster.workers, 5, options))
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])

@@ -167,7 +167,7 @@ def test_with_one_lines_are_records_of_the_root_logger(
     log_line(1, "Epoch[%d] Time cost=%.3f", 1, 2.0)
     (record,) = caplog.records
     assert (record.name, record.levelname, record.getMessage()) == ("root", "INFO", "Epoch[1] Time cost=2.000")
-    assert record.filename == "test_run_log.py"
+    assert record.filename == "test_stores.py"
     assert capsys.readouterr().err == ""
 
 

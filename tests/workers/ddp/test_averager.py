@@ -20,12 +20,6 @@ from workers.alike import Alike
 from workers.ddp.averager import GradientAverager, counts_of
 
 
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.common.buckets.FIRST_BYTES", 64)
-    monkeypatch.setattr("workers.common.buckets.BUCKET_BYTES", 200)
-
-
 @pytest.mark.parametrize("passes", [1, 2, 3, 4])
 def test_gradients_of_several_backwards_add_up(cluster: ThreadedJob, passes: int) -> None:
     """Of three backwards a step, however many the optimizer has been told of."""

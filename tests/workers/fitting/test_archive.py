@@ -35,7 +35,7 @@ HOWS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize(("epoch", "batch"), [(2, 0), (1, 3), (1, 5)])
-def test_two_workers_go_on_to_the_bit(cluster: ThreadedJob, tmp_path: Path, how: str, epoch: int, batch: int) -> None:
+def test_two_workers_go_on_to_the_bit(pair: ThreadedJob, tmp_path: Path, how: str, epoch: int, batch: int) -> None:
     prefix = str(tmp_path / "model")
 
     def work(store: kv.KVStore, reducer: Reducer, resume: Checkpoint | None = None, epochs: int = 3) -> Any:
@@ -53,8 +53,8 @@ def test_two_workers_go_on_to_the_bit(cluster: ThreadedJob, tmp_path: Path, how:
         )
         return state(model), history
 
-    whole = run(cluster, work)
-    resumed = run(cluster, lambda *stores: work(*stores, resume=Checkpoint(prefix, epoch, batch)))
+    whole = run(pair, work)
+    resumed = run(pair, lambda *stores: work(*stores, resume=Checkpoint(prefix, epoch, batch)))
     for (first, history), (second, later) in zip(whole, resumed, strict=True):
         assert same_bits(first, second)
         assert history[epoch:] == later
@@ -64,7 +64,7 @@ def test_two_workers_go_on_to_the_bit(cluster: ThreadedJob, tmp_path: Path, how:
         assert names == {f"model-000{epoch}.{kind}" for kind in expected}
 
 
-def test_files_of_an_earlier_run_with_the_same_names(cluster: ThreadedJob, tmp_path: Path) -> None:
+def test_files_of_an_earlier_run_with_the_same_names(pair: ThreadedJob, tmp_path: Path) -> None:
     prefix = str(tmp_path / "model")
 
     def work(how: dict[str, Any], resume: Checkpoint | None = None) -> Any:
@@ -75,7 +75,7 @@ def test_files_of_an_earlier_run_with_the_same_names(cluster: ThreadedJob, tmp_p
             fit(model, data, num_epoch=3, epoch_end_callback=saving, resume=resume, **stores, **how)
             return state(model)
 
-        return run(cluster, worker)
+        return run(pair, worker)
 
     decayed = {"optimizer_params": {**SGD, "wd": 0.5}, "compression_params": {"type": "2bit", "threshold": 0.05}}
     work(decayed)
@@ -240,7 +240,7 @@ def test_a_save_over_another_runs_files_that_was_cut_off(
 
 
 def test_another_number_of_workers_leaves_out_what_each_had(
-    saved: Checkpoint, cluster: ThreadedJob, caplog: pytest.LogCaptureFixture
+    saved: Checkpoint, pair: ThreadedJob, caplog: pytest.LogCaptureFixture
 ) -> None:
     def work(store: kv.KVStore, reducer: Reducer) -> int:
         options = {"kvstore": store, "reducer": reducer, "num_epoch": 2, "optimizer_params": SGD}
@@ -248,13 +248,13 @@ def test_another_number_of_workers_leaves_out_what_each_had(
             fit(network(), loader(8, 4, 2, store.rank), resume=Checkpoint(saved.prefix, 0, 1), **options)
         return 0
 
-    assert run(cluster, work) == [0, 0]
+    assert run(pair, work) == [0, 0]
 
     def after(store: kv.KVStore, reducer: Reducer) -> int:
         options = {"kvstore": store, "reducer": reducer, "num_epoch": 2, "optimizer_params": SGD}
         return len(fit(network(), loader(8, 4, 2, store.rank), resume=saved, **options))
 
-    assert run(cluster, after) == [1, 1]
+    assert run(pair, after) == [1, 1]
     assert "saved by 1 workers, but there are 2: each worker's own state is left out" in caplog.text
 
 

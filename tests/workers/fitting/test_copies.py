@@ -127,13 +127,13 @@ def prints(model: nn.Module) -> dict[str, int]:
     return {name: fingerprint(tensor) for name, tensor in named.items() if not name.startswith("norm")}  # type: ignore[arg-type]
 
 
-def test_every_worker_trains_with_rank_zeros_and_constants_stay(cluster: ThreadedJob) -> None:
+def test_every_worker_trains_with_rank_zeros_and_constants_stay(pair: ThreadedJob) -> None:
     def work(store: kv.KVStore, reducer: Reducer) -> None:
         model = Odd(store.rank)
         fit(model, loader(8, 4), num_epoch=2, kvstore=store, reducer=reducer, optimizer_params=SGD)
         assert prints(model) == prints(Odd(0))
 
-    run(cluster, work)
+    run(pair, work)
 
 
 def test_with_diloco_too(pair: ThreadedJob) -> None:

@@ -76,7 +76,7 @@ def loader(dataset: Any = None, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset or Numbers(), **({"batch_size": 4} | options))
 
 
-def divided_data(cluster: ThreadedJob, make: Callable[[int], Any], epochs: int = 2, **options: Any) -> list[Any]:
+def divided_data(pair: ThreadedJob, make: Callable[[int], Any], epochs: int = 2, **options: Any) -> list[Any]:
     """What each worker reads of what ``make(rank)`` returns, after ``divide``: batches of numbers."""
 
     def work(store: kv.KVStore, reducer: Reducer) -> list[list[int]]:
@@ -91,7 +91,7 @@ def divided_data(cluster: ThreadedJob, make: Callable[[int], Any], epochs: int =
                 read.append(inputs[:, 0].int().tolist())
         return read
 
-    return run(cluster, work)
+    return run(pair, work)
 
 
 def counts(read: list[Any]) -> Counter[int]:
@@ -131,18 +131,16 @@ OTHER: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("kind", DIVIDED)
-def test_what_is_the_same_everywhere_comes_once_over_all_workers(cluster: ThreadedJob, kind: str) -> None:
-    read = divided_data(cluster, DIVIDED[kind])
+def test_what_is_the_same_everywhere_comes_once_over_all_workers(pair: ThreadedJob, kind: str) -> None:
+    read = divided_data(pair, DIVIDED[kind])
     assert counts(read) == dict.fromkeys(range(COUNT), 2)
     assert all(counts([mine]) for mine in read)
 
 
 @pytest.mark.parametrize("kind", LEFT)
-def test_what_is_divided_already_is_left_alone(
-    cluster: ThreadedJob, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_divided_already_is_left_alone(pair: ThreadedJob, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    assert set(counts(divided_data(cluster, LEFT[kind])).values()) == {2}
+    assert set(counts(divided_data(pair, LEFT[kind])).values()) == {2}
     (line,) = [message for message in caplog.messages if "training data" in message]
     assert "is left as it is: the workers'" in line
     assert " differ; " in line
@@ -150,15 +148,15 @@ def test_what_is_divided_already_is_left_alone(
 
 @pytest.mark.parametrize("kind", OTHER)
 def test_data_that_cannot_be_divided_is_left_alone_and_a_line_says_so(
-    cluster: ThreadedJob, kind: str, caplog: pytest.LogCaptureFixture
+    pair: ThreadedJob, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    assert counts(divided_data(cluster, OTHER[kind])) == dict.fromkeys(range(COUNT), 4)
+    assert counts(divided_data(pair, OTHER[kind])) == dict.fromkeys(range(COUNT), 4)
     (line,) = [message for message in caplog.messages if "training data" in message]
     assert "is left as it is: a " in line
     with pytest.raises(kv.UsageError, match="split=True, but the training data cannot be divided: a "):
-        divided_data(cluster, OTHER[kind], split=True)
-    assert counts(divided_data(cluster, DIVIDED["shuffle"], split=False)) == dict.fromkeys(range(COUNT), 4)
+        divided_data(pair, OTHER[kind], split=True)
+    assert counts(divided_data(pair, DIVIDED["shuffle"], split=False)) == dict.fromkeys(range(COUNT), 4)
 
 
 @pytest.mark.parametrize(
@@ -166,30 +164,30 @@ def test_data_that_cannot_be_divided_is_left_alone_and_a_line_says_so(
     [SplitSampler(COUNT, 2, 0), DistributedSampler(Numbers(), 2, 0)],
     ids=lambda sampler: type(sampler).__name__,
 )
-def test_the_same_part_on_every_worker_is_an_error(cluster: ThreadedJob, sampler: Any) -> None:
+def test_the_same_part_on_every_worker_is_an_error(pair: ThreadedJob, sampler: Any) -> None:
     with pytest.raises(kv.UsageError, match="every worker has been given the same part of 2 of the training data"):
-        divided_data(cluster, lambda rank: loader(sampler=sampler))
+        divided_data(pair, lambda rank: loader(sampler=sampler))
 
 
-def test_draws_are_divided_not_multiplied(cluster: ThreadedJob) -> None:
-    read = divided_data(cluster, lambda rank: loader(sampler=WeightedRandomSampler([1.0] * COUNT, 30)), epochs=1)
+def test_draws_are_divided_not_multiplied(pair: ThreadedJob) -> None:
+    read = divided_data(pair, lambda rank: loader(sampler=WeightedRandomSampler([1.0] * COUNT, 30)), epochs=1)
     assert counts(read).total() == 30
-    read = divided_data(cluster, lambda rank: loader(sampler=SubsetRandomSampler(range(7))))
+    read = divided_data(pair, lambda rank: loader(sampler=SubsetRandomSampler(range(7))))
     assert counts(read) == dict.fromkeys(range(7), 2)
 
 
-def test_steps_are_those_of_one_process_with_the_joined_batches(cluster: ThreadedJob) -> None:
-    first, second = divided_data(cluster, lambda rank: loader(Numbers(range(16))), epochs=1)
+def test_steps_are_those_of_one_process_with_the_joined_batches(pair: ThreadedJob) -> None:
+    first, second = divided_data(pair, lambda rank: loader(Numbers(range(16))), epochs=1)
     assert [sorted(one + two) for one, two in zip(first, second, strict=True)] == [[*range(8)], [*range(8, 16)]]
 
 
-def test_parts_of_even_size(cluster: ThreadedJob) -> None:
-    first, second = divided_data(cluster, DIVIDED["in order"], epochs=1, even_size=True)
+def test_parts_of_even_size(pair: ThreadedJob) -> None:
+    first, second = divided_data(pair, DIVIDED["in order"], epochs=1, even_size=True)
     assert (counts([first]).total(), counts([second]).total()) == (11, 11)
     assert set(counts([first, second])) == set(range(COUNT))
 
 
-def test_a_sampler_whose_order_parts_later_is_an_error(cluster: ThreadedJob) -> None:
+def test_a_sampler_whose_order_parts_later_is_an_error(pair: ThreadedJob) -> None:
     class Drifting(Shuffled):
         rank, read = 0, 0
 
@@ -202,9 +200,9 @@ def test_a_sampler_whose_order_parts_later_is_an_error(cluster: ThreadedJob) -> 
         sampler.rank = rank
         return loader(sampler=sampler)
 
-    assert counts(divided_data(cluster, make, epochs=1)) == dict.fromkeys(range(COUNT), 1)
+    assert counts(divided_data(pair, make, epochs=1)) == dict.fromkeys(range(COUNT), 1)
     with pytest.raises(kv.UsageError, match="a Drifting, gives another order on other workers in epoch 1"):
-        divided_data(cluster, make)
+        divided_data(pair, make)
 
 
 def test_one_worker_keeps_its_loader() -> None:
@@ -262,7 +260,7 @@ class Seen(nn.Linear):
     [("sync", {}), ("sync", {"diloco": {"inner_steps": 2}}), ("sync", {"update_on_kvstore": False}), ("async", {})],
 )
 def test_a_script_for_one_process_trains_on_each_sample_once(
-    cluster: ThreadedJob, mode: str, how: dict[str, Any], caplog: pytest.LogCaptureFixture
+    pair: ThreadedJob, mode: str, how: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
 
@@ -272,7 +270,7 @@ def test_a_script_for_one_process_trains_on_each_sample_once(
         fit(model, data, loader(), num_epoch=2, kvstore=store, reducer=reducer, **how)
         return model.seen
 
-    first, second = run(cluster, work, mode)
+    first, second = run(pair, work, mode)
     assert Counter(first[True] + second[True]) == dict.fromkeys(range(20), 2)
     assert Counter(first[False] + second[False]) == dict.fromkeys(range(COUNT), 2)
     said = [message for message in caplog.messages if " data is " in message]
@@ -282,14 +280,14 @@ def test_a_script_for_one_process_trains_on_each_sample_once(
     ]
 
 
-def test_metrics_of_divided_data_are_those_of_all_of_it(cluster: ThreadedJob) -> None:
+def test_metrics_of_divided_data_are_those_of_all_of_it(pair: ThreadedJob) -> None:
     def work(split: Any) -> Any:
         def worker(store: kv.KVStore, reducer: Reducer) -> Any:
             how = {"num_epoch": 1, "kvstore": store, "reducer": reducer, "optimizer_params": {"learning_rate": 0.0}}
             held_out = DataLoader(samples(23), 4)
             return fit(network(batch_norm=False), held_out, held_out, ["acc", "ce"], split=split, **how)[0]
 
-        return run(cluster, worker)
+        return run(pair, worker)
 
     whole, parts = work(False), work("auto")
     assert parts[0] == parts[1] == pytest.approx(whole[0])
@@ -299,7 +297,7 @@ def test_metrics_of_divided_data_are_those_of_all_of_it(cluster: ThreadedJob) ->
 @pytest.mark.parametrize(("epoch", "batch"), [(1, 0), (1, 2), (1, 4)])
 @pytest.mark.parametrize("stateful", [False, True])
 def test_a_resumed_run_keeps_the_division_and_its_seed(
-    cluster: ThreadedJob, tmp_path: Path, stateful: bool, epoch: int, batch: int
+    pair: ThreadedJob, tmp_path: Path, stateful: bool, epoch: int, batch: int
 ) -> None:
     prefix, kind = str(tmp_path / "model"), DataLoader
     if stateful:
@@ -319,8 +317,8 @@ def test_a_resumed_run_keeps_the_division_and_its_seed(
         return state(model), history
 
     torch.manual_seed(0)
-    whole = run(cluster, work)
-    resumed = run(cluster, lambda *stores: work(*stores, resume=Checkpoint(prefix, epoch, batch)))
+    whole = run(pair, work)
+    resumed = run(pair, lambda *stores: work(*stores, resume=Checkpoint(prefix, epoch, batch)))
     for (first, history), (second, later) in zip(whole, resumed, strict=True):
         assert same_bits(first, second)
         assert [values["train-accuracy"] for values in history[epoch:]] == [

@@ -74,14 +74,14 @@ def test_the_initializer_is_applied_before_training() -> None:
     assert not torch.equal(first["0.weight"], state(network())["0.weight"])
 
 
-def test_two_workers_do_as_one_with_the_joined_batches(cluster: ThreadedJob) -> None:
+def test_two_workers_do_as_one_with_the_joined_batches(pair: ThreadedJob) -> None:
     def work(store: kv.KVStore, reducer: Reducer) -> Any:
         model = network(seed=store.rank, batch_norm=False)  # everybody starts with rank 0's
         mine = loader(40, 4, 2, store.rank, shuffle=False)
         history = fit(model, mine, mine, num_epoch=2, kvstore=store, reducer=reducer, optimizer_params=SGD)
         return state(model), history
 
-    (first, history), (second, other) = run(cluster, work)
+    (first, history), (second, other) = run(pair, work)
     assert same_bits(first, second)
     assert history == other
     inputs, labels = samples(40).tensors
@@ -147,13 +147,13 @@ def test_a_gradient_that_is_not_finite_ends_it_by_name(kvstore: str | None) -> N
     assert any(parameter.isnan().any() for parameter in model.parameters())
 
 
-def test_a_gradient_that_is_not_finite_ends_it_on_all_workers(cluster: ThreadedJob) -> None:
+def test_a_gradient_that_is_not_finite_ends_it_on_all_workers(pair: ThreadedJob) -> None:
     def work(store: DistStore, reducer: Reducer) -> None:
         loss = broken if store.rank else nn.functional.cross_entropy
         with pytest.raises(kv.NotFinite, match=r"push 1 of .* by worker 1 has NaN or infinite elements"):
             fit(network(), loader(8, 4), kvstore=store, reducer=reducer, num_epoch=1, loss=loss)
 
-    run(cluster, work, finite=True)
+    run(pair, work, finite=True)
 
 
 # ---- A run: uneven shares, and who ends it
@@ -169,7 +169,7 @@ def test_early_stopping_ends_training(caplog: pytest.LogCaptureFixture) -> None:
     assert f"Epoch[2] Early stopping: accuracy has not improved on {stopping.best:f} for 2 epochs" in caplog.messages
 
 
-def test_uneven_shares_do_not_hang_and_all_end_with_the_same(cluster: ThreadedJob) -> None:
+def test_uneven_shares_do_not_hang_and_all_end_with_the_same(pair: ThreadedJob) -> None:
     counted: list[tuple[int, int]] = []
 
     def work(store: kv.KVStore, reducer: Reducer) -> Any:
@@ -189,7 +189,7 @@ def test_uneven_shares_do_not_hang_and_all_end_with_the_same(cluster: ThreadedJo
         )
         return state(model), history
 
-    (first, history), (second, other) = run(cluster, work)
+    (first, history), (second, other) = run(pair, work)
     assert first["1.num_batches_tracked"] == 15  # a count has no mean: it is rank 0's
     assert same_bits(first, second)
     assert history == other
@@ -201,7 +201,7 @@ def test_uneven_shares_do_not_hang_and_all_end_with_the_same(cluster: ThreadedJo
 
 @pytest.mark.usefixtures("small_buckets")
 @pytest.mark.parametrize("overlap", ["auto", True])
-def test_uneven_shares_of_a_model_of_several_buckets(cluster: ThreadedJob, overlap: bool | str) -> None:
+def test_uneven_shares_of_a_model_of_several_buckets(pair: ThreadedJob, overlap: bool | str) -> None:
     models = [network(seed=rank, batch_norm=False) for rank in range(2)]
 
     def work(store: kv.KVStore, reducer: Reducer) -> Any:
@@ -220,23 +220,23 @@ def test_uneven_shares_of_a_model_of_several_buckets(cluster: ThreadedJob, overl
             for inputs, labels in filter(None, (mine, theirs)):
                 (nn.functional.cross_entropy(expected(inputs), labels) / 2).backward()
             optimizer.step()
-    history, other = run(cluster, work)
+    history, other = run(pair, work)
     assert history == other
     assert same_bits(state(models[0]), state(models[1]))
     for name, tensor in state(expected).items():
         torch.testing.assert_close(state(models[0])[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-def test_uneven_shares_are_refused_where_workers_update_themselves(cluster: ThreadedJob) -> None:
+def test_uneven_shares_are_refused_where_workers_update_themselves(pair: ThreadedJob) -> None:
     def work(store: kv.KVStore, reducer: Reducer) -> None:
         mine = loader(20 if store.rank == 0 else 8, 4)
         with pytest.raises(kv.UsageError, match=r"has had \d batches of epoch 0, and others another number"):
             fit(network(), mine, num_epoch=3, kvstore=store, reducer=reducer, update_on_kvstore=False)
 
-    run(cluster, work)
+    run(pair, work)
 
 
-def test_any_worker_stops_all(cluster: ThreadedJob) -> None:
+def test_any_worker_stops_all(pair: ThreadedJob) -> None:
     def work(store: kv.KVStore, reducer: Reducer) -> int:
         def stop(param: BatchEndParam) -> None:
             if store.rank == 1 and param.epoch == 1:
@@ -245,16 +245,16 @@ def test_any_worker_stops_all(cluster: ThreadedJob) -> None:
         history = fit(network(), loader(8, 4), num_epoch=5, kvstore=store, reducer=reducer, batch_end_callback=stop)
         return len(history)
 
-    assert run(cluster, work) == [2, 2]
+    assert run(pair, work) == [2, 2]
 
 
 @pytest.mark.filterwarnings("ignore:.*gradients come late:UserWarning")  # the momentum is 0.9
-def test_asynchronous_workers_too(cluster: ThreadedJob) -> None:
+def test_asynchronous_workers_too(pair: ThreadedJob) -> None:
     def work(store: kv.KVStore, reducer: Reducer) -> Any:
         mine = loader(80, 4, 2, store.rank)
         return fit(network(), mine, mine, num_epoch=4, kvstore=store, reducer=reducer, optimizer_params=SGD)[-1]
 
-    first, second = run(cluster, work, "async")
+    first, second = run(pair, work, "async")
     assert first["validation-accuracy"] == pytest.approx(second["validation-accuracy"], abs=0.2)
     assert first["train-accuracy"] == second["train-accuracy"]
 
@@ -290,13 +290,13 @@ def test_the_store_reports_losses_each_second_and_the_wait_for_batches(monkeypat
     assert last == values == {"train-accuracy": values["train-accuracy"]}
 
 
-def test_what_fit_reports_is_in_the_workers_report(cluster: ThreadedJob) -> None:
+def test_what_fit_reports_is_in_the_workers_report(pair: ThreadedJob) -> None:
     def in_session(session: Session) -> Any:
         store, sums = DistStore(session), DistStore(session)
         fit(network(), loader(8, 4), loader(4, 4), num_epoch=1, kvstore=store, reducer=reducer_of(sums))
         return session.activity.report()
 
-    for report in cluster.run_sessions(in_session):
+    for report in pair.run_sessions(in_session):
         assert {name for name, _ in report.values} >= {"epoch", "loss", "train-accuracy", "validation-accuracy"}
         assert report.input_us > 0
 

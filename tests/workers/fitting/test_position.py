@@ -21,7 +21,7 @@ from workers import Checkpoint, CheckpointError, Reducer, SplitBatchSampler, Spl
 from workers.fitting import randomness
 
 
-def test_uneven_shares_and_batches_that_roll_over(cluster: ThreadedJob, tmp_path: Path) -> None:
+def test_uneven_shares_and_batches_that_roll_over(pair: ThreadedJob, tmp_path: Path) -> None:
     prefix = str(tmp_path / "model")
 
     def work(store: kv.KVStore, reducer: Reducer, resume: Checkpoint | None = None) -> Any:
@@ -40,8 +40,8 @@ def test_uneven_shares_and_batches_that_roll_over(cluster: ThreadedJob, tmp_path
         )
         return state(model), history
 
-    whole = run(cluster, work)
-    resumed = run(cluster, lambda *stores: work(*stores, resume=Checkpoint(prefix, 2)))
+    whole = run(pair, work)
+    resumed = run(pair, lambda *stores: work(*stores, resume=Checkpoint(prefix, 2)))
     for (first, history), (second, later) in zip(whole, resumed, strict=True):
         assert same_bits(first, second)
         assert history[2:] == later
