@@ -145,7 +145,6 @@ class Heartbeat:
             self._thread.join()
 
     def join(self, timeout: float) -> bool:
-        """Wait until the thread has ended, for at most ``timeout`` seconds; return whether it has."""
         if self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -248,7 +247,6 @@ class Heartbeat:
         before.abandon()
 
     def _see_to_pulse(self) -> None:
-        """Start the process that beats beside this one; start it again if it has ended."""
         if self._beside is None or self._stop.is_set() or (self._pulse is not None and not self._pulse.ended):
             return
         self._end_pulse()

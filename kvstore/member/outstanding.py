@@ -37,14 +37,14 @@ class PendingRequest:
     Attributes:
         seq: the number of the request, and of its answer.
         frames: the message, kept to be sent again; None until it is made.
-        gone: whether it has been sent.
+        in_flight: whether it has been sent.
         failure: what was raised when the message was first made.
         early: whether the message is made before anything is sent, so that an error in making it is the call's.
             Otherwise it is made when it goes, from the caller's arrays, and that must not fail.
         remembered: see ``Request``.
     """
 
-    __slots__ = ("failure", "frames", "gone", "operation", "peer", "priority", "seq", "turn")
+    __slots__ = ("failure", "frames", "in_flight", "operation", "peer", "priority", "seq", "turn")
     early = True
     remembered = True
 
@@ -56,12 +56,11 @@ class PendingRequest:
         self.priority = priority
         self.turn = turn
         self.seq = 0
-        self.gone = False
+        self.in_flight = False
         self.failure: Exception | None = None
         self.frames: Sequence[wire.Buffer | ScatteredFrame] | None = None
 
     def message(self, sender: wire.Sender) -> wire.Message:
-        """Return the message; ``sender`` says who asks, and under which number."""
         raise NotImplementedError
 
     def take(self, reply: Any) -> Effect | None:
@@ -74,7 +73,7 @@ class PendingRequest:
 
     @property
     def traced(self) -> tuple[str, Sequence[Key], int]:
-        """What a trace calls it, its keys, and how many bytes it is about."""
+        """The name of the request in a trace, its keys, and how many bytes it is about."""
         return self.operation.what, self.operation.keys, 0
 
     def forsake(self) -> None:
@@ -159,8 +158,7 @@ class Outstanding:
         return self._next
 
     @property
-    def torn(self) -> bool:
-        """Whether an exception has cut a change short."""
+    def in_doubt(self) -> bool:
         return self._unfinished is not None
 
     def number(self, requests: Sequence[PendingRequest]) -> None:
@@ -200,7 +198,6 @@ class Outstanding:
             self._do(self._unfinished)
 
     def of(self, operation: Operation) -> dict[int, bytes]:
-        """Return the unanswered requests of ``operation``: sequence number to peer."""
         return {request.seq: request.peer for request in self.requests_of(operation)}
 
     def requests_of(self, operation: Operation) -> list[PendingRequest]:

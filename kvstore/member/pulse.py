@@ -68,7 +68,6 @@ class LastPlace:
             self._written = text
 
     def read(self) -> str:
-        """Return the text; empty if there is none, or if it is being written."""
         data = os.pread(self.fd, _HEADER.size + _LONGEST_TEXT, 0)
         if len(data) < _HEADER.size:
             return ""

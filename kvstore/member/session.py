@@ -233,7 +233,6 @@ class Session:
             self.client.close(linger=1.0)
 
     def heartbeat_ended(self, timeout: float) -> bool:
-        """Wait until this process beats no more, for at most ``timeout`` seconds; return whether it is so."""
         return self._heartbeat is None or self._heartbeat.join(timeout)
 
     def carrier(self, server: int) -> Peer:
@@ -248,17 +247,13 @@ class Session:
         return self.client.node.rank
 
     def check(self, store: int) -> None:
-        """Raise the error that has ended the job, or one that the scheduler has reported for ``store``."""
         self.client.check()
         faults = self._faults.get(store)
         if faults:
             raise faults.pop(0)
 
     def report(self, notice: wire.Message) -> None:
-        """Send the scheduler a notice, without waiting; see ``Heartbeat.say``. Any thread may call it.
-
-        It goes over the link of the beats, behind a beat that has been sent. Before ``join`` is over it is dropped.
-        """
+        """Send the scheduler a notice over the heartbeat's link, from any thread. Before ``join`` ends it is lost."""
         if self._heartbeat is not None:
             self._heartbeat.say(notice)
 
@@ -302,7 +297,7 @@ class Session:
 
     def _line_is_back(self) -> None:
         if not self.config.one_host:  # on one host no line was cut; a peer was slow
-            self.client.renew()
+            self.client.reconnect()
             if self._on_line_back is not None:
                 self._on_line_back()
 

@@ -86,7 +86,6 @@ def place_of(program: threading.Thread | None) -> str:
 
 
 def place_of_thread(ident: int) -> str:
-    """Return the place of one thread, as ``where`` has it."""
     return described(places(_frames().get(ident)))[0]
 
 
@@ -110,7 +109,6 @@ def only_these_act(idents: Collection[int]) -> bool:
 
 
 def _installed(stack: Sequence[Place]) -> list[Place]:
-    """Return the frames of installed packages, if no frame is the program's own."""
     kinds = [_kind(place.path) for place in stack]
     return [] if "own" in kinds else [place for place, kind in zip(stack, kinds, strict=True) if kind == "installed"]
 

@@ -84,7 +84,6 @@ class Curve:
         self._checker: ThreadAuthenticator | None = None
 
     def plain(self) -> None:
-        """Let the next ``bind`` or ``connect`` use no keys."""
         self._socket.set(zmq.CURVE_SERVER, 0)
 
     def serve(self) -> None:
@@ -119,7 +118,6 @@ class Curve:
         self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
 
     def knows(self, key: str) -> bool:
-        """Whether ``key`` is the public key of a member, or of readers or observers."""
         return key.encode() in self._admitted
 
     def callback(self, _domain: str, key: bytes) -> bool:
@@ -436,7 +434,6 @@ class ZmqTransport(Transport):
                 self._greeted[route] = self._proved(parts[1])
 
     def _proved(self, frame: zmq.Frame) -> str:
-        """Return the public key of the sender of ``frame``, as the authenticator has found it."""
         if self._curve is None:
             return ""
         try:
@@ -446,7 +443,7 @@ class ZmqTransport(Transport):
         return str(user) if self._curve.knows(str(user)) else ""
 
     def _wait(self, deadline: float) -> bool:
-        """Wait until something has come, or been lost; return False if the deadline or the bell was first."""
+        """Wait until something has come, or a link was lost; return False if the deadline or the bell was first."""
         while True:
             left = deadline - time.monotonic()
             ready = dict(self._poller.poll(max(1, int(left * 1000))))

@@ -268,7 +268,6 @@ class Scheduler:
 
     @property
     def epoch(self) -> int:
-        """How often servers have been told that workers have left."""
         return self._rosters.epoch
 
     @property
@@ -395,7 +394,6 @@ class Scheduler:
         return self._stores.explain(message.node.rank, message.about) if message.node.role == "worker" else Reason()
 
     def _waits(self) -> Reason:
-        """Say what members wait for here; nothing if nobody waits."""
         if not self.members.complete:
             return Reason(f"waits for {self.members.absent()} to join")
         return Reason() if self.failure is not None else self._stores.waits(self._now)

@@ -179,7 +179,6 @@ class Failover:
         self._views.give_up(node, how)
 
     def unanswering(self, standing: wire.Standing) -> JobMember | None:
-        """Return the standby that its primary cannot reach, though it is alive as far as the scheduler knows."""
         standby = self._views.unanswering(standing)
         return None if standby is None else self._members.identify(standby)
 
@@ -188,7 +187,7 @@ class Failover:
         self._show_rank(standing.node.rank)
 
     def show(self, member: JobMember) -> None:
-        """Tell a member who serves, as far as it has not been told over its link: of its own rank, or of all ranks."""
+        """Announce to a member which processes serve, unless that went over its link: its own rank, or all ranks."""
         if member.peer is None or member.state is not MemberState.READY:
             return
         if member.role not in SEATS:
@@ -226,7 +225,6 @@ class Failover:
                 self.show(member)
 
     def _move(self, rank: int) -> None:
-        """Tell workers and aggregators who serves ``rank`` now."""
         view = self._views.of(rank)
         primary = None if view is None else self._members.identify(view.primary)
         if primary is not None and self._welcomes is not None:

@@ -82,7 +82,6 @@ class Losses:
         self._drops = Drops(log)
 
     def report(self, peer: bytes, lost: wire.Lost, now: float) -> None:
-        """Take the launcher's report that a member has ended."""
         member = self._members.find(lost.role, lost.rank)
         who = f"{lost.role} {lost.rank}" if lost.role != "scheduler" else "the scheduler"
         if not self._may_report(self._reply_links.key(peer), member):
@@ -127,7 +126,6 @@ class Losses:
                 self._failure.happen(why, now, process_name(member.role, member.rank, member.start))
 
     def stand(self, peer: bytes, standing: wire.Standing, now: float) -> None:
-        """Take what a server says of itself, and of its standby."""
         member = self._members.identify(standing.node)
         if member is None or member.state is not MemberState.READY:
             return  # its next beat is answered
@@ -152,7 +150,6 @@ class Losses:
 
 
 def _known(member: JobMember) -> str:
-    """Say what the process beside a silent member knows of it."""
     if member.stopped is None:
         return ""
     place = f", and was at {member.stopped.place} at its last beat" if member.stopped.place else ""

@@ -126,7 +126,6 @@ class Inquiries:
             self._finish(self._looks.pop(0), now)
 
     def due(self) -> float | None:
-        """Return when ``tick`` has something to do; None if nothing waits for the time."""
         return self._looks[0].until if self._looks else None
 
     # ---- helpers
@@ -172,7 +171,6 @@ def _place(stacks: wire.Stacks) -> str:
 
 
 def _silence(member: JobMember | None, asked: _MemberQuestion | None, now: float) -> str:
-    """Say what is known of a member that has not answered."""
     words = _absence(member)
     if member is None or words or asked is None:
         return words or "has not said where it is"

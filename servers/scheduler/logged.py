@@ -82,7 +82,6 @@ class RecordPacker:
         self._bodies: dict[bytes, int] = {}
 
     def pack(self, record: Record) -> bytes:
-        """Return a record as bytes, behind the body of its message if that is new."""
         if isinstance(record, Succession):
             return _framed([_START])
         if isinstance(record, Ticked):
@@ -307,7 +306,6 @@ class LoggedScheduler:
         return isinstance(message, wire.Lost)
 
     def _joined(self, message: wire.Join | wire.Leave) -> bool:
-        """Whether the sender of a message without a rank has joined."""
         return self._scheduler.members.by_nonce(message.node.incarnation) is not None
 
 

@@ -160,7 +160,6 @@ class Members:
         return role in SEATS and self.wanted["standby"] > 0
 
     def all_gone(self, role: str) -> bool:
-        """Whether every member of ``role`` has joined, and left or been lost."""
         return self._gone[role] == self.wanted[role]
 
     # ---- who is who
@@ -340,11 +339,9 @@ class Members:
             self._ready.move_to_end(member.nonce)
 
     def overdue(self, now: float) -> list[JobMember]:
-        """Return the ready members that have been silent for too long."""
         return list(itertools.takewhile(lambda member: now - member.heard > self.limit_s, self._ready.values()))
 
     def forgive(self, now: float) -> None:
-        """Let everybody's silence begin at ``now``."""
         for member in self._ready.values():
             member.heard = now
 

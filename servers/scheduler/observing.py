@@ -113,13 +113,11 @@ class Observing(Guests):
             self._started = now
 
     def tick(self, now: float) -> None:
-        """Answer questions whose time is over, and look for a straggler."""
         self.inquiries.tick(now)
         if self._failure.text is None:
             self._stragglers.tick(now)
 
     def due(self) -> float | None:
-        """Return when ``tick`` has something to do that cannot wait for its interval; None if it has not."""
         times = [due for due in (self.inquiries.due(), self._stragglers.due()) if due is not None]
         return min(times, default=None)
 
@@ -202,7 +200,6 @@ class Observing(Guests):
 
 
 def _record(member: JobMember, now: float) -> list[object]:
-    """Return what ``Observed.members`` has of a member; before it has a rank, the one it has asked for."""
     rank = member.hint if member.rank < 0 else member.rank
     silent_s = max(0.0, now - member.heard) if member.heard else 0.0
     state = member.state.name.lower()

@@ -85,7 +85,6 @@ class Barriers:
         self._since: dict[int, float] = {}  # by number: when the first of those came
 
     def arrive(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Waiter]:
-        """Let a worker come; return all to be answered if it was the last."""
         arrived = self._arrived.setdefault(request.number, {})
         self._since.setdefault(request.number, now)
         arrived[request.node.rank] = (peer, request)
@@ -95,7 +94,6 @@ class Barriers:
         return _waiting(arrived)
 
     def missing(self, number: int, among: Collection[int]) -> set[int]:
-        """Return the ranks ``among`` these that have not come to barrier ``number``."""
         arrived = self._arrived.get(number, {})
         return {rank for rank in among if rank not in arrived}
 
@@ -159,23 +157,23 @@ class Store:
         self._departures = departures
 
     def declare(self, peer: bytes, request: wire.Declare) -> tuple[list[Answer], Exception | None]:
-        """Take a declaration of keys; return answers, and what to tell rank 0; see ``DeclaredKeys.declare``."""
+        """Return answers, and what to tell rank 0."""
         outcomes, fault = self.keys.declare(peer, request)
         return _placed(outcomes) + self._without_values(), fault
 
     def ready(self, peer: bytes, request: wire.Ready) -> list[Answer]:
-        """Note that rank 0's values are on the servers; answer those who waited for them."""
+        """Rank 0's values are on the servers: answer the workers that waited for them."""
         return [Answer(peer, request, wire.Ack(request.seq)), *_placed(self.keys.ready(request.keys))]
 
     def barrier(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Answer]:
-        """Note that a worker has come to a barrier; if it was the last, answer all."""
+        """A worker has come to a barrier; if it was the last, answer all."""
         released = self.barriers.arrive(peer, request, now)
         if released:
             return [Answer(link, arrival, wire.Ack(arrival.seq)) for link, arrival in released]
         return self._in_vain(request.number)
 
     def pause(self, rank: int, number: int) -> list[Answer]:
-        """Note a worker's ``number``-th call of ``join``; fail those who wait for it elsewhere."""
+        """Take a worker's ``number``-th call of ``join``; fail the workers that wait for it elsewhere."""
         if not self._joins.arrive(rank, number):
             return []
         return self._without(rank)
@@ -187,11 +185,9 @@ class Store:
         return [answer for rank in ranks for answer in self._without(rank)]
 
     def forget(self) -> None:
-        """Forget the keys: all workers have closed the store."""
         self.keys.forget()
 
     def whereabouts(self, rank: int) -> str:
-        """Say in which call of this store ``rank`` is, for a barrier to which it has not come; empty if in none."""
         if rank in self._joins.inside:
             return "is inside join()"
         if self.barriers.waits(rank):
@@ -203,7 +199,6 @@ class Store:
         return self._joins.inside
 
     def _without(self, rank: int) -> list[Answer]:
-        """Fail those who wait for ``rank``, which will not come."""
         answers = [answer for number in self.barriers.without(rank) for answer in self._in_vain(number)]
         return answers + self._without_values() if rank == 0 else answers
 
@@ -296,7 +291,6 @@ class Stores:
         return number
 
     def close(self, rank: int, number: int) -> None:
-        """Close store ``number`` for ``rank``; when all have, forget it."""
         closed = self._closed.get(number)
         if closed is None:
             return
@@ -358,7 +352,6 @@ class Stores:
         return None
 
     def depart(self, ranks: Sequence[int]) -> list[Answer]:
-        """Fail those who wait for workers that have left, now that the others are to know."""
         return [answer for store in self._stores.values() for answer in store.depart(ranks)]
 
     def explain(self, rank: int, seq: int) -> Reason:
@@ -373,12 +366,10 @@ class Stores:
         return Reason()
 
     def _ordinal(self, store: Store) -> int:
-        """Return which of each worker's stores ``store`` is; 0 if that is not known."""
         number = next(number for number, other in self._stores.items() if other is store)
         return next((ordinal for ordinal, other in self._numbers.items() if other == number), 0)
 
     def waits(self, now: float) -> Reason:
-        """Say what workers wait for in all stores; nothing if nobody does."""
         found = [reason for _, store in sorted(self._stores.items()) for reason in self._waits_in(store, now)]
         missing = {rank for reason in found for rank in reason.missing}
         return Reason("; ".join(reason.text for reason in found), missing - self._departures.left)
@@ -474,13 +465,11 @@ class Makers:
         return f"; {who} made no {_nth(ordinal)} store, which is {_described(first)} on {first.node}: {_RULE}"
 
     def forget(self, ordinal: int) -> None:
-        """Forget a store that all have closed."""
         self._first.pop(ordinal, None)
         self._by.pop(ordinal, None)
         self._apart.pop(ordinal, None)
 
     def _elsewhere(self, one: wire.OpenStore, other: wire.OpenStore) -> bool:
-        """Return whether the worker of ``one`` has made, as another of its stores, what ``other`` is."""
         places = self._places[one.node.rank]
         return any(places.get(number) == other.place for number in self._first if number != one.ordinal)
 

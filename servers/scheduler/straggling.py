@@ -142,7 +142,6 @@ class StragglerWatch:
         self._missed = self._changed = 0  # judgements that have not found the one that is named, or another cause
 
     def tick(self, now: float) -> None:
-        """Judge, and look, if it is time for that."""
         if now >= self._judges_at:
             self._judges_at = now + EVERY_S
             self._judge(now)
@@ -197,7 +196,7 @@ class StragglerWatch:
             self._named = found
 
     def _say(self, line: str, now: float) -> bool:
-        """Say a line; return whether it has been said: not if there have been too many."""
+        """Return whether the line has been said: not if there have been too many."""
         if len(self._said) == MOST_LINES and now - self._said[0] < LINES_S:
             return False
         self._said.append(now)

@@ -89,7 +89,6 @@ class Blocks:
         self._add_hole(chunk << _CHUNK, size)
 
     def take_same(self, size: int) -> Block | None:
-        """Return a block that had this size before, if there is one."""
         spare = self._spare.get(size)
         return heappop(spare)[1] if spare else None
 
@@ -104,7 +103,6 @@ class Blocks:
         heappush(self._spare.setdefault(block.size, []), (block.key, block))
 
     def find(self, chunk: int, offset: int) -> Block | None:
-        """Return the block that has the byte at ``offset`` of ``chunk``, if it is in one."""
         key = chunk << _CHUNK | offset
         index = bisect_right(self._keys, key) - 1
         if index < 0:
@@ -266,7 +264,6 @@ class Arena:
             return place[2].lent or any(cells[cell] for cell in place[2].cells)
 
     def usage(self) -> ArenaUsage:
-        """Return how much is in use, after taking back all that no peer reads any more."""
         with self._lock:
             self._same(0)
             self._regain()
@@ -338,12 +335,10 @@ class Arena:
         return True
 
     def _regain(self) -> None:
-        """Take back all blocks that no peer reads any more."""
         for size, blocks in list(self._read.items()):
             self._read[size] = [block for block in blocks if not self._returned(block)]
 
     def _forget_the_dead(self) -> bool:
-        """Free the cells of dead readers; return whether there were any."""
         dead = {reader for reader in set(self._sent.values()) if not reader.lives()}
         for cell, reader in self._sent.items():
             if reader in dead:
@@ -383,7 +378,6 @@ class Arena:
         self._blocks.grow(number, nbytes)
 
     def _locate(self, buffer: wire.Buffer) -> tuple[int, int, Block] | None:
-        """The chunk, the offset and the block of ``buffer``, if it is the arena's."""
         if not self._bases or not isinstance(buffer, memoryview) or not buffer.nbytes or type(buffer.obj) is bytearray:
             return None  # small, most often: looking it up would take longer than to copy it
         array: object = buffer.obj

@@ -167,7 +167,6 @@ def open_control(name: str, nonce: bytes) -> tuple[int, int]:
 
 
 def exists(name: str) -> bool:
-    """Whether the owner of an arena still sends from it."""
     return (DIRECTORY / f"{name}.0").exists()
 
 
@@ -217,13 +216,11 @@ def _remove(files: list[str]) -> bool:
 
 
 def _remove_own(name: str, pid: int) -> None:
-    """Remove the files of this process's arena; a child after fork leaves its parent's alone."""
     if os.getpid() == pid:
         _remove(_own_files().get(name, []))
 
 
 def _locked_file(job: str) -> tuple[str, int]:
-    """Make and lock a control file; return the name and the descriptor that the lock is on."""
     while True:
         name = f"kvstore-{os.getuid()}-{job}-{os.getpid()}-{secrets.token_hex(8)}"
         path = DIRECTORY / f"{name}.0"

@@ -133,7 +133,6 @@ def _mapping(fd: int, size: int) -> mmap.mmap:
 
 
 def introduction(kind: int, name: str, nonce: bytes) -> bytes:
-    """Return a ``HELLO`` or a ``MAPPED`` of the arena of this name and nonce."""
     return bytes((MARK, kind)) + bytes(msgpack.packb([name, nonce]))
 
 
@@ -314,7 +313,6 @@ class SharedMemoryTransport(Transport):
         self._inner.interrupt()
 
     def abandon(self) -> None:
-        """Allocated memory stays valid."""
         self._closed = True
         self._inner.abandon()
         arena, self._arena = self._arena, None
@@ -338,7 +336,6 @@ class SharedMemoryTransport(Transport):
         self._links.clear()
 
     def _own(self) -> Arena | None:
-        """Return the arena, made on first use; None if that is not possible."""
         if self._arena is None and not self._tried:
             with self._making:
                 if self._arena is None and not self._tried and not self._closed:
@@ -393,7 +390,6 @@ class SharedMemoryTransport(Transport):
         return None
 
     def _meet(self, peer: Peer, own: wire.Buffer) -> None:
-        """Map the arena of a peer, and tell it whether that succeeded."""
         name, nonce = introduced(own)
         self._forget()
         link = self._links.setdefault(peer, _Sharing())

@@ -89,7 +89,7 @@ class Outgoing:
         return list(itertools.islice(self._begun, most))
 
     def gone(self, nbytes: int) -> None:
-        """Note that the next ``nbytes`` bytes have left."""
+        """The next ``nbytes`` bytes have left."""
         self._left -= nbytes
         if not self._left:  # the usual case
             self._begun.clear()
@@ -243,7 +243,6 @@ class Link:
         self._tries += 1
 
     def lose(self, now: float) -> None:
-        """Drop a connection that has ended, the queue, and what has come of an incomplete message."""
         if self.incoming.greeted:
             self.hang_up()
             self._tries, self.due = 0, now

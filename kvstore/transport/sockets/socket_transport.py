@@ -64,7 +64,6 @@ class Courier:
 
     @property
     def needed(self) -> bool:
-        """Whether the thread has begun."""
         return self._thread is not None
 
     def start(self) -> None:
@@ -143,7 +142,6 @@ class Courier:
             self._begin(link, made)
 
     def _poll(self, now: float) -> tuple[select.poll, float | None]:
-        """Return what to wait for, and for how many milliseconds at most."""
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         due: list[float] = []
@@ -344,7 +342,6 @@ class SocketTransport(Transport):
         return [link.socket for link in self.links.values() if link.socket is not None and link.connected]
 
     def _look(self, now: float) -> None:
-        """Balance the connections that share a network line."""
         self._look_at = now + LOOK_S
         with self._changed:
             self._places.share(self._connections(), now)
@@ -357,7 +354,6 @@ class SocketTransport(Transport):
             self._bill = None
 
     def _arrive(self, made: socket.socket) -> Link | None:
-        """Greet the peer that has made a connection, if it may connect."""
         if not self._places.admit(made):
             return None
         link = Link(b"from:%d" % next(self._numbers))
@@ -409,7 +405,7 @@ class SocketTransport(Transport):
             self._places.wake_at(link.socket, enough)
 
     def _lose(self, link: Link) -> None:
-        """The other side is gone: forget a link that it made; mend one that this side made."""
+        """The other side is gone: forget an incoming link; have the courier reconnect an outgoing one."""
         with self._changed:
             if link.socket is not None:
                 self._selector.unregister(link.socket)
@@ -420,7 +416,6 @@ class SocketTransport(Transport):
                 self.courier.call()
 
     def _begin(self, link: Link, made: socket.socket) -> None:
-        """Begin to use a connection that this side has made."""
         self._places.admit(made)
         self._selector.register(made, selectors.EVENT_READ, link)
         link.flush()

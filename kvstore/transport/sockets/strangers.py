@@ -36,7 +36,7 @@ class Budget:
         self._at = float("-inf")  # when that was so
 
     def spend(self, seconds: float, now: float) -> bool:
-        """Take an expense; return whether anything is left."""
+        """Return whether anything is left."""
         if self._saved_s < self._burst_s:
             self._saved_s = min(self._burst_s, self._saved_s + self._share * (now - self._at))
         self._saved_s -= seconds
@@ -48,7 +48,6 @@ class Budget:
         self._saved_s = min(self._burst_s, self._saved_s + seconds)
 
     def due(self) -> float:
-        """When something may be spent again, if all is spent."""
         return self._at + (self._least_s - self._saved_s) / self._share
 
 
@@ -198,7 +197,6 @@ class Strangers:
             self.drop(peer)
 
     def _look(self, now: float) -> None:
-        """Find the strangers that have sent something."""
         for key, _ in self._selector.select(0):
             self._ready.append(key)
             if key.data is not None:
@@ -206,7 +204,6 @@ class Strangers:
                 self.links.move_to_end(key.data.link.peer)
 
     def _let_in(self, listener: socket.socket, now: float) -> Peer | None:
-        """Accept a connection; return its peer, or None if that may not connect."""
         try:
             made, _ = listener.accept()
         except BlockingIOError:

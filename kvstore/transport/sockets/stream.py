@@ -84,7 +84,6 @@ class Introduction:
         return self._step(self._part) if self._filled == len(self._part) else None
 
     def _await(self, size: int, step: Callable[[bytearray], Frames | None]) -> None:
-        """Let ``step`` take the next part, which has so many bytes."""
         self._part, self._filled, self._step = bytearray(size), 0, step
 
     def _greet(self, part: bytearray) -> None:

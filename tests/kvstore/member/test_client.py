@@ -223,7 +223,7 @@ def test_what_ends_the_making_of_new_links_is_raised_and_the_next_call_makes_the
             raise left.pop()
 
     transport.abandon = abandon  # type: ignore[method-assign]
-    client.renew()
+    client.reconnect()
     for _ in range(2):
         with contextlib.suppress(TimeoutError):
             client.call(a, "x", wire.Barrier, **BARRIER)

@@ -16,20 +16,20 @@ from kvstore.member.link_access import LinkAccess
 
 
 class PlayedLinks:
-    """Links that are torn when a test says so, and count how often they are mended."""
+    """Links that are in doubt when a test says so, and count how often they are recovered."""
 
     def __init__(self) -> None:
-        self.torn = False
+        self.in_doubt = False
         self.blamed: BaseException | None = None
-        self.mended = 0
+        self.recovered = 0
         self.interrupted = threading.Event()
 
     def interrupt(self) -> None:
         self.interrupted.set()
 
-    def mend(self) -> None:
-        self.mended += 1
-        self.torn = False
+    def recover(self) -> None:
+        self.recovered += 1
+        self.in_doubt = False
 
 
 def access(answer_s: float = LONG) -> tuple[LinkAccess, PlayedLinks]:
@@ -59,8 +59,8 @@ def used(by: LinkAccess) -> Iterator[None]:
 def test_what_the_action_returns_is_returned() -> None:
     alone, links = access()
     assert alone.alone(divmod, 7, 3) == (2, 1)
-    links.torn = True
-    assert alone.alone(lambda: links.mended) == 1, "torn links are mended before they are used"
+    links.in_doubt = True
+    assert alone.alone(lambda: links.recovered) == 1, "links in doubt are recovered before they are used"
 
 
 def test_a_call_in_the_middle_of_another_is_refused_and_the_other_goes_on() -> None:
@@ -80,14 +80,14 @@ def test_an_exception_leaves_whole_links_and_the_garbage_collector_as_it_was() -
 
     def fail() -> None:
         gc.disable()
-        links.torn = True
+        links.in_doubt = True
         raise KeyboardInterrupt
 
     assert gc.isenabled()
     with pytest.raises(KeyboardInterrupt):
         alone.alone(fail)
     assert gc.isenabled()
-    assert (links.torn, links.mended) == (False, 1)
+    assert (links.in_doubt, links.recovered) == (False, 1)
     with used(alone):
         """Another thread gets the lock: the exception has released it."""
 

@@ -207,7 +207,7 @@ def test_requests_are_added_all_or_not_at_all() -> None:
 
         came = interrupted(add, after)
         outstanding.finish()
-        assert not outstanding.torn
+        assert not outstanding.in_doubt
         assert (len(outstanding), len(operation.open), outstanding.done, clock) in ((0, 0, 1, [0]), (2, 2, 1, [1]))
         (later,) = added(outstanding, operation, S0)
         assert later.seq == len(outstanding)

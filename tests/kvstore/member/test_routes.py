@@ -70,7 +70,7 @@ def test_another_transport_has_links_to_the_same_peers_where_they_are_now() -> N
     old.add(A, "here", False)
     old.add(B, "there", True)
     second: Any = Connecting("second")
-    new = old.renewed(second, {A: "elsewhere", b"nobody": "x"})
+    new = old.reconnected(second, {A: "elsewhere", b"nobody": "x"})
     assert second.made == [("elsewhere", False), ("there", True)]
     assert new.names == {A: b"second: elsewhere", B: b"second: there"}
     assert old.endpoints == {A: "here", B: "there"}
@@ -82,4 +82,4 @@ def test_a_link_that_could_not_be_made_is_made_with_another_transport() -> None:
         routes.add(A, "here", True)
     assert routes.names == {}
     second: Any = Connecting("second")
-    assert routes.renewed(second, {}).names == {A: b"second: here"}
+    assert routes.reconnected(second, {}).names == {A: b"second: here"}
