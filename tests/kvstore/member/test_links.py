@@ -1,4 +1,4 @@
-"""A member's links and what is outstanding on them: sent, answered, recovered, given up. The transport is the test's."""
+"""A member's links and the requests on them: sent, answered, recovered, given up. The transport is the test's."""
 
 from __future__ import annotations
 
