@@ -11,12 +11,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kvstore import wire
 from kvstore.errors import KVStoreError, NodeLost, WireError
 from kvstore.job.curve_keys import split_key
 from kvstore.job.valid_values import RoundWindow
+from kvstore.member.pulse import PulseProcess
 from kvstore.member.stacks import place_of, where
 from kvstore.rare_log import Drops
 from kvstore.tracing.tracer import Tracer
@@ -26,23 +27,6 @@ log = logging.getLogger(__name__)
 
 CLOCK_S = 0.05  # the time between the first beats, where the scheduler's clock is asked for
 REDIAL_S = 3.0  # after so long without a message, or three beats, the link is made anew, repeatedly
-
-
-class PulseHandle(Protocol):
-    """A process that beats for this one, too."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended by itself."""
-        ...
-
-    def note_place(self, place: str) -> None:
-        """Let it know where this process is in its code."""
-        ...
-
-    def end(self) -> None:
-        """End it."""
-        ...
 
 
 class Listener(NamedTuple):
@@ -81,7 +65,7 @@ class Heartbeat:
         limit_s: float,
         clock: Callable[[], float],
         listener: Listener,
-        beside: Callable[[], PulseHandle] | None = None,
+        beside: Callable[[], PulseProcess] | None = None,
         thread: Callable[..., threading.Thread] = threading.Thread,
         report: Callable[[], wire.Message | None] | None = None,
         tracer: Tracer | None = None,
@@ -99,7 +83,7 @@ class Heartbeat:
         self._make_report = report
         self._tracer = tracer
         self._trace_now = False
-        self._pulse: PulseHandle | None = None
+        self._pulse: PulseProcess | None = None
         self._drops = Drops(log)
         self._program: threading.Thread | None = None  # the thread that has started this
         self._unsaid: deque[wire.Message] = deque()

@@ -28,25 +28,13 @@ class Turn(NamedTuple):
 
 
 class PendingRequest:
-    """A request to ``peer`` that belongs to ``operation``.
-
-    Args:
-        priority: of the message among those that wait to leave; see ``Transport.send``.
-        turn: when it may go; None sends it at once.
-
-    Attributes:
-        seq: the number of the request, and of its answer.
-        frames: the message, kept to be sent again; None until it is made.
-        in_flight: whether it has been sent.
-        failure: what was raised when the message was first made.
-        early: whether the message is made before anything is sent, so that an error in making it is the call's.
-            Otherwise it is made when it goes, from the caller's arrays, and that must not fail.
-        remembered: see ``Request``.
-    """
+    """A request to ``peer`` that belongs to ``operation``. ``priority`` is as in ``Transport.send``."""
 
     __slots__ = ("failure", "frames", "in_flight", "operation", "peer", "priority", "seq", "turn")
+    # Whether the message is made before anything is sent, so that an error in making it is the call's. Otherwise it is
+    # made when it goes, from the caller's arrays, and that must not fail.
     early = True
-    remembered = True
+    remembered = True  # whether servers keep its answer for repeats
 
     def __init__(
         self, peer: bytes, operation: Operation, priority: int | None = None, turn: Turn | None = None
@@ -54,11 +42,11 @@ class PendingRequest:
         self.peer = peer
         self.operation = operation
         self.priority = priority
-        self.turn = turn
+        self.turn = turn  # when it may go; None sends it at once
         self.seq = 0
-        self.in_flight = False
-        self.failure: Exception | None = None
-        self.frames: Sequence[wire.Buffer | ScatteredFrame] | None = None
+        self.in_flight = False  # whether it has been sent
+        self.failure: Exception | None = None  # what was raised when the message was first made
+        self.frames: Sequence[wire.Buffer | ScatteredFrame] | None = None  # kept to be resent; None until it is made
 
     def message(self, sender: wire.Sender) -> wire.Message:
         raise NotImplementedError

@@ -144,7 +144,7 @@ class Failover:
     def __init__(self, members: Members, tell: Callable[[bytes, wire.Message], None]) -> None:
         self._members = members
         self._tell = tell
-        self._views = Views()
+        self.views = Views()
         self._welcomes: Welcomes | None = None
 
     def begin(self, welcomes: Welcomes) -> None:
@@ -152,38 +152,34 @@ class Failover:
         self._welcomes = welcomes
         standbys = self._members.of("standby")
         if standbys:
-            self._views.begin([server.node for server in self._members.of("server")], [one.node for one in standbys])
+            self.views.begin([server.node for server in self._members.of("server")], [one.node for one in standbys])
 
     def take_news(self) -> list[str]:
-        news, self._views.news = self._views.news, []
+        news, self.views.news = self.views.news, []
         return news
 
     def lose(self, member: JobMember, how: str, now: float) -> str:
         """Go on without ``member``, which ``how`` ("was killed by SIGKILL"). Return why that is impossible, or ""."""
-        takeovers = self._views.takeovers
-        why = self._views.lose(member.node, how, now)
+        takeovers = self.views.takeovers
+        why = self.views.lose(member.node, how, now)
         if why:
             return why
         self._show_rank(member.rank)
-        if self._views.takeovers > takeovers:
+        if self.views.takeovers > takeovers:
             self._move(member.rank)
         return ""
 
     def join(self, member: JobMember, now: float) -> None:
         """Let a process that was started again be the standby of its rank."""
-        self._views.join(member.node, now)
+        self.views.join(member.node, now)
         self._show_rank(member.rank)
 
-    def give_up(self, node: wire.Node, how: str) -> None:
-        """Note that the process of ``node``, which has ended, is not started again; see ``lose``."""
-        self._views.give_up(node, how)
-
     def unanswering(self, standing: wire.Standing) -> JobMember | None:
-        standby = self._views.unanswering(standing)
+        standby = self.views.unanswering(standing)
         return None if standby is None else self._members.identify(standby)
 
     def stand(self, standing: wire.Standing, now: float) -> None:
-        self._views.stand(standing, now)
+        self.views.stand(standing, now)
         self._show_rank(standing.node.rank)
 
     def show(self, member: JobMember) -> None:
@@ -191,8 +187,8 @@ class Failover:
         if member.peer is None or member.state is not MemberState.READY:
             return
         if member.role not in SEATS:
-            if member.viewed < self._views.takeovers:
-                member.viewed = self._views.takeovers
+            if member.viewed < self.views.takeovers:
+                member.viewed = self.views.takeovers
                 for moved in self._moved():
                     self._tell(member.peer, moved)
             return
@@ -203,7 +199,7 @@ class Failover:
 
     def view(self, rank: int) -> wire.View | None:
         """Return a rank's view as its members are told it; None if there are no views."""
-        view = self._views.of(rank)
+        view = self.views.of(rank)
         if view is None:
             return None
         primary = self._members.identify(view.primary)
@@ -225,7 +221,7 @@ class Failover:
                 self.show(member)
 
     def _move(self, rank: int) -> None:
-        view = self._views.of(rank)
+        view = self.views.of(rank)
         primary = None if view is None else self._members.identify(view.primary)
         if primary is not None and self._welcomes is not None:
             self._welcomes.servers[rank] = primary.address
@@ -234,4 +230,4 @@ class Failover:
 
     def _moved(self) -> list[wire.Moved]:
         servers = [] if self._welcomes is None else self._welcomes.servers
-        return [wire.Moved(rank, epoch, servers[rank]) for rank, epoch in self._views.moved.items()]
+        return [wire.Moved(rank, epoch, servers[rank]) for rank, epoch in self.views.moved.items()]

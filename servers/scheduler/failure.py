@@ -63,6 +63,15 @@ class JobFailure:
 log = logging.getLogger(__name__)
 
 
+# How a loss is heard of, and which way counts:
+#
+#     the launcher's report    at once, with how the process ended; only for processes that it has started
+#     silence                  after ``limit_s``: a process on a lost host, a stopped one, a cut line
+#     its server's report      of a standby: alive for the scheduler, and out of reach for the only process that needs
+#     it
+#     a later start            its seat is taken: the report was lost, or is still on its way
+#
+# The first one counts, because ``Members.happens`` makes each transition once.
 class Losses:
     """The losses of one job. ``key`` is the scheduler's own public key; empty where links prove no keys."""
 
@@ -110,7 +119,7 @@ class Losses:
         node = wire.Node(lost.role, lost.rank, lost.start)
         if self._members.complete:
             if lost.final and self._failure.text is None and not self._members.all_gone("worker"):
-                self._failover.give_up(node, lost.how)
+                self._failover.views.give_up(node, lost.how)
             if member is not None:
                 self.lose(member, lost.how, now)
         elif lost.final:

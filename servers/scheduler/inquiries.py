@@ -20,7 +20,9 @@ from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.members import JobMember, Members, MemberState
 
 ANSWER_S = 1.5  # how long a member may take to answer
-MOST_LOOKS = 256  # questions that are under way at once; of more, the oldest is answered with what is known
+# Questions that are under way at once; of more, the oldest is answered with what is known. Each late worker asks one,
+# and a stopped server makes thousands of workers late in the same second.
+MOST_LOOKS = 256
 
 
 class Sighting(NamedTuple):

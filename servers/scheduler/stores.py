@@ -404,7 +404,9 @@ class Stores:
 
 # ---- whether all workers make the same stores
 
-MOST_APART = 8  # stores that were made at different places; a branch for each worker may make them so
+# Stores that were made at different places and are compared with all later ones. A program may have a branch for each
+# worker, which is legal: their number must not make each ``note`` dearer.
+MOST_APART = 8
 
 
 class _Pair(NamedTuple):

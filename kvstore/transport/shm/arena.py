@@ -31,10 +31,14 @@ import numpy.typing as npt
 from kvstore import wire
 from kvstore.transport.shm.presence import CELLS, FREE, SENT, PeerPresence, Presence, create, room, sweep
 
+# Chunks double, so a job with large models has few of them to map, and one with small models takes little of /dev/shm,
+# which containers give 64 MB. Beyond LARGEST_CHUNK doubling would waste more than it saves.
 FIRST_CHUNK = 16 << 20
 LARGEST_CHUNK = 256 << 20
 POLL_S = 0.001
-PRUNE = 16  # cells of one block from which on it is worth looking which are free
+# Cells of one block from which on it is worth looking which are free. ``prune_at`` then doubles with what is left, so
+# that a block that many readers keep costs each new reference a constant time, not a look at all cells.
+PRUNE = 16
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -243,6 +247,8 @@ class Arena:
                 if not self._free_cells:
                     return None
             cell = self._free_cells.pop()
+            # Before the reference leaves: the system call that sends it, and the one that receives it, order this store
+            # before the reader's look at the cell. The reader refuses a reference whose cell is not SENT.
             self._cells[cell] = SENT
             self._sent[cell] = reader
             block.cells.append(cell)
@@ -349,6 +355,9 @@ class Arena:
         """Take back those cells of ``block`` that are free; return whether some are not."""
         if not block.cells:
             return False
+        # This load of FREE is what all stores of new data into the block come after. No lock is shared with the reader,
+        # and none could be: a reader that is killed while it holds one would stop this process. A count in place of
+        # a byte for each reference would have to be changed atomically, which Python cannot do in shared memory.
         cells, left = self._cells, []
         for cell in block.cells:
             if cells[cell]:

@@ -31,9 +31,17 @@ _FILE = re.compile(rf"(?P<name>{NAME.pattern})\.[0-9]{{1,5}}")
 # The control file: a nonce, then from the second page on a byte for each reference that is out.
 NONCE = 16
 CELLS_AT = 4096
-CELLS = 1 << 16
+CELLS = 1 << 16  # references out at once; with none left, frames go through the socket, as without shared memory
 CONTROL = CELLS_AT + CELLS
-FREE, SENT, HELD = 0, 1, 2  # what a cell says; the owner writes SENT, the reader HELD and then FREE
+# What a cell says, who may write it, and what follows:
+#
+#     FREE   the reader   the owner may use cell and block again
+#     SENT   the owner    the reference is on its way, or the reader has not looked yet; ``drain`` waits for these
+#     HELD   the reader   the reader has a view; it outlives the link, and the owner if need be
+#
+# Each state has one writer, so no two processes ever write a cell at once. If the reader is killed in SENT or HELD,
+# nobody writes FREE: the owner finds its lock released (``PeerPresence.lives``), and writes it in its place.
+FREE, SENT, HELD = 0, 1, 2
 
 
 def available() -> bool:

@@ -50,7 +50,9 @@ from kvstore.transport.transport import Frames, Peer, Transport
 log = logging.getLogger(__name__)
 
 LARGE = 32 << 10  # bytes; smaller frames are as fast through a socket
-MAX_OWN = 100  # frames of our own that one recv takes before it returns without a message
+# Frames of our own that one ``recv`` takes before it returns without a message: a peer that sends nothing but hellos
+# must not keep this process from looking at its other links, and at the time.
+MAX_OWN = 100
 
 # Frames of our own, beside messages.
 MARK = 0xC1
@@ -113,11 +115,16 @@ class Mapped:
         view = _ReferenceView(array, _let_go)
         view.cell, view.mapped = cell, self
         _views[id(view)] = view
+        # After the view is known: if an exception came between the two lines the other way round, nobody would ever
+        # free the cell. HELD, and not still SENT, so that the same reference cannot be taken twice.
         self._cells[cell] = HELD
         return array.data
 
     def let_go(self, cell: int) -> None:
         """Give the memory back to the owner. In a child after fork, that is left to the parent."""
+        # A plain store: all loads of the data came before it in this process, and x86-64 keeps loads before later
+        # stores. A processor that may delay loads (ARM) could read what the owner writes next; see
+        # ``presence.available``.
         if not self._presence.inherited:
             self._cells[cell] = FREE
 

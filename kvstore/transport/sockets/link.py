@@ -35,7 +35,7 @@ RETRY_S, RETRY_MAX_S, RETRY_MAX_HERE_S = 0.02, 1.0, 0.1
 ATTEMPT_S = 10.0  # how long an attempt to connect may take
 STALLED_S = 60.0  # a peer that takes nothing of what waits for it for so long is disconnected
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS may lack it; there Python alone ignores SIGPIPE
-_PARTS = 256  # buffers in one system call
+_PARTS = 256  # buffers in one system call; Linux takes 1024, and fails beyond
 _THERE = (0, errno.EISCONN)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
 

@@ -32,7 +32,7 @@ from kvstore.transport.system_sockets import Bell
 from kvstore.transport.transport import Frames, Peer, Transport
 
 _ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
-_READS = 128  # from one link, before it is another's turn
+_READS = 128  # from one link, before it is another's turn: a fast sender must not starve the others
 JOIN_S = 1.0  # how long ``stop`` waits for the courier, which may be resolving a name
 
 
@@ -180,7 +180,9 @@ class SocketTransport(Transport):
         # For whom this thread works at strangers' cost, and since when, in the processor's time.
         self._bill: tuple[Peer, float] | None = None
         self._received: deque[tuple[Peer, Frames]] = deque()
-        self._changed = threading.Condition()  # also guards what is sent, and which sockets links have
+        # Also guards what is sent, and which sockets links have. Not what is received: only the thread in ``recv``
+        # reads, so a large frame that comes in keeps no sender waiting.
+        self._changed = threading.Condition()
         self.courier = Courier(self.links, self._changed, partial(places.addresses, wait=True), self._begin)
         self._look_at = 0.0
         self._closed = False

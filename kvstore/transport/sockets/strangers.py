@@ -53,26 +53,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class StrangerLimits:
-    """What strangers may cost one process. Times are processor time, so a busy machine does not hear them less.
+    """What strangers may cost one process. Times are processor time, so a busy machine does not hear them less."""
 
-    Attributes:
-        links: how many there may be. If there are more, the one that has been silent for longest is dropped.
-        silence_s: how long one may be silent, in seconds of the clock.
-        share: the part of all time that they may take. Time for peers that turn out to be members does not count. It is
-            this little because a peer that connects again as fast as it is dropped takes far more of a machine.
-        burst_s: how much of that they may take at once.
-        pause_s: how much must be saved up before they are heard again.
-        turn_s: how long they are heard before it is the members' turn again.
-        step_s: the most that one step, such as reading a message, is charged. The interpreter is to blame for a longer
-            one: a garbage collection of 0.3 s, charged in full, would keep strangers waiting for a minute.
-    """
-
-    links: int = 256
-    silence_s: float = 10.0
+    links: int = 256  # if there are more, the one that has been silent for longest is dropped
+    silence_s: float = 10.0  # of the clock, as the only one: how long one may be silent
+    # The part of all time that they may take in the long run; time for peers that turn out to be members is refunded.
+    # It is this little because a peer that connects again as fast as it is dropped takes far more of a machine.
     share: float = 0.005
-    burst_s: float = 0.05
-    pause_s: float = 0.001
-    turn_s: float = 0.001
+    burst_s: float = 0.05  # how much of that they may take at once
+    pause_s: float = 0.001  # how much must be saved up before they are heard again
+    turn_s: float = 0.001  # how long they are heard before it is the members' turn again
+    # The most that one step, such as reading a message, is charged. The interpreter is to blame for a longer one: a
+    # garbage collection of 0.3 s, charged in full, would keep strangers waiting for a minute.
     step_s: float = 0.002
 
 

@@ -15,7 +15,7 @@ from kvstore.errors import WireError
 from kvstore.transport.memory import SMALL, ScatteredFrame, space
 from kvstore.transport.transport import MAX_FRAME, Frames
 
-MAX_FRAMES = 1 << 17  # in a message
+MAX_FRAMES = 1 << 17  # in a message: a header of 1 MiB is the most that a peer can make us buffer before any frame
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
 _FIRST_ROOM = 256  # bytes, until the greeting
 SHORT_FRAMES, SHORT_BYTES = 4, 16 << 10  # of a stranger's message: it may hold an address, or an error's text
