@@ -25,7 +25,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from kvstore import wire
 from kvstore.errors import KVStoreError, WireError, rebuild
@@ -45,13 +45,6 @@ Prepare: TypeAlias = Callable[..., "tuple[Sequence[PendingRequest], Effect | Non
 FEW = 4
 
 
-class _LinkAddress(NamedTuple):
-    """The arguments that a link was made with."""
-
-    endpoint: str
-    bulk: bool
-
-
 class Routes:
     """The links of one transport: ``names`` is what the transport calls each peer, ``peers`` the reverse.
 
@@ -64,26 +57,25 @@ class Routes:
         self.transport = transport
         self.names: dict[Peer, Peer] = {}
         self.peers: dict[Peer, Peer] = {}
-        self._addresses: dict[Peer, _LinkAddress] = {}
+        self._addresses: dict[Peer, tuple[str, bool]] = {}  # the arguments that each link was made with
 
     @property
     def endpoints(self) -> dict[Peer, str]:
-        return {peer: address.endpoint for peer, address in self._addresses.items()}
+        return {peer: endpoint for peer, (endpoint, _) in self._addresses.items()}
 
     def leads(self, peer: Peer, endpoint: str, bulk: bool) -> bool:
         return self._addresses.get(peer) == (endpoint, bulk)
 
     def add(self, peer: Peer, endpoint: str, bulk: bool) -> None:
-        self._addresses[peer] = _LinkAddress(endpoint, bulk)
+        self._addresses[peer] = endpoint, bulk
         self._connect(peer)
 
     def misleads(self, peer: Peer, endpoint: str) -> bool:
-        address = self._addresses.get(peer)
-        return address is not None and address.endpoint != endpoint
+        return peer in self._addresses and self._addresses[peer][0] != endpoint
 
     def replace(self, peer: Peer, endpoint: str) -> None:
         """Replace the link to ``peer`` by one to where it is now. What still comes over the old one is a stranger's."""
-        self._addresses[peer] = self._addresses[peer]._replace(endpoint=endpoint)
+        self._addresses[peer] = endpoint, self._addresses[peer][1]
         before = self.names[peer]
         self._connect(peer)
         del self.peers[before]

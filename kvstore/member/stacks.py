@@ -81,8 +81,9 @@ def where(node: wire.Node, number: int, program: threading.Thread | None = None)
 
 def place_of(program: threading.Thread | None) -> str:
     """Return the place of ``where`` alone, which takes some ten microseconds; empty if it is not known."""
-    first = (program if program is not None and program.is_alive() else threading.main_thread()).ident
-    return described(places(_frames().get(first or 0)))[0]
+    return place_of_thread(
+        (program if program is not None and program.is_alive() else threading.main_thread()).ident or 0
+    )
 
 
 def place_of_thread(ident: int) -> str:

@@ -56,17 +56,13 @@ if TYPE_CHECKING:
 
 HANDSHAKE_MS = 5000  # peers that have not finished the handshake by then are disconnected
 _CHOSEN = b"\0"  # the first byte of names that ZeroMQ has chosen for accepted links
-
-
 _MONITOR = "inproc://connections"  # of the socket's own context
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _EVENT = struct.Struct("=HI")  # of the first frame: which it is, and a number: of these, that of the system's socket
 _V4 = "::ffff:"  # what ZeroMQ puts before IPv4 addresses where IPv6 is on
-
+DOMAIN = "kvstore"
 
 log = logging.getLogger(__name__)
-
-DOMAIN = "kvstore"
 
 
 # ZeroMQ copies a socket's options at each ``bind`` and ``connect``. So they are set before each, and one socket can
@@ -197,11 +193,8 @@ def may_be(endpoint: str, name: str) -> bool:
     if endpoint == name:
         return True
     (host, port), (other, number) = host_and_port(endpoint), host_and_port(name)
-    return port == number and (_is_name(host) or host == other.removeprefix(_V4))
-
-
-def _is_name(host: str) -> bool:
-    return ":" not in host and bool(host.strip("0123456789."))
+    is_name = ":" not in host and bool(host.strip("0123456789."))
+    return port == number and (is_name or host == other.removeprefix(_V4))
 
 
 class ZmqTransport(Transport):

@@ -217,7 +217,7 @@ class Scheduler:
         if isinstance(message, wire.Here):
             return []
         if isinstance(message, wire.Locate):  # not in the ledger: it changes nothing, and its answer may be long
-            self.observing.locate(peer, message, now)
+            self.observing.inquiries.locate(peer, message, now)
             return self._flush([])
         verdict = self.ledger.admit(message)
         if verdict is not Verdict.NEW:

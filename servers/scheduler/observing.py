@@ -104,9 +104,6 @@ class Observing(Guests):
             return False
         return True
 
-    def locate(self, peer: bytes, message: wire.Locate, now: float) -> None:
-        self.inquiries.locate(peer, message, now)
-
     def begin(self, now: float) -> None:
         """Note the time of the scheduler's first message or tick. Later calls change nothing."""
         if self._started is None:

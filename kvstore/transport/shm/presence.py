@@ -112,10 +112,9 @@ class PeerPresence:
     """Another process's presence, as its sender sees it; ``WireError`` says that it is not on this host."""
 
     def __init__(self, name: str, nonce: bytes) -> None:
-        fd, _ = open_control(name, nonce)
-        self._fd = fd
+        self._fd = open_control(name, nonce)
         self._gone = False
-        weakref.finalize(self, os.close, fd)
+        weakref.finalize(self, os.close, self._fd)
 
     def lives(self) -> bool:
         """Whether that process may still hold what was sent to it. Once False, it stays False."""
@@ -165,13 +164,13 @@ def open_peers(name: str, number: int) -> tuple[int, int]:
     return fd, info.st_size
 
 
-def open_control(name: str, nonce: bytes) -> tuple[int, int]:
+def open_control(name: str, nonce: bytes) -> int:
     """Open another process's control file, and check by its nonce that it is the announced one."""
     fd, size = open_peers(name, 0)
     if size != CONTROL or len(nonce) != NONCE or os.pread(fd, NONCE, 0) != nonce:
         os.close(fd)
         raise WireError(f"shared memory {name} is not the one that was announced")
-    return fd, size
+    return fd
 
 
 def exists(name: str) -> bool:

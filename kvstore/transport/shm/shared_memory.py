@@ -19,14 +19,13 @@ from collections.abc import Callable, Sequence
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.rare_log import Drops
 from kvstore.transport.memory import ScatteredFrame
-from kvstore.transport.shm.arena import Arena, ArenaUsage
+from kvstore.transport.shm.arena import Arena, ArenaUsage, Bytes
 from kvstore.transport.shm.presence import (
     CELLS,
     CELLS_AT,
@@ -62,8 +61,6 @@ REFERENCE = struct.Struct("<HHIQQ")  # position in the message, chunk, cell, off
 NO_REFERENCES = bytes((MARK, REFERENCES))  # what references are added to
 REFUSAL = bytes((MARK, CANNOT))
 
-Bytes = npt.NDArray[np.uint8]
-
 
 class _ReferenceView(weakref.ref[Bytes]):
     """Notices when the last view of a reference is gone."""
@@ -93,8 +90,7 @@ class Mapped:
     def __init__(self, name: str, nonce: bytes, presence: Presence) -> None:
         self.name = name
         self._presence = presence
-        fd, size = open_control(name, nonce)
-        self._cells = memoryview(_mapping(fd, size))[CELLS_AT:]
+        self._cells = memoryview(_mapping(open_control(name, nonce), CONTROL))[CELLS_AT:]
         self._chunks: dict[int, Bytes] = {}
 
     def view(self, number: int, cell: int, offset: int, length: int) -> memoryview:
