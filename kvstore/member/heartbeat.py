@@ -1,7 +1,7 @@
 """The heartbeat: a thread that tells the scheduler that this process is alive, hears the same, and takes notices.
 
 It has a link of its own, so that a long computation or a long wait in the caller's thread does not look like death.
-When it hears nothing, it makes that link anew, again and again. TCP repeats what an outage has swallowed after up to
+When it hears nothing, it reconnects that link, again and again. TCP repeats what an outage has swallowed after up to
 twice the length of the outage, but a new connection is there as soon as the line is.
 """
 
@@ -26,7 +26,7 @@ from kvstore.transport import Transport
 log = logging.getLogger(__name__)
 
 CLOCK_S = 0.05  # the time between the first beats, where the scheduler's clock is asked for
-REDIAL_S = 3.0  # after so long without a message, or three beats, the link is made anew, repeatedly
+REDIAL_S = 3.0  # after so long without a message, or three beats, the link is reconnected, repeatedly
 
 
 class Listener(NamedTuple):
@@ -91,7 +91,7 @@ class Heartbeat:
         self._transport = make_transport()
         self._scheduler = self._transport.connect(root)
         self._thread = thread(target=self.run, name=f"heartbeat of {node}", daemon=True)
-        # debugpy stops all threads at a breakpoint but these; pdb stops the one that is at it. Beats must go on.
+        # debugpy stops all threads at a breakpoint but these; pdb stops the one that is at it. Heartbeats must go on.
         setattr(self._thread, "pydev_do_not_trace", True)  # noqa: B010 (no attribute of the class)
 
     def start(self) -> None:
@@ -117,7 +117,7 @@ class Heartbeat:
         self._tracer = tracer
 
     def flush_trace(self) -> None:
-        """Send what has been noted for the trace soon, in the heartbeat's thread. Any thread may call it."""
+        """Send the trace so far soon, in the heartbeat's thread. Any thread may call it."""
         self._trace_now = True
         self._transport.interrupt()
 
@@ -134,7 +134,7 @@ class Heartbeat:
         return not self._thread.is_alive()
 
     def run(self) -> None:
-        """Beat until stopped, or until the scheduler is lost, and close the link. What the thread does."""
+        """Send heartbeats until stopped, or until the scheduler is lost, and close the link. What the thread does."""
         try:
             self._beat()
         except Exception as exc:  # a dead heartbeat must be as loud as a dead scheduler
@@ -180,7 +180,9 @@ class Heartbeat:
             received = self._transport.recv(left)
             if received is None:
                 continue
-            if not received[1]:  # the link has been made anew: the scheduler may have news, and tells it at a beat
+            if not received[
+                1
+            ]:  # the link was reconnected: the scheduler may have news, and announces it at a heartbeat
                 self._say_alive()
                 continue
             heard = self._clock()
@@ -190,7 +192,7 @@ class Heartbeat:
         return heard
 
     def _report(self) -> None:
-        """Send what this process reports of itself. An error in making it must not end the beats."""
+        """Send what this process reports of itself. An error in making it must not end the heartbeats."""
         if self._make_report is None:
             return
         try:

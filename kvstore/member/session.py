@@ -1,4 +1,4 @@
-"""A process's membership in a job: it joins, beats while it is a member, and leaves in order.
+"""A process's membership in a job: it joins, sends heartbeats while it is a member, and leaves.
 
 Workers, servers and aggregators have sessions alike. A worker process has one session for all its stores
 (``shared_session.py``).
@@ -258,7 +258,7 @@ class Session:
             self._end(linger=1.0)
 
     def _send_trace(self) -> None:
-        """Send the last of what was noted, before the scheduler lets this process go, over the link of requests."""
+        """Send the rest of the trace before the scheduler lets this process go, over the link of requests."""
         if self.tracer is None or self.rank < 0:
             return
         with contextlib.suppress(KVStoreError):  # a trace must not keep anybody

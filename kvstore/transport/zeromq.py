@@ -9,7 +9,7 @@ the middle of it (CPython 3.11). The memory would then be used for something els
 
 When a connection is lost, ZeroMQ makes another and sends what it still has over it, although earlier messages may be
 lost. So each link begins with one greeting, and what comes over a link without it is dropped. The side that made the
-link gives it up, with all that ZeroMQ still has, makes it anew under another name, and says so (see
+link drops it, with all that ZeroMQ still has, reconnects under another name, and says so (see
 ``Transport.recv``).
 
 Queues have no bounds (SNDHWM, RCVHWM): a ROUTER silently drops what exceeds them, and the receiver would wait until its
@@ -243,9 +243,9 @@ class ZmqTransport(Transport):
         self._numbers = itertools.count()
         self._connections: Connections | None = None  # once there are links of this side's
         self._endpoints: dict[Peer, str] = {}  # of those, with keys
-        self._routes: dict[Peer, bytes] = {}  # what ZeroMQ calls them, now
+        self._routes: dict[Peer, bytes] = {}  # ZeroMQ's names of them, now
         self._peers: dict[bytes, Peer] = {}  # and the other way round
-        self._renewed: dict[Peer, None] = {}  # which of them have been made anew, and nobody has been told yet
+        self._renewed: dict[Peer, None] = {}  # reconnected links of which the caller has not heard yet
         self._received: deque[tuple[Peer, Frames]] = deque()  # before that
         self._greeted: dict[bytes, str] = {}  # accepted ones that have begun as they should -> the key of who made it
         self._closed = self._flowing = False

@@ -13,12 +13,12 @@ from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
-from servers.scheduler.beats import Beats
 from servers.scheduler.deadlocks import Deadlocks
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
 from servers.scheduler.failure import JobFailure, Losses
 from servers.scheduler.guests import Readers
+from servers.scheduler.heartbeats import Heartbeats
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState, Welcomes
 from servers.scheduler.observing import Observing
 from servers.scheduler.stores import Stores
@@ -161,7 +161,7 @@ class Scheduler:
         self._rosters = Rosters(self._send)
         self._deadlocks = Deadlocks()
         self._losses = Losses(self.members, self._reply_links, self._failover, key, self._failure)
-        self._beats = Beats(
+        self._heartbeats = Heartbeats(
             self.members, self._reply_links, self._failover, self._rosters, self._send, self._failure, start
         )
         self._readers = (
@@ -170,7 +170,7 @@ class Scheduler:
             else None
         )
         self.observing = Observing(
-            *(self.members, self._reply_links, self._beats, self._send, observer_key, admission),
+            *(self.members, self._reply_links, self._heartbeats, self._send, observer_key, admission),
             self._failure,
             self._waits,
             start,
@@ -186,10 +186,10 @@ class Scheduler:
         if self.observing.take(peer, message, now):
             return self._flush([])
         if isinstance(message, wire.Beat):
-            self._beats.beat(peer, message, now)
+            self._heartbeats.beat(peer, message, now)
             return self._flush([])
         if isinstance(message, wire.ProcessAlive):
-            self._beats.pulse(peer, message, now)
+            self._heartbeats.pulse(peer, message, now)
             return []
         if isinstance(message, wire.Standing):
             self._losses.stand(peer, message, now)
@@ -372,7 +372,7 @@ class Scheduler:
             raise UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")
         answers, fault = served
         if fault is not None:
-            self._beats.blame(fault)
+            self._heartbeats.blame(fault)
         return answers
 
     def _look_for_deadlock(self, peer: bytes, message: wire.Stuck) -> None:
@@ -380,7 +380,7 @@ class Scheduler:
 
         Nothing of it is logged: workers that still wait when the scheduler has been started again will say it again.
         """
-        if message.node.role != "worker" or not self._beats.is_from_member(peer, message):
+        if message.node.role != "worker" or not self._heartbeats.is_from_member(peer, message):
             return
         for rank, notice in self._deadlocks.take(message):
             member = self.members.find("worker", rank)

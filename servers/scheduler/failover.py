@@ -1,4 +1,4 @@
-"""What becomes of a server's rank when one of its two processes ends, and who is told. Pure: the time is passed in.
+"""What becomes of a server's rank when one of its two processes ends, and its announcement. Pure; takes the time.
 
     (primary, standby, synced)      the standby has all that the primary has acknowledged
         │ primary lost                      │ standby lost
@@ -12,8 +12,8 @@ Each change is a new epoch. A primary that is lost when there is no synced stand
 lost, too, if its primary says that it does not answer. Nobody but ``Views`` changes a view, and a process that is not
 in the latest one must end.
 
-Both processes of the rank are told the view, and workers and aggregators where its server is. Each is told again over
-each new link of its heartbeat.
+The view is announced to both processes of the rank, and the place of its server to workers and aggregators. Each
+announcement is repeated over each new link of a member's heartbeat.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from servers.requests.guest_links import GuestLinks
 from servers.requests.reasons import Reason
 from servers.requests.replies import Outbox
 from servers.requests.reply_links import ReplyLinks
-from servers.scheduler.beats import Beats
 from servers.scheduler.failure import JobFailure
 from servers.scheduler.guests import Guests
+from servers.scheduler.heartbeats import Heartbeats
 from servers.scheduler.inquiries import Inquiries
 from servers.scheduler.members import JobMember, Members
 from servers.scheduler.straggling import Reports, StragglerWatch
@@ -63,7 +63,7 @@ class Observing(Guests):
         self,
         members: Members,
         reply_links: ReplyLinks,
-        beats: Beats,
+        heartbeats: Heartbeats,
         send: Callable[[bytes, wire.Message], None],
         key: str,
         admission: Admission | None,
@@ -85,7 +85,7 @@ class Observing(Guests):
         self._news: list[str] = []
         self._deaths = 0  # of which observers have heard
         self._stragglers = StragglerWatch(members, self.reports, self.inquiries.look, self._news.append)
-        self._beats = beats
+        self._heartbeats = heartbeats
         self._failure = failure
         self._start = start
         self._waits = waits
@@ -94,7 +94,7 @@ class Observing(Guests):
     def take(self, peer: bytes, message: wire.Message, now: float) -> bool:
         """Take what a member says of itself; return whether ``message`` is such a notice."""
         if isinstance(message, wire.WorkerReport | wire.ServerReport):
-            if self._beats.is_from_member(peer, message):
+            if self._heartbeats.is_from_member(peer, message):
                 self.reports.take(message, now)
         elif isinstance(message, wire.TraceChunk):
             self._note_trace(peer, message)
@@ -189,10 +189,10 @@ class Observing(Guests):
                 raise UsageError("this job has no trace; kvstore-status --trace FILE begins one")
             self.traces = Traces(now, self._start)
         self.traces.admit(message, now)
-        if message.traced[1] and message.traced != self._beats.traced:
-            if message.traced[0] != self._beats.traced[0]:
+        if message.traced[1] and message.traced != self._heartbeats.traced:
+            if message.traced[0] != self._heartbeats.traced[0]:
                 self.traces.begin()
-            self._beats.trace(message.traced)
+            self._heartbeats.trace(message.traced)
         return self.traces.fetch(message, now)
 
 

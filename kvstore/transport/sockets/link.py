@@ -8,7 +8,7 @@
 
 Only an outgoing link (with an ``endpoint``) is dialed; an incoming one begins connected, and ends when it is lost.
 ``lost`` is True from ``lose`` until the caller has been told, in whatever state the link is by then: until then nothing
-is queued, for the caller sends all requests again, in order. ``_sending`` is True only inside ``flush``: if it is True
+is queued, for the caller resends all requests, in order. ``_sending`` is True only inside ``flush``: if it is True
 when ``flush`` begins, an exception (of a signal's handler) came between the system call and the note of how many bytes
 have left. No simpler way knows that number, and to send from a wrong byte on would tear the stream: so the link is cut.
 """
@@ -117,7 +117,7 @@ def _copies(parts: Iterable[wire.Buffer]) -> list[wire.Buffer]:
 
 
 class Link:
-    """A link, which outlives its connection: a lost connection is made again when the other side is back.
+    """A link, which outlives its connection: it is reconnected when the other side is back.
 
     ``endpoint`` is empty if the other side connects. ``lost`` says that an outgoing connection was lost, of which the
     caller has not been told yet; ``due`` when to connect next; ``wakes_at`` how many bytes make the socket readable.

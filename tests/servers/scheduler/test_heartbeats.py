@@ -1,4 +1,4 @@
-"""Beats: whom they keep alive, and what is said in return."""
+"""Heartbeats: which members they keep alive, and what is said in return."""
 
 from __future__ import annotations
 
