@@ -189,8 +189,9 @@ class Failover:
         if member.role not in SEATS:
             if member.viewed < self.views.takeovers:
                 member.viewed = self.views.takeovers
-                for moved in self._moved():
-                    self._tell(member.peer, moved)
+                for rank, epoch in self.views.moved.items():
+                    address = "" if self._welcomes is None else self._welcomes.servers[rank]
+                    self._tell(member.peer, wire.Moved(rank, epoch, address))
             return
         view = self.view(member.rank)
         if view is not None and member.viewed < view.epoch:
@@ -227,7 +228,3 @@ class Failover:
             self._welcomes.servers[rank] = primary.address
         for member in (*self._members.of("worker"), *self._members.of("aggregator")):
             self.show(member)
-
-    def _moved(self) -> list[wire.Moved]:
-        servers = [] if self._welcomes is None else self._welcomes.servers
-        return [wire.Moved(rank, epoch, servers[rank]) for rank, epoch in self.views.moved.items()]

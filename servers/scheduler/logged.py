@@ -1,8 +1,8 @@
 """The scheduler with a log of its inputs, from which its successor makes the same scheduler again. Pure.
 
 Links end with the process that has them. So in a replay each has a name that no link has now; members reconnect, say
-whose the new links are, and resend what has no answer. Heartbeats are not logged: at the first one over a new link, each
-member gets again each announcement that it may have missed.
+whose the new links are, and resend what has no answer. Heartbeats are not logged: at the first one over a new link,
+each member gets again each announcement that it may have missed.
 
 A log begins with ``beginning``. Then each record is a list in msgpack, behind its length and checksums. The scheduler
 is killed, not the machine, so only the last record may be cut short. Anything else that is wrong with a log is an

@@ -169,8 +169,10 @@ class StragglerWatch:
             self._found = ()
             self._missed += 1
             named = self._named
-            if named is not None and self._missed >= OVER and self._say(_over(named), now):
-                self._named = None
+            if named is not None and self._missed >= OVER:
+                holds = "holds" if len(named.ranks) == 1 else "hold"
+                if self._say(f"{names_of(named)} {holds} nobody up any more", now):
+                    self._named = None
             return
         if set(found.ranks).isdisjoint(self._found):
             self._since = now
@@ -243,10 +245,6 @@ class StragglerWatch:
 
     def _ready(self, role: str) -> list[JobMember]:
         return [member for member in self._members.of(role) if member.state is MemberState.READY]
-
-
-def _over(named: Straggler) -> str:
-    return f"{names_of(named)} {'holds' if len(named.ranks) == 1 else 'hold'} nobody up any more"
 
 
 def _take(looks: PairedLooks, seen: Mapping[int, Sighting]) -> None:

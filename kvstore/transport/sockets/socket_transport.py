@@ -254,7 +254,9 @@ class SocketTransport(Transport):
             events = self._selector.select(max(0.0, until - now))
             rung = visited = False
             if timeout and not events:
-                self._read_anyway()
+                # Links that wait for many bytes: Linux before 5.8 may not wake us if its memory is full before.
+                for link in [link for link in self.links.values() if link.wakes_at > 1]:
+                    self._read(link)
             for key, _ in events:
                 if key.fileobj is self._bell:
                     rung = True
@@ -374,11 +376,6 @@ class SocketTransport(Transport):
             now = time.monotonic()
         self.strangers.dismiss(now)
         return now
-
-    def _read_anyway(self) -> None:
-        """Read links that wait for many bytes: Linux before 5.8 may not wake us if its memory is full before."""
-        for link in [link for link in self.links.values() if link.wakes_at > 1]:
-            self._read(link)
 
     def _read(self, link: Link) -> None:
         """Take what has come over a link, and set how many bytes must come before the next look."""
