@@ -1,4 +1,4 @@
-"""What a worker's process has done so far: counted where it happens, and reported with its beats."""
+"""What a worker's process has done so far: counted where it happens, and reported with its heartbeats."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from kvstore.transport import Transport
 
 log = logging.getLogger(__name__)
 
-CLOCK_S = 0.05  # the time between the first beats, where the scheduler's clock is asked for
-REDIAL_S = 3.0  # after so long without a message, or three beats, the link is reconnected, repeatedly
+CLOCK_S = 0.05  # the time between the first heartbeats, where the scheduler's clock is asked for
+REDIAL_S = 3.0  # after so long without a message, or three heartbeats, the link is reconnected, repeatedly
 
 
 class Listener(NamedTuple):
@@ -208,7 +208,7 @@ class Heartbeat:
         self._transport.send(self._scheduler, frames)
 
     def _pause(self) -> float:
-        """Return how long to wait for the next beat: not long before the scheduler's clock is known, if it is asked."""
+        """Return the time to the next heartbeat: short as long as the scheduler's clock is asked for and not known."""
         if self._tracer is None or self._tracer.offsets.settled:
             return self._interval_s
         return min(self._interval_s, CLOCK_S)

@@ -365,7 +365,7 @@ class Links:
         if peer is None:
             self._drops.note("a message from a stranger", "no link of this process leads there")
             return
-        if not frames:  # the link has been made anew
+        if not frames:  # the link was reconnected
             self._resend(peer)
             return
         try:

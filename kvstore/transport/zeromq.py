@@ -145,7 +145,7 @@ class Connections:
         self._endpoints: set[str] = set()
         self._begun: set[str] = set()
         self.monitor = context.socket(zmq.PAIR)
-        self.monitor.set(zmq.RCVHWM, 0)  # or ZeroMQ's own thread waits for who does not look
+        self.monitor.set(zmq.RCVHWM, 0)  # or ZeroMQ's own thread waits for a caller that does not look
         sock.monitor(_MONITOR, _EVENTS)
         self.monitor.connect(_MONITOR)
 
@@ -247,7 +247,7 @@ class ZmqTransport(Transport):
         self._peers: dict[bytes, Peer] = {}  # and the other way round
         self._renewed: dict[Peer, None] = {}  # reconnected links of which the caller has not heard yet
         self._received: deque[tuple[Peer, Frames]] = deque()  # before that
-        self._greeted: dict[bytes, str] = {}  # accepted ones that have begun as they should -> the key of who made it
+        self._greeted: dict[bytes, str] = {}  # accepted links that have begun with a greeting -> the key of their maker
         self._closed = self._flowing = False
 
     def bind(self, endpoint: str) -> str:
@@ -301,7 +301,7 @@ class ZmqTransport(Transport):
             self._socket.disconnect(bare)
 
     def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        if self._closed or peer in self._renewed:  # the caller asks again, in order, when it is told
+        if self._closed or peer in self._renewed:  # the caller resends, in order, when ``recv`` says so
             return
         self._socket.send(self._routes.get(peer, peer), zmq.SNDMORE)
         last = len(frames) - 1

@@ -26,7 +26,7 @@ from servers.scheduler.stores import Stores
 log = logging.getLogger(__name__)
 
 
-REMIND_S = 60.0  # between two log lines that say who has not joined yet
+REMIND_S = 60.0  # between two log lines that name the members that have not joined yet
 
 
 class JoinRequests:
@@ -102,7 +102,7 @@ class JoinRequests:
         log.warning("a %s has left before all had joined: %s", member.role, request.error)
 
     def remind(self, now: float) -> None:
-        """Log, now and then, who has not joined yet."""
+        """Log, now and then, which members have not joined yet."""
         if self._remind_at is None:
             self._remind_at = now + REMIND_S
         elif now >= self._remind_at:
@@ -227,7 +227,7 @@ class Scheduler:
     def tick(self, now: float) -> Outbox:
         """Return what to send because time has passed. Call it when no message waits to be handled."""
         self._set_time(now)
-        if now - self._ticked > self.members.limit_s / 2:  # this process was stopped, and may have missed beats
+        if now - self._ticked > self.members.limit_s / 2:  # this process was stopped, and may have missed heartbeats
             self.members.forgive(now)
         self._ticked = now
         overdue = self.members.overdue(now)

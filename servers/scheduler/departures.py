@@ -53,6 +53,8 @@ class Rosters:
 
     def inform(self, member: JobMember) -> None:
         """Send a server or aggregator the latest announcement: once over each link, but ``Stop`` at each heartbeat."""
+        # ``Stop`` is not acknowledged, and after it the scheduler may end: a server that has missed it would wait for a
+        # scheduler that is gone. Sent at each heartbeat, it is lost only if all of them are.
         if member.peer is not None and (member.epoch < self.epoch or self.over):
             member.epoch = self.epoch
             self._tell(member.peer, self._news)

@@ -84,7 +84,7 @@ class Views:
         return ""
 
     def give_up(self, node: wire.Node, how: str) -> None:
-        """Note that the process of ``node`` is not started again when it is lost, or has been lost and is not."""
+        """The process of ``node`` will not be started again when it is lost, or has been lost and was not."""
         self._given_up.add((node.role, node.rank))
         view = self._views[node.rank]
         if all(seat is None or seat.role != node.role for seat in (view.primary, view.standby)):

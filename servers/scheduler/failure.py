@@ -114,7 +114,7 @@ class Losses:
             self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}", now)
 
     def end(self, lost: wire.Lost, now: float) -> None:
-        """Note that the process of a member that is started again has ended; it may be final."""
+        """The process of a member that may be started again has ended, perhaps for good."""
         member = self._members.end(lost.role, lost.rank, lost.start)
         node = wire.Node(lost.role, lost.rank, lost.start)
         if self._members.complete:
@@ -137,7 +137,7 @@ class Losses:
     def stand(self, peer: bytes, standing: wire.Standing, now: float) -> None:
         member = self._members.identify(standing.node)
         if member is None or member.state is not MemberState.READY:
-            return  # its next beat is answered
+            return  # its next heartbeat is answered
         if not self._reply_links.admit(peer, standing, member.key):
             return
         standby = self._failover.unanswering(standing)

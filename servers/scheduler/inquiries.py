@@ -1,4 +1,4 @@
-"""Questions where members are in their code: who is asked, what they answer, and what is known of those who do not.
+"""Questions where members are in their code: which are asked, what they answer, and what is known of the others.
 
 Pure: the time is passed in. A question goes over the link of a member's heartbeat, whose thread answers whatever the
 member's other threads do. It also goes to the process that beats beside the member, which tells what it knows when the

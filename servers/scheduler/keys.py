@@ -222,7 +222,7 @@ class DeclaredKeys:
         return list(itertools.islice(known, start, start + count))
 
     def abandon(self) -> list[Asker]:
-        """Return, and forget, those who wait for rank 0, because it gives no values."""
+        """Return, and forget, the workers that wait for rank 0, because it gives no values."""
         askers = [asker for group in self._waiting.values() for asker in group.askers]
         self._waiting.clear()
         self._by_key.clear()
@@ -289,7 +289,7 @@ class DeclaredKeys:
             return exc
 
     def _contradicted(self, rank: int, specs: Mapping[Key, Spec]) -> list[tuple[Asker, Exception]]:
-        """Return, and forget, those who wait and have declared one of the keys with another spec."""
+        """Return, and forget, the waiting workers that have declared one of the keys with another spec."""
         contradicted: list[tuple[Asker, Exception]] = []
         for group in self._waiting_for(specs.keys()):
             key = first_other(specs, group.specs)

@@ -26,6 +26,8 @@ from kvstore.transport.transport import Admission
 from servers.requests.replies import Outbox
 from servers.scheduler.core import Scheduler
 
+# Not ``Explain``, ``Locate`` and ``Census``, which change nothing, and no reports: a job that is watched would fill the
+# log.
 REQUESTS = (
     wire.Leave,
     wire.OpenStore,
@@ -61,7 +63,7 @@ class Came(NamedTuple):
 
 
 class Ticked(NamedTuple):
-    """Time has passed. ``silent`` are those who were overdue, each with the time of its last sign of life."""
+    """Time has passed. ``silent`` are the members that were overdue, each with the time of its last sign of life."""
 
     now: float
     silent: list[tuple[wire.Node, float]]
@@ -166,7 +168,7 @@ def _framed(fields: list[Any]) -> bytes:
 
 
 def sender_of(record: Record | None) -> wire.Sender | None:
-    """Return who has made the request that a record is of; None if it is of none."""
+    """Return the sender of the request that a record is of; None if it is of none."""
     if isinstance(record, Came) and isinstance(record.message, wire.Request):
         return record.message.sender
     return None
@@ -175,8 +177,8 @@ def sender_of(record: Record | None) -> wire.Sender | None:
 class LiveRecords:
     """The records of one log that a successor still needs, as bytes, so that the log of a long job stays short.
 
-    All are needed but those of barriers that are over: all workers have come to such a barrier, and each has said since
-    that it has its answer. A job may have a barrier in every step. What else is logged grows with what the job
+    All are needed but the records of barriers that are over: all workers have come to such a barrier, and each has said
+    since that it has its answer. A job may have a barrier in every step. What else is logged grows with what the job
     declares.
     """
 

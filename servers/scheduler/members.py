@@ -151,7 +151,7 @@ class Members:
     def all_gone(self, role: str) -> bool:
         return self._gone[role] == self.wanted[role]
 
-    # ---- who is who
+    # ---- finding members
 
     def of(self, role: str) -> list[JobMember]:
         """Return the members of ``role``, in the order of their ranks; none before they have ranks."""
@@ -237,7 +237,7 @@ class Members:
         self._news(f"{member.node} has been started again")
 
     def end(self, role: str, rank: int, start: int) -> JobMember | None:
-        """Note that ``start`` of a member that is started again has ended; 0 is the one that has joined.
+        """End ``start`` of a member that may be started again; 0 is the start that has joined.
 
         Return the member that is lost by that; None if it is none. Before all have joined, it is withdrawn.
         """
@@ -287,7 +287,7 @@ class Members:
                     self._by_rank[role, member.rank] = member
 
     def absent(self) -> str:
-        """Say who has not joined yet: by name if it is known which ranks are missing, else by number."""
+        """Name the members that have not joined yet: by rank if the missing ranks are known, else by number."""
         if self._absent is None:
             self._absent = " and ".join(filter(None, (self._absent_of(role) for role in self.wanted)))
         return self._absent

@@ -1,4 +1,4 @@
-"""How the job is, as the scheduler knows it: events, reports, places in the code, a straggler, and who asks. Pure.
+"""How the job is, as the scheduler knows it: events, reports, places in the code, a straggler, and observers. Pure.
 
 Nothing here changes the job, and nothing is logged: a scheduler that has been started again begins anew with it.
 Observers are no members: nobody waits for them, and nothing is lost with them. A scheduler that has been started again

@@ -1,4 +1,4 @@
-"""The stores of a job, by number, and who waits for whom in each: at barriers, for first values, in ``join``. Pure.
+"""The stores of a job, by number, and which workers wait in each: at barriers, for first values, in ``join``. Pure.
 
 The n-th store that each worker makes is the same store, whenever each makes its own. Messages have room for few
 numbers, so the number of a store that all workers have closed is used again.
@@ -57,7 +57,7 @@ class Joins:
             self._uncount(before)
 
     def _uncount(self, calls: int) -> None:
-        """Count one worker less at ``calls``; let those out who wait for nobody any more."""
+        """Count one worker less at ``calls``; let the workers out that wait for nobody any more."""
         self._counts[calls] -= 1
         if self._counts[calls]:
             return
@@ -80,7 +80,7 @@ class Barriers:
 
     def __init__(self, workers: Collection[int]) -> None:
         self._workers = frozenset(workers)
-        # By number, those that are not over: by rank, who has come; None for a worker that has been answered.
+        # By number, the barriers that are not over: the arrivals by rank; None for a worker that was answered.
         self._arrived: dict[int, dict[int, Waiter | None]] = {}
         self._since: dict[int, float] = {}  # by number: when the first of those came
 
@@ -102,13 +102,13 @@ class Barriers:
         return [number for number, arrived in self._arrived.items() if rank not in arrived]
 
     def fail(self, number: int) -> list[Waiter]:
-        """Return those who wait at a barrier that cannot complete. They count as having come."""
+        """Return the waiters at a barrier that cannot complete. They count as having come."""
         waiting = _waiting(self._arrived.get(number, {}))
         self._arrived[number] = dict.fromkeys(self._arrived.get(number, {}))
         return waiting
 
     def send_away(self, number: int, left: Collection[int]) -> list[Waiter]:
-        """Return those who wait at barrier ``number``, who have to come again, unless they have ``left``."""
+        """Return the waiters at barrier ``number``, which have to come again, unless they have ``left``."""
         arrived = self._arrived.pop(number, {})
         self._since.pop(number, None)
         stay = {rank: waiter for rank, waiter in arrived.items() if rank in left}
@@ -179,7 +179,7 @@ class Store:
         return self._without(rank)
 
     def depart(self, ranks: Sequence[int]) -> list[Answer]:
-        """Fail those who wait for workers that have left, now that the others are to know."""
+        """Fail the waits for workers that have left, now that this is announced."""
         for rank in ranks:
             self._joins.depart(rank)
         return [answer for rank in ranks for answer in self._without(rank)]
@@ -205,6 +205,9 @@ class Store:
     def _in_vain(self, number: int) -> list[Answer]:
         """Fail those at a barrier to which some worker will not come, or not before they have gone on."""
         error: Exception
+        # A worker that has left never comes: the barrier is over for good, and later arrivals fail, too. A worker
+        # inside ``join`` comes later, when all have called it: the others are sent away and may come again. Known
+        # departures come first: what can never complete must not be told to try again.
         if self.barriers.missing(number, self._departures.known):
             error, waiting = NodeLost(self._reasons(number)), self.barriers.fail(number)
         elif self.barriers.missing(number, self._joins.inside) - self._departures.left:
@@ -228,7 +231,7 @@ class Store:
         return "; ".join(reasons)
 
     def _without_values(self) -> list[Answer]:
-        """Fail those who wait for first values, if worker 0 will not give them."""
+        """Fail the waits for first values, if worker 0 will not give them."""
         error: Exception
         if 0 in self._departures.known:
             error = NodeLost("worker 0 has left the job without giving these keys their first values")
@@ -261,7 +264,7 @@ class Stores:
         self._numbers: dict[int, int] = {}  # by ordinal
         self._named: dict[str, int] = {}  # ordinals, by the names by which readers find stores
         self._makers = Makers()
-        self._closed: dict[int, set[int]] = {}  # by number: who has closed it
+        self._closed: dict[int, set[int]] = {}  # by number: the ranks that have closed it
         self._stores: dict[int, Store] = {}  # by number
 
     def open(self, ordinal: int) -> int:
@@ -424,8 +427,8 @@ class Makers:
     """
 
     def __init__(self) -> None:
-        self._first: dict[int, wire.OpenStore] = {}  # by ordinal: who has made it first
-        self._by: dict[int, set[int]] = {}  # by ordinal: who has made it
+        self._first: dict[int, wire.OpenStore] = {}  # by ordinal: the first request to make it
+        self._by: dict[int, set[int]] = {}  # by ordinal: the ranks that have made it
         self._places: dict[int, dict[int, str]] = {}  # by rank and ordinal, with some that are forgotten
         self._apart: dict[int, _Pair] = {}  # by ordinal
 

@@ -29,7 +29,7 @@ LOOK_S = 0.1  # between looks, on average
 MOST_LOOKS = 40
 PATIENCE_S = 4.0  # how long it may take until the cause is known
 TOGETHER_S = 3.0  # how long it may take until it is known which of several workers of a host it is
-SETTLED_S = 2.0  # how long a slow line must go on: reports are a second apart, so who is newly busy looks like one
+SETTLED_S = 2.0  # how long a slow line must go on: for a report, a newly busy worker looks like one
 OVER = 3  # judgements in a row that must not find it before it is over, or find another cause
 MOST_LINES, LINES_S = 4, 120.0  # of news in so many seconds: what comes and goes must not fill the terminal
 
@@ -181,7 +181,7 @@ class StragglerWatch:
         self._name(self._with_cause(found), now)
 
     def _name(self, found: Straggler, now: float) -> None:
-        """Say who it is and by what, unless that has been said, or not enough is known yet."""
+        """Name it and its cause, unless that has been said, or not enough is known yet."""
         before = self._named
         patience_s = PATIENCE_S if found.cause == "local" and self._looking else 0.0
         if len(found.ranks) > 1:  # until their aggregator tells them apart, one of them looks like a slow line of all

@@ -33,7 +33,7 @@ NONCE = 16
 CELLS_AT = 4096
 CELLS = 1 << 16  # references out at once; with none left, frames go through the socket, as without shared memory
 CONTROL = CELLS_AT + CELLS
-# What a cell says, who may write it, and what follows:
+# What a cell says, its only writer, and what follows:
 #
 #     FREE   the reader   the owner may use cell and block again
 #     SENT   the owner    the reference is on its way, or the reader has not looked yet; ``drain`` waits for these

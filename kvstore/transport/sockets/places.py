@@ -94,7 +94,7 @@ class Pacing(Generic[T]):
 
 
 class Places:
-    """One kind of sockets: how to listen and connect, and who may connect."""
+    """One kind of sockets: how to listen and connect, and which peers may."""
 
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
         raise NotImplementedError

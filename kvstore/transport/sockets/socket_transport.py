@@ -227,7 +227,7 @@ class SocketTransport(Transport):
             if peer in self.strangers.links:
                 self.strangers.answer(peer, packed(frames))
             return
-        if self._closed or link.lost:  # the caller asks again, in order, when it is told that the link was lost
+        if self._closed or link.lost:  # the caller resends, in order, when ``recv`` says that the link was lost
             return
         parts = packed(frames)
         with self._changed:

@@ -102,7 +102,7 @@ class Strangers:
         self._selector = selectors.DefaultSelector()
         self._ready: deque[selectors.SelectorKey] = deque()  # strangers that have sent something and wait to be heard
 
-    # ---- who there is
+    # ---- arrivals and departures
 
     def listen(self, listener: socket.socket) -> None:
         self._selector.register(listener, selectors.EVENT_READ)

@@ -93,14 +93,14 @@ class Introduction:
     def _begin(self, part: bytearray) -> None:
         (count,) = _COUNT.unpack(part)
         if not 0 < count <= SHORT_FRAMES:
-            raise WireError(f"a message of {count} frames from a stranger, who may send {SHORT_FRAMES}")
+            raise WireError(f"a message of {count} frames from a stranger; valid: 1 to {SHORT_FRAMES}")
         self._await(_LENGTH * count, self._announce)
 
     def _announce(self, part: bytearray) -> Frames | None:
         self._lengths = struct.unpack(f"<{len(part) // _LENGTH}Q", part)
         size = sum(self._lengths)
         if size > SHORT_BYTES:
-            raise WireError(f"a message of {size} bytes from a stranger, who may send {SHORT_BYTES}")
+            raise WireError(f"a message of {size} bytes from a stranger; valid: at most {SHORT_BYTES}")
         self._await(size, self._end)
         return None if size else self._end(self._part)
 
