@@ -1,4 +1,4 @@
-"""What a worker's process has done so far: counted where it happens, and reported with its beats."""
+"""What a worker's process has done so far: counted where it happens, and reported with its heartbeats."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WorkerActivity:
         self._input_s = (self._input_s or 0.0) + seconds
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Note values that the program logs; each takes the place of the one of its name. Numbers only, not NaN."""
+        """Take values that the program logs; each replaces the value of its name. Numbers only, not NaN."""
         finite = {name[:64]: float(value) for name, value in values.items() if math.isfinite(value)}
         merged = {**self._values, **finite}
         self._values = dict(list(merged.items())[:MOST_VALUES])

@@ -33,18 +33,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SLICE_S = 0.5  # the longest single wait for the transport
-STALL_S = 0.1  # if no answer comes for so long, requests that a caller waits for go out of turn
+# If no answer comes for so long, requests that a caller waits for go out of turn: the answer that would make room in
+# the window may itself wait for a worker that waits for this one.
+STALL_S = 0.1
 NEWS_S = 60.0  # how often a wait that goes on logs what it waits for
 EXPLAIN_S = 15.0  # how long a peer may take to explain what a late request waits for
 LOCATE_S = 3.0  # how long the answer may take where those are that it waits for
 
 
 def find_out(client: Client, operation: Operation, requests: Mapping[Peer, int]) -> Explanations:
-    """Ask what ``operation`` waits for.
-
-    Args:
-        requests: of ``operation`` without an answer, the number of one for each peer.
-    """
+    """Ask what ``operation`` waits for; ``requests`` has one request without an answer for each peer."""
     explanations, question = Explanations(requests), Operation("explanation")
     for peer, seq in requests.items():
         client.ask(question, Question(peer, question, wire.Explain, {"about": seq}, partial(explanations.take, peer)))
@@ -55,7 +53,7 @@ def find_out(client: Client, operation: Operation, requests: Mapping[Peer, int])
 
 
 def _locate(client: Client, guide: Peer, operation: Operation, explanations: Explanations) -> None:
-    """Ask where those are that ``operation`` waits for. Without an answer the message says less."""
+    """Ask where the members are that ``operation`` waits for. Without an answer the message says less."""
     question = Operation("question where others are")
     with contextlib.suppress(UsageError):
         for role, ranks in explanations.awaited(client.node).items():
@@ -120,11 +118,11 @@ class Client:
         return self.links.allocate(nbytes)
 
     def busy(self, buffer: wire.Buffer) -> bool:
-        """Return whether a peer may still read a message from the memory of ``buffer``; True if that is not known."""
+        """Whether a peer may still read a message from the memory of ``buffer``; True if that is not known."""
         return self.links.busy(buffer)
 
     def gathers(self, peer: Peer) -> bool:
-        """Return whether frames for ``peer`` may be scattered buffers, which then need no copy."""
+        """Whether frames for ``peer`` may be scattered buffers, which then need no copy."""
         return self.links.gathers(peer)
 
     def close(self, linger: float = 0.0) -> None:
@@ -132,14 +130,17 @@ class Client:
 
     # ---- requests
 
+    # A push is handed down as a function (``prepare``) and comes up again as requests. Requests that are made before
+    # and handed down would be simpler, but making them numbers clocks and takes residuals. That must be done alone at
+    # the links, or two threads push with one clock; and it may be interrupted between any two lines. So ``prepare``
+    # only reads: an exception in it costs nothing. What is to change is its effect, which runs together with
+    # ``Outstanding.add`` as one change, and may run twice.
     def submit(self, operation: Operation, prepare: Prepare, *args: Any) -> None:
-        """Make the requests of ``operation``: all of them or, if this raises before they are noted, none.
+        """Make all requests of ``operation`` or, if this raises before they are outstanding, none.
 
-        If this raises later, the requests are made all the same, and their answers are not taken.
-
-        Args:
-            prepare: called with ``operation`` and ``args``, alone at the links; returns the requests, and the effect of
-                making them. It changes nothing itself.
+        If this raises later, the requests are made all the same, and their answers are not taken. ``prepare`` is called
+        with ``operation`` and ``args``, alone at the links; it returns the requests, and the effect of making them, and
+        changes nothing itself.
         """
         try:
             self.check()
@@ -161,7 +162,6 @@ class Client:
         return result
 
     def ask(self, operation: Operation, *questions: Question) -> None:
-        """Make ``questions`` of ``operation``."""
         self.submit(operation, ready, questions)
 
     def call(
@@ -181,8 +181,8 @@ class Client:
         """Send a notice, behind the requests that have left. It is lost if the link is."""
         self.alone(self.links.notify, peer, notice)
 
-    def renew(self) -> None:
-        """Have all links made anew: what was sent over the old ones may take long to come. Any thread may call it."""
+    def reconnect(self) -> None:
+        """Reconnect all links: what was sent over the old ones may take long to come. Any thread may call it."""
         self.links.suspect()
         self._access.wake()
 
@@ -203,7 +203,6 @@ class Client:
     # ---- the job
 
     def check(self) -> None:
-        """Raise the error that has ended the job, if there is one."""
         if self.failure is not None:
             raise again(self.failure)
         if self.links.closed:
@@ -238,13 +237,19 @@ class Client:
                 self._tracer.span("wait", began, operation.keys)
 
     def _wait(self, operation: Operation, timeout: float | None, began: float, waits: ThreadWaits) -> None:
+        # Where this ends when a worker dies: no server ends the wait, since a server cannot tell a dead worker from a
+        # slow one. The scheduler can, by heartbeats. It tells all members (``JobFailed``) over the links of their
+        # heartbeats, whose thread calls ``fail``: that sets ``failure`` and wakes this thread, and ``wait_until``
+        # raises it. Servers refuse only what waits for workers that have left in order, once the scheduler has
+        # announced that.
         answer_s, patience_s = operation.limits or self.limits
         waited = answer_s if timeout is None else timeout
         look = LOOK_S if timeout is None and self.mutual.say is not None else math.inf  # else nobody can end it
         now = began  # nothing has taken time yet, most often
         if operation.open and self.links.congested:
             self._pace(operation, began + waited)
-            self._hurry(operation)
+            if self.failure is None:  # the rest out of turn: a caller that waits must not depend on other answers
+                self.alone(self.links.hurry, operation)
             now = self._clock()
         over = (lambda: not operation.open) if look == math.inf else lambda: not operation.open or self.mutual.prompted
         while True:
@@ -268,7 +273,6 @@ class Client:
             now = self._clock()
 
     def _look_for_deadlock(self) -> None:
-        """Find out whether this worker waits in vain, and tell the scheduler."""
         self.mutual.look(
             self.alone(lambda: list(self.links.outstanding)), self.ask, lambda over: self.wait_until(over, EXPLAIN_S)
         )
@@ -298,11 +302,7 @@ class Client:
             self.wait(operation, None if deadline is None else max(0.0, deadline - self._clock()))
 
     def wait_until(self, condition: Callable[[], bool], timeout: float, now: float | None = None) -> bool:
-        """Take in answers until ``condition``, for at most ``timeout`` seconds; return whether it holds.
-
-        Args:
-            now: what the clock shows, if the caller has just looked.
-        """
+        """Take in answers until ``condition``, for at most ``timeout`` seconds; return whether it holds."""
         now = self._clock() if now is None else now
         deadline = now + timeout
         while not condition():
@@ -329,13 +329,7 @@ class Client:
     def _answered_since(self, before: int) -> bool:
         return self.links.answers > before
 
-    def _hurry(self, operation: Operation) -> None:
-        """Send the rest of ``operation``, whose caller waits: that must not depend on other answers."""
-        if self.failure is None:
-            self.alone(self.links.hurry, operation)
-
     def _find_out(self, operation: Operation) -> Explanations:
-        """Ask what ``operation`` waits for."""
         first: dict[Peer, int] = {}  # request of each peer
         for seq, peer in self.alone(self.links.outstanding.of, operation).items():
             first.setdefault(peer, seq)
@@ -345,7 +339,7 @@ class Client:
 
     def _arrived(self, condition: Callable[[], bool]) -> bool:
         """Take in what has arrived; return whether ``condition`` holds. An answer says more than the end of the job."""
-        for _ in range(2):  # the first may end at once, having been woken to hear of the failure
+        for _ in range(2):  # the first may end at once: the wake-up that told of the failure was for it
             self.alone(self.links.receive, condition, 0.0)
         return condition()
 
@@ -406,7 +400,6 @@ class Explanations:
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """The names of the peers that have said nothing."""
         return tuple(peer.decode() for peer, text in self._texts.items() if text is None)
 
     def awaited(self, me: wire.Node) -> dict[str, list[int]]:

@@ -1,7 +1,7 @@
 """The heartbeat: a thread that tells the scheduler that this process is alive, hears the same, and takes notices.
 
 It has a link of its own, so that a long computation or a long wait in the caller's thread does not look like death.
-When it hears nothing, it makes that link anew, again and again. TCP repeats what an outage has swallowed after up to
+When it hears nothing, it reconnects that link, again and again. TCP repeats what an outage has swallowed after up to
 twice the length of the outage, but a new connection is there as soon as the line is.
 """
 
@@ -11,12 +11,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kvstore import wire
 from kvstore.errors import KVStoreError, NodeLost, WireError
 from kvstore.job.curve_keys import split_key
 from kvstore.job.valid_values import RoundWindow
+from kvstore.member.pulse import PulseProcess
 from kvstore.member.stacks import place_of, where
 from kvstore.rare_log import Drops
 from kvstore.tracing.tracer import Tracer
@@ -24,25 +25,8 @@ from kvstore.transport import Transport
 
 log = logging.getLogger(__name__)
 
-CLOCK_S = 0.05  # the time between the first beats, where the scheduler's clock is asked for
-REDIAL_S = 3.0  # after so long without a message, or three beats, the link is made anew, repeatedly
-
-
-class PulseHandle(Protocol):
-    """A process that beats for this one, too."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended by itself."""
-        ...
-
-    def note_place(self, place: str) -> None:
-        """Let it know where this process is in its code."""
-        ...
-
-    def end(self) -> None:
-        """End it."""
-        ...
+CLOCK_S = 0.05  # the time between the first heartbeats, where the scheduler's clock is asked for
+REDIAL_S = 3.0  # after so long without a message, or three heartbeats, the link is reconnected, repeatedly
 
 
 class Listener(NamedTuple):
@@ -81,7 +65,7 @@ class Heartbeat:
         limit_s: float,
         clock: Callable[[], float],
         listener: Listener,
-        beside: Callable[[], PulseHandle] | None = None,
+        beside: Callable[[], PulseProcess] | None = None,
         thread: Callable[..., threading.Thread] = threading.Thread,
         report: Callable[[], wire.Message | None] | None = None,
         tracer: Tracer | None = None,
@@ -99,7 +83,7 @@ class Heartbeat:
         self._make_report = report
         self._tracer = tracer
         self._trace_now = False
-        self._pulse: PulseHandle | None = None
+        self._pulse: PulseProcess | None = None
         self._drops = Drops(log)
         self._program: threading.Thread | None = None  # the thread that has started this
         self._unsaid: deque[wire.Message] = deque()
@@ -107,7 +91,7 @@ class Heartbeat:
         self._transport = make_transport()
         self._scheduler = self._transport.connect(root)
         self._thread = thread(target=self.run, name=f"heartbeat of {node}", daemon=True)
-        # debugpy stops all threads at a breakpoint but these; pdb stops the one that is at it. Beats must go on.
+        # debugpy stops all threads at a breakpoint but these; pdb stops the one that is at it. Heartbeats must go on.
         setattr(self._thread, "pydev_do_not_trace", True)  # noqa: B010 (no attribute of the class)
 
     def start(self) -> None:
@@ -133,7 +117,7 @@ class Heartbeat:
         self._tracer = tracer
 
     def flush_trace(self) -> None:
-        """Send what has been noted for the trace soon, in the heartbeat's thread. Any thread may call it."""
+        """Send the trace so far soon, in the heartbeat's thread. Any thread may call it."""
         self._trace_now = True
         self._transport.interrupt()
 
@@ -145,13 +129,12 @@ class Heartbeat:
             self._thread.join()
 
     def join(self, timeout: float) -> bool:
-        """Wait until the thread has ended, for at most ``timeout`` seconds; return whether it has."""
         if self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def run(self) -> None:
-        """Beat until stopped, or until the scheduler is lost, and close the link. What the thread does."""
+        """Send heartbeats until stopped, or until the scheduler is lost, and close the link. What the thread does."""
         try:
             self._beat()
         except Exception as exc:  # a dead heartbeat must be as loud as a dead scheduler
@@ -197,7 +180,9 @@ class Heartbeat:
             received = self._transport.recv(left)
             if received is None:
                 continue
-            if not received[1]:  # the link has been made anew: the scheduler may have news, and tells it at a beat
+            if not received[
+                1
+            ]:  # the link was reconnected: the scheduler may have news, and announces it at a heartbeat
                 self._say_alive()
                 continue
             heard = self._clock()
@@ -207,7 +192,7 @@ class Heartbeat:
         return heard
 
     def _report(self) -> None:
-        """Send what this process reports of itself. An error in making it must not end the beats."""
+        """Send what this process reports of itself. An error in making it must not end the heartbeats."""
         if self._make_report is None:
             return
         try:
@@ -223,7 +208,7 @@ class Heartbeat:
         self._transport.send(self._scheduler, frames)
 
     def _pause(self) -> float:
-        """Return how long to wait for the next beat: not long before the scheduler's clock is known, if it is asked."""
+        """Return the time to the next heartbeat: short as long as the scheduler's clock is asked for and not known."""
         if self._tracer is None or self._tracer.offsets.settled:
             return self._interval_s
         return min(self._interval_s, CLOCK_S)
@@ -248,7 +233,6 @@ class Heartbeat:
         before.abandon()
 
     def _see_to_pulse(self) -> None:
-        """Start the process that beats beside this one; start it again if it has ended."""
         if self._beside is None or self._stop.is_set() or (self._pulse is not None and not self._pulse.ended):
             return
         self._end_pulse()

@@ -1,14 +1,26 @@
 """The use of a process's links: by one thread at a time, and whole again after an exception in the middle.
 
 An exception may come at any moment, because handlers of signals run in the middle of whatever the main thread does.
-Whatever state the links are in then, they are dropped and made anew, and requests without an answer are sent again.
+Whatever state the links are in then, they are dropped and reconnected, and requests without an answer are resent.
 Servers recognize repeats.
-
-A signal's handler may raise between any two instructions of the main thread, even in a ``finally``. So a thread is
-noted before it takes the lock, and until it has released it. If a thread comes that is noted already, an exception has
-ended its last call, and it may still hold the lock. This relies only on what C does in one call: additions to a set,
-and an ``RLock``, which knows its holder.
 """
+
+# A signal's handler may raise between any two instructions of the main thread. What does not work against that:
+#
+# - ``try``/``finally`` and ``with``: the exception may come in the ``finally``, before its first line, or between
+#   ``__enter__`` and the block, and then nobody releases the lock.
+# - Masking the signal (``pthread_sigmask``): Python runs the handler of a signal that came before the mask, or to
+#   another thread, in the main thread all the same; and a mask costs two system calls for each message.
+# - A flag of one's own ("this thread is inside"): after an exception in the wrong place it stays set for ever, and the
+#   thread's next call looks like a call from a handler in the middle of another.
+# - Replacing handlers: they are the program's, and ``signal.signal`` works in the main thread only.
+# - A thread that owns the links, to which callers hand requests: see docs/architecture.md, "Choices".
+#
+# What works rests only on what C does in one call, which no handler can interrupt: additions to a set, and an RLock,
+# which knows its holder. A thread puts itself into ``_inside`` before it takes the lock, and takes itself out after it
+# has released it. If it comes again and is in there, either an exception has ended its last call, so it may hold the
+# lock and ``let_go`` releases it; or this is a call in the middle of another call of the same thread. ``under_way``
+# tells which: only in the second case is ``alone`` among the frames of the thread. The stack cannot be wrong.
 
 from __future__ import annotations
 
@@ -45,8 +57,18 @@ class IOLock:
 
     @property
     def sleepers(self) -> int:
-        """How many threads wait until the lock is released."""
         return len(self._sleepers)
+
+    # What ``_inside`` says of a thread:
+    #
+    #     _inside    holds the lock    means
+    #     no         no                it is not here
+    #     yes        no                it is about to take the lock, or an exception came before it did
+    #     yes        yes               it uses the links, or an exception has ended its call
+    #     no         yes               never: it is put in first and taken out last
+    #
+    # In ``_senders`` it is only while it waits in ``acquire``; an exception may leave it there, and ``let_go`` takes it
+    # out. Until then threads that receive keep away, which costs time but no message.
 
     def acquire(self, timeout: float) -> bool:
         """Take the lock, which a receiving thread gives up. Return whether that succeeded in ``timeout`` seconds."""
@@ -89,6 +111,8 @@ class IOLock:
 
     def sleep(self, timeout: float) -> None:
         """Wait until another thread releases the lock, for at most ``timeout`` seconds."""
+        # Not a Condition: its ``wait`` has a ``finally`` that takes the lock again, and an exception there would leave
+        # this thread with a lock that it does not know of. A Lock of its own can be lost without harm.
         alarm = threading.Lock()
         alarm.acquire()
         self._sleepers.append(alarm)
@@ -98,7 +122,6 @@ class IOLock:
         alarm.acquire(timeout=timeout)
 
     def wake(self) -> None:
-        """Wake all threads that wait, so that they look again."""
         self._interrupt()
         self._rouse()
 
@@ -112,6 +135,7 @@ class IOLock:
 
 def under_way(code: CodeType) -> bool:
     """Whether the calling thread is inside a call of ``code``. The call of the asking function does not count."""
+    # Code objects are compared, not names: a subclass or a wrapper of the same name is another call.
     frame = sys._getframe(1).f_back  # without the asking function's
     while frame is not None:
         if frame.f_code is code:
@@ -129,7 +153,6 @@ class LinkAccess:
         self._lock = IOLock(links.interrupt)
 
     def wake(self) -> None:
-        """Wake all threads that wait at the links or for them, so that they look again."""
         self._lock.wake()
 
     def alone(self, action: Callable[..., T], *args: Any, yielding_s: float | None = None) -> T:
@@ -156,9 +179,10 @@ class LinkAccess:
             elif not self._lock.try_acquire():
                 self._lock.sleep(yielding_s)
                 return None  # type: ignore[return-value]
-            if self._links.torn:
-                self._links.mend()
+            if self._links.in_doubt:
+                self._links.recover()
             result = action(*args)
+            # No ``finally``: whatever goes wrong before this line is done with by ``_recover``, the lock included.
             self._lock.release()
         except BaseException as exc:
             if collecting:
@@ -178,14 +202,13 @@ class LinkAccess:
             )
 
     def _recover(self) -> None:
-        """Leave nothing half done when an exception leaves ``alone``."""
         self._lock.let_go()
-        if not self._links.torn:
+        if not self._links.in_doubt:
             return
         self._acquire()
         try:
-            if self._links.torn:  # else another thread has seen to it
-                self._links.mend()  # if it fails they stay torn, and the next call tries again
+            if self._links.in_doubt:  # else another thread has seen to it
+                self._links.recover()  # if it fails they stay in doubt, and the next call tries again
         finally:
             self._lock.release()
 

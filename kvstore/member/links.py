@@ -1,11 +1,23 @@
-"""A member's links to the scheduler and the servers, the requests on them, and how lost links are mended.
+"""A member's links to the scheduler and the servers, the requests on them, and how lost links are reconnected.
 
 ``Client`` lets one thread at a time use ``Links``. An exception may end any method here between two of its lines. Then
-``mend`` completes what is noted as made, and makes all links anew if their state is in doubt.
+``recover`` completes what is outstanding, and reconnects all links if their state is in doubt.
 
-A single link that is lost is made again by the transport, which reports it as a message without frames. ``receive``
-then sends again each request on it that has no answer. So does ``mend`` on a link to a peer that is elsewhere now.
+A single link that is lost is reconnected by the transport, which reports it as a message without frames. ``receive``
+then resends each request on it that has no answer. So does ``recover`` on a link to a peer that has moved.
 """
+
+# The state of all links together, and what ``recover`` does about it:
+#
+#     _doubtful   _suspect   _moves     closed    state                                     ``recover``
+#     no          no         empty      no        in use                                    is not called
+#     yes         any        any        no        an exception came while they were used    reconnects all
+#     no          yes        any        no        another thread has heard of an outage     reconnects all
+#     no          no         some       no        servers have moved                        reconnects these
+#     yes         any        any        yes       an exception came in ``close``            drops them
+#
+# ``_doubtful`` is set before a method touches a transport and cleared at its end, without ``finally``: staying set is
+# the whole point. Other threads may only set ``_suspect`` and ``_moves``, which the thread at the links reads.
 
 from __future__ import annotations
 
@@ -13,7 +25,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from kvstore import wire
 from kvstore.errors import KVStoreError, WireError, rebuild
@@ -28,14 +40,9 @@ from kvstore.transport.memory import ScatteredFrame, nbytes_of
 # Called with an operation, and more; returns its requests, and what changes when they are made.
 Prepare: TypeAlias = Callable[..., "tuple[Sequence[PendingRequest], Effect | None]"]
 
-FEW = 4  # with more requests outstanding than this, replies are taken in after each submit
-
-
-class _LinkAddress(NamedTuple):
-    """The arguments that a link was made with."""
-
-    endpoint: str
-    bulk: bool
+# With more requests outstanding than this, replies are taken in after each submit: a program that pushes and never
+# waits would leave all answers unread. With fewer, looking for them would cost each push a system call.
+FEW = 4
 
 
 class Routes:
@@ -50,33 +57,31 @@ class Routes:
         self.transport = transport
         self.names: dict[Peer, Peer] = {}
         self.peers: dict[Peer, Peer] = {}
-        self._addresses: dict[Peer, _LinkAddress] = {}
+        self._addresses: dict[Peer, tuple[str, bool]] = {}  # the arguments that each link was made with
 
     @property
     def endpoints(self) -> dict[Peer, str]:
-        return {peer: address.endpoint for peer, address in self._addresses.items()}
+        return {peer: endpoint for peer, (endpoint, _) in self._addresses.items()}
 
     def leads(self, peer: Peer, endpoint: str, bulk: bool) -> bool:
         return self._addresses.get(peer) == (endpoint, bulk)
 
     def add(self, peer: Peer, endpoint: str, bulk: bool) -> None:
-        self._addresses[peer] = _LinkAddress(endpoint, bulk)
+        self._addresses[peer] = endpoint, bulk
         self._connect(peer)
 
     def misleads(self, peer: Peer, endpoint: str) -> bool:
-        """Whether there is a link to ``peer``, and it leads to another place than ``endpoint``."""
-        address = self._addresses.get(peer)
-        return address is not None and address.endpoint != endpoint
+        return peer in self._addresses and self._addresses[peer][0] != endpoint
 
     def replace(self, peer: Peer, endpoint: str) -> None:
         """Replace the link to ``peer`` by one to where it is now. What still comes over the old one is a stranger's."""
-        self._addresses[peer] = self._addresses[peer]._replace(endpoint=endpoint)
+        self._addresses[peer] = endpoint, self._addresses[peer][1]
         before = self.names[peer]
         self._connect(peer)
         del self.peers[before]
         self.transport.disconnect(before)
 
-    def renewed(self, transport: Transport, moves: Mapping[Peer, str]) -> Routes:
+    def reconnected(self, transport: Transport, moves: Mapping[Peer, str]) -> Routes:
         """Return routes to the same peers over another transport, to ``moves`` for peers that are elsewhere now."""
         routes = Routes(transport)
         for peer, (endpoint, bulk) in self._addresses.items():
@@ -115,7 +120,7 @@ class Links:
         self._doubtful = False  # whether an exception may have left the links in any state
         self._suspect = False  # likewise, in the eyes of another thread
         self._moves: deque[tuple[Peer, str]] = deque()  # peers, and where they are from now on
-        self._mending = False
+        self._recovering = False
         self._windows: dict[Peer, Window[PendingRequest]] = {}
         self._window = WindowSize(window, window)
         self._sizes: dict[Peer, WindowSize] = {}  # of the windows of some peers
@@ -131,12 +136,12 @@ class Links:
         return self._routes.endpoints
 
     @property
-    def torn(self) -> bool:
-        """Whether an exception has left something half done, or the links have to be made anew."""
-        return self._doubtful or self._suspect or bool(self._moves) or self.outstanding.torn
+    def in_doubt(self) -> bool:
+        """Whether an exception has left something half done, or the links have to be reconnected."""
+        return self._doubtful or self._suspect or bool(self._moves) or self.outstanding.in_doubt
 
     def suspect(self) -> None:
-        """Have the links made anew before they are used again."""
+        """Have the links reconnected before they are used again."""
         self._suspect = True
 
     def move(self, peer: Peer, endpoint: str) -> None:
@@ -150,15 +155,12 @@ class Links:
     # ---- memory, and what a link can do
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Return memory that the transport sends from."""
         return self._routes.transport.allocate(nbytes)
 
     def busy(self, buffer: wire.Buffer) -> bool:
-        """Return whether a peer may still read a message from the memory of ``buffer``; True if that is not known."""
         return self._routes.transport.busy(buffer)
 
     def gathers(self, peer: Peer) -> bool:
-        """Return whether frames for ``peer`` may be scattered buffers, which then need no copy."""
         return self._routes.transport.gathers(self._routes.names[peer])
 
     # ---- each of these puts the links in doubt until it is done
@@ -178,12 +180,13 @@ class Links:
         return peer
 
     def submit(self, operation: Operation, prepare: Prepare, args: Sequence[Any]) -> None:
-        """Make the requests that ``prepare`` returns; see ``Client.submit``."""
         requests, effect = prepare(operation, *args)
         if not requests:
             return
         self.outstanding.number(requests)
-        self._doubtful = True  # messages are made in the transport's memory
+        # Messages are made in the transport's memory: if one cannot be made, nothing is outstanding yet, and the call
+        # has no effect. Requests that are made late read the caller's arrays when they leave, after ``add``.
+        self._doubtful = True
         for request in requests:
             if request.early:
                 request.frames = self._message(request)
@@ -197,7 +200,7 @@ class Links:
             else:
                 self._windows[request.peer].add(request.seq, *request.turn, request)
         for peer in dict.fromkeys(request.peer for request in requests if request.turn is not None):
-            self._go_on(peer)
+            self._send_next(peer)
         if len(self.outstanding) > FEW:
             self._drain()
         self._doubtful = False
@@ -236,7 +239,7 @@ class Links:
         received = self._routes.transport.recv(timeout)
         if received is not None:
             self._take(*received)
-            del received  # the sender waits for the memory
+            del received  # the sender may not reuse its shared memory before the last view of it is gone
             if not over():
                 self._drain()
         self._doubtful = False
@@ -255,13 +258,9 @@ class Links:
 
     # ---- after an exception
 
-    def mend(self) -> None:
-        """Complete what an exception has cut short. If an exception ends this too, call it again.
-
-        Raises:
-            OSError: the links could not be made anew.
-        """
-        self._mending = True
+    def recover(self) -> None:
+        """Complete what an exception has cut short. If an exception ends this too, call it again."""
+        self._recovering = True
         self.outstanding.finish()
         moves = list(self._moves)
         places = dict(moves)  # of several moves of a peer, the last
@@ -269,33 +268,33 @@ class Links:
             self._doubtful, self._suspect = True, False
             self._routes.transport.abandon()
             if not self.closed:
-                self._renew(places)
+                self._reconnect(places)
         elif not self.closed:
             for peer, endpoint in places.items():
                 if self._routes.misleads(peer, endpoint):
                     self._doubtful = True
                     self._routes.replace(peer, endpoint)
-                    self._ask_again(peer)
+                    self._resend(peer)
         for _ in moves:
             self._moves.popleft()
-        self._doubtful = self._mending = False
+        self._doubtful = self._recovering = False
 
-    def _renew(self, places: Mapping[Peer, str]) -> None:
-        """Make all links anew, and send again the requests without an answer."""
-        self._routes = self._routes.renewed(self._make_transport(), places)
+    def _reconnect(self, places: Mapping[Peer, str]) -> None:
+        """Reconnect all links, and resend the requests without an answer."""
+        self._routes = self._routes.reconnected(self._make_transport(), places)
         for peer in self._routes.names:
             self._introduce(peer)
         self._windows = {peer: self._new_window(peer) for peer in self._routes.names}
         for request in self.outstanding:
             window = self._windows[request.peer]
-            if request.turn is not None and not request.gone:
+            if request.turn is not None and not request.in_flight:
                 window.add(request.seq, *request.turn, request)
                 continue
             self._send(request)
             if request.turn is not None:
                 window.begin(request.seq, request.turn.nbytes)
         for peer in self._routes.names:
-            self._go_on(peer)
+            self._send_next(peer)
 
     # ---- helpers
 
@@ -307,11 +306,11 @@ class Links:
         if self.node.rank >= 0:
             self._routes.transport.send(self._routes.names[peer], wire.encode(wire.Here(self.node)))
 
-    def _ask_again(self, peer: Peer) -> None:
-        """Send again, over a new link, what has gone to ``peer`` and has not been answered."""
+    def _resend(self, peer: Peer) -> None:
+        """Resend, over a new link, what has gone to ``peer`` and has not been answered."""
         self._introduce(peer)
         for request in self.outstanding:
-            if request.peer == peer and request.gone:
+            if request.peer == peer and request.in_flight:
                 self._send(request)
 
     def _message(self, request: PendingRequest) -> Sequence[wire.Buffer | ScatteredFrame]:
@@ -326,10 +325,10 @@ class Links:
             frames = self._made(request)
             if frames is None:
                 return
-            request.frames = frames
-        if self.tracer is not None and self.tracer.open and not request.gone:
+            request.frames = frames  # kept: a resent request must be the same bytes, whatever the caller does since
+        if self.tracer is not None and self.tracer.open and not request.in_flight:
             self.tracer.asked(request.seq, request.peer, *request.traced)
-        request.gone = True
+        request.in_flight = True
         self._routes.transport.send(self._routes.names[request.peer], frames, request.priority)
         for frame in frames[1:]:
             self.sent[request.peer] += nbytes_of(frame) if isinstance(frame, ScatteredFrame) else len(frame)
@@ -343,7 +342,7 @@ class Links:
         try:
             return self._message(request)
         except Exception as exc:
-            if request.failure is None and not self._mending:
+            if request.failure is None and not self._recovering:
                 request.failure = exc
                 raise
             if request.failure is not None:
@@ -352,8 +351,7 @@ class Links:
         self.outstanding.settle(request, None, error)
         return None
 
-    def _go_on(self, peer: Peer) -> None:
-        """Send the requests whose turn it is."""
+    def _send_next(self, peer: Peer) -> None:
         for request in self._windows[peer].ready():
             self._send(request)
 
@@ -367,8 +365,8 @@ class Links:
         if peer is None:
             self._drops.note("a message from a stranger", "no link of this process leads there")
             return
-        if not frames:  # the link has been made anew
-            self._ask_again(peer)
+        if not frames:  # the link was reconnected
+            self._resend(peer)
             return
         try:
             reply = wire.decode(frames)
@@ -389,4 +387,4 @@ class Links:
         for frame in frames[1:]:
             self.received[peer] += len(frame)
         self._windows[peer].answered(reply.seq)
-        self._go_on(peer)
+        self._send_next(peer)

@@ -135,7 +135,9 @@ class MutualWaits:
             take = partial(found.__setitem__, request.seq)
             ask(question, Question(request.peer, question, wire.Explain, {"about": request.seq}, take))
         wait(lambda: not question.open)
-        if self._waiting() != before or any(not _waits(found.get(request.seq)) for request in known):
+        if self._waiting() != before or any(
+            not (said := found.get(request.seq)) or not said.missing for request in known
+        ):
             return
         self._said = True
         self.say(prompt, _findings(self._blocked.waiting(), known, found))
@@ -152,10 +154,6 @@ class MutualWaits:
         if any(thread.operation is None for thread in waiting.values()):
             return None
         return {ident: thread.number for ident, thread in waiting.items()} if self.only_these_act([*waiting]) else None
-
-
-def _waits(explanation: wire.Explanation | None) -> bool:
-    return explanation is not None and bool(explanation.missing)
 
 
 def _findings(

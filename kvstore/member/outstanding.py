@@ -28,25 +28,13 @@ class Turn(NamedTuple):
 
 
 class PendingRequest:
-    """A request to ``peer`` that belongs to ``operation``.
+    """A request to ``peer`` that belongs to ``operation``. ``priority`` is as in ``Transport.send``."""
 
-    Args:
-        priority: of the message among those that wait to leave; see ``Transport.send``.
-        turn: when it may go; None sends it at once.
-
-    Attributes:
-        seq: the number of the request, and of its answer.
-        frames: the message, kept to be sent again; None until it is made.
-        gone: whether it has been sent.
-        failure: what was raised when the message was first made.
-        early: whether the message is made before anything is sent, so that an error in making it is the call's.
-            Otherwise it is made when it goes, from the caller's arrays, and that must not fail.
-        remembered: see ``Request``.
-    """
-
-    __slots__ = ("failure", "frames", "gone", "operation", "peer", "priority", "seq", "turn")
+    __slots__ = ("failure", "frames", "in_flight", "operation", "peer", "priority", "seq", "turn")
+    # Whether the message is made before anything is sent, so that an error in making it is the call's. Otherwise it is
+    # made when it goes, from the caller's arrays, and that must not fail.
     early = True
-    remembered = True
+    remembered = True  # whether servers keep its answer for repeats
 
     def __init__(
         self, peer: bytes, operation: Operation, priority: int | None = None, turn: Turn | None = None
@@ -54,14 +42,13 @@ class PendingRequest:
         self.peer = peer
         self.operation = operation
         self.priority = priority
-        self.turn = turn
+        self.turn = turn  # when it may go; None sends it at once
         self.seq = 0
-        self.gone = False
-        self.failure: Exception | None = None
-        self.frames: Sequence[wire.Buffer | ScatteredFrame] | None = None
+        self.in_flight = False  # whether it has been sent
+        self.failure: Exception | None = None  # what was raised when the message was first made
+        self.frames: Sequence[wire.Buffer | ScatteredFrame] | None = None  # kept to be resent; None until it is made
 
     def message(self, sender: wire.Sender) -> wire.Message:
-        """Return the message; ``sender`` says who asks, and under which number."""
         raise NotImplementedError
 
     def take(self, reply: Any) -> Effect | None:
@@ -74,7 +61,7 @@ class PendingRequest:
 
     @property
     def traced(self) -> tuple[str, Sequence[Key], int]:
-        """What a trace calls it, its keys, and how many bytes it is about."""
+        """The name of the request in a trace, its keys, and how many bytes it is about."""
         return self.operation.what, self.operation.keys, 0
 
     def forsake(self) -> None:
@@ -159,8 +146,7 @@ class Outstanding:
         return self._next
 
     @property
-    def torn(self) -> bool:
-        """Whether an exception has cut a change short."""
+    def in_doubt(self) -> bool:
         return self._unfinished is not None
 
     def number(self, requests: Sequence[PendingRequest]) -> None:
@@ -200,7 +186,6 @@ class Outstanding:
             self._do(self._unfinished)
 
     def of(self, operation: Operation) -> dict[int, bytes]:
-        """Return the unanswered requests of ``operation``: sequence number to peer."""
         return {request.seq: request.peer for request in self.requests_of(operation)}
 
     def requests_of(self, operation: Operation) -> list[PendingRequest]:

@@ -1,12 +1,11 @@
-"""The pulse: a small process that beats for a worker, ``python -m kvstore.member.pulse``.
+"""The pulse: a small process that sends heartbeats for a worker, ``python -m kvstore.member.pulse``.
 
-A call into C that keeps the interpreter's lock stops all threads of a worker, the heartbeat's too. This process beats
-for the worker as long as the worker's process exists and is not stopped, since slow is not dead. It reads all that it
-needs from its standard input, and ends when that ends.
+A call into C that keeps the interpreter's lock stops all threads of a worker, the heartbeat's too. This process sends
+heartbeats for the worker as long as the worker's process exists and is not stopped, since slow is not dead. It reads
+all that it needs from its standard input, and ends when that ends.
 
-It is no child of the worker's process: a program may wait for all of its children, or end them.
-
-It is also a witness: asked where the worker is, it tells where that was at its last beat, and whether it is stopped.
+It is no child of the worker's process: a program may wait for all of its children, or end them. It is also a witness:
+asked where the worker is, it tells where that was at its last heartbeat, and whether it is stopped.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class LastPlace:
             self._written = text
 
     def read(self) -> str:
-        """Return the text; empty if there is none, or if it is being written."""
         data = os.pread(self.fd, _HEADER.size + _LONGEST_TEXT, 0)
         if len(data) < _HEADER.size:
             return ""
@@ -176,10 +174,6 @@ def available() -> bool:
     return Path("/proc/self/stat").exists()
 
 
-def runs(stat: str) -> bool:
-    return not stopped(stat)
-
-
 def stopped(stat: str) -> str:
     """Return why a process does nothing, in words that follow its name; empty if it may do something."""
     return _STOPPED.get(stat.rpartition(")")[2].split()[0], "")
@@ -192,7 +186,7 @@ def _start(stat: str) -> str:
 
 
 class _Pulse:
-    """Beats for a process, and answers for it, until that has ended or has closed the pipe."""
+    """Sends heartbeats for a process, and answers for it, until that has ended or has closed the pipe."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         keys = None
@@ -227,7 +221,7 @@ class _Pulse:
                         self._tell(UNASKED)
                     said = why
                 received = self._transport.recv(max(0.0, due - now))
-                if received is not None and received[1]:  # else at most the news that the link has been made anew
+                if received is not None and received[1]:  # else at most the news that the link has been reconnected
                     self._answer(received[1])
         finally:
             self._transport.close()

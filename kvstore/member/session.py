@@ -1,4 +1,4 @@
-"""A process's membership in a job: it joins, beats while it is a member, and leaves in order.
+"""A process's membership in a job: it joins, sends heartbeats while it is a member, and leaves.
 
 Workers, servers and aggregators have sessions alike. A worker process has one session for all its stores
 (``shared_session.py``).
@@ -26,7 +26,6 @@ from kvstore.job.valid_values import RoundWindow
 from kvstore.member.activity import WorkerActivity
 from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
-from kvstore.member.mutual_waits import Findings
 from kvstore.member.outstanding import PendingRequest, ready
 from kvstore.member.pulse import PulseProcess
 from kvstore.member.window import WindowSize
@@ -43,31 +42,12 @@ class Session:
     """Membership of this process in a job, from ``join`` to ``leave``.
 
     Args:
-        config: the job, and this process's role in it.
-        make_transport: returns a new transport.
         address: where other members reach this one; empty for workers.
-        clock: seconds, monotonic.
         on_notice: called with the scheduler's notices to servers and aggregators, in the heartbeat's thread; not with
             news of where a server is that are older than others.
-        pulse: start a process that beats for this one while its interpreter is busy.
-        thread: makes the heartbeat's thread, with the arguments of ``threading.Thread``.
-        on_line_back: called when this process's links have to be made anew, for links that are not the session's, in
-            the heartbeat's thread.
-
-    Attributes:
-        stores: how many stores this process has made.
-        store_names: of each of them, from 1, the name by which readers find it.
-        addresses: of the servers, by rank, as they are now.
-        takeovers: how often a standby has become the server of its rank, as far as this member knows.
-        servers: for workers: the links to the servers, by rank.
-        aggregator: for a worker: the link to its host's aggregator; None if it has none.
-        aggregated: for servers and aggregators: for each aggregator, the ranks of the workers that it speaks for.
-        worker_keys, aggregator_keys: for a server, the former for an aggregator, too: the public keys that these have
-            proved, by rank; empty on links without keys.
-        tracer: what this process notes for the job's trace; None until there is one.
-        flushes: what is called before this process leaves.
-        activity: for workers: what this process has done.
-        left: whether it has left.
+        pulse: start a process that sends heartbeats for this one while its interpreter is busy.
+        on_line_back: called when links of this process that are not the session's have to be reconnected, in the
+            heartbeat's thread.
     """
 
     def __init__(
@@ -83,20 +63,22 @@ class Session:
     ) -> None:
         self.config = config
         self.limits = WaitLimits(config.timeout_s, config.patience_s or math.inf)
-        self.stores = 0
-        self.store_names: dict[int, str] = {}
-        self.flushes: list[Callable[[float], None]] = []
+        self.stores = 0  # how many this process has made
+        self.store_names: dict[int, str] = {}  # of each of them, from 1: the name by which readers find it
+        self.flushes: list[Callable[[float], None]] = []  # called before this process leaves
         self.num_workers = 0
+        # For servers and aggregators: the public keys that members have proved, by rank, empty on links without keys;
+        # and of each aggregator the ranks of the workers that it speaks for.
         self.worker_keys: list[str] = []
         self.aggregator_keys: list[str] = []
         self.aggregated: list[list[int]] = []
-        self.addresses: list[str] = []
-        self.servers: list[Peer] = []
-        self.aggregator: Peer | None = None
+        self.addresses: list[str] = []  # of the servers, by rank, as they are now
+        self.servers: list[Peer] = []  # of a worker: the links to them
+        self.aggregator: Peer | None = None  # of a worker: the link to its host's aggregator, if it has one
         self.scheduler: Peer = b""
         self.client = Client(make_transport, clock, self.limits, config.role, secrets.randbits(62), config.window_bytes)
         self.activity = WorkerActivity(self.client, clock, self._carriers)
-        self.tracer: Tracer | None = None
+        self.tracer: Tracer | None = None  # None until there is a trace
         self._traced: list[Callable[[Tracer], None]] = [self.client.trace]
         self._make_transport = make_transport
         self._address = address
@@ -105,7 +87,7 @@ class Session:
         self._pulse = pulse
         self._thread = thread
         self._on_line_back = on_line_back
-        self.takeovers = 0
+        self.takeovers = 0  # how many this member has heard of
         self._epochs: dict[int, int] = {}  # by rank: of the latest news of where its server is
         self._faults: dict[int, list[KVStoreError]] = {}
         self._latest_fault = 0
@@ -166,10 +148,9 @@ class Session:
                 self.tracer.wake = self._heartbeat.flush_trace
         self._heartbeat.start()
         if self.config.role == "worker":
-            self.client.mutual.say = self._say_stuck
-
-    def _say_stuck(self, prompt: int, found: Findings) -> None:
-        self.report(wire.Stuck(self.client.node, prompt, list(found.waits), list(found.missing), found.text))
+            self.client.mutual.say = lambda prompt, found: self.report(
+                wire.Stuck(self.client.node, prompt, list(found.waits), list(found.missing), found.text)
+            )
 
     def when_traced(self, take: Callable[[Tracer], None]) -> None:
         """Call ``take`` with this process's tracer: now if there is one, else when it is made.
@@ -228,12 +209,9 @@ class Session:
                 if self.scheduler:
                     self.client.tell(self.scheduler, wire.Leave, error=error)
         finally:
-            if self._heartbeat is not None:
-                self._heartbeat.stop()
-            self.client.close(linger=1.0)
+            self._end(linger=1.0)
 
     def heartbeat_ended(self, timeout: float) -> bool:
-        """Wait until this process beats no more, for at most ``timeout`` seconds; return whether it is so."""
         return self._heartbeat is None or self._heartbeat.join(timeout)
 
     def carrier(self, server: int) -> Peer:
@@ -248,17 +226,13 @@ class Session:
         return self.client.node.rank
 
     def check(self, store: int) -> None:
-        """Raise the error that has ended the job, or one that the scheduler has reported for ``store``."""
         self.client.check()
         faults = self._faults.get(store)
         if faults:
             raise faults.pop(0)
 
     def report(self, notice: wire.Message) -> None:
-        """Send the scheduler a notice, without waiting; see ``Heartbeat.say``. Any thread may call it.
-
-        It goes over the link of the beats, behind a beat that has been sent. Before ``join`` is over it is dropped.
-        """
+        """Send the scheduler a notice over the heartbeat's link, from any thread. Before ``join`` ends it is lost."""
         if self._heartbeat is not None:
             self._heartbeat.say(notice)
 
@@ -281,12 +255,10 @@ class Session:
         except KVStoreError as exc:
             log.warning("left the job without the scheduler's answer: %s", exc)
         finally:
-            if self._heartbeat is not None:
-                self._heartbeat.stop()
-            self.client.close(linger=1.0)
+            self._end(linger=1.0)
 
     def _send_trace(self) -> None:
-        """Send the last of what was noted, before the scheduler lets this process go, over the link of requests."""
+        """Send the rest of the trace before the scheduler lets this process go, over the link of requests."""
         if self.tracer is None or self.rank < 0:
             return
         with contextlib.suppress(KVStoreError):  # a trace must not keep anybody
@@ -296,13 +268,16 @@ class Session:
     def abandon(self) -> None:
         """End this process's membership without a word: another process has its place, and the scheduler knows."""
         self.left = True
+        self._end()
+
+    def _end(self, linger: float = 0.0) -> None:
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        self.client.close()
+        self.client.close(linger)
 
     def _line_is_back(self) -> None:
         if not self.config.one_host:  # on one host no line was cut; a peer was slow
-            self.client.renew()
+            self.client.reconnect()
             if self._on_line_back is not None:
                 self._on_line_back()
 

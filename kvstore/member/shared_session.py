@@ -122,7 +122,7 @@ def _require_worker(config: Config) -> None:
 
 
 def _rank(config: Config) -> str:
-    """Return what tells this rank from those of other jobs; empty if launch.py has started it."""
+    """Return what tells this rank from other jobs' ranks; empty if launch.py has started it."""
     ranks = config.ranks
     return "" if ranks is None else f"{ranks.rank} of {ranks.size} at {ranks.master}:{ranks.port}"
 

@@ -81,12 +81,12 @@ def where(node: wire.Node, number: int, program: threading.Thread | None = None)
 
 def place_of(program: threading.Thread | None) -> str:
     """Return the place of ``where`` alone, which takes some ten microseconds; empty if it is not known."""
-    first = (program if program is not None and program.is_alive() else threading.main_thread()).ident
-    return described(places(_frames().get(first or 0)))[0]
+    return place_of_thread(
+        (program if program is not None and program.is_alive() else threading.main_thread()).ident or 0
+    )
 
 
 def place_of_thread(ident: int) -> str:
-    """Return the place of one thread, as ``where`` has it."""
     return described(places(_frames().get(ident)))[0]
 
 
@@ -110,7 +110,6 @@ def only_these_act(idents: Collection[int]) -> bool:
 
 
 def _installed(stack: Sequence[Place]) -> list[Place]:
-    """Return the frames of installed packages, if no frame is the program's own."""
     kinds = [_kind(place.path) for place in stack]
     return [] if "own" in kinds else [place for place, kind in zip(stack, kinds, strict=True) if kind == "installed"]
 

@@ -28,7 +28,7 @@ class Window(Generic[T]):
     def __init__(self, size: WindowSize) -> None:
         self._size = size
         self._room = size.first  # how many bytes may be in flight now
-        self._on_way: dict[int, int] = {}  # number of the request -> bytes of its answer
+        self._in_flight: dict[int, int] = {}  # number of the request -> bytes of its answer
         self._total = 0  # of these
         self._order = itertools.count()
         self._waiting: list[tuple[int, int, int, int, T]] = []
@@ -38,25 +38,25 @@ class Window(Generic[T]):
 
     def add(self, number: int, nbytes: int, priority: int, item: T) -> None:
         """Let request ``number`` wait for its turn: by priority, then in order."""
-        if not self._on_way and not self._waiting:
+        if not self._in_flight and not self._waiting:
             self._room = self._size.first
         heapq.heappush(self._waiting, (-priority, next(self._order), number, nbytes, item))
 
     def begin(self, number: int, nbytes: int) -> None:
         """Count request ``number`` as sent."""
-        self._on_way[number] = nbytes
+        self._in_flight[number] = nbytes
         self._total += nbytes
 
     def answered(self, number: int) -> None:
         """Count request ``number`` as in flight no more: it has been answered, or will not be."""
-        if number in self._on_way:
-            self._total -= self._on_way.pop(number)
+        if number in self._in_flight:
+            self._total -= self._in_flight.pop(number)
             self._room = self._size.most
 
     def ready(self) -> list[T]:
         """Return the requests whose turn it is. They count as sent."""
         chosen: list[T] = []
-        while self._waiting and (not self._on_way or self._total + self._waiting[0][3] <= self._room):
+        while self._waiting and (not self._in_flight or self._total + self._waiting[0][3] <= self._room):
             _, _, number, nbytes, item = heapq.heappop(self._waiting)
             self.begin(number, nbytes)
             chosen.append(item)

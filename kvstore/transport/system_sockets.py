@@ -38,7 +38,6 @@ def listen(endpoint: str) -> tuple[socket.socket, str]:
 
 
 def host_and_number(endpoint: str) -> tuple[str, int]:
-    """Return the host and the port of ``tcp://host:port``; raise ``ConfigError`` if it is none."""
     host, port = host_and_port(endpoint)
     if not endpoint.startswith(SCHEME) or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"the endpoint {endpoint!r} is not valid; valid: {SCHEME}host:port")
@@ -83,7 +82,6 @@ def set_congestion_control(made: socket.socket, name: bytes) -> None:
 
 
 def _system() -> str:
-    """Return the congestion control that connections have by default; empty where the system does not tell."""
     with ignored(AttributeError), socket.socket() as probe:
         return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME).rstrip(b"\0").decode()
     return ""
@@ -93,7 +91,6 @@ MAX_PATH = 107  # bytes of a unix socket's path
 
 
 def require_socket_path(path: Path) -> None:
-    """Raise ``ConfigError`` unless a unix socket can have ``path``, and its directory is private to this user."""
     if len(os.fsencode(path)) > MAX_PATH:
         raise ConfigError(
             f"{path} is longer than the {MAX_PATH} bytes that a unix socket's path may have: set a shorter TMPDIR"
@@ -142,7 +139,6 @@ class Bell:
             self._hand.send(b"\0")
 
     def silence(self) -> None:
-        """Forget all rings so far."""
         with contextlib.suppress(BlockingIOError):
             self._ear.recv(4096)
 

@@ -9,7 +9,7 @@ the middle of it (CPython 3.11). The memory would then be used for something els
 
 When a connection is lost, ZeroMQ makes another and sends what it still has over it, although earlier messages may be
 lost. So each link begins with one greeting, and what comes over a link without it is dropped. The side that made the
-link gives it up, with all that ZeroMQ still has, makes it anew under another name, and says so (see
+link drops it, with all that ZeroMQ still has, reconnects under another name, and says so (see
 ``Transport.recv``).
 
 Queues have no bounds (SNDHWM, RCVHWM): a ROUTER silently drops what exceeds them, and the receiver would wait until its
@@ -56,17 +56,13 @@ if TYPE_CHECKING:
 
 HANDSHAKE_MS = 5000  # peers that have not finished the handshake by then are disconnected
 _CHOSEN = b"\0"  # the first byte of names that ZeroMQ has chosen for accepted links
-
-
 _MONITOR = "inproc://connections"  # of the socket's own context
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _EVENT = struct.Struct("=HI")  # of the first frame: which it is, and a number: of these, that of the system's socket
 _V4 = "::ffff:"  # what ZeroMQ puts before IPv4 addresses where IPv6 is on
-
+DOMAIN = "kvstore"
 
 log = logging.getLogger(__name__)
-
-DOMAIN = "kvstore"
 
 
 # ZeroMQ copies a socket's options at each ``bind`` and ``connect``. So they are set before each, and one socket can
@@ -84,7 +80,6 @@ class Curve:
         self._checker: ThreadAuthenticator | None = None
 
     def plain(self) -> None:
-        """Let the next ``bind`` or ``connect`` use no keys."""
         self._socket.set(zmq.CURVE_SERVER, 0)
 
     def serve(self) -> None:
@@ -119,7 +114,6 @@ class Curve:
         self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
 
     def knows(self, key: str) -> bool:
-        """Whether ``key`` is the public key of a member, or of readers or observers."""
         return key.encode() in self._admitted
 
     def callback(self, _domain: str, key: bytes) -> bool:
@@ -151,7 +145,7 @@ class Connections:
         self._endpoints: set[str] = set()
         self._begun: set[str] = set()
         self.monitor = context.socket(zmq.PAIR)
-        self.monitor.set(zmq.RCVHWM, 0)  # or ZeroMQ's own thread waits for who does not look
+        self.monitor.set(zmq.RCVHWM, 0)  # or ZeroMQ's own thread waits for a caller that does not look
         sock.monitor(_MONITOR, _EVENTS)
         self.monitor.connect(_MONITOR)
 
@@ -199,11 +193,8 @@ def may_be(endpoint: str, name: str) -> bool:
     if endpoint == name:
         return True
     (host, port), (other, number) = host_and_port(endpoint), host_and_port(name)
-    return port == number and (_is_name(host) or host == other.removeprefix(_V4))
-
-
-def _is_name(host: str) -> bool:
-    return ":" not in host and bool(host.strip("0123456789."))
+    is_name = ":" not in host and bool(host.strip("0123456789."))
+    return port == number and (is_name or host == other.removeprefix(_V4))
 
 
 class ZmqTransport(Transport):
@@ -252,11 +243,11 @@ class ZmqTransport(Transport):
         self._numbers = itertools.count()
         self._connections: Connections | None = None  # once there are links of this side's
         self._endpoints: dict[Peer, str] = {}  # of those, with keys
-        self._routes: dict[Peer, bytes] = {}  # what ZeroMQ calls them, now
+        self._routes: dict[Peer, bytes] = {}  # ZeroMQ's names of them, now
         self._peers: dict[bytes, Peer] = {}  # and the other way round
-        self._renewed: dict[Peer, None] = {}  # which of them have been made anew, and nobody has been told yet
+        self._renewed: dict[Peer, None] = {}  # reconnected links of which the caller has not heard yet
         self._received: deque[tuple[Peer, Frames]] = deque()  # before that
-        self._greeted: dict[bytes, str] = {}  # accepted ones that have begun as they should -> the key of who made it
+        self._greeted: dict[bytes, str] = {}  # accepted links that have begun with a greeting -> the key of their maker
         self._closed = self._flowing = False
 
     def bind(self, endpoint: str) -> str:
@@ -310,7 +301,7 @@ class ZmqTransport(Transport):
             self._socket.disconnect(bare)
 
     def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        if self._closed or peer in self._renewed:  # the caller asks again, in order, when it is told
+        if self._closed or peer in self._renewed:  # the caller resends, in order, when ``recv`` says so
             return
         self._socket.send(self._routes.get(peer, peer), zmq.SNDMORE)
         last = len(frames) - 1
@@ -436,7 +427,6 @@ class ZmqTransport(Transport):
                 self._greeted[route] = self._proved(parts[1])
 
     def _proved(self, frame: zmq.Frame) -> str:
-        """Return the public key of the sender of ``frame``, as the authenticator has found it."""
         if self._curve is None:
             return ""
         try:
@@ -446,7 +436,7 @@ class ZmqTransport(Transport):
         return str(user) if self._curve.knows(str(user)) else ""
 
     def _wait(self, deadline: float) -> bool:
-        """Wait until something has come, or been lost; return False if the deadline or the bell was first."""
+        """Wait until something has come, or a link was lost; return False if the deadline or the bell was first."""
         while True:
             left = deadline - time.monotonic()
             ready = dict(self._poller.poll(max(1, int(left * 1000))))

@@ -184,8 +184,8 @@ class Upstream:
     def tick(self) -> list[tuple[Exchange, wire.Reply]]:
         """Do the work that is due; return the requests that have failed."""
         now = self._clock()
-        if self._links.torn:
-            self._links.mend()
+        if self._links.in_doubt:
+            self._links.recover()
         if not self._links.congested or self._links.answers != self._progress[0]:
             self._progress = (self._links.answers, now)
         elif now >= self._progress[1] + STALL_S:

@@ -13,12 +13,12 @@ from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
-from servers.scheduler.beats import Beats
 from servers.scheduler.deadlocks import Deadlocks
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
 from servers.scheduler.failure import JobFailure, Losses
 from servers.scheduler.guests import Readers
+from servers.scheduler.heartbeats import Heartbeats
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState, Welcomes
 from servers.scheduler.observing import Observing
 from servers.scheduler.stores import Stores
@@ -26,7 +26,7 @@ from servers.scheduler.stores import Stores
 log = logging.getLogger(__name__)
 
 
-REMIND_S = 60.0  # between two log lines that say who has not joined yet
+REMIND_S = 60.0  # between two log lines that name the members that have not joined yet
 
 
 class JoinRequests:
@@ -102,7 +102,7 @@ class JoinRequests:
         log.warning("a %s has left before all had joined: %s", member.role, request.error)
 
     def remind(self, now: float) -> None:
-        """Log, now and then, who has not joined yet."""
+        """Log, now and then, which members have not joined yet."""
         if self._remind_at is None:
             self._remind_at = now + REMIND_S
         elif now >= self._remind_at:
@@ -161,7 +161,7 @@ class Scheduler:
         self._rosters = Rosters(self._send)
         self._deadlocks = Deadlocks()
         self._losses = Losses(self.members, self._reply_links, self._failover, key, self._failure)
-        self._beats = Beats(
+        self._heartbeats = Heartbeats(
             self.members, self._reply_links, self._failover, self._rosters, self._send, self._failure, start
         )
         self._readers = (
@@ -170,7 +170,7 @@ class Scheduler:
             else None
         )
         self.observing = Observing(
-            *(self.members, self._reply_links, self._beats, self._send, observer_key, admission),
+            *(self.members, self._reply_links, self._heartbeats, self._send, observer_key, admission),
             self._failure,
             self._waits,
             start,
@@ -186,10 +186,10 @@ class Scheduler:
         if self.observing.take(peer, message, now):
             return self._flush([])
         if isinstance(message, wire.Beat):
-            self._beats.beat(peer, message, now)
+            self._heartbeats.beat(peer, message, now)
             return self._flush([])
         if isinstance(message, wire.ProcessAlive):
-            self._beats.pulse(peer, message, now)
+            self._heartbeats.pulse(peer, message, now)
             return []
         if isinstance(message, wire.Standing):
             self._losses.stand(peer, message, now)
@@ -217,7 +217,7 @@ class Scheduler:
         if isinstance(message, wire.Here):
             return []
         if isinstance(message, wire.Locate):  # not in the ledger: it changes nothing, and its answer may be long
-            self.observing.locate(peer, message, now)
+            self.observing.inquiries.locate(peer, message, now)
             return self._flush([])
         verdict = self.ledger.admit(message)
         if verdict is not Verdict.NEW:
@@ -227,7 +227,7 @@ class Scheduler:
     def tick(self, now: float) -> Outbox:
         """Return what to send because time has passed. Call it when no message waits to be handled."""
         self._set_time(now)
-        if now - self._ticked > self.members.limit_s / 2:  # this process was stopped, and may have missed beats
+        if now - self._ticked > self.members.limit_s / 2:  # this process was stopped, and may have missed heartbeats
             self.members.forgive(now)
         self._ticked = now
         overdue = self.members.overdue(now)
@@ -268,7 +268,6 @@ class Scheduler:
 
     @property
     def epoch(self) -> int:
-        """How often servers have been told that workers have left."""
         return self._rosters.epoch
 
     @property
@@ -373,7 +372,7 @@ class Scheduler:
             raise UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")
         answers, fault = served
         if fault is not None:
-            self._beats.blame(fault)
+            self._heartbeats.blame(fault)
         return answers
 
     def _look_for_deadlock(self, peer: bytes, message: wire.Stuck) -> None:
@@ -381,7 +380,7 @@ class Scheduler:
 
         Nothing of it is logged: workers that still wait when the scheduler has been started again will say it again.
         """
-        if message.node.role != "worker" or not self._beats.is_from_member(peer, message):
+        if message.node.role != "worker" or not self._heartbeats.is_from_member(peer, message):
             return
         for rank, notice in self._deadlocks.take(message):
             member = self.members.find("worker", rank)
@@ -395,7 +394,6 @@ class Scheduler:
         return self._stores.explain(message.node.rank, message.about) if message.node.role == "worker" else Reason()
 
     def _waits(self) -> Reason:
-        """Say what members wait for here; nothing if nobody waits."""
         if not self.members.complete:
             return Reason(f"waits for {self.members.absent()} to join")
         return Reason() if self.failure is not None else self._stores.waits(self._now)

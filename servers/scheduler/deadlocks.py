@@ -9,7 +9,7 @@ more that any of them needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from kvstore import wire
 from servers.names import MOST, workers
@@ -69,9 +69,5 @@ class Deadlocks:
             way.append(following)
         circle = sorted(way[way.index(following) :])
         who = f"{workers(circle)} wait for each other" if len(circle) > 1 else f"worker {circle[0]} waits for itself"
-        return f"{who}: {'; '.join(self._each(circle))}. All workers must make the same calls, in the same order"[
-            : wire.MAX_REASON
-        ]
-
-    def _each(self, ranks: Iterable[int]) -> list[str]:
-        return [f"worker {rank} is in {self._said[rank].text}" for rank in list(ranks)[:MOST]]
+        each = "; ".join(f"worker {rank} is in {self._said[rank].text}" for rank in circle[:MOST])
+        return f"{who}: {each}. All workers must make the same calls, in the same order"[: wire.MAX_REASON]

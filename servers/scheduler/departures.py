@@ -1,6 +1,6 @@
-"""Workers that have left in order, and which of them the others have been told of. Pure: the time is passed in.
+"""Workers that left cleanly, and which of these departures have been announced. Pure: the time is passed in.
 
-Others are told only some seconds after a worker has left. A process that leaves because it is about to fail ends within
+A departure is announced only some seconds after it. A process that leaves because it is about to fail ends within
 that time, and its exit code says more than that it has left.
 """
 
@@ -14,7 +14,7 @@ from servers.scheduler.members import JobMember
 
 
 class Departures:
-    """The workers of one job that have left, and those of them that the others have been told of (``known``)."""
+    """The workers of one job that have left; ``known`` are those whose departure has been announced."""
 
     def __init__(self, farewell_s: float) -> None:
         self.left: set[int] = set()
@@ -28,7 +28,7 @@ class Departures:
         self._recent.append((now, rank))
 
     def due(self, now: float, *, all_gone: bool) -> list[int]:
-        """Return the workers that the others are to be told of now; all of them if no worker is left to wait."""
+        """Return the departures to announce now; all of them if no worker is left to wait."""
         ranks: list[int] = []
         while self._recent and (all_gone or now - self._recent[0][0] >= self._farewell_s):
             ranks.append(self._recent.popleft()[1])
@@ -37,7 +37,7 @@ class Departures:
 
 
 class Rosters:
-    """What servers and aggregators are told of departures, with an ``epoch`` that counts the news."""
+    """Announces departures to servers and aggregators; ``epoch`` counts the announcements."""
 
     def __init__(self, tell: Callable[[bytes, wire.Message], None]) -> None:
         self.over = False
@@ -46,13 +46,15 @@ class Rosters:
         self._news: wire.Roster | wire.Stop = wire.Roster(0, [])
 
     def change(self, departed: Collection[int], *, over: bool) -> None:
-        """Have news: these workers have left; with ``over``, they are all of them."""
+        """Announce from now on that these workers have left; with ``over``, they are all of them."""
         self.over = over
         self.epoch += 1
         self._news = wire.Stop() if over else wire.Roster(self.epoch, sorted(departed))
 
     def inform(self, member: JobMember) -> None:
-        """Send a server or aggregator the latest news: once over each link, but ``Stop`` at each beat."""
+        """Send a server or aggregator the latest announcement: once over each link, but ``Stop`` at each heartbeat."""
+        # ``Stop`` is not acknowledged, and after it the scheduler may end: a server that has missed it would wait for a
+        # scheduler that is gone. Sent at each heartbeat, it is lost only if all of them are.
         if member.peer is not None and (member.epoch < self.epoch or self.over):
             member.epoch = self.epoch
             self._tell(member.peer, self._news)

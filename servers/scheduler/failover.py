@@ -1,4 +1,4 @@
-"""What becomes of a server's rank when one of its two processes ends, and who is told. Pure: the time is passed in.
+"""What becomes of a server's rank when one of its two processes ends, and its announcement. Pure; takes the time.
 
     (primary, standby, synced)      the standby has all that the primary has acknowledged
         │ primary lost                      │ standby lost
@@ -12,8 +12,8 @@ Each change is a new epoch. A primary that is lost when there is no synced stand
 lost, too, if its primary says that it does not answer. Nobody but ``Views`` changes a view, and a process that is not
 in the latest one must end.
 
-Both processes of the rank are told the view, and workers and aggregators where its server is. Each is told again over
-each new link of its heartbeat.
+The view is announced to both processes of the rank, and the place of its server to workers and aggregators. Each
+announcement is repeated over each new link of a member's heartbeat.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Views:
         return ""
 
     def give_up(self, node: wire.Node, how: str) -> None:
-        """Note that the process of ``node`` is not started again when it is lost, or has been lost and is not."""
+        """The process of ``node`` will not be started again when it is lost, or has been lost and was not."""
         self._given_up.add((node.role, node.rank))
         view = self._views[node.rank]
         if all(seat is None or seat.role != node.role for seat in (view.primary, view.standby)):
@@ -144,7 +144,7 @@ class Failover:
     def __init__(self, members: Members, tell: Callable[[bytes, wire.Message], None]) -> None:
         self._members = members
         self._tell = tell
-        self._views = Views()
+        self.views = Views()
         self._welcomes: Welcomes | None = None
 
     def begin(self, welcomes: Welcomes) -> None:
@@ -152,50 +152,46 @@ class Failover:
         self._welcomes = welcomes
         standbys = self._members.of("standby")
         if standbys:
-            self._views.begin([server.node for server in self._members.of("server")], [one.node for one in standbys])
+            self.views.begin([server.node for server in self._members.of("server")], [one.node for one in standbys])
 
     def take_news(self) -> list[str]:
-        news, self._views.news = self._views.news, []
+        news, self.views.news = self.views.news, []
         return news
 
     def lose(self, member: JobMember, how: str, now: float) -> str:
         """Go on without ``member``, which ``how`` ("was killed by SIGKILL"). Return why that is impossible, or ""."""
-        takeovers = self._views.takeovers
-        why = self._views.lose(member.node, how, now)
+        takeovers = self.views.takeovers
+        why = self.views.lose(member.node, how, now)
         if why:
             return why
         self._show_rank(member.rank)
-        if self._views.takeovers > takeovers:
+        if self.views.takeovers > takeovers:
             self._move(member.rank)
         return ""
 
     def join(self, member: JobMember, now: float) -> None:
         """Let a process that was started again be the standby of its rank."""
-        self._views.join(member.node, now)
+        self.views.join(member.node, now)
         self._show_rank(member.rank)
 
-    def give_up(self, node: wire.Node, how: str) -> None:
-        """Note that the process of ``node``, which has ended, is not started again; see ``lose``."""
-        self._views.give_up(node, how)
-
     def unanswering(self, standing: wire.Standing) -> JobMember | None:
-        """Return the standby that its primary cannot reach, though it is alive as far as the scheduler knows."""
-        standby = self._views.unanswering(standing)
+        standby = self.views.unanswering(standing)
         return None if standby is None else self._members.identify(standby)
 
     def stand(self, standing: wire.Standing, now: float) -> None:
-        self._views.stand(standing, now)
+        self.views.stand(standing, now)
         self._show_rank(standing.node.rank)
 
     def show(self, member: JobMember) -> None:
-        """Tell a member who serves, as far as it has not been told over its link: of its own rank, or of all ranks."""
+        """Announce to a member which processes serve, unless that went over its link: its own rank, or all ranks."""
         if member.peer is None or member.state is not MemberState.READY:
             return
         if member.role not in SEATS:
-            if member.viewed < self._views.takeovers:
-                member.viewed = self._views.takeovers
-                for moved in self._moved():
-                    self._tell(member.peer, moved)
+            if member.viewed < self.views.takeovers:
+                member.viewed = self.views.takeovers
+                for rank, epoch in self.views.moved.items():
+                    address = "" if self._welcomes is None else self._welcomes.servers[rank]
+                    self._tell(member.peer, wire.Moved(rank, epoch, address))
             return
         view = self.view(member.rank)
         if view is not None and member.viewed < view.epoch:
@@ -204,7 +200,7 @@ class Failover:
 
     def view(self, rank: int) -> wire.View | None:
         """Return a rank's view as its members are told it; None if there are no views."""
-        view = self._views.of(rank)
+        view = self.views.of(rank)
         if view is None:
             return None
         primary = self._members.identify(view.primary)
@@ -226,14 +222,9 @@ class Failover:
                 self.show(member)
 
     def _move(self, rank: int) -> None:
-        """Tell workers and aggregators who serves ``rank`` now."""
-        view = self._views.of(rank)
+        view = self.views.of(rank)
         primary = None if view is None else self._members.identify(view.primary)
         if primary is not None and self._welcomes is not None:
             self._welcomes.servers[rank] = primary.address
         for member in (*self._members.of("worker"), *self._members.of("aggregator")):
             self.show(member)
-
-    def _moved(self) -> list[wire.Moved]:
-        servers = [] if self._welcomes is None else self._welcomes.servers
-        return [wire.Moved(rank, epoch, servers[rank]) for rank, epoch in self._views.moved.items()]

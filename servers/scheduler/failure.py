@@ -63,6 +63,15 @@ class JobFailure:
 log = logging.getLogger(__name__)
 
 
+# How a loss is heard of, and which way counts:
+#
+#     the launcher's report    at once, with how the process ended; only for processes that it has started
+#     silence                  after ``limit_s``: a process on a lost host, a stopped one, a cut line
+#     its server's report      of a standby: alive for the scheduler, and out of reach for the only process that needs
+#     it
+#     a later start            its seat is taken: the report was lost, or is still on its way
+#
+# The first one counts, because ``Members.happens`` makes each transition once.
 class Losses:
     """The losses of one job. ``key`` is the scheduler's own public key; empty where links prove no keys."""
 
@@ -82,7 +91,6 @@ class Losses:
         self._drops = Drops(log)
 
     def report(self, peer: bytes, lost: wire.Lost, now: float) -> None:
-        """Take the launcher's report that a member has ended."""
         member = self._members.find(lost.role, lost.rank)
         who = f"{lost.role} {lost.rank}" if lost.role != "scheduler" else "the scheduler"
         if not self._may_report(self._reply_links.key(peer), member):
@@ -106,12 +114,12 @@ class Losses:
             self._failure.happen(f"{member.node} is lost: it {silent}{_known(member)}", now)
 
     def end(self, lost: wire.Lost, now: float) -> None:
-        """Note that the process of a member that is started again has ended; it may be final."""
+        """The process of a member that may be started again has ended, perhaps for good."""
         member = self._members.end(lost.role, lost.rank, lost.start)
         node = wire.Node(lost.role, lost.rank, lost.start)
         if self._members.complete:
             if lost.final and self._failure.text is None and not self._members.all_gone("worker"):
-                self._failover.give_up(node, lost.how)
+                self._failover.views.give_up(node, lost.how)
             if member is not None:
                 self.lose(member, lost.how, now)
         elif lost.final:
@@ -127,10 +135,9 @@ class Losses:
                 self._failure.happen(why, now, process_name(member.role, member.rank, member.start))
 
     def stand(self, peer: bytes, standing: wire.Standing, now: float) -> None:
-        """Take what a server says of itself, and of its standby."""
         member = self._members.identify(standing.node)
         if member is None or member.state is not MemberState.READY:
-            return  # its next beat is answered
+            return  # its next heartbeat is answered
         if not self._reply_links.admit(peer, standing, member.key):
             return
         standby = self._failover.unanswering(standing)
@@ -152,7 +159,6 @@ class Losses:
 
 
 def _known(member: JobMember) -> str:
-    """Say what the process beside a silent member knows of it."""
     if member.stopped is None:
         return ""
     place = f", and was at {member.stopped.place} at its last beat" if member.stopped.place else ""

@@ -39,7 +39,7 @@ class Guests:
         self._seats: OrderedDict[int, _Seat] = OrderedDict()  # by the guest's random number, the longest silent first
 
     def handle(self, peer: bytes, message: wire.Message, now: float) -> Outbox:
-        """Return what to send, and to whom, because ``message``, which concerns these guests, came from ``peer``."""
+        """Return what to send because ``message``, which concerns these guests, came from ``peer``."""
         refusal = self.links.refusal(peer, message)
         if refusal is not None or not isinstance(message, wire.Request):
             return refusal or []
@@ -62,7 +62,6 @@ class Guests:
         self._seats.pop(nonce, None)
 
     def _seat(self, nonce: int, now: float) -> int:
-        """Return the number of a guest that was heard; ``UsageError`` says that there are too many."""
         while self._seats and now - next(iter(self._seats.values())).heard > self._silent_s:
             self._seats.popitem(last=False)
         seat = self._seats.get(nonce)
@@ -141,7 +140,6 @@ class Readers(Guests):
         return KeyNotInitialized(f"key {key!r} has no value in this job yet; {advice}")
 
     def _elsewhere(self, key: Key) -> str:
-        """Say which stores have a value of ``key``; empty if none has."""
         stores = self._stores.having(key)
         if not stores:
             return ""

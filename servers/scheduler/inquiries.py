@@ -1,4 +1,4 @@
-"""Questions where members are in their code: who is asked, what they answer, and what is known of those who do not.
+"""Questions where members are in their code: which are asked, what they answer, and what is known of the others.
 
 Pure: the time is passed in. A question goes over the link of a member's heartbeat, whose thread answers whatever the
 member's other threads do. It also goes to the process that beats beside the member, which tells what it knows when the
@@ -20,7 +20,9 @@ from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.members import JobMember, Members, MemberState
 
 ANSWER_S = 1.5  # how long a member may take to answer
-MOST_LOOKS = 256  # questions that are under way at once; of more, the oldest is answered with what is known
+# Questions that are under way at once; of more, the oldest is answered with what is known. Each late worker asks one,
+# and a stopped server makes thousands of workers late in the same second.
+MOST_LOOKS = 256
 
 
 class Sighting(NamedTuple):
@@ -126,7 +128,6 @@ class Inquiries:
             self._finish(self._looks.pop(0), now)
 
     def due(self) -> float | None:
-        """Return when ``tick`` has something to do; None if nothing waits for the time."""
         return self._looks[0].until if self._looks else None
 
     # ---- helpers
@@ -172,7 +173,6 @@ def _place(stacks: wire.Stacks) -> str:
 
 
 def _silence(member: JobMember | None, asked: _MemberQuestion | None, now: float) -> str:
-    """Say what is known of a member that has not answered."""
     words = _absence(member)
     if member is None or words or asked is None:
         return words or "has not said where it is"

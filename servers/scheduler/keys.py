@@ -69,13 +69,11 @@ class Placements:
         self.specs.update(new)
 
     def clear(self) -> None:
-        """Forget all keys, and take them off the servers' loads."""
         for key in list(self.specs):
             self._drop(key)
         self.ready.clear()
 
     def contradicted(self, specs: Mapping[Key, Spec]) -> Key | None:
-        """Return the first key whose spec here differs from that in ``specs``."""
         return first_other(specs, self.specs)
 
     def missing(self, keys: Collection[Key]) -> set[Key]:
@@ -185,7 +183,7 @@ class DeclaredKeys:
         return [], None
 
     def ready(self, keys: Sequence[Key]) -> list[Outcome]:
-        """Note that rank 0's values of ``keys`` are on the servers; return the outcomes of who waited for them."""
+        """Rank 0's values of ``keys`` are on the servers; return the outcomes of the workers that waited for them."""
         new = self._placements.missing(keys) & self._placements.specs.keys()
         self._placements.ready |= new
         if any(isinstance(spec, TableSpec) and spec.table.parameter is not None for spec in self._specs):
@@ -224,7 +222,7 @@ class DeclaredKeys:
         return list(itertools.islice(known, start, start + count))
 
     def abandon(self) -> list[Asker]:
-        """Return, and forget, those who wait for rank 0, because it gives no values."""
+        """Return, and forget, the workers that wait for rank 0, because it gives no values."""
         askers = [asker for group in self._waiting.values() for asker in group.askers]
         self._waiting.clear()
         self._by_key.clear()
@@ -232,7 +230,6 @@ class DeclaredKeys:
         return askers
 
     def forget(self) -> None:
-        """Forget all keys, and take them off the servers' loads: the store is closed."""
         self._latest = None
         self._specs.clear()
         self._moved.clear()
@@ -262,7 +259,6 @@ class DeclaredKeys:
         return tuple(self._specs.setdefault(spec, spec) for spec in specs)
 
     def _waiting_for(self, keys: Collection[Key]) -> list[_DeclarationGroup]:
-        """Return the groups that have declared some of ``keys``, in order."""
         groups = {group for listed in set(map(self._by_key.get, keys)) if listed is not None for group in listed}
         return sorted(groups, key=attrgetter("number"))
 
@@ -293,7 +289,7 @@ class DeclaredKeys:
             return exc
 
     def _contradicted(self, rank: int, specs: Mapping[Key, Spec]) -> list[tuple[Asker, Exception]]:
-        """Return, and forget, those who wait and have declared one of the keys with another spec."""
+        """Return, and forget, the waiting workers that have declared one of the keys with another spec."""
         contradicted: list[tuple[Asker, Exception]] = []
         for group in self._waiting_for(specs.keys()):
             key = first_other(specs, group.specs)
@@ -306,7 +302,6 @@ class DeclaredKeys:
         return contradicted
 
     def _settle(self, declaration: Declaration, askers: Sequence[Asker]) -> list[Outcome]:
-        """Return the outcomes of ``askers``, which have declared ``declaration``, whose keys all have their values."""
         outcome: Columns | Exception
         try:
             outcome = self._placements.columns(declaration[0])

@@ -1,8 +1,8 @@
 """The scheduler with a log of its inputs, from which its successor makes the same scheduler again. Pure.
 
-Links end with the process that has them. So in a replay each has a name that no link has now; members make new links,
-say whose they are, and ask again what has no answer. Beats are not logged: at the first beat over a new link, each
-member is told again what it may have missed.
+Links end with the process that has them. So in a replay each has a name that no link has now; members reconnect, say
+whose the new links are, and resend what has no answer. Heartbeats are not logged: at the first one over a new link,
+each member gets again each announcement that it may have missed.
 
 A log begins with ``beginning``. Then each record is a list in msgpack, behind its length and checksums. The scheduler
 is killed, not the machine, so only the last record may be cut short. Anything else that is wrong with a log is an
@@ -26,6 +26,8 @@ from kvstore.transport.transport import Admission
 from servers.requests.replies import Outbox
 from servers.scheduler.core import Scheduler
 
+# Not ``Explain``, ``Locate`` and ``Census``, which change nothing, and no reports: a job that is watched would fill the
+# log.
 REQUESTS = (
     wire.Leave,
     wire.OpenStore,
@@ -61,7 +63,7 @@ class Came(NamedTuple):
 
 
 class Ticked(NamedTuple):
-    """Time has passed. ``silent`` are those who were overdue, each with the time of its last sign of life."""
+    """Time has passed. ``silent`` are the members that were overdue, each with the time of its last sign of life."""
 
     now: float
     silent: list[tuple[wire.Node, float]]
@@ -82,7 +84,6 @@ class RecordPacker:
         self._bodies: dict[bytes, int] = {}
 
     def pack(self, record: Record) -> bytes:
-        """Return a record as bytes, behind the body of its message if that is new."""
         if isinstance(record, Succession):
             return _framed([_START])
         if isinstance(record, Ticked):
@@ -167,7 +168,7 @@ def _framed(fields: list[Any]) -> bytes:
 
 
 def sender_of(record: Record | None) -> wire.Sender | None:
-    """Return who has made the request that a record is of; None if it is of none."""
+    """Return the sender of the request that a record is of; None if it is of none."""
     if isinstance(record, Came) and isinstance(record.message, wire.Request):
         return record.message.sender
     return None
@@ -176,8 +177,8 @@ def sender_of(record: Record | None) -> wire.Sender | None:
 class LiveRecords:
     """The records of one log that a successor still needs, as bytes, so that the log of a long job stays short.
 
-    All are needed but those of barriers that are over: all workers have come to such a barrier, and each has said since
-    that it has its answer. A job may have a barrier in every step. What else is logged grows with what the job
+    All are needed but the records of barriers that are over: all workers have come to such a barrier, and each has said
+    since that it has its answer. A job may have a barrier in every step. What else is logged grows with what the job
     declares.
     """
 
@@ -307,7 +308,6 @@ class LoggedScheduler:
         return isinstance(message, wire.Lost)
 
     def _joined(self, message: wire.Join | wire.Leave) -> bool:
-        """Whether the sender of a message without a rank has joined."""
         return self._scheduler.members.by_nonce(message.node.incarnation) is not None
 
 

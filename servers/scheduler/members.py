@@ -43,6 +43,15 @@ class MemberEvent(Enum):
     DIES = auto()
 
 
+# Every legal transition. What is not here changes nothing, so a message that comes late cannot revive a member: a
+# second ``Leave``, a report of a loss behind a departure, the silence of a member that has left. LEFT and LOST have no
+# successor: when the process of a seat is started again, it is another ``JobMember`` in the same seat.
+#
+#     state     its heartbeat     its silence     counts as present
+#     JOINED    comes later       means nothing   yes
+#     READY     is answered       loses it        yes
+#     LEFT      is answered       means nothing   no
+#     LOST      is told to end    means nothing   no
 NEXT = {
     (MemberState.JOINED, MemberEvent.ALL_HERE): MemberState.READY,
     (MemberState.JOINED, MemberEvent.LEAVES): MemberState.LEFT,
@@ -54,51 +63,31 @@ NEXT = {
 
 @dataclass
 class JobMember:
-    """A process of the job.
-
-    Attributes:
-        nonce: the random number that it joined with, which identifies a repeated request to join.
-        hint: the rank that it asked for, -1 for any.
-        address: where other members reach it; empty for workers.
-        aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
-        start: how often the member's process has been started.
-        host, pid: where the process runs.
-        join_peer, join_seq: the link and number of its request to join.
-        key: the public key that its link proved then; empty where links prove no keys.
-        peer: the link of its heartbeat, which takes notices; None before the first beat.
-        heard: the time of its last sign of life.
-        beaten, pulsed: the times of its heartbeat's last sign of life, and of that of the process beside it.
-        pulse_peer: the link of the process beside it; None before its first sign of life.
-        stopped: what that process says of this one while it is stopped; None while it is not.
-        epoch: of the latest ``Roster`` that it has been sent over ``peer``.
-        viewed: of the latest ``View`` that it has been sent over ``peer``, the epoch; of a worker or an aggregator, how
-            many changes of servers it has been told of.
-        notices: to be sent as soon as there is a link.
-    """
+    """A process of the job. Links are named as the transport names them; times are of the scheduler's clock."""
 
     role: str
-    nonce: int
-    hint: int
-    address: str
+    nonce: int  # a random number, which identifies a repeated request to join
+    hint: int  # the rank that it asked for, -1 for any
+    address: str  # where other members reach it; empty for workers
     join_peer: bytes
     join_seq: int
-    key: str = ""
-    aggregator: int = -1
-    start: int = 1
+    key: str = ""  # the public key that the link of its request to join has proved; empty where links prove no keys
+    aggregator: int = -1  # of a worker: the rank of the aggregator that speaks for it
+    start: int = 1  # how often its process has been started
     host: str = ""
     pid: int = 0
     rank: int = -1
     incarnation: int = 0
     state: MemberState = MemberState.JOINED
-    peer: bytes | None = None
-    heard: float = 0.0
+    peer: bytes | None = None  # the link of its heartbeat, which takes notices; None before the first heartbeat
+    heard: float = 0.0  # the time of its last sign of life: of the later of the next two
     beaten: float = 0.0
-    pulsed: float = 0.0
+    pulsed: float = 0.0  # of the process beside it
     pulse_peer: bytes | None = None
-    stopped: wire.Stacks | None = None
-    epoch: int = 0
-    viewed: int = 0
-    notices: list[wire.Message] = field(default_factory=list)
+    stopped: wire.Stacks | None = None  # what the process beside it says while this one is stopped
+    epoch: int = 0  # of the latest ``Roster`` that was sent over ``peer``
+    viewed: int = 0  # likewise of its ``View``; of a worker or an aggregator: how many takeovers were announced to it
+    notices: list[wire.Message] = field(default_factory=list)  # to be sent as soon as there is a link
 
     @property
     def node(self) -> wire.Node:
@@ -160,10 +149,9 @@ class Members:
         return role in SEATS and self.wanted["standby"] > 0
 
     def all_gone(self, role: str) -> bool:
-        """Whether every member of ``role`` has joined, and left or been lost."""
         return self._gone[role] == self.wanted[role]
 
-    # ---- who is who
+    # ---- finding members
 
     def of(self, role: str) -> list[JobMember]:
         """Return the members of ``role``, in the order of their ranks; none before they have ranks."""
@@ -249,7 +237,7 @@ class Members:
         self._news(f"{member.node} has been started again")
 
     def end(self, role: str, rank: int, start: int) -> JobMember | None:
-        """Note that ``start`` of a member that is started again has ended; 0 is the one that has joined.
+        """End ``start`` of a member that may be started again; 0 is the start that has joined.
 
         Return the member that is lost by that; None if it is none. Before all have joined, it is withdrawn.
         """
@@ -299,7 +287,7 @@ class Members:
                     self._by_rank[role, member.rank] = member
 
     def absent(self) -> str:
-        """Say who has not joined yet: by name if it is known which ranks are missing, else by number."""
+        """Name the members that have not joined yet: by rank if the missing ranks are known, else by number."""
         if self._absent is None:
             self._absent = " and ".join(filter(None, (self._absent_of(role) for role in self.wanted)))
         return self._absent
@@ -340,11 +328,9 @@ class Members:
             self._ready.move_to_end(member.nonce)
 
     def overdue(self, now: float) -> list[JobMember]:
-        """Return the ready members that have been silent for too long."""
         return list(itertools.takewhile(lambda member: now - member.heard > self.limit_s, self._ready.values()))
 
     def forgive(self, now: float) -> None:
-        """Let everybody's silence begin at ``now``."""
         for member in self._ready.values():
             member.heard = now
 

@@ -1,4 +1,4 @@
-"""How the job is, as the scheduler knows it: events, reports, places in the code, a straggler, and who asks. Pure.
+"""How the job is, as the scheduler knows it: events, reports, places in the code, a straggler, and observers. Pure.
 
 Nothing here changes the job, and nothing is logged: a scheduler that has been started again begins anew with it.
 Observers are no members: nobody waits for them, and nothing is lost with them. A scheduler that has been started again
@@ -20,9 +20,9 @@ from servers.requests.guest_links import GuestLinks
 from servers.requests.reasons import Reason
 from servers.requests.replies import Outbox
 from servers.requests.reply_links import ReplyLinks
-from servers.scheduler.beats import Beats
 from servers.scheduler.failure import JobFailure
 from servers.scheduler.guests import Guests
+from servers.scheduler.heartbeats import Heartbeats
 from servers.scheduler.inquiries import Inquiries
 from servers.scheduler.members import JobMember, Members
 from servers.scheduler.straggling import Reports, StragglerWatch
@@ -63,7 +63,7 @@ class Observing(Guests):
         self,
         members: Members,
         reply_links: ReplyLinks,
-        beats: Beats,
+        heartbeats: Heartbeats,
         send: Callable[[bytes, wire.Message], None],
         key: str,
         admission: Admission | None,
@@ -85,7 +85,7 @@ class Observing(Guests):
         self._news: list[str] = []
         self._deaths = 0  # of which observers have heard
         self._stragglers = StragglerWatch(members, self.reports, self.inquiries.look, self._news.append)
-        self._beats = beats
+        self._heartbeats = heartbeats
         self._failure = failure
         self._start = start
         self._waits = waits
@@ -94,7 +94,7 @@ class Observing(Guests):
     def take(self, peer: bytes, message: wire.Message, now: float) -> bool:
         """Take what a member says of itself; return whether ``message`` is such a notice."""
         if isinstance(message, wire.WorkerReport | wire.ServerReport):
-            if self._beats.is_from_member(peer, message):
+            if self._heartbeats.is_from_member(peer, message):
                 self.reports.take(message, now)
         elif isinstance(message, wire.TraceChunk):
             self._note_trace(peer, message)
@@ -104,22 +104,17 @@ class Observing(Guests):
             return False
         return True
 
-    def locate(self, peer: bytes, message: wire.Locate, now: float) -> None:
-        self.inquiries.locate(peer, message, now)
-
     def begin(self, now: float) -> None:
         """Note the time of the scheduler's first message or tick. Later calls change nothing."""
         if self._started is None:
             self._started = now
 
     def tick(self, now: float) -> None:
-        """Answer questions whose time is over, and look for a straggler."""
         self.inquiries.tick(now)
         if self._failure.text is None:
             self._stragglers.tick(now)
 
     def due(self) -> float | None:
-        """Return when ``tick`` has something to do that cannot wait for its interval; None if it has not."""
         times = [due for due in (self.inquiries.due(), self._stragglers.due()) if due is not None]
         return min(times, default=None)
 
@@ -194,15 +189,14 @@ class Observing(Guests):
                 raise UsageError("this job has no trace; kvstore-status --trace FILE begins one")
             self.traces = Traces(now, self._start)
         self.traces.admit(message, now)
-        if message.traced[1] and message.traced != self._beats.traced:
-            if message.traced[0] != self._beats.traced[0]:
+        if message.traced[1] and message.traced != self._heartbeats.traced:
+            if message.traced[0] != self._heartbeats.traced[0]:
                 self.traces.begin()
-            self._beats.trace(message.traced)
+            self._heartbeats.trace(message.traced)
         return self.traces.fetch(message, now)
 
 
 def _record(member: JobMember, now: float) -> list[object]:
-    """Return what ``Observed.members`` has of a member; before it has a rank, the one it has asked for."""
     rank = member.hint if member.rank < 0 else member.rank
     silent_s = max(0.0, now - member.heard) if member.heard else 0.0
     state = member.state.name.lower()

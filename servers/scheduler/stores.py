@@ -1,4 +1,4 @@
-"""The stores of a job, by number, and who waits for whom in each: at barriers, for first values, in ``join``. Pure.
+"""The stores of a job, by number, and which workers wait in each: at barriers, for first values, in ``join``. Pure.
 
 The n-th store that each worker makes is the same store, whenever each makes its own. Messages have room for few
 numbers, so the number of a store that all workers have closed is used again.
@@ -57,7 +57,7 @@ class Joins:
             self._uncount(before)
 
     def _uncount(self, calls: int) -> None:
-        """Count one worker less at ``calls``; let those out who wait for nobody any more."""
+        """Count one worker less at ``calls``; let the workers out that wait for nobody any more."""
         self._counts[calls] -= 1
         if self._counts[calls]:
             return
@@ -80,12 +80,11 @@ class Barriers:
 
     def __init__(self, workers: Collection[int]) -> None:
         self._workers = frozenset(workers)
-        # By number, those that are not over: by rank, who has come; None for a worker that has been answered.
+        # By number, the barriers that are not over: the arrivals by rank; None for a worker that was answered.
         self._arrived: dict[int, dict[int, Waiter | None]] = {}
         self._since: dict[int, float] = {}  # by number: when the first of those came
 
     def arrive(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Waiter]:
-        """Let a worker come; return all to be answered if it was the last."""
         arrived = self._arrived.setdefault(request.number, {})
         self._since.setdefault(request.number, now)
         arrived[request.node.rank] = (peer, request)
@@ -95,7 +94,6 @@ class Barriers:
         return _waiting(arrived)
 
     def missing(self, number: int, among: Collection[int]) -> set[int]:
-        """Return the ranks ``among`` these that have not come to barrier ``number``."""
         arrived = self._arrived.get(number, {})
         return {rank for rank in among if rank not in arrived}
 
@@ -104,13 +102,13 @@ class Barriers:
         return [number for number, arrived in self._arrived.items() if rank not in arrived]
 
     def fail(self, number: int) -> list[Waiter]:
-        """Return those who wait at a barrier that cannot complete. They count as having come."""
+        """Return the waiters at a barrier that cannot complete. They count as having come."""
         waiting = _waiting(self._arrived.get(number, {}))
         self._arrived[number] = dict.fromkeys(self._arrived.get(number, {}))
         return waiting
 
     def send_away(self, number: int, left: Collection[int]) -> list[Waiter]:
-        """Return those who wait at barrier ``number``, who have to come again, unless they have ``left``."""
+        """Return the waiters at barrier ``number``, which have to come again, unless they have ``left``."""
         arrived = self._arrived.pop(number, {})
         self._since.pop(number, None)
         stay = {rank: waiter for rank, waiter in arrived.items() if rank in left}
@@ -159,39 +157,37 @@ class Store:
         self._departures = departures
 
     def declare(self, peer: bytes, request: wire.Declare) -> tuple[list[Answer], Exception | None]:
-        """Take a declaration of keys; return answers, and what to tell rank 0; see ``DeclaredKeys.declare``."""
+        """Return answers, and what to tell rank 0."""
         outcomes, fault = self.keys.declare(peer, request)
         return _placed(outcomes) + self._without_values(), fault
 
     def ready(self, peer: bytes, request: wire.Ready) -> list[Answer]:
-        """Note that rank 0's values are on the servers; answer those who waited for them."""
+        """Rank 0's values are on the servers: answer the workers that waited for them."""
         return [Answer(peer, request, wire.Ack(request.seq)), *_placed(self.keys.ready(request.keys))]
 
     def barrier(self, peer: bytes, request: wire.Barrier, now: float = 0.0) -> list[Answer]:
-        """Note that a worker has come to a barrier; if it was the last, answer all."""
+        """A worker has come to a barrier; if it was the last, answer all."""
         released = self.barriers.arrive(peer, request, now)
         if released:
             return [Answer(link, arrival, wire.Ack(arrival.seq)) for link, arrival in released]
         return self._in_vain(request.number)
 
     def pause(self, rank: int, number: int) -> list[Answer]:
-        """Note a worker's ``number``-th call of ``join``; fail those who wait for it elsewhere."""
+        """Take a worker's ``number``-th call of ``join``; fail the workers that wait for it elsewhere."""
         if not self._joins.arrive(rank, number):
             return []
         return self._without(rank)
 
     def depart(self, ranks: Sequence[int]) -> list[Answer]:
-        """Fail those who wait for workers that have left, now that the others are to know."""
+        """Fail the waits for workers that have left, now that this is announced."""
         for rank in ranks:
             self._joins.depart(rank)
         return [answer for rank in ranks for answer in self._without(rank)]
 
     def forget(self) -> None:
-        """Forget the keys: all workers have closed the store."""
         self.keys.forget()
 
     def whereabouts(self, rank: int) -> str:
-        """Say in which call of this store ``rank`` is, for a barrier to which it has not come; empty if in none."""
         if rank in self._joins.inside:
             return "is inside join()"
         if self.barriers.waits(rank):
@@ -203,13 +199,15 @@ class Store:
         return self._joins.inside
 
     def _without(self, rank: int) -> list[Answer]:
-        """Fail those who wait for ``rank``, which will not come."""
         answers = [answer for number in self.barriers.without(rank) for answer in self._in_vain(number)]
         return answers + self._without_values() if rank == 0 else answers
 
     def _in_vain(self, number: int) -> list[Answer]:
         """Fail those at a barrier to which some worker will not come, or not before they have gone on."""
         error: Exception
+        # A worker that has left never comes: the barrier is over for good, and later arrivals fail, too. A worker
+        # inside ``join`` comes later, when all have called it: the others are sent away and may come again. Known
+        # departures come first: what can never complete must not be told to try again.
         if self.barriers.missing(number, self._departures.known):
             error, waiting = NodeLost(self._reasons(number)), self.barriers.fail(number)
         elif self.barriers.missing(number, self._joins.inside) - self._departures.left:
@@ -233,7 +231,7 @@ class Store:
         return "; ".join(reasons)
 
     def _without_values(self) -> list[Answer]:
-        """Fail those who wait for first values, if worker 0 will not give them."""
+        """Fail the waits for first values, if worker 0 will not give them."""
         error: Exception
         if 0 in self._departures.known:
             error = NodeLost("worker 0 has left the job without giving these keys their first values")
@@ -266,7 +264,7 @@ class Stores:
         self._numbers: dict[int, int] = {}  # by ordinal
         self._named: dict[str, int] = {}  # ordinals, by the names by which readers find stores
         self._makers = Makers()
-        self._closed: dict[int, set[int]] = {}  # by number: who has closed it
+        self._closed: dict[int, set[int]] = {}  # by number: the ranks that have closed it
         self._stores: dict[int, Store] = {}  # by number
 
     def open(self, ordinal: int) -> int:
@@ -296,7 +294,6 @@ class Stores:
         return number
 
     def close(self, rank: int, number: int) -> None:
-        """Close store ``number`` for ``rank``; when all have, forget it."""
         closed = self._closed.get(number)
         if closed is None:
             return
@@ -358,7 +355,6 @@ class Stores:
         return None
 
     def depart(self, ranks: Sequence[int]) -> list[Answer]:
-        """Fail those who wait for workers that have left, now that the others are to know."""
         return [answer for store in self._stores.values() for answer in store.depart(ranks)]
 
     def explain(self, rank: int, seq: int) -> Reason:
@@ -373,12 +369,10 @@ class Stores:
         return Reason()
 
     def _ordinal(self, store: Store) -> int:
-        """Return which of each worker's stores ``store`` is; 0 if that is not known."""
         number = next(number for number, other in self._stores.items() if other is store)
         return next((ordinal for ordinal, other in self._numbers.items() if other == number), 0)
 
     def waits(self, now: float) -> Reason:
-        """Say what workers wait for in all stores; nothing if nobody does."""
         found = [reason for _, store in sorted(self._stores.items()) for reason in self._waits_in(store, now)]
         missing = {rank for reason in found for rank in reason.missing}
         return Reason("; ".join(reason.text for reason in found), missing - self._departures.left)
@@ -413,7 +407,9 @@ class Stores:
 
 # ---- whether all workers make the same stores
 
-MOST_APART = 8  # stores that were made at different places; a branch for each worker may make them so
+# Stores that were made at different places and are compared with all later ones. A program may have a branch for each
+# worker, which is legal: their number must not make each ``note`` dearer.
+MOST_APART = 8
 
 
 class _Pair(NamedTuple):
@@ -431,8 +427,8 @@ class Makers:
     """
 
     def __init__(self) -> None:
-        self._first: dict[int, wire.OpenStore] = {}  # by ordinal: who has made it first
-        self._by: dict[int, set[int]] = {}  # by ordinal: who has made it
+        self._first: dict[int, wire.OpenStore] = {}  # by ordinal: the first request to make it
+        self._by: dict[int, set[int]] = {}  # by ordinal: the ranks that have made it
         self._places: dict[int, dict[int, str]] = {}  # by rank and ordinal, with some that are forgotten
         self._apart: dict[int, _Pair] = {}  # by ordinal
 
@@ -474,13 +470,11 @@ class Makers:
         return f"; {who} made no {_nth(ordinal)} store, which is {_described(first)} on {first.node}: {_RULE}"
 
     def forget(self, ordinal: int) -> None:
-        """Forget a store that all have closed."""
         self._first.pop(ordinal, None)
         self._by.pop(ordinal, None)
         self._apart.pop(ordinal, None)
 
     def _elsewhere(self, one: wire.OpenStore, other: wire.OpenStore) -> bool:
-        """Return whether the worker of ``one`` has made, as another of its stores, what ``other`` is."""
         places = self._places[one.node.rank]
         return any(places.get(number) == other.place for number in self._first if number != one.ordinal)
 

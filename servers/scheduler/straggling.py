@@ -28,7 +28,7 @@ LOOK_S = 0.1  # between looks, on average
 MOST_LOOKS = 40
 PATIENCE_S = 4.0  # how long it may take until the cause is known
 TOGETHER_S = 3.0  # how long it may take until it is known which of several workers of a host it is
-SETTLED_S = 2.0  # how long a slow line must go on: reports are a second apart, so who is newly busy looks like one
+SETTLED_S = 2.0  # how long a slow line must go on: for a report, a newly busy worker looks like one
 OVER = 3  # judgements in a row that must not find it before it is over, or find another cause
 MOST_LINES, LINES_S = 4, 120.0  # of news in so many seconds: what comes and goes must not fill the terminal
 
@@ -141,7 +141,6 @@ class StragglerWatch:
         self._missed = self._changed = 0  # judgements that have not found the one that is named, or another cause
 
     def tick(self, now: float) -> None:
-        """Judge, and look, if it is time for that."""
         if now >= self._judges_at:
             self._judges_at = now + EVERY_S
             self._judge(now)
@@ -169,8 +168,10 @@ class StragglerWatch:
             self._found = ()
             self._missed += 1
             named = self._named
-            if named is not None and self._missed >= OVER and self._say(_over(named), now):
-                self._named = None
+            if named is not None and self._missed >= OVER:
+                holds = "holds" if len(named.ranks) == 1 else "hold"
+                if self._say(f"{names_of(named)} {holds} nobody up any more", now):
+                    self._named = None
             return
         if set(found.ranks).isdisjoint(self._found):
             self._since = now
@@ -179,7 +180,7 @@ class StragglerWatch:
         self._name(self._with_cause(found), now)
 
     def _name(self, found: Straggler, now: float) -> None:
-        """Say who it is and by what, unless that has been said, or not enough is known yet."""
+        """Name it and its cause, unless that has been said, or not enough is known yet."""
         before = self._named
         patience_s = PATIENCE_S if found.cause == "local" and self._looking else 0.0
         if len(found.ranks) > 1:  # until their aggregator tells them apart, one of them looks like a slow line of all
@@ -196,7 +197,7 @@ class StragglerWatch:
             self._named = found
 
     def _say(self, line: str, now: float) -> bool:
-        """Say a line; return whether it has been said: not if there have been too many."""
+        """Return whether the line has been said: not if there have been too many."""
         if len(self._said) == MOST_LINES and now - self._said[0] < LINES_S:
             return False
         self._said.append(now)
@@ -243,10 +244,6 @@ class StragglerWatch:
 
     def _ready(self, role: str) -> list[JobMember]:
         return [member for member in self._members.of(role) if member.state is MemberState.READY]
-
-
-def _over(named: Straggler) -> str:
-    return f"{names_of(named)} {'holds' if len(named.ranks) == 1 else 'hold'} nobody up any more"
 
 
 def _take(looks: PairedLooks, seen: Mapping[int, Sighting]) -> None:

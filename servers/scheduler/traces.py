@@ -18,7 +18,7 @@ MOST_BYTES = 32 << 20  # of chunks that wait
 ANSWER_BYTES = 8 << 20  # in one answer, but at least one chunk
 ATTENTIVE_S = 5.0  # an observer that has not asked for so long does not come again
 FIRST_S = 10.0  # how long an observer may take to ask for the first time
-_NUMBERS = 1 << 40  # chunks of one start of the scheduler, so that those of the next have other numbers
+_NUMBERS = 1 << 40  # chunks of one start of the scheduler, so that the chunks of the next start have other numbers
 
 
 class _KeptChunk(NamedTuple):

@@ -31,10 +31,14 @@ import numpy.typing as npt
 from kvstore import wire
 from kvstore.transport.shm.presence import CELLS, FREE, SENT, PeerPresence, Presence, create, room, sweep
 
+# Chunks double, so a job with large models has few of them to map, and one with small models takes little of /dev/shm,
+# which containers give 64 MB. Beyond LARGEST_CHUNK doubling would waste more than it saves.
 FIRST_CHUNK = 16 << 20
 LARGEST_CHUNK = 256 << 20
 POLL_S = 0.001
-PRUNE = 16  # cells of one block from which on it is worth looking which are free
+# Cells of one block from which on it is worth looking which are free. ``prune_at`` then doubles with what is left, so
+# that a block that many readers keep costs each new reference a constant time, not a look at all cells.
+PRUNE = 16
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -89,7 +93,6 @@ class Blocks:
         self._add_hole(chunk << _CHUNK, size)
 
     def take_same(self, size: int) -> Block | None:
-        """Return a block that had this size before, if there is one."""
         spare = self._spare.get(size)
         return heappop(spare)[1] if spare else None
 
@@ -104,7 +107,6 @@ class Blocks:
         heappush(self._spare.setdefault(block.size, []), (block.key, block))
 
     def find(self, chunk: int, offset: int) -> Block | None:
-        """Return the block that has the byte at ``offset`` of ``chunk``, if it is in one."""
         key = chunk << _CHUNK | offset
         index = bisect_right(self._keys, key) - 1
         if index < 0:
@@ -245,6 +247,8 @@ class Arena:
                 if not self._free_cells:
                     return None
             cell = self._free_cells.pop()
+            # Before the reference leaves: the system call that sends it, and the one that receives it, order this store
+            # before the reader's look at the cell. The reader refuses a reference whose cell is not SENT.
             self._cells[cell] = SENT
             self._sent[cell] = reader
             block.cells.append(cell)
@@ -266,7 +270,6 @@ class Arena:
             return place[2].lent or any(cells[cell] for cell in place[2].cells)
 
     def usage(self) -> ArenaUsage:
-        """Return how much is in use, after taking back all that no peer reads any more."""
         with self._lock:
             self._same(0)
             self._regain()
@@ -338,12 +341,10 @@ class Arena:
         return True
 
     def _regain(self) -> None:
-        """Take back all blocks that no peer reads any more."""
         for size, blocks in list(self._read.items()):
             self._read[size] = [block for block in blocks if not self._returned(block)]
 
     def _forget_the_dead(self) -> bool:
-        """Free the cells of dead readers; return whether there were any."""
         dead = {reader for reader in set(self._sent.values()) if not reader.lives()}
         for cell, reader in self._sent.items():
             if reader in dead:
@@ -354,6 +355,9 @@ class Arena:
         """Take back those cells of ``block`` that are free; return whether some are not."""
         if not block.cells:
             return False
+        # This load of FREE is what all stores of new data into the block come after. No lock is shared with the reader,
+        # and none could be: a reader that is killed while it holds one would stop this process. A count in place of
+        # a byte for each reference would have to be changed atomically, which Python cannot do in shared memory.
         cells, left = self._cells, []
         for cell in block.cells:
             if cells[cell]:
@@ -383,7 +387,6 @@ class Arena:
         self._blocks.grow(number, nbytes)
 
     def _locate(self, buffer: wire.Buffer) -> tuple[int, int, Block] | None:
-        """The chunk, the offset and the block of ``buffer``, if it is the arena's."""
         if not self._bases or not isinstance(buffer, memoryview) or not buffer.nbytes or type(buffer.obj) is bytearray:
             return None  # small, most often: looking it up would take longer than to copy it
         array: object = buffer.obj

@@ -31,9 +31,17 @@ _FILE = re.compile(rf"(?P<name>{NAME.pattern})\.[0-9]{{1,5}}")
 # The control file: a nonce, then from the second page on a byte for each reference that is out.
 NONCE = 16
 CELLS_AT = 4096
-CELLS = 1 << 16
+CELLS = 1 << 16  # references out at once; with none left, frames go through the socket, as without shared memory
 CONTROL = CELLS_AT + CELLS
-FREE, SENT, HELD = 0, 1, 2  # what a cell says; the owner writes SENT, the reader HELD and then FREE
+# What a cell says, its only writer, and what follows:
+#
+#     FREE   the reader   the owner may use cell and block again
+#     SENT   the owner    the reference is on its way, or the reader has not looked yet; ``drain`` waits for these
+#     HELD   the reader   the reader has a view; it outlives the link, and the owner if need be
+#
+# Each state has one writer, so no two processes ever write a cell at once. If the reader is killed in SENT or HELD,
+# nobody writes FREE: the owner finds its lock released (``PeerPresence.lives``), and writes it in its place.
+FREE, SENT, HELD = 0, 1, 2
 
 
 def available() -> bool:
@@ -104,10 +112,9 @@ class PeerPresence:
     """Another process's presence, as its sender sees it; ``WireError`` says that it is not on this host."""
 
     def __init__(self, name: str, nonce: bytes) -> None:
-        fd, _ = open_control(name, nonce)
-        self._fd = fd
+        self._fd = open_control(name, nonce)
         self._gone = False
-        weakref.finalize(self, os.close, fd)
+        weakref.finalize(self, os.close, self._fd)
 
     def lives(self) -> bool:
         """Whether that process may still hold what was sent to it. Once False, it stays False."""
@@ -157,17 +164,16 @@ def open_peers(name: str, number: int) -> tuple[int, int]:
     return fd, info.st_size
 
 
-def open_control(name: str, nonce: bytes) -> tuple[int, int]:
+def open_control(name: str, nonce: bytes) -> int:
     """Open another process's control file, and check by its nonce that it is the announced one."""
     fd, size = open_peers(name, 0)
     if size != CONTROL or len(nonce) != NONCE or os.pread(fd, NONCE, 0) != nonce:
         os.close(fd)
         raise WireError(f"shared memory {name} is not the one that was announced")
-    return fd, size
+    return fd
 
 
 def exists(name: str) -> bool:
-    """Whether the owner of an arena still sends from it."""
     return (DIRECTORY / f"{name}.0").exists()
 
 
@@ -217,13 +223,11 @@ def _remove(files: list[str]) -> bool:
 
 
 def _remove_own(name: str, pid: int) -> None:
-    """Remove the files of this process's arena; a child after fork leaves its parent's alone."""
     if os.getpid() == pid:
         _remove(_own_files().get(name, []))
 
 
 def _locked_file(job: str) -> tuple[str, int]:
-    """Make and lock a control file; return the name and the descriptor that the lock is on."""
     while True:
         name = f"kvstore-{os.getuid()}-{job}-{os.getpid()}-{secrets.token_hex(8)}"
         path = DIRECTORY / f"{name}.0"

@@ -19,14 +19,13 @@ from collections.abc import Callable, Sequence
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.rare_log import Drops
 from kvstore.transport.memory import ScatteredFrame
-from kvstore.transport.shm.arena import Arena, ArenaUsage
+from kvstore.transport.shm.arena import Arena, ArenaUsage, Bytes
 from kvstore.transport.shm.presence import (
     CELLS,
     CELLS_AT,
@@ -50,7 +49,9 @@ from kvstore.transport.transport import Frames, Peer, Transport
 log = logging.getLogger(__name__)
 
 LARGE = 32 << 10  # bytes; smaller frames are as fast through a socket
-MAX_OWN = 100  # frames of our own that one recv takes before it returns without a message
+# Frames of our own that one ``recv`` takes before it returns without a message: a peer that sends nothing but hellos
+# must not keep this process from looking at its other links, and at the time.
+MAX_OWN = 100
 
 # Frames of our own, beside messages.
 MARK = 0xC1
@@ -59,8 +60,6 @@ MAX_HELLO = 512
 REFERENCE = struct.Struct("<HHIQQ")  # position in the message, chunk, cell, offset, length
 NO_REFERENCES = bytes((MARK, REFERENCES))  # what references are added to
 REFUSAL = bytes((MARK, CANNOT))
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class _ReferenceView(weakref.ref[Bytes]):
@@ -91,8 +90,7 @@ class Mapped:
     def __init__(self, name: str, nonce: bytes, presence: Presence) -> None:
         self.name = name
         self._presence = presence
-        fd, size = open_control(name, nonce)
-        self._cells = memoryview(_mapping(fd, size))[CELLS_AT:]
+        self._cells = memoryview(_mapping(open_control(name, nonce), CONTROL))[CELLS_AT:]
         self._chunks: dict[int, Bytes] = {}
 
     def view(self, number: int, cell: int, offset: int, length: int) -> memoryview:
@@ -113,11 +111,16 @@ class Mapped:
         view = _ReferenceView(array, _let_go)
         view.cell, view.mapped = cell, self
         _views[id(view)] = view
+        # After the view is known: if an exception came between the two lines the other way round, nobody would ever
+        # free the cell. HELD, and not still SENT, so that the same reference cannot be taken twice.
         self._cells[cell] = HELD
         return array.data
 
     def let_go(self, cell: int) -> None:
         """Give the memory back to the owner. In a child after fork, that is left to the parent."""
+        # A plain store: all loads of the data came before it in this process, and x86-64 keeps loads before later
+        # stores. A processor that may delay loads (ARM) could read what the owner writes next; see
+        # ``presence.available``.
         if not self._presence.inherited:
             self._cells[cell] = FREE
 
@@ -133,7 +136,6 @@ def _mapping(fd: int, size: int) -> mmap.mmap:
 
 
 def introduction(kind: int, name: str, nonce: bytes) -> bytes:
-    """Return a ``HELLO`` or a ``MAPPED`` of the arena of this name and nonce."""
     return bytes((MARK, kind)) + bytes(msgpack.packb([name, nonce]))
 
 
@@ -314,7 +316,6 @@ class SharedMemoryTransport(Transport):
         self._inner.interrupt()
 
     def abandon(self) -> None:
-        """Allocated memory stays valid."""
         self._closed = True
         self._inner.abandon()
         arena, self._arena = self._arena, None
@@ -338,7 +339,6 @@ class SharedMemoryTransport(Transport):
         self._links.clear()
 
     def _own(self) -> Arena | None:
-        """Return the arena, made on first use; None if that is not possible."""
         if self._arena is None and not self._tried:
             with self._making:
                 if self._arena is None and not self._tried and not self._closed:
@@ -393,7 +393,6 @@ class SharedMemoryTransport(Transport):
         return None
 
     def _meet(self, peer: Peer, own: wire.Buffer) -> None:
-        """Map the arena of a peer, and tell it whether that succeeded."""
         name, nonce = introduced(own)
         self._forget()
         link = self._links.setdefault(peer, _Sharing())

@@ -8,7 +8,7 @@
 
 Only an outgoing link (with an ``endpoint``) is dialed; an incoming one begins connected, and ends when it is lost.
 ``lost`` is True from ``lose`` until the caller has been told, in whatever state the link is by then: until then nothing
-is queued, for the caller sends all requests again, in order. ``_sending`` is True only inside ``flush``: if it is True
+is queued, for the caller resends all requests, in order. ``_sending`` is True only inside ``flush``: if it is True
 when ``flush`` begins, an exception (of a signal's handler) came between the system call and the note of how many bytes
 have left. No simpler way knows that number, and to send from a wrong byte on would tear the stream: so the link is cut.
 """
@@ -35,7 +35,7 @@ RETRY_S, RETRY_MAX_S, RETRY_MAX_HERE_S = 0.02, 1.0, 0.1
 ATTEMPT_S = 10.0  # how long an attempt to connect may take
 STALLED_S = 60.0  # a peer that takes nothing of what waits for it for so long is disconnected
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS may lack it; there Python alone ignores SIGPIPE
-_PARTS = 256  # buffers in one system call
+_PARTS = 256  # buffers in one system call; Linux takes 1024, and fails beyond
 _THERE = (0, errno.EISCONN)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
 
@@ -89,7 +89,7 @@ class Outgoing:
         return list(itertools.islice(self._begun, most))
 
     def gone(self, nbytes: int) -> None:
-        """Note that the next ``nbytes`` bytes have left."""
+        """The next ``nbytes`` bytes have left."""
         self._left -= nbytes
         if not self._left:  # the usual case
             self._begun.clear()
@@ -117,7 +117,7 @@ def _copies(parts: Iterable[wire.Buffer]) -> list[wire.Buffer]:
 
 
 class Link:
-    """A link, which outlives its connection: a lost connection is made again when the other side is back.
+    """A link, which outlives its connection: it is reconnected when the other side is back.
 
     ``endpoint`` is empty if the other side connects. ``lost`` says that an outgoing connection was lost, of which the
     caller has not been told yet; ``due`` when to connect next; ``wakes_at`` how many bytes make the socket readable.
@@ -243,7 +243,6 @@ class Link:
         self._tries += 1
 
     def lose(self, now: float) -> None:
-        """Drop a connection that has ended, the queue, and what has come of an incomplete message."""
         if self.incoming.greeted:
             self.hang_up()
             self._tries, self.due = 0, now

@@ -94,7 +94,7 @@ class Pacing(Generic[T]):
 
 
 class Places:
-    """One kind of sockets: how to listen and connect, and who may connect."""
+    """One kind of sockets: how to listen and connect, and which peers may."""
 
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
         raise NotImplementedError
@@ -121,7 +121,7 @@ class Places:
         return False
 
     def leave(self) -> None:
-        """Remove what listening has left behind."""
+        pass
 
 
 class TcpPlaces(Places):
@@ -139,7 +139,6 @@ class TcpPlaces(Places):
         return listen(endpoint)
 
     def check(self, endpoint: str) -> None:
-        """Require a host and a port, and no key."""
         plain, key = split_key(endpoint)
         host_and_number(plain)
         if key:
@@ -165,7 +164,6 @@ class TcpPlaces(Places):
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def share(self, made: Sequence[socket.socket], now: float) -> None:
-        """Limit the rate of connections to other hosts, which share a network line."""
         if self._pacing is None:
             return
         progress: dict[socket.socket, LinkProgress] = {}

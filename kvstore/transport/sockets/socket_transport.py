@@ -32,7 +32,7 @@ from kvstore.transport.system_sockets import Bell
 from kvstore.transport.transport import Frames, Peer, Transport
 
 _ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
-_READS = 128  # from one link, before it is another's turn
+_READS = 128  # from one link, before it is another's turn: a fast sender must not starve the others
 JOIN_S = 1.0  # how long ``stop`` waits for the courier, which may be resolving a name
 
 
@@ -64,7 +64,6 @@ class Courier:
 
     @property
     def needed(self) -> bool:
-        """Whether the thread has begun."""
         return self._thread is not None
 
     def start(self) -> None:
@@ -143,7 +142,6 @@ class Courier:
             self._begin(link, made)
 
     def _poll(self, now: float) -> tuple[select.poll, float | None]:
-        """Return what to wait for, and for how many milliseconds at most."""
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         due: list[float] = []
@@ -182,7 +180,9 @@ class SocketTransport(Transport):
         # For whom this thread works at strangers' cost, and since when, in the processor's time.
         self._bill: tuple[Peer, float] | None = None
         self._received: deque[tuple[Peer, Frames]] = deque()
-        self._changed = threading.Condition()  # also guards what is sent, and which sockets links have
+        # Also guards what is sent, and which sockets links have. Not what is received: only the thread in ``recv``
+        # reads, so a large frame that comes in keeps no sender waiting.
+        self._changed = threading.Condition()
         self.courier = Courier(self.links, self._changed, partial(places.addresses, wait=True), self._begin)
         self._look_at = 0.0
         self._closed = False
@@ -227,7 +227,7 @@ class SocketTransport(Transport):
             if peer in self.strangers.links:
                 self.strangers.answer(peer, packed(frames))
             return
-        if self._closed or link.lost:  # the caller asks again, in order, when it is told that the link was lost
+        if self._closed or link.lost:  # the caller resends, in order, when ``recv`` says that the link was lost
             return
         parts = packed(frames)
         with self._changed:
@@ -254,7 +254,9 @@ class SocketTransport(Transport):
             events = self._selector.select(max(0.0, until - now))
             rung = visited = False
             if timeout and not events:
-                self._read_anyway()
+                # Links that wait for many bytes: Linux before 5.8 may not wake us if its memory is full before.
+                for link in [link for link in self.links.values() if link.wakes_at > 1]:
+                    self._read(link)
             for key, _ in events:
                 if key.fileobj is self._bell:
                     rung = True
@@ -344,7 +346,6 @@ class SocketTransport(Transport):
         return [link.socket for link in self.links.values() if link.socket is not None and link.connected]
 
     def _look(self, now: float) -> None:
-        """Balance the connections that share a network line."""
         self._look_at = now + LOOK_S
         with self._changed:
             self._places.share(self._connections(), now)
@@ -357,7 +358,6 @@ class SocketTransport(Transport):
             self._bill = None
 
     def _arrive(self, made: socket.socket) -> Link | None:
-        """Greet the peer that has made a connection, if it may connect."""
         if not self._places.admit(made):
             return None
         link = Link(b"from:%d" % next(self._numbers))
@@ -376,11 +376,6 @@ class SocketTransport(Transport):
             now = time.monotonic()
         self.strangers.dismiss(now)
         return now
-
-    def _read_anyway(self) -> None:
-        """Read links that wait for many bytes: Linux before 5.8 may not wake us if its memory is full before."""
-        for link in [link for link in self.links.values() if link.wakes_at > 1]:
-            self._read(link)
 
     def _read(self, link: Link) -> None:
         """Take what has come over a link, and set how many bytes must come before the next look."""
@@ -409,7 +404,7 @@ class SocketTransport(Transport):
             self._places.wake_at(link.socket, enough)
 
     def _lose(self, link: Link) -> None:
-        """The other side is gone: forget a link that it made; mend one that this side made."""
+        """The other side is gone: forget an incoming link; have the courier reconnect an outgoing one."""
         with self._changed:
             if link.socket is not None:
                 self._selector.unregister(link.socket)
@@ -420,7 +415,6 @@ class SocketTransport(Transport):
                 self.courier.call()
 
     def _begin(self, link: Link, made: socket.socket) -> None:
-        """Begin to use a connection that this side has made."""
         self._places.admit(made)
         self._selector.register(made, selectors.EVENT_READ, link)
         link.flush()

@@ -36,7 +36,7 @@ class Budget:
         self._at = float("-inf")  # when that was so
 
     def spend(self, seconds: float, now: float) -> bool:
-        """Take an expense; return whether anything is left."""
+        """Return whether anything is left."""
         if self._saved_s < self._burst_s:
             self._saved_s = min(self._burst_s, self._saved_s + self._share * (now - self._at))
         self._saved_s -= seconds
@@ -48,32 +48,23 @@ class Budget:
         self._saved_s = min(self._burst_s, self._saved_s + seconds)
 
     def due(self) -> float:
-        """When something may be spent again, if all is spent."""
         return self._at + (self._least_s - self._saved_s) / self._share
 
 
 @dataclass(frozen=True)
 class StrangerLimits:
-    """What strangers may cost one process. Times are processor time, so a busy machine does not hear them less.
+    """What strangers may cost one process. Times are processor time, so a busy machine does not hear them less."""
 
-    Attributes:
-        links: how many there may be. If there are more, the one that has been silent for longest is dropped.
-        silence_s: how long one may be silent, in seconds of the clock.
-        share: the part of all time that they may take. Time for peers that turn out to be members does not count. It is
-            this little because a peer that connects again as fast as it is dropped takes far more of a machine.
-        burst_s: how much of that they may take at once.
-        pause_s: how much must be saved up before they are heard again.
-        turn_s: how long they are heard before it is the members' turn again.
-        step_s: the most that one step, such as reading a message, is charged. The interpreter is to blame for a longer
-            one: a garbage collection of 0.3 s, charged in full, would keep strangers waiting for a minute.
-    """
-
-    links: int = 256
-    silence_s: float = 10.0
+    links: int = 256  # if there are more, the one that has been silent for longest is dropped
+    silence_s: float = 10.0  # of the clock, as the only one: how long one may be silent
+    # The part of all time that they may take in the long run; time for peers that turn out to be members is refunded.
+    # It is this little because a peer that connects again as fast as it is dropped takes far more of a machine.
     share: float = 0.005
-    burst_s: float = 0.05
-    pause_s: float = 0.001
-    turn_s: float = 0.001
+    burst_s: float = 0.05  # how much of that they may take at once
+    pause_s: float = 0.001  # how much must be saved up before they are heard again
+    turn_s: float = 0.001  # how long they are heard before it is the members' turn again
+    # The most that one step, such as reading a message, is charged. The interpreter is to blame for a longer one: a
+    # garbage collection of 0.3 s, charged in full, would keep strangers waiting for a minute.
     step_s: float = 0.002
 
 
@@ -111,7 +102,7 @@ class Strangers:
         self._selector = selectors.DefaultSelector()
         self._ready: deque[selectors.SelectorKey] = deque()  # strangers that have sent something and wait to be heard
 
-    # ---- who there is
+    # ---- arrivals and departures
 
     def listen(self, listener: socket.socket) -> None:
         self._selector.register(listener, selectors.EVENT_READ)
@@ -198,7 +189,6 @@ class Strangers:
             self.drop(peer)
 
     def _look(self, now: float) -> None:
-        """Find the strangers that have sent something."""
         for key, _ in self._selector.select(0):
             self._ready.append(key)
             if key.data is not None:
@@ -206,7 +196,6 @@ class Strangers:
                 self.links.move_to_end(key.data.link.peer)
 
     def _let_in(self, listener: socket.socket, now: float) -> Peer | None:
-        """Accept a connection; return its peer, or None if that may not connect."""
         try:
             made, _ = listener.accept()
         except BlockingIOError:

@@ -15,7 +15,7 @@ from kvstore.errors import WireError
 from kvstore.transport.memory import SMALL, ScatteredFrame, space
 from kvstore.transport.transport import MAX_FRAME, Frames
 
-MAX_FRAMES = 1 << 17  # in a message
+MAX_FRAMES = 1 << 17  # in a message: a header of 1 MiB is the most that a peer can make us buffer before any frame
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
 _FIRST_ROOM = 256  # bytes, until the greeting
 SHORT_FRAMES, SHORT_BYTES = 4, 16 << 10  # of a stranger's message: it may hold an address, or an error's text
@@ -84,7 +84,6 @@ class Introduction:
         return self._step(self._part) if self._filled == len(self._part) else None
 
     def _await(self, size: int, step: Callable[[bytearray], Frames | None]) -> None:
-        """Let ``step`` take the next part, which has so many bytes."""
         self._part, self._filled, self._step = bytearray(size), 0, step
 
     def _greet(self, part: bytearray) -> None:
@@ -94,14 +93,14 @@ class Introduction:
     def _begin(self, part: bytearray) -> None:
         (count,) = _COUNT.unpack(part)
         if not 0 < count <= SHORT_FRAMES:
-            raise WireError(f"a message of {count} frames from a stranger, who may send {SHORT_FRAMES}")
+            raise WireError(f"a message of {count} frames from a stranger; valid: 1 to {SHORT_FRAMES}")
         self._await(_LENGTH * count, self._announce)
 
     def _announce(self, part: bytearray) -> Frames | None:
         self._lengths = struct.unpack(f"<{len(part) // _LENGTH}Q", part)
         size = sum(self._lengths)
         if size > SHORT_BYTES:
-            raise WireError(f"a message of {size} bytes from a stranger, who may send {SHORT_BYTES}")
+            raise WireError(f"a message of {size} bytes from a stranger; valid: at most {SHORT_BYTES}")
         self._await(size, self._end)
         return None if size else self._end(self._part)
 

@@ -1,4 +1,4 @@
-"""A member's links and what is outstanding on them: sent, answered, mended, given up. The transport is the test's."""
+"""A member's links and the requests on them: sent, answered, recovered, given up. The transport is the test's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import wire
 from kvstore.errors import KVStoreError
-from kvstore.member.links import Links
+from kvstore.member.links import Links, Routes
 from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
 from kvstore.ticket import Operation
 
@@ -170,9 +170,9 @@ def test_links_that_are_made_anew_ask_again_what_had_gone(case: Case) -> None:
     case.ask(B)
     old = case.ends
     case.links.suspect()
-    assert case.links.torn
-    case.links.mend()
-    assert not case.links.torn
+    assert case.links.in_doubt
+    case.links.recover()
+    assert not case.links.in_doubt
     assert old.abandoned
     assert case.ends is not old
     assert case.ends.sent[:2] == [(A, wire.Here(NODE)), (B, wire.Here(NODE))]
@@ -189,9 +189,9 @@ def test_a_peer_that_is_elsewhere_is_asked_there_what_it_has_not_answered(case: 
     case.ask(A)
     before = len(case.ends.sent)
     case.links.move(A, "elsewhere")
-    assert case.links.torn
-    case.links.mend()
-    assert not case.links.torn
+    assert case.links.in_doubt
+    case.links.recover()
+    assert not case.links.in_doubt
     (ends,) = case.made
     assert ends.dropped == [b"server 0#0"], "no other link is touched"
     again = ends.sent[before:]
@@ -210,12 +210,12 @@ def test_only_what_moves_somewhere_else_is_followed_and_nothing_once_the_links_a
     case.ask(A)
     for peer, endpoint in ((A, "there"), (b"nobody", "x"), (A, "elsewhere"), (A, "elsewhere"), (B, "server 1")):
         case.links.move(peer, endpoint)
-    case.links.mend()
+    case.links.recover()
     assert case.ends.dropped == [b"server 0#0"], "only the latest place counts"
     assert case.asked() == [(A, 1), (b"elsewhere", 1)]
     case.links.close(0.0)
     case.links.move(A, "there")
-    case.links.mend()
+    case.links.recover()
     assert len(case.made) == 1
 
 
@@ -223,7 +223,7 @@ def test_a_move_that_comes_when_all_links_are_made_anew_goes_with_them(case: Cas
     case.ask(A, B)
     case.links.suspect()
     case.links.move(A, "elsewhere")
-    case.links.mend()
+    case.links.recover()
     assert case.asked() == [(b"elsewhere", 1), (B, 2)]
     assert case.made[0].dropped == case.made[1].dropped == []
 
@@ -245,10 +245,10 @@ def test_a_move_that_an_exception_cuts_short_is_made_with_the_next_mending(case:
     ends.connect = ends.send = counted  # type: ignore[method-assign]
     case.links.move(A, "elsewhere")
     with pytest.raises(KeyboardInterrupt):
-        case.links.mend()
-    assert case.links.torn
-    case.links.mend()
-    assert not case.links.torn
+        case.links.recover()
+    assert case.links.in_doubt
+    case.links.recover()
+    assert not case.links.in_doubt
     assert ends.abandoned
     assert case.asked() == [(b"elsewhere", 1), (B, 2)]
 
@@ -259,7 +259,7 @@ def test_a_request_that_cannot_be_prepared_leaves_nothing_behind(case: Case) -> 
 
     with pytest.raises(KVStoreError, match="not now"):
         case.links.submit(Operation("x"), refuse, ())
-    assert not case.links.torn
+    assert not case.links.in_doubt
     case.links.submit(Operation("x"), ready, ([],))
     case.ask(A)
     assert case.asked() == [(A, 1)]
@@ -271,8 +271,8 @@ def test_a_message_that_cannot_be_made_the_second_time_either_fails_its_operatio
     request.failing = [ValueError("again"), ValueError("first")]
     with pytest.raises(ValueError, match="first"):
         case.submit(request)
-    assert case.links.torn
-    case.links.mend()
+    assert case.links.in_doubt
+    case.links.recover()
     assert case.links.blamed is request.failure
     with pytest.raises(KVStoreError, match=r"a message could not be made: ValueError\('again'\)"):
         bad.wait()
@@ -286,7 +286,7 @@ def test_an_exception_of_a_handler_while_a_message_is_made_is_not_the_messages(c
     request.failing = [TimeoutError("an alarm")]
     with pytest.raises(TimeoutError):
         case.submit(request)
-    case.links.mend()
+    case.links.recover()
     assert case.asked() == [(A, 1)]
     assert operation.error is None
     assert case.links.blamed is None
@@ -313,9 +313,9 @@ def test_links_that_cannot_be_made_stay_torn_and_the_next_try_makes_them(case: C
     case.links.suspect()
     for _ in range(times):
         with pytest.raises(OSError, match="too many"):
-            case.links.mend()
-        assert case.links.torn
-    case.links.mend()
+            case.links.recover()
+        assert case.links.in_doubt
+    case.links.recover()
     assert case.asked() == [(A, 1)]
 
 
@@ -326,5 +326,79 @@ def test_after_close_nothing_is_received_nor_made_anew(case: Case) -> None:
     case.receive()
     assert len(case.ends.inbox) == 1
     case.links.suspect()
-    case.links.mend()
+    case.links.recover()
     assert len(case.made) == 1
+
+
+class Connecting:
+    """A transport that makes links and drops them; ``failing`` connects raise."""
+
+    def __init__(self, name: str, failing: int = 0) -> None:
+        self.name = name
+        self.failing = failing
+        self.made: list[tuple[str, bool]] = []
+        self.dropped: list[bytes] = []
+
+    def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
+        if self.failing:
+            self.failing -= 1
+            raise OSError("too many open files")
+        self.made.append((endpoint, bulk))
+        return f"{self.name}: {endpoint}".encode()
+
+    def disconnect(self, name: bytes) -> None:
+        self.dropped.append(name)
+
+
+def to(transport: Any) -> Routes:
+    return Routes(transport)
+
+
+def test_peers_and_the_transports_names_of_them() -> None:
+    transport = Connecting("first")
+    routes = to(transport)
+    routes.add(A, "here", False)
+    routes.add(B, "there", True)
+    assert transport.made == [("here", False), ("there", True)]
+    assert routes.names == {A: b"first: here", B: b"first: there"}
+    assert routes.peers == {b"first: here": A, b"first: there": B}
+    assert routes.endpoints == {A: "here", B: "there"}
+    assert routes.leads(B, "there", True)
+    assert not routes.leads(B, "there", False)
+    assert not routes.leads(b"server 2", "here", False)
+
+
+def test_a_link_that_is_replaced_is_a_strangers_from_then_on() -> None:
+    transport = Connecting("first")
+    routes = to(transport)
+    routes.add(A, "here", True)
+    assert (routes.misleads(A, "elsewhere"), routes.misleads(A, "here"), routes.misleads(B, "here")) == (
+        True,
+        False,
+        False,
+    )
+    routes.replace(A, "elsewhere")
+    assert transport.made[-1] == ("elsewhere", True)
+    assert transport.dropped == [b"first: here"]
+    assert routes.peers == {b"first: elsewhere": A}
+    assert routes.leads(A, "elsewhere", True)
+
+
+def test_another_transport_has_links_to_the_same_peers_where_they_are_now() -> None:
+    old = to(Connecting("first"))
+    old.add(A, "here", False)
+    old.add(B, "there", True)
+    second: Any = Connecting("second")
+    new = old.reconnected(second, {A: "elsewhere", b"nobody": "x"})
+    assert second.made == [("elsewhere", False), ("there", True)]
+    assert new.names == {A: b"second: elsewhere", B: b"second: there"}
+    assert old.endpoints == {A: "here", B: "there"}
+
+
+def test_a_link_that_could_not_be_made_is_made_with_another_transport() -> None:
+    routes = to(Connecting("first", failing=1))
+    with pytest.raises(OSError, match="too many"):
+        routes.add(A, "here", True)
+    assert routes.names == {}
+    second: Any = Connecting("second")
+    assert routes.reconnected(second, {}).names == {A: b"second: here"}

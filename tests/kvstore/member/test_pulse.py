@@ -18,7 +18,7 @@ from waiting import LONG, until
 from kvstore import wire
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys, with_key
-from kvstore.member.pulse import LastPlace, PulseProcess, runs
+from kvstore.member.pulse import LastPlace, PulseProcess, stopped
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.wire.guests import UNASKED
@@ -158,7 +158,7 @@ def test_it_ends_with_whom_it_beats_for_however_that_ends(
     ("letter", "alive"), [("R", True), ("S", True), ("D", True), ("T", False), ("t", False), ("Z", False)]
 )
 def test_what_the_system_says_of_a_process(letter: str, alive: bool) -> None:
-    assert runs(f"17 (a name (with) brackets) {letter} 1 17 17 0 -1") is alive
+    assert (stopped(f"17 (a name (with) brackets) {letter} 1 17 17 0 -1") == "") is alive
 
 
 @pytest.fixture

@@ -7,11 +7,20 @@ import os
 import select
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import jobkeys
 import pytest
 
 from kvstore.errors import ConfigError
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import CurveKeys
+from kvstore.transport import Transport
+from kvstore.transport.choose import links
+from kvstore.transport.sockets.socket_transport import TcpTransport, UnixTransport
+from kvstore.transport.system_errors import ignored, require_systems
 from kvstore.transport.system_sockets import (
     MAX_PATH,
     Bell,
@@ -22,6 +31,7 @@ from kvstore.transport.system_sockets import (
     resolved,
     set_congestion_control,
 )
+from kvstore.transport.zeromq import ZmqTransport
 
 
 class Kernel:
@@ -188,3 +198,78 @@ def test_who_listens_on_a_unix_socket(tmp_path: Path) -> None:
         there.listen(1)
         assert listening(f"ipc://{tmp_path}/there") is True
     assert listening(f"ipc://{tmp_path}/there") is False  # the file stays
+
+
+SYSTEMS = [ConnectionResetError(errno.ECONNRESET, "reset"), TimeoutError(errno.ETIMEDOUT, "timed out")]
+OTHERS = [TimeoutError("the alarm"), OSError("made by hand")]
+
+
+@pytest.mark.parametrize("error", SYSTEMS)
+def test_errors_with_a_number_are_ignored(error: OSError) -> None:
+    with ignored():
+        raise error
+    require_systems(error)
+
+
+@pytest.mark.parametrize("error", OTHERS)
+def test_errors_without_one_are_raised(error: OSError) -> None:
+    with pytest.raises(type(error)) as caught, ignored():
+        raise error
+    assert caught.value is error
+    with pytest.raises(type(error)):
+        require_systems(error)
+
+
+def test_other_classes_are_ignored_if_they_are_named() -> None:
+    with ignored(ValueError):
+        raise ValueError
+    with pytest.raises(KeyError), ignored(ValueError):
+        raise KeyError
+    with pytest.raises(KeyboardInterrupt), ignored(ValueError):
+        raise KeyboardInterrupt
+
+
+def test_what_is_no_error_of_the_system_is_not_this_modules_to_judge() -> None:
+    require_systems(ValueError("another class"))
+
+
+KEYS = CurveKeys.from_env(jobkeys.variables(1)[0])
+IPC, TCP = "ipc:///run/job/scheduler", "tcp://10.0.0.1:9"
+
+
+@contextmanager
+def end(config: Config) -> Iterator[Transport]:
+    transport = links(config)()
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+@pytest.mark.parametrize("setting", ["sockets", "tcp", "zeromq"])
+@pytest.mark.parametrize(
+    ("root", "keys", "usual"),
+    [(IPC, None, UnixTransport), (IPC, KEYS, UnixTransport), (TCP, None, TcpTransport), (TCP, KEYS, ZmqTransport)],
+)
+def test_links_are_sockets_but_with_keys_or_where_zeromq_is_wanted(
+    setting: str, root: str, keys: CurveKeys | None, usual: type
+) -> None:
+    with end(Config(root=root, keys=keys, transport=setting)) as transport:
+        assert type(transport) is (ZmqTransport if setting == "zeromq" else usual)
+
+
+def test_the_setting_is_read_from_the_environment() -> None:
+    with end(Config.from_env({"DMLC_PS_ROOT_URI": IPC, "KVSTORE_TRANSPORT": "ZeroMQ"})) as transport:
+        assert isinstance(transport, ZmqTransport)
+
+
+@pytest.mark.parametrize("ways", [{}, {"keys": KEYS}, {"transport": "zeromq"}])
+def test_all_links_over_tcp_are_given_the_congestion_control(ways: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="KVSTORE_CONGESTION='nonsense' is not valid"):
+        links(Config(root=TCP, congestion="nonsense", **ways))()
+
+
+@pytest.mark.parametrize("setting", ["sockets", "zeromq"])
+def test_on_one_host_a_congestion_control_does_not_matter(setting: str) -> None:
+    with end(Config(root=IPC, transport=setting, congestion="nonsense")):
+        pass

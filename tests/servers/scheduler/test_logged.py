@@ -13,9 +13,22 @@ from asking import Door, sent
 from rendezvous import LIMIT, Member
 
 from kvstore import wire
+from kvstore.errors import KVStoreError
 from servers.scheduler import Scheduler
 from servers.scheduler.inquiries import ANSWER_S
-from servers.scheduler.logged import Came, FormerLinks, LoggedScheduler, Record, Ticked
+from servers.scheduler.logged import (
+    Came,
+    FormerLinks,
+    LiveRecords,
+    LoggedScheduler,
+    Record,
+    RecordPacker,
+    Succession,
+    Ticked,
+    beginning,
+    sender_of,
+    unpack,
+)
 
 WORKERS, SERVERS, FAREWELL_S = 3, 1, 2.0
 KINDS = ("open", "close", "declare", "ready", "barrier", "pause", "leave")
@@ -280,3 +293,167 @@ def test_the_launcher_is_believed_by_its_key_in_a_replay_too() -> None:
     job.logged.handle(b"launcher", wire.Lost("worker", 1, "was killed by SIGKILL"), job.now)
     job.restart()
     assert job.scheduler.failure == "worker 1 was killed by SIGKILL"
+
+
+BEGINS = beginning(2, 1)
+W0, W1 = Member("worker", 1, 0), Member("worker", 2, 1)
+RECORDS: list[Record] = [
+    Came(1000.0, b"from:1", "key of 0", W0.join()),
+    Came(1000.25, b"\0abcd", "", wire.Lost("server", 1, "was killed by SIGKILL", 2)),
+    Succession(),
+    Came(1001.0, b"from:1", "key of 0", W0.declare("a", "b")),
+    Came(1001.5, b"from:2", "key of 1", W1.declare("a", "b")),
+    Ticked(1002.0, [(wire.Node("worker", 0, 1), 995.5), (wire.Node("server", 1, 2), 996.0)]),
+    Came(1003.0, b"from:2", "key of 1", W1.declare("c")),
+]
+
+
+def packed(records: list[Record]) -> list[bytes]:
+    packer = RecordPacker()
+    return [packer.pack(record) for record in records]
+
+
+def unpacked(log: bytes) -> list[Record]:
+    return [record for record, _ in unpack(log, BEGINS, RecordPacker()) if record is not None]
+
+
+def test_what_is_packed_is_unpacked() -> None:
+    log = BEGINS + b"".join(packed(RECORDS))
+    assert unpacked(log) == RECORDS
+    assert BEGINS + b"".join(data for _, data in unpack(log, BEGINS, RecordPacker())) == log
+
+
+def test_a_log_that_is_cut_anywhere_has_its_whole_records() -> None:
+    parts = packed(RECORDS)
+    log = BEGINS + b"".join(parts)
+    ends = [len(BEGINS) + len(b"".join(parts[:count])) for count in range(len(parts) + 1)]
+    for length in range(len(BEGINS), len(log) + 1):
+        whole = sum(end <= length for end in ends) - 1
+        assert unpacked(log[:length]) == RECORDS[:whole]
+
+
+def test_a_byte_that_has_changed_is_an_error() -> None:
+    log = BEGINS + b"".join(packed(RECORDS))
+    for place in range(len(log)):
+        wrong = bytearray(log)
+        wrong[place] ^= 0x10
+        with pytest.raises(KVStoreError, match=r"damaged: the record at byte \d+|of another job"):
+            unpacked(bytes(wrong))
+
+
+def test_a_log_of_another_job_is_refused() -> None:
+    with pytest.raises(KVStoreError, match="of another job, or of another version"):
+        list(unpack(beginning(3, 1), BEGINS, RecordPacker()))
+
+
+def test_equal_declarations_of_many_workers_are_kept_once() -> None:
+    keys = [f"layer {number}" for number in range(1000)]
+    first, second = packed([Came(0.0, b"a", "", W0.declare(*keys)), Came(0.0, b"b", "", W1.declare(*keys))])
+    assert len(second) < 100 < len(first)
+
+
+def test_a_log_goes_on_with_the_bodies_that_are_in_it() -> None:
+    packer = RecordPacker()
+    log = BEGINS + b"".join(packed(RECORDS[:4]))
+    assert len(list(unpack(log, BEGINS, packer))) == 5
+    more = packer.pack(RECORDS[4])
+    assert unpacked(log + more) == RECORDS[:5]
+    assert len(more) < 60
+
+
+def test_only_requests_have_senders() -> None:
+    assert [sender_of(record) is None for record in RECORDS] == [False, True, True, False, False, True, False]
+    assert sender_of(None) is None
+
+
+BEGINNING = beginning(2)
+PEERS = (b"a", b"b")
+
+
+class Log:
+    """A log of the barriers of two workers, and what is left of it."""
+
+    def __init__(self) -> None:
+        self.live = LiveRecords(2)
+        self.packer = RecordPacker()
+
+    def add(self, message: wire.Message) -> None:
+        record = Came(0.0, b"link", "", message)
+        self.live.add(self.packer.pack(record), record)
+
+    def left(self) -> list[Record]:
+        data = self.live.trim()
+        assert self.live.nbytes == len(data)
+        return [record for record, _ in unpack(BEGINNING + data, BEGINNING, RecordPacker()) if record is not None]
+
+    def barriers(self) -> list[int]:
+        return [record.message.number for record in self.left() if isinstance(record, Came)]  # type: ignore[attr-defined]
+
+
+def barrier(rank: int, number: int, seq: int, done: int) -> wire.Barrier:
+    worker = Member("worker", 1, rank)
+    return replace(worker.barrier(number), sender=wire.Sender(worker.node, seq, done))
+
+
+def test_a_barrier_stays_until_all_have_come_and_have_their_answers() -> None:
+    log = Log()
+    log.add(barrier(0, 1, seq=2, done=2))
+    assert log.barriers() == [1]
+    log.add(barrier(1, 1, seq=2, done=2))
+    assert log.barriers() == [1, 1]
+    log.add(barrier(0, 2, seq=3, done=3))
+    assert log.barriers() == [1, 1, 2], "worker 1 may repeat its request"
+    log.add(barrier(1, 2, seq=3, done=3))
+    assert log.barriers() == [2, 2]
+
+
+def test_a_barrier_to_which_one_came_twice_stays_until_that_is_answered() -> None:
+    """It was sent away, because the other was inside ``join``."""
+    log = Log()
+    log.add(barrier(0, 1, seq=2, done=2))
+    log.add(barrier(0, 1, seq=3, done=3))
+    log.add(barrier(1, 1, seq=2, done=2))
+    log.add(barrier(1, 2, seq=3, done=3))
+    assert log.barriers() == [1, 1, 1, 2]
+
+
+def test_the_log_of_a_million_barriers_would_be_short() -> None:
+    log = Log()
+    for number in range(1, 1001):
+        for rank in range(2):
+            log.add(barrier(rank, number, seq=number, done=number))
+    assert log.barriers() == [1000, 1000]
+    assert log.live.nbytes < 200
+
+
+def test_a_scheduler_from_a_trimmed_log_answers_as_one_from_the_whole() -> None:
+    whole: list[Record] = []
+    trimmed = LiveRecords(2)
+    packer = RecordPacker()
+
+    def take(record: Record) -> None:
+        whole.append(record)
+        trimmed.add(packer.pack(record), record)
+
+    links = FormerLinks(Door())
+    scheduler = LoggedScheduler(Scheduler(2, 0, LIMIT, 0.0, links), links, take)
+    members = [Member("worker", 100 + rank, rank) for rank in range(2)]
+    for member in members:
+        scheduler.handle(member.peer, member.join(), 1.0)
+    for number in range(1, 8):
+        for rank in range(2 if number < 7 else 1):
+            scheduler.handle(members[rank].peer, barrier(rank, number, number + 1, number + 1), 1.0)
+    rest = [record for record, _ in unpack(BEGINNING + trimmed.trim(), BEGINNING, RecordPacker()) if record is not None]
+    assert len(rest) == 2 + 2 + 1
+    heard = []
+    for records in (whole, rest):
+        links = FormerLinks(Door())
+        again = LoggedScheduler(Scheduler(2, 0, LIMIT, 0.0, links), links, lambda record: None)
+        again.replay(records, 2.0)
+        said = [
+            again.handle(PEERS[rank], barrier(rank, number, number + 1, 1), 2.0)
+            for rank, number in ((1, 5), (1, 6), (0, 6), (0, 7), (1, 7))
+        ]
+        heard.append(said)
+    assert heard[0] == heard[1]
+    assert [len(outbox) for outbox in heard[0]] == [0, 1, 0, 0, 2]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from asking import Door, sender
 from made_reports import worker_report
-from rendezvous import Job
+from rendezvous import LIMIT, Job
 
 from kvstore import wire
+from kvstore.observing.view import JobView
 from kvstore.wire.guests import MOST_EVENTS
-from servers.scheduler.observing import Events
-from servers.scheduler.traces import ATTENTIVE_S, Traces
+from kvstore.wire.tracing import MOST_CHUNKS
+from servers.scheduler.core import Scheduler
+from servers.scheduler.observing import LOOK_S, MOST_OBSERVERS, SILENT_S, Events
+from servers.scheduler.traces import ATTENTIVE_S, FIRST_S, Traces
 
 OBSERVER = wire.Sender(wire.Node("observer", -1, 77), 1, 1)
 
@@ -130,3 +137,227 @@ def test_a_long_line_is_cut_so_that_no_answer_is_refused_for_its_length() -> Non
 
 def test_who_has_seen_those_of_another_scheduler_is_told_all() -> None:
     assert events_of(2).after(7) == (1, [[1.0, "event 1"], [2.0, "event 2"]])
+
+
+def observe(after: int = 0, nonce: int = 7, seq: int = 1) -> wire.Observe:
+    return wire.Observe(sender(-1, seq, role="observer", incarnation=nonce), after)
+
+
+def ask(job: Job, message: wire.Message, peer: bytes = b"observer") -> Any:
+    [(to, reply)] = job.scheduler.handle(peer, message, job.now)
+    assert to == peer
+    return reply
+
+
+def view(job: Job, after: int = 0) -> JobView:
+    observed = ask(job, observe(after))
+    assert isinstance(observed, wire.Observed), observed
+    return JobView.of(observed)
+
+
+def test_a_job_that_has_begun_is_shown_with_its_members() -> None:
+    seen = view(Job(2, 1))
+    assert (seen.num_workers, seen.num_servers, seen.num_standbys, seen.num_aggregators) == (2, 1, 0, 0)
+    assert [(member.name, member.state) for member in seen.of_role("worker")] == [
+        ("worker 0", "ready"),
+        ("worker 1", "ready"),
+    ]
+    assert [event.text for event in seen.events] == ["all 3 members have joined"]
+    assert (seen.failure, seen.waits) == (None, "")
+
+
+def test_who_has_not_joined_is_named() -> None:
+    job = Job(2, 1, start=False)
+    w0, _, s0 = job.everyone
+    job.say(w0, w0.join())
+    job.say(s0, s0.join())
+    seen = view(job)
+    assert seen.waits == "waits for worker 1 to join"
+    assert [(member.name, member.state) for member in seen.members] == [("worker 0", "joined"), ("server 0", "joined")]
+
+
+def test_observers_are_told_where_each_process_runs_and_members_are_not() -> None:
+    job = Job(2, 1, replicas=1)
+    lost = job.standbys[0]
+    job.scheduler.handle(b"launcher", wire.Lost("standby", 0, "was killed by SIGKILL", 1, False), job.now)
+    later = lost.again()
+    welcomed = job.say(later, later.join())
+    assert {member.name: (member.host, member.pid) for member in view(job).members} == {
+        "worker 0": ("node100", 100),
+        "worker 1": ("node101", 101),
+        "server 0": ("node20", 20),
+        "standby 0": (f"node{later.nonce}", later.nonce),
+    }
+    assert welcomed
+    assert "node" not in repr([message for _, message in welcomed]).replace("node=", "")
+
+
+def test_silence_loss_and_failure_are_shown() -> None:
+    job = Job(2, 1)
+    job.now += 3.0
+    assert [member.silent_s for member in view(job).members] == [3.0, 3.0, 3.0]
+    job.scheduler.handle(b"launcher", wire.Lost("worker", 1, "was killed by SIGKILL", 0, False), job.now)
+    seen = view(job, after=1)
+    assert seen.failure == "worker 1 was killed by SIGKILL"
+    assert [event.text for event in seen.events] == [
+        "worker 1 is lost",
+        "the job has failed: worker 1 was killed by SIGKILL",
+    ]
+    assert {member.name: member.state for member in seen.members}["worker 1"] == "lost"
+
+
+def test_those_who_wait_at_a_barrier_are_named_and_those_who_do_not_come() -> None:
+    job = Job(3, 1)
+    for rank in (0, 2):
+        member = job.everyone[rank]
+        job.say(member, wire.OpenStore(sender(rank, 2), 1))
+        job.say(member, wire.Barrier(sender(rank, 3), 0, 1))
+    job.now += 7.0
+    seen = view(job)
+    assert seen.waits == "workers 0, 2 wait at the barrier for worker 1 (has not come yet), for 7.0 s"
+    assert seen.awaited == [1]
+
+
+def test_observers_are_counted_and_the_silent_ones_are_not() -> None:
+    job = Job(1, 1)
+    for nonce in range(MOST_OBSERVERS):
+        assert isinstance(ask(job, observe(nonce=nonce), b"%d" % nonce), wire.Observed)
+    refused = ask(job, observe(nonce=100), b"one more")
+    assert isinstance(refused, wire.Failure)
+    assert f"{MOST_OBSERVERS} observers already" in refused.text
+    assert ask(job, wire.Leave(sender(-1, role="observer", incarnation=3), None), b"3") == wire.Ack(1)
+    assert isinstance(ask(job, observe(nonce=100), b"one more"), wire.Observed)
+    job.now += SILENT_S + 1
+    assert isinstance(ask(job, observe(nonce=101), b"and another"), wire.Observed)
+
+
+def test_an_observer_asks_nothing_that_changes_the_job() -> None:
+    job = Job(1, 1)
+    me = sender(-1, role="observer")
+    requests: list[wire.Message] = [
+        wire.Barrier(sender(0, role="observer"), 0, 1),
+        wire.OpenStore(me, 1),
+        wire.Join(me, ""),
+    ]
+    for request in requests:
+        refused = ask(job, request)
+        assert isinstance(refused, wire.Failure)
+        assert "observers change nothing" in refused.text
+    assert ask(job, wire.Explain(me, 1)) == wire.Explanation(1, "")
+
+
+KEYS = {b"observer": "observers' key", b"worker": "worker 0's key"}
+
+
+@pytest.mark.parametrize(
+    ("peer", "message", "why"),
+    [
+        (b"worker", observe(), "another key than observers have"),
+        (b"observer", wire.Barrier(sender(0), 0, 1), "good for looking on alone"),
+        (b"observer", wire.Locate(sender(0), "worker", [0]), "good for looking on alone"),
+    ],
+    ids=["another key", "another role", "a member's question"],
+)
+def test_the_key_decides(peer: bytes, message: wire.Message, why: str) -> None:
+    scheduler = Scheduler(1, 1, LIMIT, admission=Door(KEYS), observer_key="observers' key")
+    [(_, refused)] = scheduler.handle(peer, message, 0.0)
+    assert isinstance(refused, wire.Failure)
+    assert why in refused.text
+
+
+def test_with_the_right_key_an_observer_is_answered() -> None:
+    scheduler = Scheduler(1, 1, LIMIT, admission=Door(KEYS), observer_key="observers' key")
+    [(_, observed)] = scheduler.handle(b"observer", observe(), 5.0)
+    assert isinstance(observed, wire.Observed)
+    assert (observed.at, observed.started) == (5.0, 5.0)
+
+
+def test_who_looks_regularly_sees_a_failure_before_the_scheduler_ends() -> None:
+    job = Job(2, 1)
+    assert not job.scheduler.to_be_seen
+    view(job)
+    job.now += 0.5
+    job.scheduler.handle(b"launcher", wire.Lost("worker", 1, "was killed by SIGKILL", 0, False), job.now)
+    assert job.scheduler.to_be_seen
+    job.now += 0.5
+    assert view(job).failure
+    assert not job.scheduler.to_be_seen
+
+
+def test_who_does_not_look_any_more_is_not_waited_for() -> None:
+    job = Job(2, 1)
+    view(job)
+    job.now += LOOK_S
+    job.scheduler.handle(b"launcher", wire.Lost("worker", 1, "was killed by SIGKILL", 0, False), job.now)
+    assert job.scheduler.to_be_seen
+    job.scheduler.tick(job.now + LOOK_S)
+    assert not job.scheduler.to_be_seen
+
+
+FETCHER = wire.Node("observer", 0, 5)
+
+
+def noted(number: int, role: str = "worker", over: bool = False, size: int = 10) -> wire.TraceChunk:
+    return wire.TraceChunk(wire.Node(role, number, 1), [], [], over, 1, 0, [bytes(size)])
+
+
+def fetch(traces: Traces, after: int, now: float = 0.0) -> tuple[int, list[int], int, bool]:
+    """Return the number of the first chunk, the ranks in the chunks, how many were dropped, and if there are more."""
+    fetched = wire.decode(wire.encode(traces.fetch(wire.FetchTrace(wire.Sender(FETCHER, 1, 1), after), now)))
+    return fetched.first, [made.node.rank for made in fetched.chunks], fetched.dropped, fetched.more
+
+
+def test_chunks_stay_until_the_observer_says_that_it_has_them() -> None:
+    traces = Traces(0.0)
+    for number in range(3):
+        traces.take(noted(number))
+    assert fetch(traces, 0) == fetch(traces, 0) == (1, [0, 1, 2], 0, False)
+    traces.take(noted(3))
+    assert fetch(traces, 3) == (4, [3], 0, False)
+    assert fetch(traces, 4) == (5, [], 0, False)
+
+
+def test_beyond_the_limit_the_oldest_are_forgotten_and_counted() -> None:
+    traces = Traces(0.0, most=3000)
+    for number in range(5):
+        traces.take(noted(number, size=1000))
+    assert fetch(traces, 0) == (4, [3, 4], 3, False)
+
+
+def test_an_answer_has_a_bounded_number_of_chunks() -> None:
+    traces = Traces(0.0)
+    for _ in range(MOST_CHUNKS + 1):
+        traces.take(noted(0))
+    first, ranks, _, more = fetch(traces, 0)
+    assert (first, len(ranks), more) == (1, MOST_CHUNKS, True)
+    assert fetch(traces, MOST_CHUNKS) == (MOST_CHUNKS + 1, [0], 0, False)
+
+
+def test_the_chunks_of_a_later_start_have_later_numbers() -> None:
+    before, after = Traces(0.0, start=1), Traces(0.0, start=2)
+    for traces in (before, after):
+        traces.take(noted(0))
+    first, *_ = fetch(before, 0)
+    assert fetch(after, first)[1] == [0]
+
+
+def test_it_waits_for_an_observer_that_has_asked_lately_or_may_still_come() -> None:
+    traces = Traces(100.0)
+    assert not traces.awaited(100.0)
+    traces.take(noted(0))
+    assert traces.awaited(100.0 + FIRST_S - 1)
+    assert not traces.awaited(100.0 + FIRST_S)
+    fetch(traces, 0, now=200.0)
+    assert traces.awaited(200.0)
+    assert not traces.awaited(200.0 + ATTENTIVE_S)
+    fetch(traces, 1, now=300.0)
+    assert not traces.awaited(300.0)
+
+
+def test_it_follows_the_workers_window() -> None:
+    traces = Traces(0.0)
+    opened = [traces.open]
+    for made in (noted(0, "server"), noted(0), noted(1, over=True), noted(0, "server")):
+        traces.take(made)
+        opened.append(traces.open)
+    assert opened == [None, None, True, False, False]

@@ -1,6 +1,6 @@
 """Signs of life, and what members are told in return. Pure.
 
-At its first beat over a new link a member is told again what it may have missed.
+At its first heartbeat over a new link a member gets again each announcement that it may have missed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from servers.scheduler.failure import JobFailure
 from servers.scheduler.members import JobMember, Members, MemberState
 
 
-class Beats:
+class Heartbeats:
     """The signs of life of one job's members. Members are to note the rounds ``traced``, if an observer has asked."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Beats:
         self.traced = [0, 0]
 
     def beat(self, peer: bytes, message: wire.Beat, now: float) -> None:
-        """Take a member's beat, and send what it may have missed; a beat of nobody is answered with why."""
+        """Take a member's heartbeat, and send what it may have missed; a process that is no member is told why."""
         member = self._members.identify(message.node)
         if member is None or member.state is MemberState.LOST or not self._reply_links.admit(peer, message, member.key):
             self._disown(peer, message.node)
@@ -61,7 +61,7 @@ class Beats:
                 self._rosters.inform(member)
 
     def trace(self, rounds: list[int]) -> None:
-        """Have members note other rounds: at once, and those that this does not reach at their next beat."""
+        """Have members trace other rounds: at once, or at their next heartbeat if this does not reach them."""
         self.traced = rounds
         told = wire.Alive(start=self._start, traced=rounds)
         for member in self._members.everyone:
@@ -78,12 +78,12 @@ class Beats:
             self._members.hear(member, now)
 
     def is_from_member(self, peer: bytes, message: MemberNotice) -> bool:
-        """Whether ``message`` is of the member that it names: it came over the link of that member's latest beat."""
+        """Whether ``message`` is of the member that it names: over the link of that member's latest heartbeat."""
         member = self._members.identify(message.node)
         return member is not None and member.state is MemberState.READY and member.peer == peer
 
     def tell(self, member: JobMember) -> None:
-        """Send the notices that wait for a member; if there is no link to it yet, they go at its first beat."""
+        """Send the notices that wait for a member; without a link to it yet, they go at its first heartbeat."""
         if member.peer is not None:
             for notice in member.notices:
                 self._send(member.peer, notice)
