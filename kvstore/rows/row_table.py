@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from kvstore.rows.frozen_rows import SEEN, FrozenRows, Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.slabs import Array, Slots, gather, scatter
 from kvstore.rows.stripe import COUNT, DENSE, STATE, PartSpec, TableStripe
-from kvstore.rows.sums import Room
+from kvstore.rows.sums import RowBatch
 from kvstore.spec import Key
 
 _NO_SLOTS: Slots = np.empty(0, np.int64)
@@ -113,53 +114,12 @@ class RowTable(TableStripe):
         """
         if updater is not None and not updater.lazy:
             return self._update_all(ids, sums, updater, hyper)
-        pending = self.begin(ids)
-        sums = sums if pending.kept is None else sums[pending.kept]
-        if updater is None:
-            return self.finish(pending, sums, {})
-        rows = np.empty((len(pending.ids), self.table.width), self._rows.dtype)
-        states = {
-            name: np.empty((len(pending.ids), *slab.items.shape[1:]), slab.dtype) for name, slab in self._states.items()
-        }
-        self.gather(pending, rows, states)
-        tensors = {name: torch.from_numpy(value) for name, value in states.items()}
-        updater.step(self.steps + 1, torch.from_numpy(rows), tensor_of(sums), tensors, hyper, keep)
-        return self.finish(pending, rows, states, stepped=True)
-
-    def update_there(
-        self, ids: Ids, grads: Array, room: Room, updater: RowUpdater, hyper: RowHyperparameters
-    ) -> Array | None:
-        """Make one update of rows that are all there; return the new rows. If ``updater`` fails, no row has changed.
-
-        Args:
-            ids: unique, of this stripe.
-            grads: of shape (n, width); they stay as they are.
-            room: makes the memory of the new rows.
-            updater: one that is ``lazy``.
-            hyper: see ``RowUpdater.step``.
-
-        Returns:
-            None, and nothing has changed, if a row is to be made, or rows of this table go: ``update`` does that.
-        """
-        if self.table.evict:
-            return None
-        slots = self._slots.find(ids)
-        if not self._slots.full and len(slots) and slots.min() < 0:
-            return None
-        rows = room(grads.shape, grads.dtype)
-        states = updater.empty_states(len(rows)) if updater.states else {}
-        self.read(slots, rows, states)
-        tensors = {name: torch.from_numpy(value) for name, value in states.items()}
-        updater.step(self.steps + 1, torch.from_numpy(rows), tensor_of(grads), tensors, hyper, keep=True)
-        self.stepped((slots,))
-        self.write(slots, rows, states)
-        return rows
+        return update_each([self], RowBatch(ids, sums, [0, len(ids)]), updater, hyper, keep)[0]
 
     def begin(self, ids: Ids, found: Slots | None = None) -> PendingUpdate:
         """Begin an update: find out which rows of ``ids`` it is of. No row changes. ``found`` may be their slots.
 
-        ``update`` does all of an update. It is in three parts for ``kvstore.rows.updates``, where one step of the
-        optimizer is for several tables.
+        It is followed by ``gather`` and ``finish``: one step of the optimizer in between can be for several tables.
         """
         slots = self._slots.find(ids) if found is None else found
         self._release_stale(slots)
@@ -369,6 +329,42 @@ class RowTable(TableStripe):
         self.steps += 1
         self._seen.items[:top] = self.version + 1
         return self._slots.ids_of(np.arange(top))
+
+
+def update_each(
+    tables: Sequence[RowTable], sums: RowBatch, updater: RowUpdater | None, hyper: RowHyperparameters, keep: bool
+) -> list[Ids]:
+    """Make one update of each of ``tables``, where rows may be made, or go: table by table, but for the step.
+
+    See ``RowTable.update`` for arguments, and what is returned of each table.
+    """
+    ids = sums.ids_of_each()
+    each_found = zip(tables, ids, RowTable.found(tables, ids), strict=True)
+    pending = [table.begin(own, found) for table, own, found in each_found]
+    grads, starts = sums.rows, sums.starts
+    if any(each.kept is not None for each in pending):
+        kept = [
+            np.ones(stop - start, bool) if each.kept is None else each.kept
+            for each, (start, stop) in zip(pending, itertools.pairwise(sums.starts), strict=True)
+        ]
+        grads = grads[np.concatenate(kept)]
+        starts = list(itertools.accumulate((len(each.ids) for each in pending), initial=0))
+    parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
+    if updater is None:
+        each_table = zip(tables, pending, parts, strict=True)
+        return [table.finish(each, grads[part], {}) for table, each, part in each_table]
+    rows = np.empty(grads.shape, tables[0].table.dtype)
+    kept_of_each = tables[0]._states.items()
+    states = {name: np.empty((len(grads), *slab.items.shape[1:]), slab.dtype) for name, slab in kept_of_each}
+    own = [{name: value[part] for name, value in states.items()} for part in parts]
+    for table, each, part, values in zip(tables, pending, parts, own, strict=True):
+        table.gather(each, rows[part], values)
+    tensors = {name: torch.from_numpy(value) for name, value in states.items()}
+    updater.step(tables[0].steps + 1, torch.from_numpy(rows), tensor_of(grads), tensors, hyper, keep)
+    return [
+        table.finish(each, rows[part], values, stepped=True)
+        for table, each, part, values in zip(tables, pending, parts, own, strict=True)
+    ]
 
 
 def tensor_of(array: Array) -> torch.Tensor:

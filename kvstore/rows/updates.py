@@ -1,11 +1,12 @@
-"""Updates of several tables with one step of their optimizer: many small ones cost little more than a large one. Pure.
+"""Updates of tables, several with one step of their optimizer: many small ones cost little more than a large one. Pure.
 
-The bits are those of ``RowTable.update`` for each table: what a step does to one row does not depend on the others.
+There are two ways, with the same bits, because what a step does to one row does not depend on the others. The fast one,
+``update_there``, is for what one or two workers have pushed to rows that are all there. ``update_together`` is for the
+sums of any number of workers; it makes rows, and lets rows go.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,8 +15,8 @@ import torch
 
 from kvstore.optim.updater import RowHyperparameters, RowUpdater
 from kvstore.rows.ids import Ids
-from kvstore.rows.joint_tables import JointTables, RowPlaces
-from kvstore.rows.row_table import RowTable, tensor_of
+from kvstore.rows.joint_tables import JointTables
+from kvstore.rows.row_table import RowTable, tensor_of, update_each
 from kvstore.rows.slabs import Array, Slots, scatter
 from kvstore.rows.sums import Positions, Room, RowBatch, Rows, matches
 
@@ -38,64 +39,28 @@ def update_together(
     keep: bool = False,
     joint: JointTables | None = None,
 ) -> list[Ids]:
-    """Make one update of each of ``tables``; see ``RowTable.update``. If ``updater`` fails, no row has changed.
+    """Make one update of each of ``tables``; return the ids whose rows are there now and have changed.
 
     Args:
-        tables: see ``can_step_together``.
-        sums: of their gradients; the rows may be overwritten.
-        updater: that of the first table.
+        tables: one, or several that ``can_step_together``.
+        sums: of their gradients; the rows may be overwritten unless ``keep``.
+        updater: that of the first table; None assigns the sums. If it fails, no row has changed, unless it updates all
+            rows.
         hyper: see ``RowUpdater.step``.
-        keep: whether the rows of ``sums`` must stay as they are.
         joint: the tables together, if somebody keeps that. It cannot be used any more where rows have been made.
     """
-    joint = JointTables(tables) if joint is None else joint
-    places = None if updater is None or joint.evict else joint.live(sums.ids, sums.starts)
-    if updater is None or places is None:
-        return _update_each(tables, sums, updater, hyper, keep)
-    rows, states = np.empty(sums.rows.shape, sums.rows.dtype), updater.empty_states(len(sums.rows))
-    joint.gather(places, rows, states)
-    tensors = {name: torch.from_numpy(value) for name, value in states.items()}
-    updater.step(tables[0].steps + 1, torch.from_numpy(rows), tensor_of(sums.rows), tensors, hyper, keep)
-    joint.write([(places, rows, states)])
-    return sums.ids_of_each()
-
-
-def _update_each(
-    tables: Sequence[RowTable], sums: RowBatch, updater: RowUpdater | None, hyper: RowHyperparameters, keep: bool
-) -> list[Ids]:
-    """Do what ``update_together`` does where rows are made, or go: table by table, but for the step."""
-    ids = sums.ids_of_each()
-    each_found = zip(tables, ids, RowTable.found(tables, ids), strict=True)
-    pending = [table.begin(own, found) for table, own, found in each_found]
-    grads, starts = sums.rows, sums.starts
-    if any(each.kept is not None for each in pending):
-        kept = [
-            np.ones(stop - start, bool) if each.kept is None else each.kept
-            for each, (start, stop) in zip(pending, itertools.pairwise(sums.starts), strict=True)
-        ]
-        grads = grads[np.concatenate(kept)]
-        starts = list(itertools.accumulate((len(each.ids) for each in pending), initial=0))
-    parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
     if updater is None:
-        each_table = zip(tables, pending, parts, strict=True)
-        return [table.finish(each, grads[part], {}) for table, each, part in each_table]
-    rows, states = np.empty(grads.shape, grads.dtype), updater.empty_states(len(grads))
-    own = [{name: value[part] for name, value in states.items()} for part in parts]
-    for table, each, part, values in zip(tables, pending, parts, own, strict=True):
-        table.gather(each, rows[part], values)
-    tensors = {name: torch.from_numpy(value) for name, value in states.items()}
-    updater.step(tables[0].steps + 1, torch.from_numpy(rows), tensor_of(grads), tensors, hyper, keep)
-    return [
-        table.finish(each, rows[part], values, stepped=True)
-        for table, each, part, values in zip(tables, pending, parts, own, strict=True)
-    ]
+        return update_each(tables, sums, None, hyper, keep)
+    if not updater.lazy:
+        return [tables[0].update(sums.ids, sums.rows, updater, hyper, keep)]
+    if update_there(tables, [sums], updater, hyper, [np.empty], joint, keep) is not None:
+        return sums.ids_of_each()
+    return update_each(tables, sums, updater, hyper, keep)
 
 
-# Updates with what one or two workers have pushed, without a sum of all rows. Pure.
-#
-# What a step does to a row does not depend on the others. So the rows of each worker are stepped with for themselves,
-# and only the rows that both have pushed are summed. The bits are those of ``kvstore.rows.updates``, and a third of
-# the copies are saved. The new rows of each worker lie together, so they can be its answer.
+# With two workers, the rows of each are stepped with for themselves, and only the rows that both have are summed: a
+# third of the copies are saved, and the new rows of each worker lie together, so they can be its answer. Rows that both
+# have are stepped with twice (once for nothing), so from one in four on the sum of all is faster.
 MOST_SHARED = 4  # at most one row in so many may be in both parts: these are stepped with twice
 _SAMPLE = 32  # of many rows, one in so many is looked at first
 _MANY = 1024
@@ -125,55 +90,62 @@ class _Part(NamedTuple):
             scatter(self.states[name], positions, value)
 
 
-def update_in_parts(
+def update_there(
     tables: Sequence[RowTable],
     batches: Sequence[RowBatch],
     updater: RowUpdater,
     hyper: RowHyperparameters,
     rooms: Sequence[Room],
     joint: JointTables | None = None,
+    keep: bool = True,
 ) -> list[Rows] | None:
-    """Make one update of each of ``tables``; see ``RowTable.update``. If ``updater`` fails, no row has changed.
+    """Make one update of rows that are all there, without a sum of all rows; return the new rows of each batch.
+
+    None, and nothing has changed, where ``update_together`` with the sums is better, or the only way: a row is to be
+    made, rows of a table go, all rows are updated, or the batches are much alike. If ``updater`` fails, no row has
+    changed.
 
     Args:
-        tables: see ``kvstore.rows.updates.can_step_together``.
-        batches: what each of one or two workers has pushed to them. Their rows stay as they are.
+        tables: one, or several that ``can_step_together``.
+        batches: what each of one or two workers has pushed to them.
         updater: that of the first table.
         hyper: see ``RowUpdater.step``.
         rooms: for each batch, what makes the memory of its new rows.
         joint: the tables together, if somebody keeps that.
-
-    Returns:
-        The new rows of each batch; None, and nothing has changed, if an update of the sums is better, or the only one
-        that is possible: for rows that are to be made, tables whose rows go, and batches that are much alike.
+        keep: whether the rows of the batches must stay as they are.
     """
     joint = JointTables(tables) if joint is None else joint
-    if joint.evict:
+    if joint.evict or not updater.lazy:
         return None
     first, *others = batches
     shared = _shared(first, others[0]) if others and not joint.rise else ()
     if shared is None:
         return None
-    found = [joint.live(batch.ids, batch.starts) for batch in batches]
-    places = [each for each in found if each is not None]
-    if len(places) < len(found):
-        return None
+    places = []
+    for batch in batches:
+        found = joint.live(batch.ids, batch.starts)
+        if found is None:
+            return None
+        places.append(found)
     if others and joint.rise:
         shared = _few(*_matches(*(each.at for each in places if each.at is not None)))
         if shared is None:
             return None
-    parts = [
-        _gathered(joint, batch, each, updater, room) for batch, each, room in zip(batches, places, rooms, strict=True)
-    ]
+    parts = []
+    for batch, each, room in zip(batches, places, rooms, strict=True):
+        part = _Part(room(batch.rows.shape, batch.rows.dtype), updater.empty_states(len(batch.rows)), batch.rows)
+        joint.gather(each, part.rows, part.states)
+        parts.append(part)
     stepped = list(parts)
     if shared:
         sums = first.rows.take(shared[0], axis=0)
         sums += others[0].rows.take(shared[1], axis=0)
         stepped.append(parts[0].taken(shared[0], sums))
+    # Only copies are stepped with, and nothing is written before all steps are made: a step that fails changes no row.
     for part in stepped:
         tensors = {name: torch.from_numpy(value) for name, value in part.states.items()}
         rows = torch.from_numpy(part.rows)
-        updater.step(tables[0].steps + 1, rows, tensor_of(part.grads), tensors, hyper, keep=True)
+        updater.step(tables[0].steps + 1, rows, tensor_of(part.grads), tensors, hyper, keep)
     for part, positions in zip(parts, shared, strict=False):
         part.replace(positions, stepped[-1])
     joint.write([(each, part.rows, part.states) for each, part in zip(places, parts, strict=True)])
@@ -200,11 +172,3 @@ def _few(at: Positions, both: Array) -> tuple[Positions, Positions] | None:
     """Return where the rows are that both have, in each, from what ``matches`` returns; None if they are many."""
     again = np.flatnonzero(both)
     return None if len(again) * MOST_SHARED > len(both) else (at[again], again)
-
-
-def _gathered(joint: JointTables, batch: RowBatch, places: RowPlaces, updater: RowUpdater, room: Room) -> _Part:
-    """Return copies of the rows of ``batch``."""
-    rows = room(batch.rows.shape, batch.rows.dtype)
-    part = _Part(rows, updater.empty_states(len(rows)), batch.rows)
-    joint.gather(places, part.rows, part.states)
-    return part

@@ -29,32 +29,11 @@ _PADDING = bytes(16)
 _NARROW, _WIDE = np.dtype(np.int32), np.dtype(np.int64)
 
 
-def usual_push(message: wire.PushRows, target: RowTarget) -> tuple[Ids, Rows] | None:
-    """Return the ids and the rows that ``message`` pushes to ``target``, its only table; None if it is unusual.
-
-    Returns:
-        Ids that rise, and are of the table and stripe that are here; and their rows, of shape (n, width), a view of the
-        message without NaN. The message wants just these rows.
-    """
-    if message.union or message.codecs[0] != "none" or not wants_pushed(message):
-        return None
-    ids_buffer, rows_buffer, _ = message.buffers
-    count, dtype = message.counts[0], id_dtype(message.wide)
-    nbytes = count * target.row_bytes
-    if not count or _nbytes(ids_buffer) != count * dtype.itemsize or _nbytes(rows_buffer) != nbytes or nbytes % ALIGNED:
-        return None
-    ids = np.frombuffer(ids_buffer, dtype)
-    if not np.logical_and.reduce(ids[1:] > ids[:-1]) or not _in_range(target, ids) or not all_in_stripe(target, ids):
-        return None
-    rows = np.frombuffer(rows_buffer, target.dtype).reshape(count, target.width)
-    return None if has_nan(rows) else (ids.astype(np.int64, copy=False), rows)
-
-
-class PushToGroup(NamedTuple):
-    """What a message pushes to a group.
+class UsualPush(NamedTuple):
+    """What a message pushes to one table, or to a group.
 
     Attributes:
-        batch: the rows, a view of the message without NaN.
+        batch: the rows, a view of the message without NaN. The ids of each table rise, and can be in it, here.
         answer: whether their new rows are what the message wants.
     """
 
@@ -62,39 +41,41 @@ class PushToGroup(NamedTuple):
     answer: bool
 
 
-def usual_push_of_group(message: wire.PushRows, group: TableGroup) -> PushToGroup | None:
-    """Return what ``message`` pushes to ``group``, whose segments it lists; None if it is unusual.
+def usual_push(message: wire.PushRows, target: RowTarget | TableGroup) -> UsualPush | None:
+    """Return what ``message`` pushes to ``target``, whose segments it lists; None if it is unusual, or wrong.
 
-    Returns:
-        Ids that rise in each table, and are of the tables and stripe that are here. So are those that it wants.
+    It makes a fifth of the calls that ``pushed_rows`` makes, which says what is wrong.
     """
-    if message.union or message.codecs != group.codecs or len(message.buffers) != 3:
+    if message.union or message.codecs != target.codecs or len(message.buffers) != _PUSH_BUFFERS:
         return None
     count, rows_buffer = sum(message.counts), message.buffers[1]
-    ids = _ids_of(message, group, message.buffers[0], message.counts)
-    if not count or ids is None or _nbytes(rows_buffer) != count * group.row_bytes:
-        return None
-    answer = wants_pushed(message)
-    if not answer and _ids_of(message, group, message.buffers[2], message.wanted) is None:
-        return None
-    rows = np.frombuffer(rows_buffer, group.dtype).reshape(count, group.width)
-    if has_nan(rows):
+    nbytes = count * target.row_bytes
+    if not count or _nbytes(rows_buffer) != nbytes or nbytes % ALIGNED:
         return None
     starts = list(itertools.accumulate(message.counts, initial=0))
-    return PushToGroup(RowBatch(ids.astype(np.int64, copy=False), rows, starts), answer)
+    ids = _usual_ids(message, target, message.buffers[0], starts)
+    if ids is None:
+        return None
+    answer = wants_pushed(message)
+    if not answer:
+        wanted = list(itertools.accumulate(message.wanted, initial=0))
+        if _usual_ids(message, target, message.buffers[2], wanted) is None:
+            return None
+    rows = np.frombuffer(rows_buffer, target.dtype).reshape(count, target.width)
+    return None if has_nan(rows) else UsualPush(RowBatch(ids.astype(np.int64, copy=False), rows, starts), answer)
 
 
-def _ids_of(message: wire.PushRows, group: TableGroup, buffer: wire.Buffer, counts: Sequence[int]) -> Ids | None:
-    """Return the ids of each table in ``buffer``; None unless they are usual."""
-    count, dtype = sum(counts), id_dtype(message.wide)
+def _usual_ids(
+    message: wire.PushRows, target: RowTarget | TableGroup, buffer: wire.Buffer, starts: Sequence[int]
+) -> Ids | None:
+    """Return the ids in ``buffer``, of which those of each table begin at ``starts``; None unless they are usual."""
+    count, dtype = starts[-1], id_dtype(message.wide)
     if _nbytes(buffer) != count * dtype.itemsize:
         return None
     if not count:
         return np.empty(0, np.int64)
     ids = np.frombuffer(buffer, dtype)
-    starts = list(itertools.accumulate(counts, initial=0))
-    rise = all_rise(ids, starts, group.least, group.greatest)
-    return ids if rise and all_in_stripe(group.targets[0], ids) else None
+    return ids if all_rise(ids, starts, target.least, target.greatest) and all_in_stripe(target, ids) else None
 
 
 def wants_pushed(message: wire.PushRows) -> bool:
@@ -107,7 +88,7 @@ def wants_pushed(message: wire.PushRows) -> bool:
     return bytes(pushed) == bytes(wanted)  # views would be compared element by element
 
 
-def all_in_stripe(target: RowTarget, ids: Ids) -> bool:
+def all_in_stripe(target: RowTarget | TableGroup, ids: Ids) -> bool:
     """Return whether all ``ids`` are of the stripe of ``target`` that is here."""
     if target.stripes == 1 or not len(ids):
         return True
@@ -120,12 +101,6 @@ def all_in_stripe(target: RowTarget, ids: Ids) -> bool:
 def id_dtype(wide: bool) -> np.dtype[np.signedinteger]:
     """Return the dtype of ids in messages."""
     return _WIDE if wide else _NARROW
-
-
-def _in_range(target: RowTarget, ids: Ids) -> bool:
-    """Return whether all ``ids``, which rise, can be in the table."""
-    rows = target.description.rows
-    return rows is None or 0 <= ids.item(0) <= ids.item(-1) < rows
 
 
 def _nbytes(buffer: wire.Buffer) -> int:
@@ -167,7 +142,7 @@ def pushed_rows(message: wire.PushRows, targets: Sequence[RowTarget]) -> PushedR
         WireError: the buffers have not the lengths that the message says.
     """
     if len(targets) == 1 and (usual := usual_push(message, targets[0])) is not None:
-        return PushedRows([RowPart(*usual)], True)
+        return PushedRows([RowPart(usual.batch.ids, usual.batch.rows)], usual.answer)
     if len(message.buffers) != _PUSH_BUFFERS:
         raise WireError(f"a push of rows has {_PUSH_BUFFERS} buffers, not {len(message.buffers)}")
     whole, ids = _checked(message, targets, message.buffers[0], message.counts, "pushed")

@@ -12,7 +12,7 @@ import numpy as np
 from kvstore import wire
 from kvstore.lineage import UNKNOWN
 from kvstore.optim.updater import RowUpdater
-from kvstore.rows.ids import Ids
+from kvstore.rows.ids import Bounds, Ids
 from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.layout import ALIGNED
 from kvstore.rows.row_table import RowTable
@@ -65,7 +65,8 @@ class RowTarget(Target[RowContribution]):
     Attributes:
         name: by which users know the table, in settings and messages.
         width, dtype, row_bytes: of a row.
-        table: the rows.
+        codecs, least, greatest: what a usual push has; see ``TableGroup``.
+        table, joint: the rows.
         updater: steps with sums of rows; None if they are assigned.
         group: that the table is in, which then has its rounds and the requests that wait for them; None outside.
     """
@@ -89,7 +90,10 @@ class RowTarget(Target[RowContribution]):
         self.width, self.dtype, self.row_bytes = description.width, description.dtype, description.row_bytes
         self.stripe = stripe
         self.stripes = stripes
+        self.codecs = ["none"]
+        self.least, self.greatest = _bounds([description])
         self.table = RowTable(description, stripe, stripes, space=space, lineage=lineage)
+        self.joint = JointTables([self.table])  # of one table, it never goes out of date
         self.updater: RowUpdater | None = None
         self.group: AnyTarget | None = None
         self._changed: dict[int, Sequence[Ids]] = {}
@@ -135,6 +139,13 @@ class RowTarget(Target[RowContribution]):
 _EVERY = np.iinfo(np.int64)
 
 
+def _bounds(tables: Sequence[Table]) -> tuple[Bounds, Bounds]:
+    """Return the least and the greatest id that rows of each table can have."""
+    rows = [table.rows for table in tables]
+    least = np.array([_EVERY.min if each is None else 0 for each in rows])
+    return least, np.array([_EVERY.max if each is None else each - 1 for each in rows])
+
+
 @dataclass(slots=True)
 class GroupContribution(Contributed):
     """A contribution to all tables of a group: the rows of each, one after the other; see ``RowContribution``."""
@@ -167,8 +178,8 @@ class TableGroup(Target[GroupContribution]):
         tables: their rows.
         joint: these together.
         updater: steps with sums of rows of all of them.
-        codecs: how their rows travel.
-        width, dtype, row_bytes: of a row.
+        codecs: how the rows of each travel in a usual push.
+        width, dtype, row_bytes, description, stripe, stripes: of the first, and alike in all.
         least, greatest: the ids that rows of each table can have.
     """
 
@@ -184,9 +195,8 @@ class TableGroup(Target[GroupContribution]):
         self.updater = first.updater
         self.codecs = ["none"] * len(targets)
         self.width, self.dtype, self.row_bytes = first.width, first.dtype, first.row_bytes
-        rows = [target.description.rows for target in targets]
-        self.least = np.array([_EVERY.min if each is None else 0 for each in rows])
-        self.greatest = np.array([_EVERY.max if each is None else each - 1 for each in rows])
+        self.description, self.stripe, self.stripes = first.description, first.stripe, first.stripes
+        self.least, self.greatest = _bounds([target.description for target in targets])
         self._changed: dict[int, list[tuple[Ids, Sequence[int]]]] = {}
 
     def renew(self) -> None:

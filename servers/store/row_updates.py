@@ -11,11 +11,12 @@ import torch
 
 from kvstore import wire
 from kvstore.errors import Mismatch, NotFinite, ServerError, WeightsInDoubt, rebuild
-from kvstore.optim.updater import RowHyperparameters
+from kvstore.optim.updater import RowHyperparameters, RowUpdater
 from kvstore.rows.ids import Ids
+from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
-from kvstore.rows.updates import can_step_together, update_in_parts, update_together
+from kvstore.rows.updates import can_step_together, update_there, update_together
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, Key, shorten
 from kvstore.table import Table
@@ -130,17 +131,13 @@ class RowUpdates:
         return None
 
     def _step_group(self, group: TableGroup, items: Sequence[GroupContribution], hyper: UpdateHyperparameters) -> None:
-        tables, updater, answers = group.tables, group.updater, self.answers
-        numbers = self._numbers(hyper)
+        tables, updater, numbers = group.tables, group.updater, self._numbers(hyper)
         batches = [item.batch for item in items]
-        if len(items) <= 2 and updater is not None:
-            requests = [item.request for item in items]
-            rooms = list(map(answers.room, requests))
-            made = update_in_parts(tables, batches, updater, numbers, rooms, group.joint)
-            if made is not None:
-                answers.keep(requests, made, tables[:1])  # all of them change together
-                group.note_changed([(batch.ids, batch.starts) for batch in batches])
-                return
+        requests = [item.request for item in items]
+        # All tables of a group change together, so the version of one tells whether an answer is still right.
+        if self._step_there(tables, batches, updater, numbers, requests, tables[:1], group.joint):
+            group.note_changed([(batch.ids, batch.starts) for batch in batches])
+            return
         with np.errstate(over="ignore", invalid="ignore"):
             sums = sum_batches(batches)
         changed = update_together(tables, sums, updater, numbers, joint=group.joint)
@@ -159,7 +156,7 @@ class RowUpdates:
         updated = [target for place, target in enumerate(targets) if place not in failures]
         if len(message.counts) != len(updated):
             raise ValueError(f"{len(message.counts)} sums for {len(targets)} tables, {len(failures)} without")
-        sums, batch = _recorded_sums(message, [target.description for target in updated])
+        sums = _recorded_sums(message, [target.description for target in updated])
         hyper = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
         for place, (target, version) in enumerate(zip(targets, message.versions, strict=True)):
             if not isinstance(target.rounds, Rounds):
@@ -167,152 +164,125 @@ class RowUpdates:
             target.rounds.follow(version, message.contributors[place] if message.contributors else ())
             if place in failures:
                 target.fail(version, failures[place])
-        for target, error in self._made_all(updated, sums, batch, self._numbers(hyper), keep=True).items():
+        for target, error in self._apply(updated, sums, self._numbers(hyper), keep=True).items():
             target.fail(target.rounds.version, error)
 
     def _make(
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
     ) -> dict[RowTarget, Exception]:
-        if recording is None and not self._rule.finite:
-            numbers = self._numbers(hyper)
-            if len(members) == 1 and len(members[0].items) == 1 and members[0].scale == 1:
-                errors = self._made_alone(members[0].target, members[0].items[0], numbers)
-            else:
-                errors = self._made_in_parts(members, numbers)
+        """Make updates with the same numbers: the fast way if nobody looks at the sums, else with the sums."""
+        targets, numbers = [update.target for update in members], self._numbers(hyper)
+        batches = _batches(members)
+        if batches is not None and recording is None and not self._rule.finite and members[0].scale == 1:
+            errors = self._make_there(members, batches, numbers)
             if errors is not None:
                 return errors
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for afterwards
                 room = np.empty if recording is None else recording.room
-                batch = _summed_together(members, room)
-                sums = batch.of_each() if batch is not None else [_summed(update, room) for update in members]
-            errors = self._not_finite(members, sums, batch)
+                each = [members] if batches is not None else [[update] for update in members]
+                sums = [_summed(together, room) for together in each]
+            errors = self._not_finite(members, sums)
         except Exception as exc:  # no memory, for one: the rounds are over all the same
-            errors = self._failed(exc, [update.target for update in members])
+            errors = self._failed(exc, targets)
             if recording is not None:
                 recording.row_sums([], [], hyper, errors)
             return errors
-        targets = [update.target for update in members if update.target not in errors]
         if errors:
-            batch = None
-            sums = [part for update, part in zip(members, sums, strict=True) if update.target not in errors]
+            left = [(t, part) for t, part in zip(targets, _of_each(sums), strict=True) if t not in errors]
+            targets, sums = [target for target, _ in left], [RowBatch(*part, [0, len(part[0])]) for _, part in left]
         if recording is not None:
-            recording.row_sums(targets, sums, hyper, errors, None if batch is None else batch.rows)
-        return errors | self._made_all(targets, sums, batch, self._numbers(hyper), keep=recording is not None)
+            whole = sums[0].rows if len(sums) == 1 < len(targets) else None
+            recording.row_sums(targets, _of_each(sums), hyper, errors, whole)
+        return errors | self._apply(targets, sums, numbers, keep=recording is not None)
 
-    def _made_all(
+    def _make_there(
+        self, members: Sequence[RowUpdate], batches: Sequence[RowBatch], numbers: RowHyperparameters
+    ) -> dict[RowTarget, Exception] | None:
+        """Make updates of rows that are all there, and keep the new rows as answers.
+
+        Return why no row has changed, if it has failed; None if that is not how these updates can be made.
+        """
+        targets, items = [update.target for update in members], members[0].items
+        tables, versions = [target.table for target in targets], [target.table.version for target in targets]
+        whole = len(members) > 1  # else a message may be of more tables than this one, and the rows are a part of them
+        if whole and not can_step_together(tables, [target.updater for target in targets]):
+            return None
+        requests = [item.request if whole or item.batch is None else None for item in items]
+        joint = None if whole else targets[0].joint
+        try:
+            if not self._step_there(tables, batches, targets[0].updater, numbers, requests, tables, joint):
+                return None
+        except Exception as exc:
+            return self._failed(exc, targets, versions)
+        for update in members:
+            update.target.note_changed(*(item.ids for item in update.items))
+        return {}
+
+    def _step_there(
         self,
-        targets: Sequence[RowTarget],
-        sums: Sequence[tuple[Ids, Rows]],
-        batch: RowBatch | None,
+        tables: Sequence[RowTable],
+        batches: Sequence[RowBatch],
+        updater: RowUpdater | None,
         numbers: RowHyperparameters,
-        keep: bool,
+        requests: Sequence[RequestName | None],
+        watched: Sequence[RowTable],
+        joint: JointTables | None,
+    ) -> bool:
+        """Do ``update_there``, and keep the new rows as the answers to ``requests`` while ``watched`` do not change."""
+        if len(batches) > 2 or updater is None:
+            return False
+        made = update_there(tables, batches, updater, numbers, list(map(self.answers.room, requests)), joint)
+        if made is None:
+            return False
+        self.answers.keep(requests, made, watched)
+        return True
+
+    def _apply(
+        self, targets: Sequence[RowTarget], sums: Sequence[RowBatch], numbers: RowHyperparameters, keep: bool
     ) -> dict[RowTarget, Exception]:
         """Make one update of each of ``targets``; return why no row of some has changed.
 
         Args:
             targets: what to update.
-            sums: the ids and rows for each.
-            batch: all of ``sums``, if they are one array.
+            sums: for all of them together, or for each.
             numbers: what to update with.
             keep: whether the rows of ``sums`` must stay as they are.
         """
-        if batch is not None and can_step_together([t.table for t in targets], [t.updater for t in targets]):
-            return self._made_together(targets, batch, numbers, keep)
+        parts = [(list(targets), sums[0])] if len(sums) == 1 else [([t], s) for t, s in zip(targets, sums, strict=True)]
+        if len(sums) == 1 < len(targets):
+            tables, updaters = [target.table for target in targets], [target.updater for target in targets]
+            if not can_step_together(tables, updaters):
+                each = zip(targets, sums[0].of_each(), strict=True)
+                parts = [([target], RowBatch(ids, rows, [0, len(ids)])) for target, (ids, rows) in each]
         errors: dict[RowTarget, Exception] = {}
-        for target, (ids, rows) in zip(targets, sums, strict=True):
-            errors |= self._made(target, ids, rows, numbers, keep)
+        for together, batch in parts:
+            errors |= self._step(together, batch, numbers, keep)
         return errors
 
-    def _not_finite(
-        self, members: Sequence[RowUpdate], sums: Sequence[tuple[Ids, Rows]], batch: RowBatch | None
+    def _step(
+        self, targets: Sequence[RowTarget], sums: RowBatch, numbers: RowHyperparameters, keep: bool
     ) -> dict[RowTarget, Exception]:
-        """Return why updates must not be made whose sums are not finite, if somebody checks."""
-        if not self._rule.finite or (batch is not None and all_finite(torch.from_numpy(batch.rows))):
-            return {}
-        return {
-            update.target: _not_finite_rows(update.target.name, update.items)
-            for update, (_, rows) in zip(members, sums, strict=True)
-            if not all_finite(torch.from_numpy(rows))
-        }
-
-    def _made_alone(
-        self, target: RowTarget, item: RowContribution, numbers: RowHyperparameters
-    ) -> dict[RowTarget, Exception] | None:
-        """Make an update of rows that are all there with what one worker has pushed, and keep them as its answer.
-
-        Returns:
-            See ``_made_in_parts``.
-        """
-        updater, table, version = target.updater, target.table, target.table.version
-        if updater is None or not updater.lazy:
-            return None
-        request = item.request if item.batch is None else None  # else the message is of more tables than this one
-        try:
-            rows = table.update_there(item.ids, item.rows, self.answers.room(request), updater, numbers)
-        except Exception as exc:
-            return self._failed(exc, [target], [version])
-        if rows is None:
-            return None
-        if request is not None:
-            self.answers.keep([request], [rows], [table])
-        target.note_changed(item.ids)
-        return {}
-
-    def _made_in_parts(
-        self, members: Sequence[RowUpdate], numbers: RowHyperparameters
-    ) -> dict[RowTarget, Exception] | None:
-        """Make one update of each of ``members`` without a sum of all rows, and keep the new rows as answers.
-
-        Returns:
-            Why no row has changed, if it has failed; None if that is not how they can be made.
-        """
-        items, targets = members[0].items, [update.target for update in members]
-        updater = targets[0].updater
-        if len(items) > 2 or members[0].scale != 1 or updater is None:
-            return None
-        tables = [target.table for target in targets]
-        batches = _batches(members)
-        if batches is None or not can_step_together(tables, [target.updater for target in targets]):
-            return None
-        whole = len(members) > 1  # else a message may be of more tables than this one
-        requests = [item.request if whole or item.batch is None else None for item in items]
+        """Make one update of ``targets`` with one step; return why no row has changed, if it has failed."""
+        updater, tables = targets[0].updater, [target.table for target in targets]
         versions = [table.version for table in tables]
         try:
-            made = update_in_parts(tables, batches, updater, numbers, list(map(self.answers.room, requests)))
+            changed = update_together(tables, sums, updater, numbers, keep)
         except Exception as exc:
-            return self._failed(exc, targets, versions)
-        if made is None:
-            return None
-        self.answers.keep(requests, made, tables)
-        for update in members:
-            update.target.note_changed(*(item.ids for item in update.items))
-        return {}
-
-    def _made_together(
-        self, targets: Sequence[RowTarget], batch: RowBatch, numbers: RowHyperparameters, keep: bool
-    ) -> dict[RowTarget, Exception]:
-        """Make one update of each of ``targets``, with one step; return why no row has changed, if it has failed."""
-        tables = [target.table for target in targets]
-        versions = [table.version for table in tables]
-        try:
-            changed = update_together(tables, batch, targets[0].updater, numbers, keep)
-        except Exception as exc:
-            return self._failed(exc, targets, versions)
+            return self._failed(exc, targets, versions, in_place=updater is not None and not updater.lazy)
         for target, ids in zip(targets, changed, strict=True):
             target.note_changed(ids)
         return {}
 
-    def _made(
-        self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters, keep: bool
-    ) -> dict[RowTarget, Exception]:
-        """Make one update; return why no row has changed, if it has failed."""
-        version = target.table.version
-        try:
-            target.note_changed(target.table.update(ids, sums, target.updater, numbers, keep))
-        except Exception as exc:
-            return self._failed(exc, [target], [version], in_place=not (target.updater is None or target.updater.lazy))
-        return {}
+    def _not_finite(self, members: Sequence[RowUpdate], sums: Sequence[RowBatch]) -> dict[RowTarget, Exception]:
+        """Return why updates must not be made whose sums are not finite, if somebody checks."""
+        if not self._rule.finite or all(all_finite(torch.from_numpy(batch.rows)) for batch in sums):
+            return {}
+        return {
+            update.target: _not_finite_rows(update.target.name, update.items)
+            for update, (_, rows) in zip(members, _of_each(sums), strict=True)
+            if not all_finite(torch.from_numpy(rows))
+        }
 
     def _failed(
         self, exc: Exception, targets: Sequence[RowTarget], versions: Sequence[int] = (), in_place: bool = False
@@ -333,20 +303,18 @@ class RowUpdates:
         return dict.fromkeys(targets, error)
 
 
-def _summed(update: RowUpdate, room: Room) -> tuple[Ids, Rows]:
-    """Return the sums of one update."""
-    ids, rows = sum_rows([(item.ids, item.rows) for item in update.items], room)
-    if update.scale != 1:
-        rows *= update.scale
-    return ids, rows
+def _of_each(sums: Sequence[RowBatch]) -> list[tuple[Ids, Rows]]:
+    return [part for batch in sums for part in batch.of_each()]
 
 
-def _summed_together(updates: Sequence[RowUpdate], room: Room) -> RowBatch | None:
-    """Return the sums of all ``updates``, if each worker has pushed just these tables in one message; else None."""
-    batches = _batches(updates) if len(updates) > 1 else None
-    if batches is None:
-        return None
-    summed = sum_batches(batches, room)
+def _summed(updates: Sequence[RowUpdate], room: Room) -> RowBatch:
+    """Return the sums of ``updates``, whose ``_batches`` there are."""
+    batches = _batches(updates) or []
+    if len(updates) == 1:
+        ids, rows = sum_rows([(batch.ids, batch.rows) for batch in batches], room)
+        summed = RowBatch(ids, rows, [0, len(ids)])
+    else:
+        summed = sum_batches(batches, room)
     if updates[0].scale != 1:
         np.multiply(summed.rows, updates[0].scale, out=summed.rows)
     return summed
@@ -441,10 +409,8 @@ def _not_finite_rows(key: Key, items: Sequence[RowContribution]) -> NotFinite:
     )
 
 
-def _recorded_sums(
-    message: wire.ClosedRowRounds, tables: Sequence[Table]
-) -> tuple[list[tuple[Ids, Rows]], RowBatch | None]:
-    """Return the sums in a record for each of ``tables``, and all of them if they are one array.
+def _recorded_sums(message: wire.ClosedRowRounds, tables: Sequence[Table]) -> list[RowBatch]:
+    """Return the sums in a record for ``tables``: all of them if they are one array, else of each.
 
     Raises:
         ValueError: rows of different tables in one array.
@@ -459,10 +425,12 @@ def _recorded_sums(
     ids = _array(ids_buffer, "int64")
     starts = list(itertools.accumulate(message.counts, initial=0))
     if message.together:
-        batch = RowBatch(ids, _array(buffers[0], tables[0].dtype).reshape(-1, tables[0].width), starts)
-        return batch.of_each(), batch
-    rows = [_array(buffer, table.dtype).reshape(-1, table.width) for buffer, table in zip(buffers, tables, strict=True)]
-    return list(zip((ids[start:stop] for start, stop in itertools.pairwise(starts)), rows, strict=True)), None
+        return [RowBatch(ids, _array(buffers[0], tables[0].dtype).reshape(-1, tables[0].width), starts)]
+    parts = zip(itertools.pairwise(starts), buffers, tables, strict=True)
+    return [
+        RowBatch(ids[start:stop], _array(buffer, table.dtype).reshape(-1, table.width), [0, stop - start])
+        for (start, stop), buffer, table in parts
+    ]
 
 
 def _array(buffer: memoryview, dtype: str) -> Rows:

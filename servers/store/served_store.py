@@ -33,7 +33,7 @@ from servers.store.hyperparameters import UpdateHyperparameters, compressions
 from servers.store.lateness import ArrivalTimes
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds, WorkerClocks
-from servers.store.row_requests import usual_push_of_group
+from servers.store.row_requests import usual_push
 from servers.store.row_target import GroupContribution, RowTarget, TableGroup
 from servers.store.row_updates import RowUpdate
 from servers.store.served_tables import ServedTables
@@ -184,7 +184,7 @@ class ServedStore:
         clock, ranks = message.clocks[0], message.workers
         if message.clocks.count(clock) < len(message.clocks):
             return None
-        pushed = usual_push_of_group(message, group)
+        pushed = usual_push(message, group)
         if pushed is None:
             return None
         hyper = UpdateHyperparameters(message.lr, message.rescale)

@@ -7,7 +7,7 @@ from kvstore.optim.optimizer import describe
 from kvstore.optim.updater import OWN, RowUpdater
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.sums import RowBatch, sum_batches
-from kvstore.rows.updates import can_step_together, update_in_parts, update_together
+from kvstore.rows.updates import can_step_together, update_there, update_together
 from kvstore.table import MinCount, Table, Unseen
 
 DESCRIBED = [Table(shape=(9, 4), init="normal"), Table(dim=4, init="uniform", admit=MinCount(2)), Table(dim=4)]
@@ -120,7 +120,7 @@ def test_the_bits_are_those_of_the_sums(name, width):
     rng = np.random.default_rng(width)
     for counts in ([(70, 1), (90, 30)], [(0, 60), (40, 50)], [(0, 0), (3, 0)], [(1, 1), (1, 1)], [(100, 99)]):
         batches = [_batch(rng, of, width) for of in counts]
-        made = update_in_parts(parts, batches, updaters[0], OWN, [np.empty] * len(batches))
+        made = update_there(parts, batches, updaters[0], OWN, [np.empty] * len(batches))
         assert made is not None
         update_together(summed, sum_batches(batches), others[0], OWN)
         assert _all_of(parts, width) == _all_of(summed, width)
@@ -137,7 +137,7 @@ def test_a_table_that_is_read_page_by_page_stays_as_it_was():
     before = [table.freeze().page(0, COUNT) for table in tables]
     batch = _batch(np.random.default_rng(1), (80, 80), 3)
     other = RowBatch(np.arange(20, 30), batch.rows[:10], [0, 10, 10])
-    assert update_in_parts(tables, [batch, other], updaters[0], OWN, [np.empty] * 2) is not None
+    assert update_there(tables, [batch, other], updaters[0], OWN, [np.empty] * 2) is not None
     for page, kept in zip(before, frozen, strict=True):
         again = kept.page(0, COUNT)
         assert (again.ids.tolist(), again.rows.tobytes()) == (page.ids.tolist(), page.rows.tobytes())
@@ -157,7 +157,7 @@ def test_what_is_better_or_only_done_with_sums_changes_nothing(what):
     elif what == "new rows":
         second = RowBatch(np.array([COUNT + 3]), second.rows[:1], [0, 0, 1])
     before = _all_of(tables, 3)
-    assert update_in_parts(tables, [first, second], updaters[0], OWN, [np.empty] * 2) is None
+    assert update_there(tables, [first, second], updaters[0], OWN, [np.empty] * 2) is None
     assert _all_of(tables, 3) == before
 
 
@@ -179,7 +179,7 @@ def test_if_the_step_with_parts_fails_no_row_has_changed():
         _all_of(tables, 3),
     )
     with pytest.raises(RuntimeError):
-        update_in_parts(tables, [_batch(rng, (40, 40), 3) for _ in range(2)], failing, OWN, [np.empty] * 2)
+        update_there(tables, [_batch(rng, (40, 40), 3) for _ in range(2)], failing, OWN, [np.empty] * 2)
     assert _all_of(tables, 3) == before
 
 
@@ -191,7 +191,7 @@ def test_of_many_rows_a_sample_tells_whether_they_are_alike(second, apart):
     ones = np.ones((7000, 1), np.float32)
     table.update(np.arange(7000), ones.copy(), updater)
     batches = [RowBatch(np.array(ids, np.int64), ones[: len(ids)], [0, len(ids)]) for ids in (range(3400), second)]
-    made = update_in_parts([table], batches, updater, OWN, [np.empty] * 2)
+    made = update_there([table], batches, updater, OWN, [np.empty] * 2)
     assert (made is not None) == apart
     pulled = np.empty((7000, 1), np.float32)
     table.pull(np.arange(7000), pulled)
@@ -207,7 +207,7 @@ def test_an_update_of_rows_that_are_there_has_the_bits_of_any_update(name, kind)
     one, other, updater = tables[kind], _parted_tables(name, width)[0][kind], updaters[kind]
     batch = _batch(rng, [40], width)
     before = batch.rows.copy()
-    rows = one.update_there(batch.ids, batch.rows, np.empty, updater, OWN)
+    (rows,) = update_there([one], [batch], updater, OWN, [np.empty])
     other.update(batch.ids, before.copy(), updater)
     assert (batch.rows == before).all()
     assert (one.version, one.steps) == (other.version, other.steps)
@@ -221,5 +221,6 @@ def test_rows_that_are_to_be_made_and_tables_whose_rows_go_are_updated_otherwise
     updater = RowUpdater(describe("sgd", {"learning_rate": 0.1}), 0, "float32", 4, False)
     for table in (RowTable(Table(shape=(9, 4))), RowTable(Table(dim=4)), RowTable(Table(dim=4, evict=[Unseen(3)]))):
         table.use(updater)
-        assert table.update_there(np.array([1, 3]), np.ones((2, 4), np.float32), np.empty, updater, OWN) is None
+        batch = RowBatch(np.array([1, 3]), np.ones((2, 4), np.float32), [0, 2])
+        assert update_there([table], [batch], updater, OWN, [np.empty]) is None
         assert table.version == 0

@@ -20,7 +20,7 @@ from kvstore.errors import WireError
 from kvstore.table import Table
 from servers.store.rounds import Rounds
 from servers.store.row_arrays import array_of, bytes_of, integers
-from servers.store.row_requests import all_in_stripe, usual_push, usual_push_of_group
+from servers.store.row_requests import all_in_stripe, usual_push
 from servers.store.row_target import RowTarget, TableGroup
 
 
@@ -138,7 +138,8 @@ def test_ids_and_rows_of_a_usual_push_are_views_of_the_message(table: Table, kin
     message = type(message)(**{**vars(message), "buffers": [kind(bytes(buffer)) for buffer in message.buffers]})
     usual = usual_push(message, the_target(table))
     assert usual is not None
-    ids, rows = usual
+    ids, rows, starts = usual.batch
+    assert (usual.answer, starts) == (True, [0, 3])
     assert ids.dtype == np.int64
     assert ids.tolist() == [1, 5, 9]
     assert rows.tolist() == [[1, 2, 3, 4]] * 3
@@ -156,8 +157,8 @@ NAN = np.full((3, 4), np.nan, np.float32).tobytes()
         a_push((5, 99)),
         a_push((-2, 5)),
         a_push((1, 3, 4)),
-        a_push((1, 5), (1, 3)),
-        a_push(want=False),
+        a_push((1, 5), (1, 4)),
+        a_push((1, 5), (3, 1)),
         a_push(union=True),
         a_push(codecs=["fp16"]),
         a_push(wide=True),
@@ -203,7 +204,7 @@ def test_a_usual_push_to_a_group_is_one_batch(wide: bool):
     worker = with_tables(1).workers[0]
     rows = {7: {1: (1, 1, 1, 1), 5: (2, 2, 2, 2)}, 8: {}, 9: {1: (3, 3, 3, 3)}}
     message = push_rows(worker, rows, wanted={number: list(own) for number, own in rows.items()}, wide=wide)
-    pushed = usual_push_of_group(message, the_group())
+    pushed = usual_push(message, the_group())
     assert pushed is not None
     assert pushed.answer
     assert pushed.batch.ids.dtype == np.int64
@@ -211,9 +212,16 @@ def test_a_usual_push_to_a_group_is_one_batch(wide: bool):
     assert pushed.batch.rows[:, 0].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("changed", [{"want": False}, {"wanted": [1], "buffers": [*a_push().buffers[:2], int32(4)]}])
+def test_a_usual_push_may_want_other_rows_or_none(changed: Any):
+    usual = usual_push(a_push(**changed), the_target())
+    assert usual is not None
+    assert not usual.answer
+
+
 @pytest.mark.parametrize("wanted", [{7: [3], 8: [1, 97]}, {}])
 def test_a_usual_push_to_a_group_may_want_other_rows_or_none(wanted: Any):
-    pushed = usual_push_of_group(to_group((1,), (1, 3), (5,), wanted=wanted), the_group())
+    pushed = usual_push(to_group((1,), (1, 3), (5,), wanted=wanted), the_group())
     assert pushed is not None
     assert not pushed.answer
 
@@ -240,7 +248,7 @@ def test_a_usual_push_to_a_group_may_want_other_rows_or_none(wanted: Any):
     ],
 )
 def test_what_is_unusual_or_wrong_of_a_group_is_left_to_the_other_checks(message: Any):
-    assert usual_push_of_group(message, the_group()) is None
+    assert usual_push(message, the_group()) is None
 
 
 def test_an_array_comes_back_and_cannot_be_written_to() -> None:
