@@ -353,7 +353,7 @@ def update_each(
     if updater is None:
         each_table = zip(tables, pending, parts, strict=True)
         return [table.finish(each, grads[part], {}) for table, each, part in each_table]
-    rows = np.empty(grads.shape, tables[0].table.dtype)
+    rows = np.empty((len(grads), tables[0].table.width), tables[0].table.dtype)
     kept_of_each = tables[0]._states.items()
     states = {name: np.empty((len(grads), *slab.items.shape[1:]), slab.dtype) for name, slab in kept_of_each}
     own = [{name: value[part] for name, value in states.items()} for part in parts]
