@@ -36,14 +36,7 @@ class CannotLend(KVStoreError):
 
 
 class Handle(NamedTuple):
-    """How another process finds memory that was lent. It is of use to processes of the same host only.
-
-    Attributes:
-        device: the UUID of the device that has the memory, ``UUID_BYTES`` long.
-        opaque: names an allocation of that device, ``OPAQUE_BYTES`` long.
-        offset: of the memory in the allocation, in bytes.
-        nbytes: how much memory it is.
-    """
+    """How another process finds memory that was lent. It is of use to processes of the same host only."""
 
     device: bytes
     opaque: bytes
@@ -65,12 +58,7 @@ class Handle(NamedTuple):
 
 
 class Lent(NamedTuple):
-    """Memory that this process lends. It must be kept for as long as another process may read it.
-
-    Attributes:
-        memory: flat, of bytes, on the device.
-        handle: for the other process.
-    """
+    """Memory that this process lends. It must be kept for as long as another process may read it."""
 
     memory: torch.Tensor
     handle: Handle
@@ -81,9 +69,6 @@ class DeviceMemory(Protocol):
 
     Memory is opened on *one* device of the process, that which ``open`` is first called for, and read from there. So a
     process that only sums has a context on one device, not on all.
-
-    Attributes:
-        kind: the type of its torch devices.
     """
 
     kind: str
@@ -135,7 +120,6 @@ class HostMemory:
             raise CannotLend("this system has no memfd_create with seals")
 
     def lend(self, nbytes: int, device: torch.device) -> Lent:
-        """Return a new file in memory as a tensor."""
         if device.type != self.kind:
             raise CannotLend(f"expected a tensor on the CPU, got one on {device}")
         number = secrets.token_bytes(16)
@@ -151,7 +135,6 @@ class HostMemory:
         return Lent(torch.from_numpy(array), Handle(DEVICE, _OPAQUE.pack(os.getpid(), fd, number), 0, nbytes))
 
     def fill(self, out: torch.Tensor, parts: list[torch.Tensor]) -> Filling:
-        """Copy at once."""
         torch.cat(parts, out=out)
         return lambda: None
 
@@ -230,7 +213,6 @@ class CudaMemory:
         self._reader: int | None = None  # the device that opens all memory
 
     def lend(self, nbytes: int, device: torch.device) -> Lent:
-        """Return new memory of a CUDA device."""
         if device.type != self.kind:
             raise CannotLend(f"expected a tensor on a CUDA device, got one on {device}")
         try:
@@ -251,7 +233,6 @@ class CudaMemory:
             return wait
 
     def open(self, handle: Handle) -> torch.Tensor:
-        """Map memory of a GPU that another process has lent."""
         handle.require_valid()
         try:
             owner = _number(handle.device)
@@ -278,11 +259,7 @@ def uuid_of(device: torch.device) -> bytes:
 
 
 def _number(device: bytes) -> int:
-    """Return which of this process's devices has a UUID.
-
-    Raises:
-        CannotLend: none has.
-    """
+    """Return which of this process's devices has a UUID."""
     for number in range(torch.cuda.device_count()):
         if uuid_of(torch.device("cuda", number)) == device:
             return number
@@ -327,9 +304,6 @@ def _first_line(exc: Exception) -> str:
 
 def device_memory(kind: str) -> DeviceMemory:
     """Return the memory that this process lends and opens; see the setting ``KVSTORE_DEVICE_SUM``.
-
-    Args:
-        kind: ``cuda``, or ``host`` for files in memory in the place of a device.
 
     Raises:
         CannotLend: this system has no such memory.

@@ -43,11 +43,6 @@ def write(folder: Path, manifest: str) -> None:
 def read(folder: Path, most: int, what: str, parse: Callable[[str], T]) -> tuple[T, str]:
     """Return the manifest in ``folder``, and its sha256.
 
-    Args:
-        most: bytes that a manifest may have.
-        what: a folder with a manifest, for messages.
-        parse: makes a manifest of its text.
-
     Raises:
         CheckpointError: there is none, or it is damaged.
     """

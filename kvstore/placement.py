@@ -62,8 +62,6 @@ def place(
     """Place new arrays on servers that already hold ``loads`` bytes each, and add theirs to ``loads``.
 
     Args:
-        specs: the arrays.
-        loads: bytes by server, one entry for each; changed in place.
         bound: arrays of at least so many elements are cut across the servers.
         longest: bytes that a segment may have.
 
@@ -151,7 +149,6 @@ def _most(spec: Spec, longest: int) -> int:
 
 
 def require_few(keys: Iterable[Key], counts: Sequence[int]) -> None:
-    """Raise ``UsageError`` if the keys of one call, of ``counts`` segments each, have too many."""
     total = sum(counts)
     if total > MAX_SEGMENTS:
         most, key = max(zip(counts, keys, strict=True), key=itemgetter(0))
@@ -162,7 +159,6 @@ def require_few(keys: Iterable[Key], counts: Sequence[int]) -> None:
 
 
 def _across(spec: Spec, servers: int, bound: int) -> bool:
-    """Whether an array is cut over the servers."""
     return servers > 1 and spec.size >= bound and spec.size > BLOCK
 
 

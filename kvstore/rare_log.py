@@ -11,18 +11,13 @@ def worth_a_line(count: int) -> bool:
 
 
 class Drops:
-    """Counts malformed messages that were dropped, and logs those that are ``worth_a_line``.
-
-    Args:
-        log: the logger.
-    """
+    """Counts malformed messages that were dropped, and logs those that are ``worth_a_line``."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._count = 0
 
     def note(self, what: str, why: object) -> None:
-        """Count one more: ``what`` was dropped, and ``why``."""
         self._count += 1
         if worth_a_line(self._count):
             self._log.warning("dropped %s (%d so far): %s", what, self._count, why)

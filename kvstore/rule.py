@@ -30,8 +30,6 @@ class Rule:
 
     Attributes:
         mode: ``sync`` or ``async``.
-        staleness: async: how many pushes a worker may be ahead of the slowest when it reads; None for any number.
-        quorum: sync: how many workers a round needs; None for all.
         late: with a quorum: ``drop`` or ``keep`` what comes when its round is over.
         compensation: async: the factor of the correction; 0 for none.
         finite: whether an update with NaN or infinite values is refused.
@@ -78,12 +76,10 @@ class Rule:
 
     @classmethod
     def of(cls, message: Any) -> Rule:
-        """Return the rule that ``message`` describes, whose fields have the names of these."""
         return cls(**{each.name: getattr(message, each.name) for each in fields(cls)})
 
     @property
     def described(self) -> dict[str, Any]:
-        """The fields of a message that describes this rule, by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property

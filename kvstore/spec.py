@@ -50,17 +50,14 @@ class Spec:
 
     @cached
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
         return ITEMSIZE[self.dtype]
 
     @cached
     def nbytes(self) -> int:
-        """Bytes of the whole array."""
         return self.size * self.itemsize
 
     def __str__(self) -> str:
@@ -150,13 +147,7 @@ def require_floats(specs: Iterable[tuple[Key, Spec]]) -> None:
 
 
 def without_value(key: Key, known: Collection[Key], where: str = "") -> KeyNotInitialized:
-    """Return the error for a key that is not ``known``; it names the known key that may have been meant.
-
-    Args:
-        key: a key.
-        known: all keys of the store. Among very many none is looked for.
-        where: who does not know it, for the message.
-    """
+    """Return the error for a key that is not ``known``; it names the known key that may have been meant."""
     close = nearest(key, known)
     advice = f"did you mean {close!r}? A new key needs init first" if close else "call init first"
     return KeyNotInitialized(f"key {key!r} has no value{where}; {advice}")

@@ -25,30 +25,20 @@ class WaitLimits(NamedTuple):
 class Waiter(Protocol):
     """Completes operations."""
 
-    def wait(self, operation: Operation, timeout: float | None) -> None:
-        """Return when ``operation`` is done."""
-        ...
+    def wait(self, operation: Operation, timeout: float | None) -> None: ...
 
-    def poll(self) -> None:
-        """Take in what has arrived."""
-        ...
+    def poll(self) -> None: ...
 
 
 class Operation:
     """A call of a store, from its first request to the last answer. Its caller holds a ``Ticket`` for it.
 
     Args:
-        what: the call, for messages.
-        keys: the keys it is about.
-        waiter: what its requests are made with; None for an operation that makes none.
         on_error: called with this operation whenever a part of it fails.
-        limits: of a wait that gives no timeout; None for the waiter's.
 
     Attributes:
         open: the numbers of its requests that have not been answered.
-        error: the first error, None if there has been none.
         raised: whether the error has been raised in the caller's thread.
-        result: what ``wait`` returns.
     """
 
     def __init__(
@@ -70,13 +60,11 @@ class Operation:
         self._on_error = on_error
 
     def done(self) -> bool:
-        """Whether the call has taken effect or failed."""
         if self.open and self._waiter is not None:
             self._waiter.poll()
         return not self.open
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait until the call has taken effect, for at most ``timeout`` seconds."""
         if self.open and self._waiter is not None:
             self._waiter.wait(self, timeout)
         if self.error is not None:
@@ -103,7 +91,6 @@ class Operation:
 
     @property
     def state(self) -> str:
-        """``failed``, ``waiting`` or ``done``."""
         return "failed" if self.error else "waiting" if self.open else "done"
 
 

@@ -50,7 +50,6 @@ class ExportedTable:
         )
 
     def headers(self) -> list[TensorHeader]:
-        """What the file says of them."""
         table, count = self._table, len(self._ids)
         shape = (table.rows if table.rows is not None else count, *table.row)
         headers = [TensorHeader(str(self._key), table.dtype, shape)]
@@ -64,7 +63,6 @@ class ExportedTable:
         return headers
 
     def names(self) -> list[tuple[str, str]]:
-        """The names of the tensors, and what each is."""
         rows, *others = [header.name for header in self.headers()]
         whose = f"table {self._key!r}"
         named = [(name, name.removeprefix(f"{rows}.")) for name in others]
@@ -73,7 +71,6 @@ class ExportedTable:
         ]
 
     def contents(self) -> Iterator[memoryview]:
-        """The bytes of each."""
         yield self._bytes(self._rows() if self._whole else self._sorted([page.rows for page in self._pages]))
         if not self._whole or self._states:
             yield self._bytes(self._ids)
@@ -81,7 +78,6 @@ class ExportedTable:
             yield self._bytes(self._sorted([page.parts[name] for page in self._pages]))
 
     def _sorted(self, parts: Sequence[Any]) -> Any:
-        """Return the parts of all pages, in the order of ids."""
         if not parts:
             return np.empty(0)
         order = np.argsort(np.concatenate([page.ids for page in self._pages]))
@@ -108,9 +104,6 @@ def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> Fi
     A table with a shape is one array; one that grows is its rows, by the key's name, and ``<key>.ids``.
 
     Args:
-        folder: of the checkpoint.
-        path: the file to write.
-        store: which of the job's stores, from 0.
         states: also write the optimizer's states, as ``<name of the array>.<name of the state>``.
 
     Raises:
@@ -151,7 +144,6 @@ def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> Fi
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 1 if a checkpoint is damaged or missing."""
     given = _parser().parse_args(args)
     try:
         if given.command == "list":

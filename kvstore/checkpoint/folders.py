@@ -24,16 +24,11 @@ class Folder(NamedTuple):
 
 
 def folder_of(directory: Path, number: int) -> Path:
-    """Return the folder of checkpoint ``number`` in ``directory``."""
     return directory / f"checkpoint-{number:08d}"
 
 
 def listed(directory: Path) -> list[Folder]:
-    """Return all folders of checkpoints in ``directory``, by number; none if it does not exist.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Return all folders of checkpoints in ``directory``, by number; none if it does not exist."""
     try:
         names = [path.name for path in directory.iterdir()]
     except FileNotFoundError:
@@ -46,11 +41,7 @@ def listed(directory: Path) -> list[Folder]:
 
 
 def prepare(directory: Path) -> None:
-    """Make ``directory`` if it is not there, and see that folders can be made in it.
-
-    Raises:
-        CheckpointError: they cannot.
-    """
+    """Make ``directory`` if it is not there, and see that folders can be made in it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         TemporaryDirectory(dir=directory, prefix=".").cleanup()
@@ -63,7 +54,6 @@ def begin(directory: Path, number: int) -> Path:
 
     Raises:
         FileExistsError: there is one of this number.
-        OSError: it cannot be made.
     """
     directory.mkdir(parents=True, exist_ok=True)
     folder = folder_of(directory, number)
@@ -72,7 +62,6 @@ def begin(directory: Path, number: int) -> Path:
 
 
 def part_of(folder: Path, rank: int) -> Path:
-    """Return the file of what worker ``rank`` adds."""
     return folder / f"worker-{rank}.safetensors"
 
 
@@ -114,9 +103,6 @@ def prune(directory: Path, keep: int, newest: int) -> None:
     """Remove all but the last ``keep`` whole checkpoints up to ``newest``, and what earlier ones have left unfinished.
 
     A checkpoint loses its manifest first: what is left is no checkpoint, whenever this ends.
-
-    Raises:
-        OSError: something cannot be removed.
     """
     before = [folder for folder in listed(directory) if folder.number <= newest]
     kept = {folder.number for folder in [each for each in before if each.whole][-keep:]}
@@ -150,13 +136,7 @@ NEVER = 2**62  # as a round
 
 
 class CheckpointSchedule:
-    """Worker 0's side; see the module.
-
-    Args:
-        every: how often a checkpoint is due.
-        rounds: how many rounds have been made.
-        now: seconds.
-    """
+    """Worker 0's side; see the module."""
 
     def __init__(self, every: Interval, rounds: int, now: float) -> None:
         self._every = every
@@ -164,7 +144,6 @@ class CheckpointSchedule:
         self._met = rounds, now
 
     def first(self) -> int:
-        """Return the round of the first meeting."""
         return self.next(*self._met)
 
     def due(self, rounds: int, now: float) -> bool:

@@ -42,11 +42,7 @@ class StoredStore:
     """One store of a checkpoint.
 
     Attributes:
-        ordinal: it is the n-th store that each worker has made, from 1.
-        mode: of its rule.
         optimizer: the name of the rule that the servers updated with; None if they assigned sums.
-        specs: of its arrays and tables, by key.
-        segments: of all of them.
     """
 
     ordinal: int
@@ -61,12 +57,6 @@ class Manifest:
     """What a checkpoint consists of.
 
     Attributes:
-        number: of the checkpoint; higher ones are later.
-        rounds: how many rounds the job had made, those before earlier interruptions included.
-        num_workers, num_servers: of the job that wrote it.
-        written: when, in UTC.
-        stores: the stores.
-        files: the files.
         parts: by rank of a worker, the file of what it added.
     """
 
@@ -81,7 +71,6 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
         return sum(file.nbytes for file in self.files)
 
 
@@ -100,7 +89,6 @@ def load_manifest(folder: Path) -> Manifest:
 
 
 def to_json(manifest: Manifest) -> str:
-    """Return the manifest as JSON, a line for each list."""
     stores = [_store_fields(store) for store in manifest.stores]
     fields = {
         "format": FORMAT,

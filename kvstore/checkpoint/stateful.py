@@ -64,11 +64,7 @@ def joined(texts: Mapping[str, str]) -> str:
 
 
 def unpacked(tensors: Mapping[str, torch.Tensor], text: str) -> Any:
-    """Return the state that ``packed`` took apart.
-
-    Raises:
-        CheckpointError: they do not belong together.
-    """
+    """Return the state that ``packed`` took apart. Raises ``CheckpointError`` if they do not belong together."""
 
     def whole(value: Any) -> Any:
         if isinstance(value, list):

@@ -37,19 +37,13 @@ def rest_name(segment: int, part: str) -> str:
 
 
 class StripeNames(NamedTuple):
-    """What a file has of a segment.
-
-    Attributes:
-        pages: by number, the parts of each page.
-        rest: the parts of what there is beside rows.
-    """
+    """What a file has of a segment."""
 
     pages: Mapping[int, list[str]]
     rest: list[str]
 
     @classmethod
     def of(cls, names: Iterable[str]) -> StripeNames:
-        """Return what ``names``, which are those of the segment's tensors, say."""
         pages: dict[int, list[str]] = {}
         rest = []
         for name in names:
@@ -62,11 +56,7 @@ class StripeNames(NamedTuple):
 
 
 def as_array(tensor: torch.Tensor) -> Any:
-    """Return ``tensor`` as an array of numpy.
-
-    Raises:
-        CheckpointError: numpy has no such dtype.
-    """
+    """Return ``tensor`` as an array of numpy. Raises ``CheckpointError`` if numpy has no such dtype."""
     try:
         return tensor.numpy()
     except TypeError as exc:
@@ -74,11 +64,7 @@ def as_array(tensor: torch.Tensor) -> Any:
 
 
 def read_page(table: Table, segment: int, page: int, parts: Iterable[str], read: ReadTensor) -> Page:
-    """Return a page of a segment of ``table``.
-
-    Raises:
-        CheckpointError: it is not one of this table.
-    """
+    """Return a page of a segment of ``table``. Raises ``CheckpointError`` if it is not one of this table."""
     arrays = {part: as_array(read(page_name(segment, page, part))) for part in parts}
     ids, rows = arrays.pop(IDS, None), arrays.pop(VALUES, None)
     if ids is None or rows is None or ids.dtype != np.int64 or ids.ndim != 1:
@@ -108,11 +94,6 @@ def shared_out(table: Table, rests: Iterable[Rest], rows: Sequence[int]) -> list
 
     All old stripes have had the same updates, but where each push is one: then the highest number counts. What is
     counted of rows that are not there any more is the first stripe's.
-
-    Args:
-        table: see above.
-        rests: of the old stripes.
-        rows: how many rows each new stripe has.
     """
     every = list(rests)
     numbers = np.stack([rest[NUMBERS] for rest in every])

@@ -48,13 +48,11 @@ class TensorHeader(NamedTuple):
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> TensorHeader:
-        """Return what a file says of ``tensor``."""
         spec = spec_of(tensor)
         return cls(name, spec.dtype, spec.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
 
@@ -66,15 +64,8 @@ def write_tensors(
 ) -> FileRecord:
     """Write tensors to ``path``, whole or not at all; return what was written.
 
-    Args:
-        path: the file. Its directory must exist.
-        headers: of the tensors, in order.
-        contents: the bytes of each tensor.
-        metadata: texts for the file's header.
-
     Raises:
         CheckpointError: a tensor's name is another's too, or one that the format keeps for itself; nothing is written.
-        OSError: the file cannot be written to the disk.
     """
     require_names(path, [(header.name, "a tensor") for header in headers])
     digest, written = hashlib.sha256(), 0
@@ -91,11 +82,6 @@ def write_tensors(
 
 def require_names(path: Path, named: Iterable[tuple[str, str]], advice: str = "give one of them another name") -> None:
     """Check the names of the tensors of a file: a name that occurs twice leaves a file that is wrong or unreadable.
-
-    Args:
-        path: the file, for the message.
-        named: of each tensor its name, and what it is, for the message.
-        advice: what to do if two have the same name.
 
     Raises:
         CheckpointError: two tensors have the same name, or one has a name that the format keeps for itself.

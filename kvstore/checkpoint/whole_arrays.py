@@ -24,24 +24,15 @@ VALUE, STATE = "value", "state"
 
 
 def value_name(segment: int) -> str:
-    """Return the name of a segment's value in its file."""
     return f"{segment}/{VALUE}"
 
 
 def state_name(segment: int, state: str) -> str:
-    """Return the name in its file of an optimizer state of a segment."""
     return f"{segment}/{STATE}/{state}"
 
 
 class CheckpointReader:
     """A checkpoint, opened to be read. Files are mapped: only what is asked for is read.
-
-    Args:
-        folder: of the checkpoint.
-
-    Attributes:
-        folder: see above.
-        manifest: the manifest.
 
     Raises:
         CheckpointError: there is no manifest, or it is damaged. Methods raise it for files.
@@ -146,7 +137,6 @@ class CheckpointReader:
         return spec.table
 
     def _names(self, segment: StoredSegment) -> Sequence[str]:
-        """Return the names of a segment's tensors."""
         by_segment = self._by_segment.get(segment.file)
         if by_segment is None:
             by_segment = self._by_segment[segment.file] = {}

@@ -36,13 +36,7 @@ RESIDUAL, VELOCITY, STEP = "residual", "velocity", "step"  # what they are calle
 
 
 class Noise:
-    """Random numbers.
-
-    Args:
-        seed: chosen by the user.
-        key: of the array that is encoded.
-        step: how many encodings of that key came before.
-    """
+    """Random numbers, which only the seed, the key and the number of its encoding decide."""
 
     def __init__(self, seed: int, key: Key, step: int) -> None:
         digest = hashlib.blake2b(f"{seed}/{key!r}/{step}".encode(), digest_size=8).digest()
@@ -62,11 +56,9 @@ class Noise:
             out.uniform_(generator=torch.Generator(out.device).manual_seed(word >> 1))
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Return normal numbers, float32, on the CPU."""
         return torch.from_numpy(np.random.Generator(self._words).standard_normal(shape, dtype=np.float32))
 
     def uniform(self, count: int) -> torch.Tensor:
-        """Return ``count`` uniform numbers from 0 up to 1, float64, on the CPU."""
         return torch.from_numpy(np.random.Generator(self._words).random(count))
 
 
@@ -75,9 +67,7 @@ class Memo:
     """The state of one key.
 
     Attributes:
-        key: which.
         residual: flat float32: the error of the encodings so far.
-        step: how many encodings there have been.
         velocity: flat float32: the momentum of the elements that have not been sent; None without momentum.
         basis: the last right factor of PowerSGD, float32 of shape (rank, columns); None before the first.
     """
@@ -89,11 +79,9 @@ class Memo:
     basis: torch.Tensor | None = None
 
     def noise(self, seed: int) -> Noise:
-        """Return the random numbers of this step."""
         return Noise(seed, self.key, self.step)
 
     def to(self, device: torch.device) -> None:
-        """Move the tensors to ``device``."""
         self.residual = self.residual.to(device)
         self.velocity = None if self.velocity is None else self.velocity.to(device)
         self.basis = None if self.basis is None else self.basis.to(device)
@@ -103,11 +91,6 @@ def scratch(name: str, like: torch.Tensor, size: int | None = None) -> torch.Ten
     """Return a flat, uninitialized float32 tensor on the device of ``like``.
 
     It belongs to the caller until the same thread asks for the same ``name`` again.
-
-    Args:
-        name: the purpose.
-        like: gives the device, and the size by default.
-        size: how many elements.
     """
     size = like.numel() if size is None else size
     if not like.is_cpu or size > _KEPT:  # CUDA's allocator keeps memory itself
@@ -120,7 +103,6 @@ def scratch(name: str, like: torch.Tensor, size: int | None = None) -> torch.Ten
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Whether numpy can work on ``tensor`` where it lies."""
     return tensor.is_cpu
 
 
@@ -130,7 +112,6 @@ def native(tensor: torch.Tensor) -> Native:
 
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest of ``values``."""
     if on_host(values):
         array = values.numpy()
         return float(array.min()), float(array.max())
@@ -139,11 +120,7 @@ def extremes(values: torch.Tensor) -> tuple[float, float]:
 
 
 class Encoded(ABC):
-    """The encoding of a key's elements, and the payloads of ranges of them.
-
-    Args:
-        size: how many elements.
-    """
+    """The encoding of a key's elements, and the payloads of ranges of them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -225,13 +202,7 @@ class Codec(ABC):
 
     @abstractmethod
     def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
-        """Return an encoding to put the elements of an array in.
-
-        Args:
-            shape: the array's.
-            device: where the values will be.
-            memo: of the key.
-        """
+        """Return an encoding to put the elements of an array in."""
 
     def check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
         """Return ``payload``, checked.
@@ -252,8 +223,7 @@ class Codec(ABC):
         """``check`` of at least one element."""
 
 
-def _nothing(target: torch.Tensor, add: bool) -> None:
-    """Decode a payload of no elements."""
+def _nothing(target: torch.Tensor, add: bool) -> None: ...
 
 
 def chunks(items: torch.Tensor, per: int = 1) -> Sequence[torch.Tensor]:
@@ -269,7 +239,6 @@ def chunks(items: torch.Tensor, per: int = 1) -> Sequence[torch.Tensor]:
 
 
 def put_or_add(values: torch.Tensor, target: torch.Tensor, add: bool) -> None:
-    """Add ``values`` to ``target``, or copy them there."""
     if add:
         target.add_(values)
     else:

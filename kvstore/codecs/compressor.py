@@ -33,7 +33,6 @@ class CompressionStatistics:
     """What a compressor has done.
 
     Attributes:
-        arrays: how often it has encoded.
         bytes_in: of the arrays, as they came.
         bytes_out: of their payloads, uncut.
         clipped: elements that were beyond what the encoding can hold.
@@ -49,15 +48,12 @@ class ResumableEncoding:
     """One encoding in the making.
 
     Args:
-        encoded: is given the elements.
         values: flat, to be encoded together with the residual.
         residual: flat float32: the memory of one memo, or of several.
-        memos: of the keys whose arrays are encoded.
         velocity: the new momentum; None without momentum.
 
     Attributes:
         statistics: the compressor's after this encoding; None until that is known.
-        complete: whether nothing is left to do.
     """
 
     def __init__(
@@ -135,12 +131,7 @@ def _add(residual: torch.Tensor, given: torch.Tensor, total: torch.Tensor) -> bo
 
 
 class Compressor:
-    """Encodes arrays by key. One thread at a time.
-
-    Args:
-        compression: how.
-        name: what errors call a key; by default what it is.
-    """
+    """Encodes arrays by key. One thread at a time."""
 
     def __init__(self, compression: Compression, name: Callable[[Any], Key] | None = None) -> None:
         self.compression = compression
@@ -197,12 +188,6 @@ class Compressor:
 
         It decodes to the same bits as the encodings that ``encode`` makes of the single arrays.
 
-        Args:
-            keys: of the arrays.
-            sizes: how many elements each array has.
-            values: all elements, one array after the other.
-            resumable: see ``encode``.
-
         Raises:
             UsageError: see ``encode``; the residuals of all these keys are dropped.
             Mismatch: see ``encode``.
@@ -246,7 +231,6 @@ class Compressor:
             raise self._infinite(key)
 
     def drop(self, key: Key) -> None:
-        """Forget what is kept of ``key``."""
         self._memos.pop(key, None)
 
     def kept(self, key: Key) -> Memo | None:
@@ -264,7 +248,6 @@ class Compressor:
 
     @property
     def memos(self) -> list[Memo]:
-        """What is kept of all keys; see ``kept``."""
         return list(self._memos.values())
 
     def inherit(self, other: Compressor) -> None:
@@ -273,7 +256,6 @@ class Compressor:
             self.keep(memo)
 
     def statistics(self) -> CompressionStatistics:
-        """Return what has been done so far."""
         return self._done
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
@@ -296,7 +278,6 @@ class Compressor:
         """Replace the state by one that ``state`` returned.
 
         Args:
-            tensors, plain: what ``state`` returned.
             shapes: of all arrays of the store, by key; None if they are not known.
 
         Raises:

@@ -32,7 +32,6 @@ _CODECS: dict[str, Callable[[Compression], Codec]] = {
 
 @functools.lru_cache(maxsize=64)
 def codec(compression: Compression) -> Codec:
-    """Return the codec that ``compression`` describes."""
     return _CODECS[compression.type](compression)
 
 
@@ -47,11 +46,6 @@ def check_payload(compression: Compression, payload: torch.Tensor, count: int) -
 
 def decode(compression: Compression, payload: torch.Tensor, count: int) -> torch.Tensor:
     """Return the elements of ``payload`` as flat float32.
-
-    Args:
-        compression: how they were encoded.
-        payload: flat uint8 on the CPU, from anybody.
-        count: how many elements the receiver expects.
 
     Raises:
         WireError: ``payload`` is not the payload of ``count`` elements.
@@ -83,11 +77,6 @@ def check_payloads(
     compression: Compression, message: wire.Push | wire.Values, sizes: Sequence[int]
 ) -> list[tuple[int, CheckedPayload]]:
     """Return the payloads of a message, each with the number of its elements.
-
-    Args:
-        compression: how they were encoded.
-        message: its fields have passed their checks.
-        sizes: how many elements each segment has that the message is about.
 
     Raises:
         WireError: the payloads are not those of these segments.

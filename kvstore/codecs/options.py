@@ -82,7 +82,6 @@ class Compression:
     pull: Compression | None = None
 
     def number(self, name: str) -> Any:
-        """Return the parameter ``name``, or None."""
         return dict(self.numbers).get(name)
 
     def of_sum(self, terms: int) -> Compression:
@@ -98,7 +97,6 @@ class Compression:
 
 
 def names() -> list[str]:
-    """Return the types of compression."""
     return sorted(_PARAMETERS)
 
 
@@ -179,9 +177,6 @@ def fold(pushed: wire.CodecDescription, back: wire.CodecDescription) -> int:
     """By what factor a message has more elements than one without compression.
 
     Compression makes processors the bottleneck, not the wire, and a message costs them the same whatever its size.
-
-    Args:
-        pushed, back: how pushes, and values, travel.
     """
     if back is None:
         return 1

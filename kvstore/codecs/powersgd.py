@@ -44,7 +44,6 @@ class PowerSGD(Codec):
         self.rank, self.seed = rank, seed
 
     def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
-        """Return an encoding to put the elements of an array in."""
         return _Factors(self, shape, memo)
 
     def _check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
@@ -145,7 +144,6 @@ def _bytes(rows: int, columns: int, rank: int) -> int:
 
 
 def _rows(columns: int) -> int:
-    """Return how many rows to compute at a time."""
     return max(1, CHUNK // columns)
 
 

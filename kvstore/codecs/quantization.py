@@ -47,7 +47,6 @@ class Plane(NamedTuple):
     per: int
 
     def items(self, count: int) -> int:
-        """Return how many items the first ``count`` elements have."""
         return -(-count // self.per)
 
 
@@ -65,7 +64,6 @@ class PlaneCodec(Codec):
         self.block = max(plane.per for plane in self.planes)
 
     def noise(self, memo: Memo) -> Noise | None:
-        """Return the random numbers that ``pack`` needs."""
         return None
 
     @abstractmethod
@@ -97,7 +95,6 @@ class PlaneCodec(Codec):
         """Raise ``WireError`` if ``planes`` have items that ``pack`` never writes."""
 
     def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
-        """Return an encoding to put the elements of an array in."""
         return _Planes(self, shape.numel(), device, self.noise(memo))
 
     def _check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
@@ -151,7 +148,6 @@ class _CheckedPlanes(CheckedPayload):
         self._codec, self._planes, self._before = codec, planes, before
 
     def spread(self, targets: Sequence[torch.Tensor]) -> None:
-        """Decode it into ``targets``, one after the other."""
         self._codec.spread(self._planes, self._before, targets)
 
 
@@ -219,25 +215,21 @@ class _Signs(PlaneCodec):
         """Return 1, -1 or 0 for each element of ``masks``, int8 of 0 and 1, which are overwritten."""
 
     def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
-        """Encode ``values``, which begin with a block, into ``planes``."""
         self._pack(values, planes)
         return 0
 
     def take(
         self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None, left: torch.Tensor
     ) -> int:
-        """``pack``, and write the error to ``left``: ``values`` less what ``unpack`` returns for ``planes``."""
         self._add(self.signs([_bytes(mask) for mask in self._pack(values, planes)]), values, -self.step, left)
         return 0
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Decode the first elements of ``planes``, which begin with a block, into all of ``out``."""
         out.copy_(_tensor(self._unpacked_signs(planes, out)))
         if self.step != 1:
             out.mul_(self.step)
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Add to all of ``out`` what ``unpack`` would write there."""
         self._add(self._unpacked_signs(planes, out), out, self.step, out)
 
     def _pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor]) -> list[Native]:
@@ -267,11 +259,9 @@ class OneBit(_Signs):
         self.threshold = float(np.float32(threshold))
 
     def masks(self, values: torch.Tensor) -> list[Native]:
-        """Return a bool for each of ``values`` for each plane."""
         return [native(values) > self.threshold]
 
     def signs(self, masks: Sequence[Native]) -> Native:
-        """Return 1, -1 or 0 for each element of ``masks``, int8 of 0 and 1, which are overwritten."""
         (above,) = masks
         above += above
         above -= 1
@@ -288,18 +278,15 @@ class TwoBit(_Signs):
         self.step = float(np.float32(threshold))
 
     def masks(self, values: torch.Tensor) -> list[Native]:
-        """Return a bool for each of ``values`` for each plane."""
         array = native(values)
         return [array >= self.step, array <= -self.step]
 
     def signs(self, masks: Sequence[Native]) -> Native:
-        """Return 1, -1 or 0 for each element of ``masks``, int8 of 0 and 1, which are overwritten."""
         ups, downs = masks
         ups -= downs
         return ups
 
     def check_planes(self, planes: Sequence[torch.Tensor]) -> None:
-        """Raise ``WireError`` if ``planes`` have items that ``pack`` never writes."""
         if bool((native(planes[0]) & native(planes[1])).any()):
             raise WireError("a payload with elements that go both up and down")
 
@@ -309,7 +296,6 @@ def _tensor(flags: Native) -> torch.Tensor:
 
 
 def _bytes(mask: Native) -> Native:
-    """Return the memory of bools as int8, 0 or 1."""
     return mask.view(np.int8 if isinstance(mask, np.ndarray) else torch.int8)
 
 
@@ -353,7 +339,6 @@ class _Half(PlaneCodec):
         self._top = torch.finfo(self.planes[0].dtype).max
 
     def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
-        """Encode ``values``, which begin with a block, into ``planes``."""
         top = self._top
         low, high = extremes(values)
         clipped = 0
@@ -364,19 +349,16 @@ class _Half(PlaneCodec):
         return clipped
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Decode the first elements of ``planes``, which begin with a block, into all of ``out``."""
         out.copy_(planes[0])
 
     def take(
         self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None, left: torch.Tensor
     ) -> int:
-        """``pack``, and write the error to ``left``: ``values`` less what ``unpack`` returns for ``planes``."""
         clipped = self.pack(values, planes, noise)
         torch.sub(values, planes[0], out=left)
         return clipped
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Add to all of ``out`` what ``unpack`` would write there."""
         out.add_(planes[0])
 
     def write(self, planes: Sequence[torch.Tensor], before: int, target: torch.Tensor, add: bool) -> None:
@@ -384,7 +366,6 @@ class _Half(PlaneCodec):
         put_or_add(planes[0], target, add)
 
     def spread(self, planes: Sequence[torch.Tensor], before: int, targets: Sequence[torch.Tensor]) -> None:
-        """``write`` to ``targets``, one after the other."""
         torch._foreach_copy_(list(targets), planes[0].split_with_sizes([target.numel() for target in targets]))
 
 
@@ -421,11 +402,9 @@ class Int8(PlaneCodec):
         self.stochastic, self.seed = stochastic, seed
 
     def noise(self, memo: Memo) -> Noise | None:
-        """Return the random numbers that ``pack`` needs."""
         return memo.noise(self.seed) if self.stochastic else None
 
     def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
-        """Encode ``values``, which begin with a block, into ``planes``."""
         scales, codes = planes
         quotients = scratch("quotients", values)
         for blocks, scale, quotient in _blocks(values, scales, quotients):
@@ -443,14 +422,12 @@ class Int8(PlaneCodec):
         return 0
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Decode the first elements of ``planes``, which begin with a block, into all of ``out``."""
         scales, codes = planes
         out.copy_(codes[: out.numel()])
         for blocks, scale, _ in _blocks(out, scales, out):
             blocks.mul_(scale.unsqueeze(1))
 
     def check_planes(self, planes: Sequence[torch.Tensor]) -> None:
-        """Raise ``WireError`` if ``planes`` have items that ``pack`` never writes."""
         low, high = extremes(planes[0])
         if not 0 <= low <= high <= _MOST:
             raise WireError(f"expected scales from 0 to {_MOST:g}, got a payload with scales from {low} to {high}")

@@ -50,7 +50,6 @@ class SparseCodec(Codec):
         """Return the positions of the elements to send: int64 and increasing. ``values`` is not empty."""
 
     def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
-        """Return an encoding to put the elements of an array in."""
         return _Sparse(self, shape.numel(), memo)
 
     def _check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
@@ -128,7 +127,6 @@ class TopK(SparseCodec):
         self.ratio, self.k, self.warmup_steps = ratio, k, warmup_steps
 
     def choose(self, values: torch.Tensor, memo: Memo) -> torch.Tensor:
-        """Return the positions of the elements to send: int64 and increasing."""
         size = values.numel()
         k = count_to_send(size, self.ratio, self.k)
         first = count_to_send(size, _FIRST_RATIO, None)
@@ -144,7 +142,6 @@ class Threshold(SparseCodec):
         self.threshold = threshold
 
     def choose(self, values: torch.Tensor, memo: Memo) -> torch.Tensor:
-        """Return the positions of the elements to send: int64 and increasing."""
         return at_least(values, self.threshold)
 
 
@@ -158,7 +155,6 @@ class RandomK(SparseCodec):
         self.ratio, self.k, self.seed = ratio, k, seed
 
     def choose(self, values: torch.Tensor, memo: Memo) -> torch.Tensor:
-        """Return the positions of the elements to send: int64 and increasing."""
         size = values.numel()
         k = count_to_send(size, self.ratio, self.k)
         edges = torch.arange(k + 1, dtype=torch.int64, device="cpu").mul_(size).div_(k, rounding_mode="floor")

@@ -30,12 +30,7 @@ Versions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"  # a lineage and a n
 
 
 class HeldRows:
-    """The rows of one table.
-
-    Args:
-        table: what it is.
-        most_bytes: how many bytes of rows are held.
-    """
+    """The rows of one table."""
 
     def __init__(self, table: Table, most_bytes: int = MOST_BYTES) -> None:
         self._table = table
@@ -46,7 +41,6 @@ class HeldRows:
         return len(self._index)
 
     def forget(self) -> None:
-        """Hold nothing."""
         self._index = SlotIndex()
         self._rows: Rows = np.empty((0, self._table.width), self._table.dtype)
         self._versions: Versions = np.empty((0, 2), np.int64)
@@ -79,14 +73,7 @@ class HeldRows:
 
 
 class RowsOfServer(NamedTuple):
-    """What one message asks for: rows of a table on one server.
-
-    Attributes:
-        server: the server.
-        positions: of the rows among all that are wanted.
-        ids: of the rows.
-        versions: that are held; None if none are.
-    """
+    """What one message asks for: rows of a table on one server."""
 
     server: int
     positions: Positions
@@ -148,8 +135,6 @@ def _longer(array: Any, length: int) -> Any:
 
 
 class ReadSegment(NamedTuple):
-    """A segment of a value; see ``kvstore.client.entries.Segment``."""
-
     id: int
     server: int
     start: int
@@ -160,9 +145,6 @@ class HeldValue:
     """A value as far as this reader has read it.
 
     Attributes:
-        key, spec: what it is.
-        store: the number of its store.
-        segments: where it is.
         versions: of each segment, which one is held here; ``NOWHERE`` for none.
         rows: of a table, the rows that are held; None if none are to be.
         pulled: the rounds of the oldest and the newest segment of the last pull; for a table, of its rows. None before.
@@ -180,13 +162,11 @@ class HeldValue:
 
     @property
     def flat(self) -> torch.Tensor:
-        """All its elements."""
         if self._flat is None:
             self._flat = torch.empty(self.spec.size, dtype=as_dtype(self.spec.dtype), device="cpu")
         return self._flat
 
     def take(self, place: int, version: Version, buffer: memoryview) -> None:
-        """Take the value of a segment."""
         segment = self.segments[place]
         self.versions[place] = NOWHERE  # while it is written
         self.flat[segment.start : segment.stop] = from_buffer(buffer, self.spec.dtype)
@@ -202,7 +182,6 @@ class SegmentRead(NamedTuple):
 
     @property
     def fields(self) -> dict[str, object]:
-        """Of the request, but its slack."""
         held = [value.versions[place] for value, place in self.parts]
         lineage = max(version.lineage for version in held)  # the server's, or one that it does not know, either
         return {
@@ -213,11 +192,7 @@ class SegmentRead(NamedTuple):
         }
 
     def take(self, reply: wire.ValuesRead) -> None:
-        """Take the answer.
-
-        Raises:
-            WireError: it is not one to this request.
-        """
+        """Take the answer. Raises ``WireError`` if it is not one to this request."""
         sizes = [self._nbytes(position) for position in reply.positions if position < len(self.parts)]
         buffers = [memoryview(buffer) for buffer in reply.buffers]
         total = sum(buffer.nbytes for buffer in buffers)

@@ -34,16 +34,7 @@ AGAIN_S = 0.2  # between two questions whether a key has a value
 
 
 class RowPull:
-    """One table's part of a pull of rows.
-
-    Args:
-        value: the table.
-        row_ids, out: see ``Reader.row_sparse_pull``.
-
-    Raises:
-        UsageError: the value is no table, or cannot have one of the ids.
-        Mismatch: ``out`` does not fit.
-    """
+    """One table's part of a pull of rows."""
 
     def __init__(self, value: HeldValue, row_ids: Any, out: Any) -> None:
         self._value = value
@@ -59,7 +50,6 @@ class RowPull:
         self._versions: set[int] = set()
 
     def asks(self, slack: int) -> list[Ask]:
-        """Return what to ask the servers for."""
         value, ids, table = self._value, self._wanted.ids, self._table
         if slack and value.rows is None:
             value.rows = HeldRows(table)
@@ -379,7 +369,6 @@ def _values_of(keys: Sequence[Key], found: wire.KeysFound, num_servers: int) -> 
 
 
 def _outputs(values: Sequence[HeldValue], out: Any, many: bool) -> list[torch.Tensor | None]:
-    """Return the tensors to write into, checked."""
     if out is None:
         return [None] * len(values)
     outs = list(out) if many and isinstance(out, list | tuple) else [out]

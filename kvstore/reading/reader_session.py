@@ -39,15 +39,7 @@ class ReaderSession:
     """See the module.
 
     Args:
-        config: where the scheduler is.
-        make_transport: returns a new end for links.
-        timeout_s: of every wait.
-        clock: seconds, monotonic.
         listens: whether anybody listens at an endpoint; None if that cannot be known.
-        sleep: waits for so many seconds.
-
-    Attributes:
-        closed: whether it has been closed.
     """
 
     def __init__(
@@ -100,7 +92,6 @@ class ReaderSession:
 
     @property
     def num_servers(self) -> int:
-        """How many servers the job has."""
         return len(self._servers)
 
     def ask(self, what: str, keys: Sequence[Key], asks: Sequence[Ask], deadline: float) -> None:
@@ -135,11 +126,9 @@ class ReaderSession:
         return self._clock() + (self._timeout_s if timeout is None else timeout)
 
     def pause(self, seconds: float) -> None:
-        """Wait."""
         self._sleep(seconds)
 
     def now(self) -> float:
-        """Return the time of ``deadline``'s clock."""
         return self._clock()
 
     def close(self) -> None:

@@ -19,14 +19,13 @@ from kvstore.job.settings import READ_FROM, READ_KEY, TRANSPORT
 
 @dataclass(frozen=True)
 class ReadingPlace(JobPlace):
-    """What a reader must know of a job."""
+    """Where a job is, and the key to read it."""
 
     ROLE: ClassVar[str] = "reader"
     VERB: ClassVar[str] = "read"
     MADE_BY: ClassVar[str] = "`launch.py --readers FILE`"
 
     def curve_keys(self, root_key: str) -> CurveKeys:
-        """Return the role's keys."""
         return CurveKeys.of_reader(self.key, root_key)
 
 

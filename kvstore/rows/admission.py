@@ -30,7 +30,6 @@ class CountedIds:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both generations."""
         return self._young.nbytes + self._old.nbytes
 
     def add(self, ids: Ids) -> Array:
@@ -48,12 +47,10 @@ class CountedIds:
         return counts
 
     def forget(self, ids: Ids) -> None:
-        """Forget ``ids``: they have rows now."""
         self._young.take(ids)
         self._old.take(ids)
 
     def parts(self) -> dict[str, Array]:
-        """Return all that is counted, for ``restore``."""
         named = {"young": self._young, "old": self._old}
         parts: dict[str, Array] = {}
         for name, generation in named.items():
@@ -102,7 +99,6 @@ class AdmissionRule:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is remembered of ids that have no rows."""
         return 0 if self._counted is None else self._counted.nbytes
 
     def admit(self, ids: Ids, version: int) -> Array:
@@ -126,11 +122,7 @@ class AdmissionRule:
         return {} if self._counted is None else self._counted.parts()
 
     def restore(self, parts: Mapping[str, Array]) -> None:
-        """Remember what the table did whose ``parts`` these are.
-
-        Raises:
-            UsageError: they are of another rule.
-        """
+        """Remember what the table did whose ``parts`` these are. Raises ``UsageError`` if they are of another rule."""
         names = set(self.parts())
         if names != set(parts):
             raise UsageError(f"the admission of this table remembers {sorted(names)}, not {sorted(parts)}")
@@ -155,11 +147,9 @@ class GoneIds:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the ids."""
         return 8 * self._count
 
     def add(self, ids: Ids, version: int, rows: int) -> None:
-        """Note that ``ids`` went in update ``version``; ``rows`` are left."""
         if not len(ids):
             return
         self._batches.append((version, ids))
@@ -233,8 +223,6 @@ class EvictionRule:
         """Return the positions of the ``count`` rows that go first.
 
         Args:
-            count: how many, at most all.
-            ids: of all rows.
             seen: the update that touched each last, or 1 more for all.
             counts: how often each was touched; None where rows go by age.
         """

@@ -33,16 +33,12 @@ class FrozenRows:
 
     Args:
         table: how many ``rows`` and ``slots`` the table has, which state it is ``at``, and its ``steps``.
-        ids_of: the ids of slots.
         slabs: the rows, under the name ``""``, and what else each row has.
         changed: the least ``seen`` of the rows that are read; others are left out.
-        gone: ids of rows that have gone.
-        release: called by ``thaw``.
 
     Attributes:
         rows: how many rows there are at most.
         slots: how many slots there are: pages are read up to there.
-        gone: how many ids of rows that have gone there are.
         at: the state of the table; ``version`` is its number, how many updates it had had.
         steps: how many of them its optimizer had made.
         names: of what each row has beside its values.
@@ -73,7 +69,6 @@ class FrozenRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this takes, its log included."""
         log: int = 8 + sum(slab.item_bytes for slab in self._log.values())
         return log * self._logged + self._kept.nbytes + self._gone.nbytes
 
@@ -82,11 +77,6 @@ class FrozenRows:
 
         Pages are read in order. The last two that were read may be read again, for an answer may be lost; what is
         before them may not.
-
-        Args:
-            start: from 0.
-            count: of slots.
-            state: whether to return what else each row has.
 
         Raises:
             UsageError: they have been passed, or the table has been thawed.
@@ -128,14 +118,12 @@ class FrozenRows:
         return Page(ids, values.pop(""), values)
 
     def pages(self, count: int, state: bool = True) -> Iterator[Page]:
-        """Yield all rows; see ``page``."""
         for start in range(0, self.slots, count):
             page = self.page(start, count, state)
             if len(page.ids):
                 yield page
 
     def gone_page(self, start: int, count: int) -> Ids:
-        """Return the ids ``start`` to ``start + count`` of rows that have gone."""
         ids: Ids = self._gone[start : start + count].copy()
         return ids
 

@@ -21,11 +21,6 @@ Stripes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 def require_ids(what: str, given: Any, table: Table) -> Ids:
     """Return ``given`` as an int64 array of the same shape; over the same memory where it is one already.
 
-    Args:
-        what: names the ids in messages.
-        given: integers: an array of numpy or torch, or (nested) lists.
-        table: whose ids they are. One with a shape has ids from 0 to ``rows - 1``, one that grows has all of int64.
-
     Raises:
         UsageError: an id is no integer or can be none of the table's. The message has the first such, and its position.
     """
@@ -130,7 +125,6 @@ def _explain(what: str, given: Any, array: np.ndarray[Any, Any]) -> None:
 
 
 def _flat(given: Any) -> Iterator[Any]:
-    """The elements of nested lists and arrays, in order."""
     if isinstance(given, list | tuple):
         for each in given:
             yield from _flat(each)
@@ -210,7 +204,6 @@ def all_rise(ids: Ids, starts: Sequence[int] | Bounds, least: Bounds, greatest: 
     """Return whether the ids of each table rise, and can be in the table.
 
     Args:
-        ids: of all tables, as int32 or int64.
         starts: where those of each table begin, and where those of the last end.
         least, greatest: the ids that each table can have.
     """

@@ -33,9 +33,6 @@ class SlotIndex:
     """See the module. Slots of ids that have been removed are used again, the last first.
 
     Attributes:
-        ids: the id of each slot that has been used.
-        top: how many slots have been used; all slots are below.
-        entries: see ``probe``.
         full: whether every id has a slot; see ``FixedSlots``.
     """
 
@@ -119,7 +116,6 @@ class SlotIndex:
             self._released.append(np.array(slots, np.int32))
 
     def ids_of(self, slots: Positions | Entries) -> Ids:
-        """Return the ids of ``slots``."""
         return self.ids.items.take(slots)
 
     def slots(self) -> Positions:
@@ -155,8 +151,6 @@ def find_in_all(indexes: Sequence[SlotIndex], whole: Ids, starts: Sequence[int])
     What is computed of hashes, and of what the entries say, is computed of all ids together.
 
     Args:
-        indexes: at least one.
-        whole: the ids for all, one after the other.
         starts: where the part of each begins, and where that of the last ends.
     """
     if starts[-1] > len(indexes) * CHUNK or not starts[-1]:  # calls are not what it costs
@@ -212,7 +206,6 @@ def probe(entries: Entries, known: Ids, ids: Ids) -> Entries:
         entries: a power of two of slots, ``FREE`` or ``DELETED``. The search for an id begins at the entry of its hash,
             modulo their number, and ends at a free one.
         known: the id of each slot.
-        ids: of shape (n,).
     """
     slots = np.full(len(ids), ABSENT, np.int32)
     if len(known):
@@ -269,8 +262,6 @@ def find_in_fixed(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]) 
     """Return what ``find`` of each of ``fixed``, which are of equally many stripes, does for its part of ``ids``.
 
     Args:
-        fixed: at least one.
-        ids: of all, one after the other.
         starts: where the part of each begins, and where that of the last ends.
     """
     slots = fixed[0].slots_of(ids)
@@ -294,7 +285,6 @@ def _made(fixed: Sequence[FixedSlots], slots: Entries, starts: Sequence[int]) ->
 
 
 def slots_in(rows: int, stripe: int, stripes: int) -> int:
-    """Return how many of ``rows`` rows are in stripe ``stripe`` of ``stripes``."""
     return max(0, -(-(rows - stripe) // stripes))
 
 
@@ -302,11 +292,9 @@ class FixedSlots:
     """Stripe ``stripe`` of ``stripes`` of a table of ``rows`` rows; the interface is ``SlotIndex``'s.
 
     Args:
-        rows, stripe, stripes: see above.
         made: for what ``made`` says, of as many items as there are slots; None: in memory of its own.
 
     Attributes:
-        top: how many slots there are.
         made: whether the row of each slot is made.
     """
 
@@ -324,7 +312,6 @@ class FixedSlots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that say which rows are made."""
         return self.top
 
     def find(self, ids: Ids) -> Entries:
@@ -336,7 +323,6 @@ class FixedSlots:
 
     @property
     def full(self) -> bool:
-        """Whether all rows are made."""
         return self._count == self.top
 
     def insert(self, ids: Ids) -> Entries:
@@ -347,7 +333,6 @@ class FixedSlots:
         return slots
 
     def ids_of(self, slots: Positions | Entries) -> Ids:
-        """Return the ids of ``slots``."""
         ids = slots.astype(np.int64)
         ids *= self._stripes
         ids += self._stripe
@@ -358,7 +343,6 @@ class FixedSlots:
         return np.flatnonzero(self.made.items[: self.top])
 
     def remove(self, slots: Entries) -> None:
-        """Raise: no row of such a table goes."""
         raise AssertionError("a row of a table with a shape cannot go")
 
     def slots_of(self, ids: Ids) -> Entries:

@@ -34,19 +34,14 @@ class RowPlaces(NamedTuple):
 
     @property
     def parts(self) -> list[slice]:
-        """Which of the rows are of each table."""
         return [slice(start, stop) for start, stop in itertools.pairwise(self.starts)]
 
     def of(self, number: int) -> Slots:
-        """Return the slots of the rows of table ``number``."""
         return self.slots[self.starts[number] : self.starts[number + 1]]
 
 
 class JointTables:
     """See the module. It is out of date once the tables have new rows, other states or other memory.
-
-    Args:
-        tables: of one width and dtype; at least one.
 
     Attributes:
         evict: whether rows of some of the tables go by themselves.
@@ -66,12 +61,7 @@ class JointTables:
         )
 
     def live(self, ids: Ids, starts: Sequence[int]) -> RowPlaces | None:
-        """Return where the rows of ``ids`` are; None if one has no row. No rows of the tables may go.
-
-        Args:
-            ids: of all tables, one after the other.
-            starts: where those of each begin, and where those of the last end.
-        """
+        """Return where the rows of ``ids`` are; None if one has no row. No rows of the tables may go."""
         places = self._places(ids, starts)
         return None if len(places.slots) and places.slots.min() < 0 else places
 
@@ -86,11 +76,7 @@ class JointTables:
             table.read(places.slots[part], rows[part], {name: value[part] for name, value in states.items()})
 
     def write(self, updates: Sequence[tuple[RowPlaces, Rows, Mapping[str, Array]]]) -> None:
-        """Make one update of each table with rows that an optimizer has made. What is in two parts is alike in both.
-
-        Args:
-            updates: the parts of the update: where its rows are, the rows, and their states by name.
-        """
+        """Make one update of each table with rows that an optimizer has made. What is in two parts is alike in both."""
         for number, table in enumerate(self._tables):
             table.stepped([places.of(number) for places, _, _ in updates] if table.frozen else ())
         for places, rows, states in updates:

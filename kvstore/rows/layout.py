@@ -40,7 +40,6 @@ def write_rows(rows: Array, codec: str, into: memoryview) -> None:
 
     Args:
         rows: of shape (count, width), float32 or float64; they are not changed.
-        codec: see the module.
         into: writable, at least ``part_bytes`` long. The padding is left as it is.
     """
     count, width = rows.shape

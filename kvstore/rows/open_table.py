@@ -187,11 +187,6 @@ class OpenTable:
 class SavedRows:
     """The files of one save, mapped into memory.
 
-    Attributes:
-        folder: of the save.
-        manifest: its manifest.
-        ids, rows, parts: what it holds.
-
     Raises:
         CheckpointError: a file is missing, or has another size than the manifest says.
     """
@@ -221,7 +216,6 @@ class SavedRows:
         return gone
 
     def verify(self) -> None:
-        """Compare the files with their sha256; see ``OpenTable.verify``."""
         for file in self.manifest.files:
             path, digest = self.folder / file.name, hashlib.sha256()
             require_plain(path)
@@ -255,11 +249,6 @@ def whole_pages(table: Table, pages: Iterable[Page], count: int) -> Iterator[Pag
     """Yield the rows of a table, each once: ``pages``, and, if it has a shape, the rows that are not in them.
 
     Those are as they begin, and have no states. Whoever writes a saved table for others reads it by this.
-
-    Args:
-        table: what it is.
-        pages: of the rows that were saved.
-        count: how many of the other rows a page has at most.
     """
     saved = np.zeros(table.rows or 0, bool)
     for page in pages:
@@ -275,11 +264,7 @@ def whole_pages(table: Table, pages: Iterable[Page], count: int) -> Iterator[Pag
 
 
 def require_known(opened: OpenTable, key: Key, table: Table) -> None:
-    """Check that what is loaded into ``key`` was saved from such a table: of the same row, dtype and kind.
-
-    Raises:
-        UsageError: it was not.
-    """
+    """Check that what is loaded into ``key`` was saved from such a table: of the same row, dtype and kind."""
     saved = opened.table
     if (saved.rows, saved.row, saved.dtype) != (table.rows, table.row, table.dtype):
         raise UsageError(f"key {key!r} is {table}, but what is loaded is {saved}")

@@ -24,30 +24,19 @@ def contribution(what: str, table: Table, values: Sequence[Any], finite: bool = 
     The rows of one id are summed in the order of their positions, then over the values, in their order.
 
     Args:
-        what: the push, with its key and worker, for messages.
-        table: what is pushed to.
         values: one for each device: a ``RowSparse``, or a ``torch.sparse_coo`` tensor.
         finite: refuse rows with infinite elements, too; those with NaN are refused always, for one would spoil its row
             for good.
 
-    Returns:
-        Ids, and rows of shape (ids, width) on the CPU; perhaps over the caller's memory.
-
     Raises:
-        Mismatch: a value is not row-sparse, or its rows are not those of the table.
         NotFinite: see ``finite``. The message has the first such row, and its position.
-        UsageError: an id cannot be in the table. The message has the first such, and its position.
     """
     parts = [_part(what, table, value, finite) for value in values]
     return parts[0] if len(parts) == 1 else sum_rows(parts)
 
 
 def row_sparse(what: str, value: Any, table: Table) -> RowSparse:
-    """Return ``value`` as a ``RowSparse`` whose rows are of ``table``'s shape and dtype; its ids may be any.
-
-    Raises:
-        Mismatch, UsageError: it cannot be one.
-    """
+    """Return ``value`` as a ``RowSparse`` whose rows are of ``table``'s shape and dtype; its ids may be any."""
     if not is_row_sparse(value):
         raise Mismatch(
             f"{what} is of {table}, which takes a RowSparse or a torch.sparse_coo tensor, not {type(value).__name__}"
@@ -89,7 +78,6 @@ def _require_finite(what: str, ids: Ids, rows: torch.Tensor, finite: bool) -> No
 
 
 def is_table(value: Any) -> bool:
-    """Whether ``init`` makes a table of ``value``, not an array."""
     return isinstance(value, Table) or is_row_sparse(value)
 
 
@@ -103,7 +91,6 @@ def first_rows(what: str, value: Any) -> tuple[Table, tuple[Ids, Rows] | None]:
     """Return the table that ``init`` makes of ``value``, and the rows that it is to begin with.
 
     Args:
-        what: the call, with its key and worker, for messages.
         value: a ``Table``, or a row-sparse value with a shape, whose table has zeros beside these rows.
 
     Raises:
@@ -123,11 +110,6 @@ def first_rows(what: str, value: Any) -> tuple[Table, tuple[Ids, Rows] | None]:
 
 def given_rows(what: str, table: Table, value: Any) -> tuple[Ids, Rows]:
     """Return the ids of ``value``, rising, and its rows, which are to replace those of ``table``.
-
-    Args:
-        what: the call, with its key and worker, for messages.
-        table: the table.
-        value: a row-sparse value.
 
     Raises:
         Mismatch: its rows are not those of the table.
@@ -149,10 +131,6 @@ def _parts(what: str, given: RowSparse, table: Table) -> tuple[Ids, Rows]:
 
 class Wanted:
     """The rows that one call wants of one table.
-
-    Args:
-        what: the call, with its key and worker, for messages.
-        table: whose rows they are.
 
     Attributes:
         targets: the outputs that are arrays.
@@ -178,10 +156,6 @@ class Wanted:
         Args:
             ids: integers, of any shape and order, with duplicates. None for those that the push has changed.
             out: an array of shape ``(*ids.shape, *row)``, a ``RowSparse``, or None for a new tensor.
-
-        Raises:
-            Mismatch: ``out`` has another shape or dtype.
-            UsageError: an id cannot be in the table, or ``out`` cannot be written to.
         """
         if isinstance(out, RowSparse):
             out = row_sparse(self._what, out, self._table)
@@ -229,11 +203,7 @@ class Wanted:
         return unique
 
     def write(self, rows: Rows) -> None:
-        """Write the rows of ``ids`` where they belong.
-
-        Args:
-            rows: of shape (len(ids), width).
-        """
+        """Write the rows of ``ids`` where they belong."""
         if rows is self._direct:
             return
         _, places = self._all
@@ -244,12 +214,7 @@ class Wanted:
             start = stop
 
     def write_changed(self, ids: Ids, rows: Rows) -> None:
-        """Write what a push has changed.
-
-        Args:
-            ids: rising.
-            rows: of shape (len(ids), width).
-        """
+        """Write what a push has changed."""
         for out in self._changed:
             self._become(out, ids, rows)
 

@@ -163,11 +163,7 @@ class RowSparse:
 
 
 class ParameterRows(RowSparse):
-    """The rows that the table of a sparse parameter begins with, for ``init``.
-
-    Attributes:
-        parameter: see ``kvstore.table.Table``.
-    """
+    """The rows that the table of a sparse parameter begins with, for ``init``."""
 
     __slots__ = ("parameter",)
 
@@ -177,17 +173,11 @@ class ParameterRows(RowSparse):
 
 
 def is_row_sparse(value: Any) -> bool:
-    """Whether ``value`` is a ``RowSparse`` or a ``torch.sparse_coo`` tensor."""
     return isinstance(value, RowSparse) or (isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo)
 
 
 def require_dense(values: Mapping[Key, Sequence[Any]], known: Container[Key]) -> None:
-    """Raise ``Mismatch`` if a value of a key that has an array is row-sparse.
-
-    Args:
-        values: of each key, which has no table.
-        known: the keys that there are.
-    """
+    """Raise ``Mismatch`` if a value of a key that has an array is row-sparse."""
     for key, each in values.items():
         if key in known and any(map(is_row_sparse, each)):
             raise Mismatch(
@@ -199,7 +189,6 @@ def integers(what: str, given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return ``given`` as an array of int64 of the same shape.
 
     Args:
-        what: they are, for messages.
         given: a list of integers, or an array of them; numpy's, torch's or one that has DLPack.
 
     Raises:

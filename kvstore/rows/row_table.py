@@ -44,7 +44,6 @@ class RowTable(TableStripe):
     """Stripe ``stripe`` of ``stripes`` of ``table``.
 
     Args:
-        table: what it is.
         stripe, stripes: which ids are here; see ``stripes_of``.
         states: what an optimizer keeps of each row, by name; see ``use``.
         space: for the slabs of this table and of others, if rows of all of them are often used together.
@@ -107,9 +106,7 @@ class RowTable(TableStripe):
 
         Args:
             ids: unique, of this stripe.
-            sums: of the gradients, of shape (n, width), in the table's dtype; it may be overwritten.
             updater: the optimizer; None assigns ``sums`` to the rows.
-            hyper: see ``RowUpdater.step``.
             keep: whether ``sums`` must stay as it is.
         """
         if updater is not None and not updater.lazy:
@@ -154,8 +151,6 @@ class RowTable(TableStripe):
         """End an update: take the new rows and states; return what ``update`` does.
 
         Args:
-            pending: what ``begin`` has returned.
-            rows, states: of its ids.
             stepped: whether an optimizer has made them.
         """
         self.steps += stepped
@@ -195,7 +190,6 @@ class RowTable(TableStripe):
 
         Args:
             ids: of this stripe, unique.
-            rows: of shape (n, width).
             parts: what else each row has, as ``FrozenRows.page`` gives it. What is missing begins anew; ``seen`` and
                 ``count`` are ignored where the table does not need them.
             version, steps: of the table from now on; None for as they are.
@@ -382,9 +376,7 @@ class RowStates(NamedTuple):
     """States by row.
 
     Attributes:
-        ids: of the rows, rising.
         parts: by the names that ``Page.parts`` has for states, for each id its state.
-        steps: how many updates the optimizer has made.
     """
 
     ids: Ids
@@ -409,13 +401,7 @@ class RowStates(NamedTuple):
         }
 
     def require(self, parts: Mapping[str, PartSpec], key: Key, where: object) -> None:
-        """Raise ``UsageError`` unless rows that have ``parts`` can take these states.
-
-        Args:
-            parts: of the rows; see ``RowTable.parts``.
-            key: of their table, for the message.
-            where: the states come from, for the message.
-        """
+        """Raise ``UsageError`` unless rows that have ``parts`` can take these states."""
         given = {
             name: PartSpec(part.dtype.name, part.shape[1] if part.ndim > 1 else 0) for name, part in self.parts.items()
         }
@@ -445,10 +431,6 @@ def split(
     states: Mapping[tuple[Key, str], torch.Tensor], where: object
 ) -> tuple[dict[tuple[Key, str], torch.Tensor], dict[Key, RowStates]]:
     """Return the states of arrays, and those of tables by key.
-
-    Args:
-        states: what a file has.
-        where: it comes from, for messages.
 
     Raises:
         UsageError: ids and states of a table do not match.

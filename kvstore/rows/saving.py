@@ -33,13 +33,11 @@ SHARE = 0.05  # of the time that a save takes up which nobody waits for
 
 
 class Reading(Protocol):
-    """A frozen table that is read."""
+    """Yields all rows of a frozen table, and all ids of rows that have gone, each once."""
 
-    def pages(self, state: bool) -> Iterator[Page]:
-        """Yield all rows, each once."""
+    def pages(self, state: bool) -> Iterator[Page]: ...
 
-    def gone_pages(self) -> Iterator[Ids]:
-        """Yield the ids of all rows that have gone."""
+    def gone_pages(self) -> Iterator[Ids]: ...
 
 
 class FrozenReading:
@@ -56,12 +54,10 @@ class FrozenReading:
             frozen.thaw()
 
     def pages(self, state: bool) -> Iterator[Page]:
-        """Yield all rows, each once."""
         for frozen in self._stripes:
             yield from frozen.pages(PAGE_SLOTS, state)
 
     def gone_pages(self) -> Iterator[Ids]:
-        """Yield the ids of all rows that have gone."""
         for frozen in self._stripes:
             yield frozen.gone_page(0, frozen.gone)
 
@@ -98,7 +94,6 @@ class TableSaving(Operation):
         self._thread = threading.Thread(target=self._run, name=f"kvstore save of {key!r}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self.open.add(0)
         self._thread.start()
 
@@ -118,7 +113,6 @@ class TableSaving(Operation):
         self._thread.join(timeout)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the call has taken effect, for at most ``timeout`` seconds."""
         self.end(timeout)
         if self._thread.is_alive():
             raise DeadlineExceeded(f"{self} goes on, after {timeout} seconds")
@@ -139,7 +133,6 @@ class OpenSaves:
             self._going.pop(0).end()
 
     def start(self, saving: TableSaving) -> None:
-        """Begin ``saving``."""
         self._going.append(saving)
         saving.start()
 
@@ -158,15 +151,9 @@ def save_table(
     """Save a table; see ``KVStore.save_table``.
 
     Args:
-        path: of the directory.
-        key, table: what is saved.
-        stripes: how many servers it is on.
-        since: a version that was saved there; None saves all.
-        state: save states, too.
         freeze: given a version of each stripe, or None, returns what reads the frozen table, and what it is. It reads
             all rows if what has changed since is not known; see ``FrozenState.whole``.
         wait: return when it is written. If False, it is written slowly, in a thread; see ``SavePace``.
-        others: of the same store.
     """
     directory = Path(path)
     base = None if since is None else base_of(directory, since, key, table, stripes)
@@ -237,8 +224,6 @@ def load_table(
     """Load a table; see ``KVStore.load_table``.
 
     Args:
-        path: of the directory.
-        key, table: what is loaded into.
         rule: of the store's optimizer; states of another are left out. None for none.
         put: called with each page, and with how many updates the table, and its optimizer, have had.
     """

@@ -46,7 +46,6 @@ class PageQueue:
         return len(self._waiting)
 
     def add(self, memory: MappedMemory, number: int) -> None:
-        """Let page ``number`` of ``memory`` be collapsed when it is its turn."""
         self._waiting.append((memory, number))
 
     def updated(self) -> None:
@@ -59,12 +58,7 @@ class PageQueue:
 
 
 class HugePages:
-    """Those of one table.
-
-    Args:
-        slots: of the table.
-        queue: for pages whose rows are there.
-    """
+    """Those of one table."""
 
     def __init__(self, slots: FixedSlots, queue: PageQueue) -> None:
         self._slots, self._queue = slots, queue
@@ -73,7 +67,6 @@ class HugePages:
         self._rest: Iterator[int] | None = None
 
     def begin(self, slabs: Iterable[Slab]) -> None:
-        """Have ``slabs`` from now on, in place of others."""
         self._slabs, self._due, self._rest = tuple(slabs), 1, None
 
     def updated(self) -> None:
@@ -137,15 +130,7 @@ class HugePages:
 
 
 class SlabSpace:
-    """See the module.
-
-    Args:
-        row_bytes: of a row of the tables.
-        nbytes: of virtual memory for rows.
-
-    Attributes:
-        queue: for huge pages of all tables.
-    """
+    """See the module."""
 
     def __init__(self, row_bytes: int, nbytes: int = SPACE) -> None:
         self._items = nbytes // row_bytes
@@ -155,11 +140,7 @@ class SlabSpace:
         self._arrays: dict[_Kind, tuple[Slab, set[int]]] = {}
 
     def place(self, most: int | None) -> SlabPlace | None:
-        """Return the place of a new table; None if there is no more room.
-
-        Args:
-            most: how many rows it can have; None for a table that grows.
-        """
+        """Return the place of a new table; None if there is no more room."""
         count = self._grown if most is None else most
         if self._used + count > self._items:
             return None
@@ -167,7 +148,6 @@ class SlabSpace:
         return SlabPlace(self, self._used - count, count, most is None)
 
     def slab(self, name: str, columns: int | None, dtype: Any, place: SlabPlace) -> Slab:
-        """Return a new slab of the table at ``place``; see ``SlabPlace.slab``."""
         kind = name, columns, np.dtype(dtype)
         array, taken = self._arrays.get(kind, (None, set()))
         if array is None or place.first in taken:  # what is there is another slab's
@@ -182,12 +162,7 @@ class SlabSpace:
 
 
 class SlabPlace:
-    """Where the slabs of one table lie.
-
-    Attributes:
-        first, count: which items of each array are its own.
-        grows: whether it may need more.
-    """
+    """Where the slabs of one table lie."""
 
     def __init__(self, space: SlabSpace, first: int, count: int, grows: bool) -> None:
         self._space = space

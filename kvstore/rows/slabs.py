@@ -41,7 +41,6 @@ class MappedMemory:
     """``nbytes`` of zeros. From half a huge page on, they begin where a huge page can begin.
 
     Attributes:
-        nbytes: how many they are.
         huge_pages: how many huge pages they fill; the last may have room that nobody uses.
 
     Raises:
@@ -59,7 +58,6 @@ class MappedMemory:
         self._stretches = 0
 
     def array(self, dtype: np.dtype[np.generic], count: int) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
-        """Return the first ``count`` elements of ``dtype``."""
         return np.frombuffer(self._memory, dtype, count, self._first)
 
     def advise(self, start: int, stop: int) -> None:
@@ -79,7 +77,6 @@ class MappedMemory:
         return True
 
     def asked(self, number: int) -> bool:
-        """Return whether huge page ``number`` has been asked for."""
         return number in self._asked
 
     def collapse(self, number: int) -> None:
@@ -110,13 +107,10 @@ class Slab:
 
     Args:
         columns: how wide an item is; None for items that are numbers.
-        dtype: of the elements.
-        most: how many items there can be at most; None if nobody knows.
 
     Attributes:
         items: all items, of shape ``(capacity, columns)`` or ``(capacity,)``. It is another array after ``reserve``.
         whole: the array that has them: ``items``, or that of several slabs.
-        first: where in ``whole`` they begin.
         memory: of ``whole``; None before the first ``reserve``.
     """
 
@@ -226,7 +220,6 @@ def scatter(items: Array, slots: Slots, values: Array) -> None:
 
 @functools.cache
 def _whole(nbytes: int) -> np.dtype[np.void]:
-    """Return the dtype of items of ``nbytes`` as one element."""
     return np.dtype((np.void, nbytes))
 
 

@@ -76,7 +76,6 @@ class TableStripe:
 
     @property
     def at(self) -> Version:
-        """Which state it is in."""
         return Version(self.lineage, self.version)
 
     @property
@@ -101,11 +100,7 @@ class TableStripe:
         return used * row_bytes + others + sum(frozen.nbytes for frozen in self._frozen)
 
     def require(self, ids: Ids) -> None:
-        """Check ids that have come from elsewhere.
-
-        Raises:
-            UsageError: one of them can have no row here.
-        """
+        """Check ids that have come from elsewhere. Raises ``UsageError`` if one of them can have no row here."""
         rows = self.table.rows
         wrong = np.zeros(len(ids), bool) if rows is None else (ids < 0) | (ids >= rows)
         if not wrong.any() and self.stripes > 1:
@@ -136,7 +131,6 @@ class TableStripe:
 
     @property
     def frozen(self) -> bool:
-        """Whether somebody reads the table as it was."""
         return bool(self._frozen)
 
     def _thaw(self, frozen: FrozenRows) -> None:
@@ -188,8 +182,6 @@ class TableStripe:
         """Return the slots of ``ids``, in one array.
 
         Args:
-            tables: at least one.
-            ids: of all tables, one after the other.
             starts: where those of each begin, and where those of the last end.
         """
         slots = [table._slots for table in tables]
@@ -237,7 +229,6 @@ class TableStripe:
         return slots
 
     def _keep(self, slots: Slots) -> None:
-        """Let those who read the table as it was keep the rows of ``slots``, which are about to change."""
         for frozen in self._frozen:
             frozen.keep(slots)
 
@@ -247,7 +238,6 @@ class TableStripe:
             self._huge_pages.updated()
 
     def _make_all(self) -> None:
-        """Make all rows of a table that has a shape."""
         if len(self._slots) == self._slots.top:
             return
         made = np.zeros(self._slots.top, bool)

@@ -21,8 +21,6 @@ class RowBatch(NamedTuple):
     """Rows of several tables of one width, table by table.
 
     Attributes:
-        ids: of all rows; those of one table rise.
-        rows: of shape (n, width).
         starts: where the rows of each table begin, and where those of the last end.
     """
 
@@ -31,11 +29,9 @@ class RowBatch(NamedTuple):
     starts: Sequence[int]
 
     def ids_of_each(self) -> list[Ids]:
-        """Return the ids of each table."""
         return [self.ids[start:stop] for start, stop in itertools.pairwise(self.starts)]
 
     def of_each(self) -> list[tuple[Ids, Rows]]:
-        """Return the ids and rows of each table."""
         return [(self.ids[start:stop], self.rows[start:stop]) for start, stop in itertools.pairwise(self.starts)]
 
 
@@ -50,11 +46,7 @@ def coalesce(ids: Ids, rows: Rows) -> tuple[Ids, Rows]:
     """Return the unique ``ids``, sorted, and the sum of each one's rows, in the order of their positions.
 
     Args:
-        ids: of shape (n,), in any order.
         rows: of shape (n, width), contiguous; they are not changed.
-
-    Returns:
-        New ids and rows; ``ids`` and ``rows`` themselves where they rise already.
     """
     if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
         return ids, rows
@@ -105,10 +97,6 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[
 
     Args:
         parts: at least one; in each the ids rise. They are not changed.
-        room: makes the memory of the sums.
-
-    Returns:
-        Rows in new memory.
     """
     first_ids, first = parts[0]
     if len(parts) == 1:
@@ -168,10 +156,6 @@ def sum_batches(parts: Sequence[RowBatch], room: Room = np.empty) -> RowBatch:
 
     Args:
         parts: at least one, all of the same tables, whose rows are of one width.
-        room: makes the memory of the sums.
-
-    Returns:
-        Rows in new memory.
     """
     summed = parts[0]
     if len(parts) == 1:

@@ -84,7 +84,6 @@ class FrozenState(NamedTuple):
 
 
 def folders(directory: Path) -> list[Path]:
-    """Return the folders of all whole saves in ``directory``, the oldest first; none if it does not exist."""
     try:
         matches = [match for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
     except FileNotFoundError:
@@ -96,11 +95,7 @@ def folders(directory: Path) -> list[Path]:
 
 
 def newest(directory: Path) -> Save:
-    """Return the last save in ``directory``.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
+    """Return the last save in ``directory``."""
     whole = folders(directory)
     if not whole:
         raise CheckpointError(f"{directory}: no saved table there")
@@ -112,11 +107,6 @@ def base_of(directory: Path, since: int, key: Key, table: Table, stripes: int) -
 
     Freeze stripe ``i`` with ``since=save.manifest.versions[i]``: the stripe knows whether it continues that state. The
     number alone does not tell.
-
-    Args:
-        directory: of the table's saves.
-        since: a version.
-        key, table, stripes: what is to be saved.
 
     Raises:
         UsageError: there is no such save, or it is of another table, or of another number of servers.
@@ -153,10 +143,6 @@ def write_save(
     """Write a save of a table; it counts once all of it is on the disk.
 
     Args:
-        directory: made if it is missing.
-        key, table: what is saved.
-        state: of the frozen table.
-        pages: its rows, in any order, each once.
         gone: for a delta, ids of rows that have gone.
         base: for a delta, what it continues.
 
@@ -225,7 +211,6 @@ def _write_pages(files: dict[str, _File], table: Table, state: FrozenState, page
 
 
 def _begun(directory: Path) -> Path:
-    """Make the folder of a new save."""
     directory.mkdir(parents=True, exist_ok=True)
     while True:
         numbers = [int(match[1]) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -238,7 +223,6 @@ def _begun(directory: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what has been written of a save."""
     for path in folder.iterdir():
         path.unlink(missing_ok=True)
     folder.rmdir()

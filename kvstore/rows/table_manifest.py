@@ -39,16 +39,10 @@ class TableManifest:
     """What a save of a table consists of.
 
     Attributes:
-        key: of the table.
-        table: what it is.
-        parts: what is saved of each row beside its values.
         rows, gone: how many rows are saved, and how many ids of rows that have gone.
         versions: by stripe, its state: how many updates it had had, and in which lineage.
         steps: by stripe, how many of them the optimizer had made.
-        rule: of the optimizer whose states are saved; None for none.
         base: what a delta continues; None for a whole table.
-        written: when, in UTC.
-        files: the files.
     """
 
     key: Key
@@ -70,12 +64,10 @@ class TableManifest:
 
     @property
     def lineages(self) -> list[int]:
-        """By stripe, that of its version."""
         return [version.lineage for version in self.versions]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
         return sum(file.nbytes for file in self.files)
 
 
@@ -107,7 +99,6 @@ def load_manifest(folder: Path) -> tuple[TableManifest, str]:
 
 
 def to_json(manifest: TableManifest) -> str:
-    """Return the manifest as JSON."""
     fields = {
         "format": FORMAT,
         "key": manifest.key,

@@ -46,7 +46,6 @@ def update_together(
         sums: of their gradients; the rows may be overwritten unless ``keep``.
         updater: that of the first table; None assigns the sums. If it fails, no row has changed, unless it updates all
             rows.
-        hyper: see ``RowUpdater.step``.
         joint: the tables together, if somebody keeps that. It cannot be used any more where rows have been made.
     """
     if updater is None:
@@ -67,24 +66,17 @@ _MANY = 1024
 
 
 class _Part(NamedTuple):
-    """The rows of one worker, or those that both have.
-
-    Attributes:
-        rows, states: copies of the tables' rows and of their states.
-        grads: what they are updated with.
-    """
+    """The rows of one worker, or those that both have."""
 
     rows: Rows
     states: Mapping[str, Array]
     grads: Rows
 
     def taken(self, positions: Positions, grads: Rows) -> _Part:
-        """Return the rows at ``positions``, to be updated with ``grads``."""
         states = {name: value.take(positions, axis=0) for name, value in self.states.items()}
         return _Part(self.rows.take(positions, axis=0), states, grads)
 
     def replace(self, positions: Positions, part: _Part) -> None:
-        """Let the rows at ``positions`` be those of ``part``."""
         scatter(self.rows, positions, part.rows)
         for name, value in part.states.items():
             scatter(self.states[name], positions, value)
@@ -106,12 +98,7 @@ def update_there(
     changed.
 
     Args:
-        tables: one, or several that ``can_step_together``.
         batches: what each of one or two workers has pushed to them.
-        updater: that of the first table.
-        hyper: see ``RowUpdater.step``.
-        rooms: for each batch, what makes the memory of its new rows.
-        joint: the tables together, if somebody keeps that.
         keep: whether the rows of the batches must stay as they are.
     """
     joint = JointTables(tables) if joint is None else joint
@@ -163,7 +150,6 @@ def _shared(first: RowBatch, second: RowBatch) -> tuple[Positions, Positions] | 
 
 
 def _matches(first: Slots, second: Slots) -> tuple[Positions, Array]:
-    """Do what ``matches`` does, for places that rise."""
     at = first.searchsorted(second)
     return at, first.take(at, mode="clip") == second if len(first) else np.zeros(len(second), bool)
 

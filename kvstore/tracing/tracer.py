@@ -67,7 +67,6 @@ class ClockOffsets:
         """Take an echo.
 
         Args:
-            start: of the scheduler.
             sent, received: when the beat left and the echo came, by this process's clock.
             now: when the scheduler answered, by its own.
         """
@@ -94,7 +93,6 @@ class Words(dict[Any, int]):
         self._numbers = itertools.count(1)
 
     def __missing__(self, value: Any) -> int:
-        """Give ``value`` a number."""
         number = self[value] = next(self._numbers)
         return number
 
@@ -108,16 +106,9 @@ class Words(dict[Any, int]):
 class Tracer:
     """The notes of one process.
 
-    Args:
-        window: the rounds that are of interest.
-        clock: seconds, monotonic.
-        most: rows that wait at most.
-
     Attributes:
-        clock, window: see above.
         open: whether what happens now is of interest. Before the first round it is if that round is.
         round: the latest round of this process; 0 before the first.
-        offsets: of the clock.
         wake: called when many rows wait.
     """
 
@@ -147,7 +138,6 @@ class Tracer:
 
     @property
     def over(self) -> bool:
-        """Whether the last round of interest is over."""
         return self.round > self.window.last
 
     def turn_to(self, window: RoundWindow) -> None:
@@ -172,7 +162,6 @@ class Tracer:
         return wanted
 
     def has(self, number: int) -> bool:
-        """Return whether round ``number`` is of interest."""
         return self.window.first <= number <= self.window.last
 
     # ---- what is noted; callers look at ``open`` first
@@ -200,7 +189,6 @@ class Tracer:
                 self.span(name, start, keys, round_=round_)
 
     def asked(self, seq: int, peer: bytes, name: str, keys: Sequence[Key], nbytes: int) -> None:
-        """Note that request ``seq`` leaves for ``peer``."""
         self._append((ASKED, seq, peer, name, keys, self.clock(), _ident(), nbytes, self.round))
 
     def answered(self, seq: int, peer: bytes) -> None:
@@ -223,8 +211,6 @@ class Tracer:
 
         Args:
             left: when the replies left, at the earliest.
-            node, seq: who has asked, and the number of the request; ``NOBODY`` and 0 for none.
-            round_: the round that it is about.
             answered: of each reply that was sent, who had asked, and the number of the request.
         """
         self._append((HANDLED, start, left, self.clock(), _ident(), name, node, seq, nbytes, round_, answered))
@@ -378,5 +364,4 @@ def _label(value: Label | str | bytes) -> Label:
     return (value if isinstance(value, str) else value.decode()), None, 0
 
 
-def _nothing() -> None:
-    """Wake nobody."""
+def _nothing() -> None: ...

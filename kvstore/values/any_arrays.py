@@ -27,7 +27,6 @@ unflatten: Any = getattr(getattr(torch._C, "_nn", None), "unflatten_dense_tensor
 
 
 def spec_of(tensor: torch.Tensor) -> Spec:
-    """Return the shape and dtype of ``tensor``."""
     return Spec(tuple(tensor.shape), _NAMES[tensor.dtype])
 
 
@@ -53,9 +52,6 @@ def as_dtype(dtype: Any) -> torch.dtype:
 
 def as_tensor(value: Any) -> torch.Tensor:
     """Return ``value`` as a tensor to read from: over the same memory, or over a copy where torch cannot.
-
-    Args:
-        value: a numpy array, a torch tensor on any device, a cupy array, or anything with DLPack.
 
     Raises:
         UsageError: it is something else, or of a dtype that cannot be stored.
@@ -140,8 +136,6 @@ def split_like(
     """Return consecutive parts of ``flat``, as views.
 
     Args:
-        flat: a flat tensor.
-        sizes: how many elements each part has.
         shaped: tensors that have the parts' shapes; None for flat parts, which cost a fifth as much.
     """
     parts: Sequence[torch.Tensor]
@@ -293,7 +287,6 @@ def without_grad(action: Callable[..., T], *args: Any, **options: Any) -> T:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Have torch use this thread alone."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -40,18 +40,10 @@ def many_small(count: int, nbytes: int) -> bool:
 class Layout:
     """The shapes and dtypes that a list of arrays must have, and how copies lie back to back: largest items first.
 
-    Args:
-        kinds: for each array, which of ``specs`` it has.
-        specs: shapes and dtypes.
-
     Attributes:
-        shapes, dtypes: of each array, as torch has them.
         numpy: dtypes as numpy has them; None if it lacks one.
         loose: whether an array has a dimension of one or none: to numpy any stride is contiguous there.
-        lengths: bytes of each array.
         offsets: where in a copy of all each of them begins; it is aligned there.
-        nbytes: of all.
-        many: see ``many_small``.
     """
 
     def __init__(self, kinds: Column, specs: Sequence[Spec]) -> None:
@@ -76,7 +68,6 @@ class Arrays:
     """A list of contiguous arrays in this machine's memory.
 
     Attributes:
-        tensors: over the same memory.
         own: whether they are copies that only this list refers to.
         given: whether the tensors are the caller's own.
     """
@@ -132,7 +123,6 @@ class Arrays:
             increment_version([self.tensors[position] for position in positions.tolist()])
 
     def copied(self, layout: Layout) -> Arrays:
-        """Return copies of all, in new memory."""
         flat = np.empty(layout.nbytes, np.uint8)
         addresses = _addresses(self.tensors) if self._addresses is None else self._addresses
         collect(addresses[layout.order], layout.lengths[layout.order], flat.data)
@@ -144,10 +134,6 @@ class NumpyOutputs(Arrays):
 
     Where they lie is asked for when they are written: until then the caller may have given one other memory
     (``resize``), which holding on to the array does not prevent.
-
-    Args:
-        arrays: contiguous, aligned, not read-only.
-        layout: what they fit.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray[Any, Any]], layout: Layout) -> None:
@@ -166,12 +152,10 @@ class NumpyOutputs(Arrays):
         return addresses if fit else None
 
     def again(self, layout: Layout) -> Arrays | None:
-        """Return the list as it is now, to write to."""
         return self if _writable(self._arrays, layout) else None
 
 
 def tensors_of(values: Arrays | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return ``values`` as tensors."""
     return values.tensors if isinstance(values, Arrays) else values
 
 
@@ -190,7 +174,6 @@ def values_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
 
 
 def outputs_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
-    """Return ``arrays`` to write to, as ``values_of`` does."""
     arrays, kinds = _unwrapped(arrays)
     if layout.many:
         listed = tuple(arrays) if _all_numpy(kinds) else _imported(arrays, kinds)
@@ -357,7 +340,6 @@ def crossed(
     """Return whether an output overlaps another output, or another key's input.
 
     Args:
-        values: the inputs, contiguous.
         outs: the outputs. An output may be exactly its own key's input.
         owners: for each of ``outs`` the position of its value; by default they have the same positions.
         lengths: bytes of each value, and of each of ``outs`` too, if these are contiguous and have the same positions.

@@ -68,14 +68,10 @@ class PayloadRange(Protocol):
     """Elements ``start`` to ``stop`` of a payload, plain or encoded."""
 
     @property
-    def start(self) -> int:
-        """The first element."""
-        ...
+    def start(self) -> int: ...
 
     @property
-    def stop(self) -> int:
-        """The element after the last."""
-        ...
+    def stop(self) -> int: ...
 
     @property
     def values(self) -> torch.Tensor:
@@ -99,15 +95,12 @@ class TensorRange(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The element after the last."""
         return self.start + self.values.numel()
 
     def cut(self, start: int, stop: int) -> TensorRange:
-        """Return the elements that are also between ``start`` and ``stop``, counted from ``start``."""
         return TensorRange(max(self.start, start) - start, self.values[max(0, start - self.start) : stop - self.start])
 
     def write(self, out: torch.Tensor, add: bool) -> None:
-        """Write the elements into ``out``, or add them to what is there."""
         if add:
             out.add_(self.values)
         else:
@@ -163,7 +156,6 @@ def sum_ranges(payloads: Sequence[Sequence[PayloadRange]], out: torch.Tensor) ->
 
 
 def _sum(ranges: Sequence[PayloadRange], out: torch.Tensor) -> None:
-    """Write the sum of ``ranges``, which all have the same elements, into ``out``."""
     if set(map(type, ranges)) == _TENSORS:
         sum_in_order([each.values for each in ranges], out=out)  # in one pass less
         return

@@ -35,5 +35,4 @@ def integers(buffer: wire.Buffer) -> Any:
 
 
 def bytes_of(array: Any) -> memoryview:
-    """Return the bytes of a contiguous array."""
     return memoryview(array).cast("B") if array.size else memoryview(b"")

@@ -99,7 +99,6 @@ def all_in_stripe(target: RowTarget | TableGroup, ids: Ids) -> bool:
 
 
 def id_dtype(wide: bool) -> np.dtype[np.signedinteger]:
-    """Return the dtype of ids in messages."""
     return _WIDE if wide else _NARROW
 
 
@@ -202,7 +201,6 @@ def _of_one_width(targets: Sequence[RowTarget], codecs: Sequence[str]) -> bool:
 
 
 def _batch(like: RowTarget, whole: Ids, ids: Sequence[Ids], view: memoryview) -> tuple[RowBatch, list[RowPart]]:
-    """Return all rows of a message, and the part of each table."""
     rows = np.frombuffer(view, like.dtype).reshape(len(whole), like.width)
     starts = list(itertools.accumulate(map(len, ids), initial=0))
     batch = RowBatch(whole, rows, starts)
@@ -263,7 +261,6 @@ def gathered(
 
 
 def packed(ids: Sequence[Ids], wide: bool) -> wire.Buffer:
-    """Return the ids of all tables as messages carry them."""
     whole = np.concatenate(ids) if ids else np.empty(0, np.int64)
     return whole.astype(id_dtype(wide), copy=False).data.cast("B")
 
@@ -355,7 +352,6 @@ def _part_sizes(targets: Sequence[RowTarget], counts: Sequence[int], codecs: Seq
 
 
 def _described(targets: Sequence[RowTarget], counts: Sequence[int], codecs: Sequence[str]) -> str:
-    """Say what the rows of a message are, for messages."""
     parts = [
         f"{count} rows of {target.name!r} as {codec}"
         for target, count, codec in zip(targets, counts, codecs, strict=True)

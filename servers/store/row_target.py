@@ -35,8 +35,6 @@ class RowContribution(Contributed):
     """A contribution to a table.
 
     Attributes:
-        ids: of the rows; they rise.
-        rows: of shape (n, width); only to be read.
         batch: all rows of the message, if they are of one width, and which of its tables this is.
         request: the message, if it wants just these rows as its answer: its sender, and its number.
     """
@@ -54,17 +52,10 @@ class RowTarget(Target[RowContribution]):
     """One stripe of a table.
 
     Args:
-        number: of the segment.
-        key: of the table.
-        description: of the table.
         stripe, stripes: which rows are here; see ``kvstore.rows.ids.stripes_of``.
-        rounds: of the table.
-        space: for the rows of this table and of others.
-        lineage: in which the table begins.
 
     Attributes:
         name: by which users know the table, in settings and messages.
-        width, dtype, row_bytes: of a row.
         codecs, least, greatest: what a usual push has; see ``TableGroup``.
         table, joint: the rows.
         updater: steps with sums of rows; None if they are assigned.
@@ -113,11 +104,7 @@ class RowTarget(Target[RowContribution]):
         self._changed = {version: [of] for version, of in ids.items()}
 
     def changed_in(self, version: int) -> Ids:
-        """Return what ``changed`` has of ``version``.
-
-        Raises:
-            KeyError: it is not known any more.
-        """
+        """Return what ``changed`` has of ``version``. Raises ``KeyError`` if it is not known any more."""
         parts = self._changed[version]
         if len(parts) > 1:
             parts = self._changed[version] = [united(parts)]
@@ -157,7 +144,6 @@ class GroupContribution(Contributed):
     request: RequestName | None
 
     def of(self, place: int) -> RowContribution:
-        """Return what is contributed to the table at ``place``."""
         batch = self.batch
         part = slice(*batch.starts[place : place + 2])
         return RowContribution(
@@ -175,9 +161,6 @@ class TableGroup(Target[GroupContribution]):
 
     Attributes:
         targets: the tables; see ``alike`` and ``at_one_point``.
-        tables: their rows.
-        joint: these together.
-        updater: steps with sums of rows of all of them.
         codecs: how the rows of each travel in a usual push.
         width, dtype, row_bytes, description, stripe, stripes: of the first, and alike in all.
         least, greatest: the ids that rows of each table can have.
@@ -204,11 +187,7 @@ class TableGroup(Target[GroupContribution]):
         self.joint = JointTables(self.tables)
 
     def note_changed(self, batches: Sequence[tuple[Ids, Sequence[int]]]) -> None:
-        """Do what ``RowTarget.note_changed`` does, of all tables.
-
-        Args:
-            batches: ids of all tables, one after the other, and where those of each begin.
-        """
+        """Do what ``RowTarget.note_changed`` does, of all tables."""
         version = self.rounds.version
         self._changed[version] = [(ids if ids.base is None else ids.copy(), starts) for ids, starts in batches]
         if len(self._changed) > KEPT:
@@ -245,7 +224,6 @@ class TableGroups:
             self.make(targets)
 
     def make(self, targets: Sequence[RowTarget]) -> TableGroup:
-        """Return a new group of ``targets``."""
         group = self._by_ids[tuple(target.number for target in targets)] = TableGroup(targets)
         for target in targets:
             target.group = group

@@ -41,13 +41,6 @@ class RowUpdate(NamedTuple):
 class RowUpdates:
     """The updates of the tables of one store.
 
-    Args:
-        rule: of the store.
-        buckets: of the store.
-        numbers: returns what to update rows with; see ``Updates.row_hyperparameters``.
-        recording: of the store.
-        memory: for rows that are sent.
-
     Attributes:
         answers: the new rows of those requests that want just what they have pushed.
     """
@@ -86,10 +79,6 @@ class RowUpdates:
 
     def make(self, updates: Sequence[RowUpdate], recording: Recording | None = None) -> dict[RowTarget, Exception]:
         """Make ``updates``.
-
-        Args:
-            updates: what to make.
-            recording: records the sums, which are those of closed rounds; None if nobody does.
 
         Returns:
             The errors, by table; such a table is unchanged, unless it is ``WeightsInDoubt``.
@@ -244,9 +233,7 @@ class RowUpdates:
         """Make one update of each of ``targets``; return why no row of some has changed.
 
         Args:
-            targets: what to update.
             sums: for all of them together, or for each.
-            numbers: what to update with.
             keep: whether the rows of ``sums`` must stay as they are.
         """
         parts = [(list(targets), sums[0])] if len(sums) == 1 else [([t], s) for t, s in zip(targets, sums, strict=True)]
@@ -351,9 +338,6 @@ class RowAnswers:
     """The new rows of an update, as answers to the pushes that want just these rows: they are not gathered again.
 
     They are forgotten with the message that has changed them.
-
-    Args:
-        memory: for rows that are sent.
     """
 
     def __init__(self, memory: Memory) -> None:
