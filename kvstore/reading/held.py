@@ -135,6 +135,8 @@ def _longer(array: Any, length: int) -> Any:
 
 
 class ReadSegment(NamedTuple):
+    """A segment of a value: elements ``start`` to ``stop``, on ``server``."""
+
     id: int
     server: int
     start: int

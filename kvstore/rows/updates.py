@@ -48,11 +48,9 @@ def update_together(
             rows.
         joint: the tables together, if somebody keeps that. It cannot be used any more where rows have been made.
     """
-    if updater is None:
-        return update_each(tables, sums, None, hyper, keep)
-    if not updater.lazy:
+    if len(tables) == 1:
         return [tables[0].update(sums.ids, sums.rows, updater, hyper, keep)]
-    if update_there(tables, [sums], updater, hyper, [np.empty], joint, keep) is not None:
+    if updater is not None and update_there(tables, [sums], updater, hyper, [np.empty], joint, keep) is not None:
         return sums.ids_of_each()
     return update_each(tables, sums, updater, hyper, keep)
 
