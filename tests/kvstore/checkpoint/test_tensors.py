@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file
 from written import contents, headers
 
-from kvstore.checkpoint.tensors import PIECE, TensorHeader, opened, record_of, write_tensors
+from kvstore.checkpoint.tensors import TensorHeader, opened, write_tensors
 from kvstore.errors import CheckpointError
+from kvstore.manifests import PIECE, record_of
 from kvstore.spec import ITEMSIZE
 
 

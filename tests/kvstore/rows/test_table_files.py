@@ -13,8 +13,7 @@ from saved_stripes import IDS, Stripes, saved
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.lineage import Version
 from kvstore.rows.open_table import open_table
-from kvstore.rows.table_files import FrozenState, base_of, folders, write_save
-from kvstore.rows.table_manifest import from_json, load_manifest, to_json
+from kvstore.rows.table_files import FrozenState, base_of, folders, from_json, load_manifest, to_json, write_save
 from kvstore.table import MinCount, Table, Unseen
 
 PUSHES = st.lists(st.sets(st.integers(-12, 12), max_size=10).map(sorted), max_size=5)
