@@ -57,7 +57,7 @@ class HashedFile:
         for start in range(0, len(view), PIECE):
             piece = view[start : start + PIECE]
             self._digest.update(piece)
-            while piece:  # a write of more than 2 GiB, or one that a signal interrupts, is not made whole
+            while piece:  # a write may be made in part: on a disk that fills up, say
                 piece = piece[self._file.write(piece) :]
         self._nbytes += len(view)
 

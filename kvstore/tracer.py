@@ -35,6 +35,7 @@ from kvstore.wire.tracing import (
     packed,
 )
 
+# The oldest are dropped: their peer is lost, or does not answer that kind.
 MOST_UNDER_WAY = 1 << 14  # requests without an answer that are remembered: some never have one
 BATCH = 64  # events that become rows together
 _ident = threading.get_ident
@@ -221,6 +222,8 @@ class Tracer:
 
     def _append(self, event: tuple[Any, ...]) -> None:
         events = self._events
+        # Without the lock: appending to a deque is one step, and the job waits for this thread. A signal's handler may
+        # note something while its thread has the lock, so that can be taken again.
         events.append(event)
         if len(events) >= BATCH:
             with self._writing:

@@ -29,7 +29,7 @@ Native: TypeAlias = Any  # a numpy array on the CPU, else a tensor
 
 _KEPT = 1 << 18  # elements; more is not kept between calls
 
-_mine = threading.local()
+_mine = threading.local()  # threads that use different stores encode at the same time
 
 
 RESIDUAL, VELOCITY, STEP = "residual", "velocity", "step"  # what they are called in messages

@@ -116,7 +116,7 @@ class ReaderSession:
                     raise self._late(operation)
                 self._raise_if_over()
                 self._look()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: an answer that comes later must not write into the caller's array
             self._client.give_up(operation)
             raise
         operation.wait()

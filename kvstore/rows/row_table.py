@@ -175,7 +175,7 @@ class RowTable(TableStripe):
             stepped: whether an optimizer has made them.
         """
         self.steps += stepped
-        self.version += 1
+        self.version += 1  # before rows change; see ``stepped``
         slots = self._claim(pending.ids, pending.slots, pending.new)
         self.write(slots, rows, states)
         self._count(slots, pending.new)
@@ -188,7 +188,9 @@ class RowTable(TableStripe):
         table is not ``frozen``.
         """
         self.steps += 1
-        self.version += 1
+        self.version += (
+            1  # first: a failure from here on leaves another version, which tells that rows may have changed
+        )
         self._updated()
         if self._frozen:
             for slots in parts:

@@ -161,6 +161,7 @@ class RowUpdates:
     ) -> dict[RowTarget, Exception]:
         """Make updates with the same numbers: the fast way if nobody looks at the sums, else with the sums."""
         targets, numbers = [update.target for update in members], self._numbers(hyper)
+        # A standby, and a check of finite values, need the sums themselves.
         quick = recording is None and not self._rule.finite and members[0].scale == 1
         if quick and len(members) == 1 and len(members[0].items) == 1:
             errors = self._make_alone(members[0].target, members[0].items[0], numbers)
@@ -383,6 +384,8 @@ class RowAnswers:
         answer = self._kept.pop(request, None) if self._kept else None
         if answer is None:
             return None
+        # Another update may have come in between: of an async store, or of one table of a message whose rounds close
+        # apart.
         for table, version in zip(answer.tables, answer.versions, strict=True):
             if table.version != version:
                 return None
@@ -394,7 +397,7 @@ class RowAnswers:
 
     def _sendable(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Rows:
         nbytes = shape[0] * shape[1] * dtype.itemsize
-        if nbytes < SMALL:
+        if nbytes < SMALL:  # it is copied into the message: shared memory has a price of its own
             return np.empty(shape, dtype)
         rows: Rows = np.frombuffer(self._memory.allocate(nbytes), dtype).reshape(shape)
         return rows
