@@ -42,7 +42,6 @@ _ident = threading.get_ident
 _row = ROW.pack
 NOBODY = ("", -1, 0)  # who has asked for what is done without a request
 
-
 KEPT = 8  # round trips that are remembered of one start of the scheduler
 MOST_STARTS = 16
 

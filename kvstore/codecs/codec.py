@@ -23,14 +23,11 @@ from kvstore.spec import Key
 
 CHUNK = 1 << 16  # elements at a time: 256 KiB of float32, so that what one operation writes the next finds in the cache
 
-
 Native: TypeAlias = Any  # a numpy array on the CPU, else a tensor
-
 
 _KEPT = 1 << 18  # elements; more is not kept between calls
 
 _mine = threading.local()  # threads that use different stores encode at the same time
-
 
 RESIDUAL, VELOCITY, STEP = "residual", "velocity", "step"  # what they are called in messages
 

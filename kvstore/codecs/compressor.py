@@ -24,7 +24,6 @@ from kvstore.values.any_arrays import all_finite
 
 _KEPT = ("residual", "velocity", "basis")
 
-
 _TOP = torch.finfo(torch.float32).max
 
 

@@ -23,7 +23,6 @@ from kvstore.wire.guests import NOT_HELD, aligned
 MESSAGE_BYTES = 8 << 20  # in one answer, unless a segment or a row is longer
 MESSAGE_SEGMENTS = 256  # a server looks at all of them at once
 
-
 MESSAGE_ROWS = 1 << 15
 MOST_BYTES = 256 << 20  # of rows of one table that are held
 

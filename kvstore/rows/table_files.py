@@ -46,7 +46,6 @@ from kvstore.table import DTYPES, Table
 
 _NAME = re.compile(r"save-(\d{8,18})")
 
-
 FORMAT = "kvstore table 1"
 MAX_MANIFEST = 1 << 20  # bytes
 MAX_PARTS = 64

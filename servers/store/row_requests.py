@@ -25,7 +25,6 @@ _PUSH_BUFFERS = 3  # ids, rows, wanted ids
 _PULL_BUFFERS = 1  # wanted ids
 _PADDING = bytes(16)
 
-
 _NARROW, _WIDE = np.dtype(np.int32), np.dtype(np.int64)
 
 

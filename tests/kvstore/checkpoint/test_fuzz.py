@@ -31,7 +31,6 @@ GROWS = Table(dim=2, admit=MinCount(2), evict=[Unseen(5)])
 FIXED = Table(shape=(4, 2), init="constant", scale=0.5)
 SPECS: dict[Any, Spec] = {"w": Spec((2, 3), "float32"), 7: TableSpec.of(GROWS), "rows": TableSpec.of(FIXED)}
 
-
 MOST = 40  # damaged checkpoints of each kind that are read in whole
 
 
@@ -91,7 +90,6 @@ def read_all(folder: Path, out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A folder of a checkpoint, and a file to export to."""
     directory = tmp_path_factory.mktemp("run")
     return folders.begin(directory, 1), directory / "out.safetensors"
 
