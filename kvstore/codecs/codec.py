@@ -64,13 +64,12 @@ class Memo:
     """The state of one key.
 
     Attributes:
-        residual: flat float32: the error of the encodings so far.
         velocity: flat float32: the momentum of the elements that have not been sent; None without momentum.
         basis: the last right factor of PowerSGD, float32 of shape (rank, columns); None before the first.
     """
 
     key: Key
-    residual: torch.Tensor
+    residual: torch.Tensor  # flat float32: the error of the encodings so far
     step: int = 0
     velocity: torch.Tensor | None = None
     basis: torch.Tensor | None = None
@@ -189,12 +188,11 @@ class Codec(ABC):
     """One way to encode.
 
     Attributes:
-        whole: whether it must see all elements of a key at once.
         single: whether the code of an element depends on no other element, so that several arrays may be encoded as
             one.
     """
 
-    whole: ClassVar[bool] = False
+    whole: ClassVar[bool] = False  # whether it must see all elements of a key at once
     single: ClassVar[bool] = False
 
     @abstractmethod

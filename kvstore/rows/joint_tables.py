@@ -20,17 +20,11 @@ from kvstore.rows.sums import Rows
 
 
 class RowPlaces(NamedTuple):
-    """Where rows are.
+    """Where rows are."""
 
-    Attributes:
-        starts: where the slots of each table begin, and where those of the last end.
-        slots: in its table, of each row.
-        at: where each row is in the arrays of all tables; None if there are no such.
-    """
-
-    starts: Sequence[int]
-    slots: Slots
-    at: Slots | None
+    starts: Sequence[int]  # where the slots of each table begin, and where those of the last end
+    slots: Slots  # in its table, of each row
+    at: Slots | None  # where each row is in the arrays of all tables; None if there are no such
 
     @property
     def parts(self) -> list[slice]:

@@ -25,19 +25,12 @@ _NUMBERS, _LINEAGE = "numbers", "lineage"  # parts of ``RowTable.rest``
 
 
 class PendingUpdate(NamedTuple):
-    """An update that has begun; see ``RowTable.begin``.
+    """An update that has begun; see ``RowTable.begin``."""
 
-    Attributes:
-        ids: of the rows that change.
-        slots: where they are; below 0 for those that are to be made.
-        new: the positions of these.
-        kept: which of the ids that were given are among ``ids``; None for all.
-    """
-
-    ids: Ids
-    slots: Slots
-    new: Slots = _NO_SLOTS
-    kept: Array | None = None
+    ids: Ids  # of the rows that change
+    slots: Slots  # where they are; below 0 for those that are to be made
+    new: Slots = _NO_SLOTS  # the positions of these
+    kept: Array | None = None  # which of the ids that were given are among ``ids``; None for all
 
 
 class RowTable(TableStripe):
@@ -396,14 +389,10 @@ Part = np.ndarray[Any, np.dtype[Any]]
 
 
 class RowStates(NamedTuple):
-    """States by row.
-
-    Attributes:
-        parts: by the names that ``Page.parts`` has for states, for each id its state.
-    """
+    """States by row."""
 
     ids: Ids
-    parts: dict[str, Part]
+    parts: dict[str, Part]  # by the names that ``Page.parts`` has for states, for each id its state
     steps: int
 
     @classmethod

@@ -20,15 +20,11 @@ LEVELS = 16  # up to so many rows of an id are summed with the others' in the sa
 
 
 class RowBatch(NamedTuple):
-    """Rows of several tables of one width, table by table.
-
-    Attributes:
-        starts: where the rows of each table begin, and where those of the last end.
-    """
+    """Rows of several tables of one width, table by table."""
 
     ids: Ids
     rows: Rows
-    starts: Sequence[int]
+    starts: Sequence[int]  # where the rows of each table begin, and where those of the last end
 
     def ids_of_each(self) -> list[Ids]:
         return [self.ids[start:stop] for start, stop in itertools.pairwise(self.starts)]

@@ -69,9 +69,6 @@ class TableManifest:
 
     Attributes:
         rows, gone: how many rows are saved, and how many ids of rows that have gone.
-        versions: by stripe, its state: how many updates it had had, and in which lineage.
-        steps: by stripe, how many of them the optimizer had made.
-        base: what a delta continues; None for a whole table.
     """
 
     key: Key
@@ -79,10 +76,10 @@ class TableManifest:
     parts: Mapping[str, PartSpec]
     rows: int
     gone: int
-    versions: tuple[Version, ...]
-    steps: tuple[int, ...]
+    versions: tuple[Version, ...]  # by stripe, its state: how many updates it had had, and in which lineage
+    steps: tuple[int, ...]  # by stripe, how many of them the optimizer had made
     rule: str | None
-    base: Base | None
+    base: Base | None  # what a delta continues; None for a whole table
     written: str
     files: tuple[FileRecord, ...]
 
@@ -212,21 +209,13 @@ class Save(NamedTuple):
 
 
 class FrozenState(NamedTuple):
-    """What the stripes of a table were when they were frozen, in the order of the servers.
+    """What the stripes of a table were when they were frozen, in the order of the servers."""
 
-    Attributes:
-        versions: the state of each.
-        steps: how many of its updates its optimizer had made.
-        parts: what pages bring of each row beside its values; empty without states.
-        rule: of the optimizer whose states they are; None for none.
-        whole: why pages bring all rows, though only what had changed was asked for; empty if they do not.
-    """
-
-    versions: Sequence[Version]
-    steps: Sequence[int]
-    parts: dict[str, PartSpec]
-    rule: str | None = None
-    whole: str = ""
+    versions: Sequence[Version]  # the state of each
+    steps: Sequence[int]  # how many of its updates its optimizer had made
+    parts: dict[str, PartSpec]  # what pages bring of each row beside its values; empty without states
+    rule: str | None = None  # of the optimizer whose states they are; None for none
+    whole: str = ""  # why pages bring all rows, though only what had changed was asked for; empty if they do not
 
 
 def folders(directory: Path) -> list[Path]:

@@ -258,10 +258,10 @@ def test_slabs_of_one_name_lie_one_after_the_other_at_the_same_place_in_each_arr
     for listed, shape in ((rows, (2,)), (seen, ())):
         assert [slab.first for slab in listed] == [0, 5, 8]
         assert [slab.items.shape for slab in listed] == [(5, *shape), (3, *shape), (7, *shape)]
-        for number, slab in enumerate(slabs):
-            assert slab.whole is slabs[0].whole
+        for number, slab in enumerate(listed):
+            assert slab.whole is listed[0].whole
             slab.items[:] = number + 1
-        assert slabs[0].whole[:15].reshape(15, -1)[:, 0].tolist() == [1] * 5 + [2] * 3 + [3] * 7
+        assert listed[0].whole[:15].reshape(15, -1)[:, 0].tolist() == [1] * 5 + [2] * 3 + [3] * 7
     other = places[1].slab("", 2, np.float64)
     assert other.whole is not rows[0].whole
     assert not other.items.any()
