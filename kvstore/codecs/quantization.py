@@ -51,11 +51,7 @@ class Plane(NamedTuple):
 
 
 class PlaneCodec(Codec):
-    """A codec of elements in blocks.
-
-    Attributes:
-        block: how many elements a block has.
-    """
+    """A codec of elements in blocks. ``block``: how many elements a block has."""
 
     planes: ClassVar[tuple[Plane, ...]]  # of a payload, in order; those of larger items come first, for their alignment
 

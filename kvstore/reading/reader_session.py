@@ -36,11 +36,7 @@ Ask = tuple[
 
 
 class ReaderSession:
-    """See the module.
-
-    Args:
-        listens: whether anybody listens at an endpoint; None if that cannot be known.
-    """
+    """See the module. ``listens``: whether anybody listens at an endpoint; None if that cannot be known."""
 
     def __init__(
         self,
