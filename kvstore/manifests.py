@@ -1,20 +1,25 @@
-"""Manifests of checkpoints and of saved tables: JSON files beside others, read back with every field checked."""
+"""Folders of files with a manifest, as checkpoints and saves of tables are: a JSON file that lists the others.
+
+The manifest is written last, and makes the folder count; every field is checked when it is read back.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.job.files import read_manifest, replacing
+from kvstore.job.files import read_manifest, replacing, require_plain
 
 T = TypeVar("T")
 
 MANIFEST = "manifest.json"
+PIECE = 4 << 20  # bytes that are hashed and written at a time: what is hashed is still in the cache when it is written
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -32,6 +37,65 @@ class FileRecord(NamedTuple):
         if not isinstance(name, str) or not names.fullmatch(name):
             raise CheckpointError(f"{name!r:.60} is not the name of a {what}'s file")
         return cls(name, integer(given["nbytes"]), sha256(given["sha256"]))
+
+
+class HashedFile:
+    """A new file, or one in place of an empty one, with the size and sha256 of what has been written."""
+
+    def __init__(self, path: Path) -> None:
+        self._digest, self._nbytes = hashlib.sha256(), 0
+        self._file = path.open("wb", buffering=0)
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, buffer: memoryview | bytes) -> None:
+        view = memoryview(buffer).cast("B")
+        for start in range(0, len(view), PIECE):
+            piece = view[start : start + PIECE]
+            self._digest.update(piece)
+            while piece:  # a write may be made in part: on a disk that fills up, say
+                piece = piece[self._file.write(piece) :]
+        self._nbytes += len(view)
+
+    def sync(self) -> None:
+        """Have all of it on the disk."""
+        os.fsync(self._file.fileno())
+
+    def record(self, name: str) -> FileRecord:
+        return FileRecord(name, self._nbytes, self._digest.hexdigest())
+
+
+def record_of(path: Path) -> FileRecord:
+    """Return what ``path`` is now: its size and sha256. Raises ``CheckpointError`` if it is missing or unreadable."""
+    try:
+        require_plain(path)
+        with path.open("rb", buffering=0) as file:
+            digest, size = hashlib.sha256(), 0
+            while piece := file.read(PIECE):
+                digest.update(piece)
+                size += len(piece)
+    except OSError as exc:
+        raise CheckpointError(f"{path}: missing or unreadable: {exc.strerror}") from None
+    return FileRecord(path.name, size, digest.hexdigest())
+
+
+def numbered(directory: Path, names: re.Pattern[str], what: str) -> list[tuple[int, Path]]:
+    """Return the folders in ``directory`` whose names match, by the number in them; none if it does not exist.
+
+    Raises:
+        CheckpointError: it cannot be read as a directory of ``what``.
+    """
+    try:
+        found = [match for path in directory.iterdir() if (match := names.fullmatch(path.name))]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise CheckpointError(f"{directory}: cannot be read as a directory of {what}: {exc.strerror}") from None
+    return sorted((int(match[1]), directory / match[0]) for match in found)
 
 
 def write(folder: Path, manifest: str) -> None:

@@ -29,10 +29,6 @@ class Rule:
     """See the module.
 
     Attributes:
-        mode: ``sync`` or ``async``.
-        late: with a quorum: ``drop`` or ``keep`` what comes when its round is over.
-        compensation: async: the factor of the correction; 0 for none.
-        finite: whether an update with NaN or infinite values is refused.
         aggregate: which pushes an aggregator may sum: those of one round (``rounds``), or in ``async`` those that are
             there at the same time, too (``host``).
 
@@ -40,12 +36,12 @@ class Rule:
         UsageError: the values contradict each other. The message says what is valid.
     """
 
-    mode: str = "sync"
+    mode: str = "sync"  # ``sync`` or ``async``
     staleness: int | None = None
     quorum: int | None = None
-    late: str = "drop"
-    compensation: float = 0.0
-    finite: bool = False
+    late: str = "drop"  # with a quorum: ``drop`` or ``keep`` what comes when its round is over
+    compensation: float = 0.0  # async: the factor of the correction; 0 for none
+    finite: bool = False  # whether an update with NaN or infinite values is refused
     aggregate: str = "rounds"
 
     def __post_init__(self) -> None:

@@ -11,15 +11,10 @@ from kvstore.spec import Key, shorten
 
 
 class WaitLimits(NamedTuple):
-    """How long a wait may take.
+    """How long a wait may take."""
 
-    Attributes:
-        answer_s: how long a peer may take to answer, or to report what it is waiting for, in seconds.
-        patience_s: how long a wait goes on while all peers do so, in seconds.
-    """
-
-    answer_s: float
-    patience_s: float
+    answer_s: float  # how long a peer may take to answer, or to report what it is waiting for, in seconds
+    patience_s: float  # how long a wait goes on while all peers do so, in seconds
 
 
 class Waiter(Protocol):

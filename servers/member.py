@@ -13,7 +13,7 @@ from kvstore.job.config import Config
 from kvstore.job.exit_report import report_consequence
 from kvstore.job.system import cpu_us, memory_bytes
 from kvstore.member.session import Session
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport import Transport
 from servers.activity import ServedActivity
 from servers.requests.replies import Outbox

@@ -12,7 +12,7 @@ from kvstore import wire
 from kvstore.errors import JOB_FAILED_EXIT, KVStoreError
 from kvstore.job.config import Config
 from kvstore.job.exit_report import report_consequence
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport import Transport
 from servers.endpoints import scheduler_endpoint, warn_if_open
 from servers.requests.replies import Outbox

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvstore import wire
 from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
 from kvstore.manifests import FileRecord
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport.memory import Heap, Memory
 from kvstore.transport.transport import Admission
 from servers.activity import ServedActivity

@@ -24,7 +24,6 @@ from kvstore.values import to_buffer
 
 _RENAME = "give one of the keys another name"
 
-
 PAGE_ROWS = 1 << 16  # rows that nobody has pushed are made so many at a time
 
 

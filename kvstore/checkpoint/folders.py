@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvstore.errors import CheckpointError
 from kvstore.job.files import sync_directory
 from kvstore.job.valid_values import Interval
-from kvstore.manifests import MANIFEST
+from kvstore.manifests import MANIFEST, numbered
 
 _NAME = re.compile(r"checkpoint-(\d{8,18})")
 
@@ -29,15 +29,8 @@ def folder_of(directory: Path, number: int) -> Path:
 
 def listed(directory: Path) -> list[Folder]:
     """Return all folders of checkpoints in ``directory``, by number; none if it does not exist."""
-    try:
-        names = [path.name for path in directory.iterdir()]
-    except FileNotFoundError:
-        return []
-    except OSError as exc:
-        raise CheckpointError(f"{directory}: cannot be read as a directory of checkpoints: {exc.strerror}") from None
-    matches = [match for name in names if (match := _NAME.fullmatch(name))]
-    folders = [(int(match[1]), directory / match[0]) for match in matches]
-    return sorted(Folder(number, path, (path / MANIFEST).exists()) for number, path in folders)
+    folders = numbered(directory, _NAME, "checkpoints")
+    return [Folder(number, path, (path / MANIFEST).exists()) for number, path in folders]
 
 
 def prepare(directory: Path) -> None:

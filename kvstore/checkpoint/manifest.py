@@ -39,26 +39,18 @@ class StoredSegment(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredStore:
-    """One store of a checkpoint.
-
-    Attributes:
-        optimizer: the name of the rule that the servers updated with; None if they assigned sums.
-    """
+    """One store of a checkpoint."""
 
     ordinal: int
     mode: str
-    optimizer: str | None
+    optimizer: str | None  # the name of the rule that the servers updated with; None if they assigned sums
     specs: Mapping[Key, Spec]
     segments: Sequence[StoredSegment]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of.
-
-    Attributes:
-        parts: by rank of a worker, the file of what it added.
-    """
+    """What a checkpoint consists of."""
 
     number: int
     rounds: int
@@ -67,7 +59,7 @@ class Manifest:
     written: str
     stores: Sequence[StoredStore]
     files: Sequence[FileRecord]
-    parts: Mapping[int, int] = field(default_factory=dict)
+    parts: Mapping[int, int] = field(default_factory=dict)  # by rank of a worker, the file of what it added
 
     @property
     def nbytes(self) -> int:

@@ -6,7 +6,6 @@ serves meanwhile. Files are read by the library.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -20,11 +19,10 @@ from safetensors import SafetensorError, safe_open
 
 from kvstore.errors import CheckpointError
 from kvstore.job.files import replacing, require_plain
-from kvstore.manifests import FileRecord
+from kvstore.manifests import FileRecord, HashedFile
 from kvstore.spec import ITEMSIZE
 from kvstore.values import spec_of
 
-PIECE = 4 << 20  # bytes that are hashed and written at a time
 METADATA = "__metadata__"  # what a header has beside tensors
 DTYPES = {
     "float16": "F16",
@@ -68,16 +66,10 @@ def write_tensors(
         CheckpointError: a tensor's name is another's too, or one that the format keeps for itself; nothing is written.
     """
     require_names(path, [(header.name, "a tensor") for header in headers])
-    digest, written = hashlib.sha256(), 0
-    with replacing(path) as draft, draft.open("wb", buffering=0) as file:
+    with replacing(path) as draft, HashedFile(draft) as file:
         for buffer in (_header(headers, metadata), *contents):
-            view = memoryview(buffer).cast("B")
-            for start in range(0, len(view), PIECE):
-                piece = view[start : start + PIECE]
-                digest.update(piece)
-                _write_all(file.fileno(), piece)
-                written += len(piece)
-    return FileRecord(path.name, written, digest.hexdigest())
+            file.write(buffer)
+    return file.record(path.name)
 
 
 def require_names(path: Path, named: Iterable[tuple[str, str]], advice: str = "give one of them another name") -> None:
@@ -116,11 +108,6 @@ def _header(headers: Sequence[TensorHeader], metadata: Mapping[str, str]) -> byt
     return len(text).to_bytes(8, "little") + text
 
 
-def _write_all(fd: int, piece: memoryview) -> None:
-    while piece:
-        piece = piece[os.write(fd, piece) :]
-
-
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """The file at ``path``, opened by safetensors for torch.
@@ -134,21 +121,3 @@ def opened(path: Path) -> Iterator[Any]:
             yield file
     except (OSError, SafetensorError, ValueError) as exc:
         raise CheckpointError(f"{path}: missing or damaged: {exc}") from None
-
-
-def record_of(path: Path) -> FileRecord:
-    """Return what ``path`` is now: its size and sha256.
-
-    Raises:
-        CheckpointError: it is missing or cannot be read.
-    """
-    try:
-        require_plain(path)
-        with path.open("rb", buffering=0) as file:
-            digest, size = hashlib.sha256(), 0
-            while piece := file.read(PIECE):
-                digest.update(piece)
-                size += len(piece)
-    except OSError as exc:
-        raise CheckpointError(f"{path}: missing or unreadable: {exc.strerror}") from None
-    return FileRecord(path.name, size, digest.hexdigest())

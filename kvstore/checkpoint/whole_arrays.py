@@ -12,8 +12,9 @@ import torch
 
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, load_manifest
 from kvstore.checkpoint.tables import NUMBERS, Rest, StripeNames, are_rest, read_page, rest_name
-from kvstore.checkpoint.tensors import DTYPES, opened, record_of
+from kvstore.checkpoint.tensors import DTYPES, opened
 from kvstore.errors import CheckpointError
+from kvstore.manifests import record_of
 from kvstore.optim.states import StateTensors
 from kvstore.rows.frozen_rows import Page
 from kvstore.spec import Key, Spec

@@ -14,10 +14,9 @@ from pathlib import Path
 from kvstore import wire
 from kvstore.checkpoint.folders import part_of, promise_of, prune, remove, settle
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, save_manifest
-from kvstore.checkpoint.tensors import record_of
 from kvstore.client.entries import Entries
 from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.manifests import FileRecord
+from kvstore.manifests import FileRecord, record_of
 from kvstore.member.outstanding import Question, ready
 from kvstore.member.session import Session
 from kvstore.ticket import Operation

@@ -23,14 +23,11 @@ from kvstore.spec import Key
 
 CHUNK = 1 << 16  # elements at a time: 256 KiB of float32, so that what one operation writes the next finds in the cache
 
-
 Native: TypeAlias = Any  # a numpy array on the CPU, else a tensor
-
 
 _KEPT = 1 << 18  # elements; more is not kept between calls
 
-_mine = threading.local()
-
+_mine = threading.local()  # threads that use different stores encode at the same time
 
 RESIDUAL, VELOCITY, STEP = "residual", "velocity", "step"  # what they are called in messages
 
@@ -67,13 +64,12 @@ class Memo:
     """The state of one key.
 
     Attributes:
-        residual: flat float32: the error of the encodings so far.
         velocity: flat float32: the momentum of the elements that have not been sent; None without momentum.
         basis: the last right factor of PowerSGD, float32 of shape (rank, columns); None before the first.
     """
 
     key: Key
-    residual: torch.Tensor
+    residual: torch.Tensor  # flat float32: the error of the encodings so far
     step: int = 0
     velocity: torch.Tensor | None = None
     basis: torch.Tensor | None = None
@@ -192,12 +188,11 @@ class Codec(ABC):
     """One way to encode.
 
     Attributes:
-        whole: whether it must see all elements of a key at once.
         single: whether the code of an element depends on no other element, so that several arrays may be encoded as
             one.
     """
 
-    whole: ClassVar[bool] = False
+    whole: ClassVar[bool] = False  # whether it must see all elements of a key at once
     single: ClassVar[bool] = False
 
     @abstractmethod

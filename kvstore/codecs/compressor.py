@@ -24,24 +24,17 @@ from kvstore.values.any_arrays import all_finite
 
 _KEPT = ("residual", "velocity", "basis")
 
-
 _TOP = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class CompressionStatistics:
-    """What a compressor has done.
-
-    Attributes:
-        bytes_in: of the arrays, as they came.
-        bytes_out: of their payloads, uncut.
-        clipped: elements that were beyond what the encoding can hold.
-    """
+    """What a compressor has done."""
 
     arrays: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    clipped: int = 0
+    bytes_in: int = 0  # of the arrays, as they came
+    bytes_out: int = 0  # of their payloads, uncut
+    clipped: int = 0  # elements that were beyond what the encoding can hold
 
 
 class ResumableEncoding:

@@ -72,14 +72,12 @@ class Compression:
     """A checked description of how to compress; ``parse`` makes it.
 
     Attributes:
-        type: one of ``names()``.
         numbers: its parameters with their values, defaults included, in the order of names.
-        pull: how values are compressed on the way back; None if they are not.
     """
 
-    type: str
+    type: str  # one of ``names()``
     numbers: tuple[tuple[str, float | int | bool], ...] = ()
-    pull: Compression | None = None
+    pull: Compression | None = None  # how values are compressed on the way back; None if they are not
 
     def number(self, name: str) -> Any:
         return dict(self.numbers).get(name)

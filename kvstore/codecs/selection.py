@@ -33,7 +33,6 @@ _FIRST_RATIO = 0.25  # of the elements, at the start of a warm-up
 _SMALLEST = 2.0**-149  # the smallest positive float32
 _SAMPLED = 64  # one in so many elements is in the sample that estimates how large the largest are
 
-
 _PAIR = 8  # bytes of a position and a value
 _LONGEST = 2**31 - 1
 _NO_POSITIONS: Native = np.empty(0, np.int64)

@@ -25,7 +25,7 @@ from kvstore.member.mutual_waits import LOOK_S, BlockedTime, MutualWaits, Thread
 from kvstore.member.outstanding import Question, ready
 from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport import Peer, Transport
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from kvstore.job.valid_values import RoundWindow
 from kvstore.member.pulse import PulseProcess
 from kvstore.member.stacks import place_of, where
 from kvstore.rare_log import Drops
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport import Transport
 
 log = logging.getLogger(__name__)

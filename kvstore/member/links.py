@@ -33,7 +33,7 @@ from kvstore.member.outstanding import Effect, Outstanding, PendingRequest
 from kvstore.member.window import Window, WindowSize
 from kvstore.rare_log import Drops
 from kvstore.ticket import Operation
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport import Peer, Transport
 from kvstore.transport.memory import ScatteredFrame, nbytes_of
 

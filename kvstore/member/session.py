@@ -30,7 +30,7 @@ from kvstore.member.outstanding import PendingRequest, ready
 from kvstore.member.pulse import PulseProcess
 from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport import Peer, Transport
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from kvstore.table import Table
 from kvstore.values import as_dtype, from_buffer
 from kvstore.wire.guests import NOT_HELD, aligned
 
+# Workers go first: a server answers readers in the time that is left, and an answer is one piece of it.
 MESSAGE_BYTES = 8 << 20  # in one answer, unless a segment or a row is longer
 MESSAGE_SEGMENTS = 256  # a server looks at all of them at once
-
 
 MESSAGE_ROWS = 1 << 15
 MOST_BYTES = 256 << 20  # of rows of one table that are held
@@ -60,6 +60,8 @@ class HeldRows:
             return
         slots = self._index.find(ids)
         new = np.flatnonzero(slots == ABSENT)
+        # All are forgotten, not those that were read longest ago: to know these, each look-up would have to write. A
+        # reader whose rows do not fit would lose them to either.
         if len(self) + len(new) > self._most:
             self.forget()
             slots, new = np.full(len(ids), ABSENT, np.int32), np.arange(len(ids))
@@ -135,7 +137,7 @@ def _longer(array: Any, length: int) -> Any:
 
 
 class ReadSegment(NamedTuple):
-    """One server's part of a value, by its id there: elements start to stop."""
+    """A segment of a value: elements ``start`` to ``stop``, on ``server``."""
 
     id: int
     server: int

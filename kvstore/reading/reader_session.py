@@ -36,11 +36,7 @@ Ask = tuple[
 
 
 class ReaderSession:
-    """See the module.
-
-    Args:
-        listens: whether anybody listens at an endpoint; None if that cannot be known.
-    """
+    """See the module. ``listens``: whether anybody listens at an endpoint; None if that cannot be known."""
 
     def __init__(
         self,
@@ -116,7 +112,7 @@ class ReaderSession:
                     raise self._late(operation)
                 self._raise_if_over()
                 self._look()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: an answer that comes later must not write into the caller's array
             self._client.give_up(operation)
             raise
         operation.wait()

@@ -14,6 +14,8 @@ from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array, Slab
 from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 
+# To forget the one id that was pushed longest ago would need the order of all. Two generations bound the memory at some
+# 60 MB a stripe, and need no order: a push moves its id to the young one.
 COUNTED = 1 << 20  # ids of each of the two generations whose pushes are counted
 
 
@@ -130,6 +132,7 @@ class AdmissionRule:
             self._counted.restore(parts)
 
 
+# What is forgotten costs one whole save in place of a delta; 8 MB are little beside that.
 KEPT = 1 << 20  # ids at least, however few rows the table has
 
 
@@ -189,6 +192,7 @@ class GoneIds:
 # A row that no push has touched for more than ``Unseen.rounds`` updates counts as gone from that update on; its
 # memory is freed when a sweep passes. A table that has grown beyond its ``Capacity`` loses rows until it has a
 # sixteenth less, so that the search for them is seldom. Those of equal age or count go by their ids.
+# Without slack, every update of a full table would look for the oldest rows among all.
 SLACK = 16  # a full table makes room for this part of its rows at once
 
 

@@ -65,7 +65,11 @@ class FrozenRows:
         self._logged = 0
         self._passed = self._last = 0  # slots before it are not read again
         self._release: Callable[[FrozenRows], None] | None = release
-        self._lock = threading.Lock()  # of the log and of what has been passed
+        # Of the log and of what has been passed. An update calls ``keep`` before it writes, and writes without the
+        # lock. So a row that ``page`` finds without an entry in ``_kept`` does not change while the lock is held: its
+        # update would have to ``keep`` it first. Of a row with an entry, what lies in the slab may be half written; the
+        # log's counts.
+        self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -132,6 +136,7 @@ class FrozenRows:
 
         Slots that have no row yet are to be given, too, before they get one.
         """
+        # The log first, and ``_kept`` last: a row is found in the log only when all of it is there.
         with self._lock:
             slots = slots[(slots < self.slots) & (slots >= self._passed)]
             slots = slots[self._kept.take(slots) == 0] if len(slots) else slots

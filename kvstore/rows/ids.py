@@ -211,7 +211,7 @@ def all_rise(ids: Ids, starts: Sequence[int] | Bounds, least: Bounds, greatest: 
         return True
     falls = ids[1:] <= ids[:-1]
     if len(least) == 1:
-        return bool(least[0] <= ids[0] and ids[-1] <= greatest[0]) and not np.logical_or.reduce(falls)
+        return least.item(0) <= ids.item(0) and ids.item(-1) <= greatest.item(0) and not np.count_nonzero(falls)
     bounds = np.asarray(starts)
     firsts, stops = bounds[:-1], bounds[1:]
     if not np.logical_and.reduce(firsts < stops):
@@ -219,7 +219,7 @@ def all_rise(ids: Ids, starts: Sequence[int] | Bounds, least: Bounds, greatest: 
         firsts, stops, least, greatest = firsts[there], stops[there], least[there], greatest[there]
     falls[firsts[1:] - 1] = False  # where one table's end and the next one's begin
     return not (
-        np.logical_or.reduce(falls)
+        np.count_nonzero(falls)  # half the time of a reduction
         or np.logical_or.reduce(ids[firsts] < least)
         or np.logical_or.reduce(ids[stops - 1] > greatest)
     )

@@ -23,7 +23,9 @@ Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 FREE, DELETED, ABSENT = -1, -2, -1
 LEAST = 64  # entries
 CHUNK = 1 << 14  # ids that are looked up at a time: what is computed of them stays in the processor's cache
-MOST_SLOTS = 2**31 - 2
+MOST_SLOTS = 2**31 - 2  # entries are int32
+# A look at the next entry is some ten calls of numpy, whatever the number of ids. While many are left, one entry at a
+# time computes the least; the few with a long way cost calls only, so eight entries are looked at with the same calls.
 FEW = 1024  # ids; of so many the next entries are looked at together
 WINDOW = 8  # of those entries
 _AHEAD = np.arange(1, WINDOW + 1)
@@ -43,7 +45,9 @@ class SlotIndex:
         self.top = 0
         self.entries: Entries = np.full(LEAST, FREE, np.int32)
         self._deleted = 0  # entries of removed ids
-        self._released: list[Entries] = []  # slots of removed ids, in batches
+        # Slots of removed ids, in batches as they were removed: a list of single numbers would take ten times the
+        # memory.
+        self._released: list[Entries] = []
         self._used = 0
 
     def __len__(self) -> int:
@@ -108,6 +112,7 @@ class SlotIndex:
         at, left = _homes(self.ids.items[slots], mask), slots
         while len(left):
             here = entries.take(at) == left
+            # Not FREE: a search ends at a free entry, and would not reach ids that were placed behind this one.
             entries[at[here]] = DELETED
             at, left = (at[~here] + 1) & mask, left[~here]
         self._deleted += len(slots)
@@ -127,6 +132,9 @@ class SlotIndex:
 
     def _rebuild(self, count: int) -> None:
         """Make the entries anew, for ``count`` ids and half as many again."""
+        # More than half full, searches get long: with linear probing, full stretches grow together. Room for half as
+        # many again keeps a table whose ids come and go from being rebuilt each time; entries of removed ids go only
+        # here.
         wanted = LEAST
         while wanted < 2 * count + count // 2:
             wanted *= 2

@@ -20,17 +20,11 @@ from kvstore.rows.sums import Rows
 
 
 class RowPlaces(NamedTuple):
-    """Where rows are.
+    """Where rows are."""
 
-    Attributes:
-        starts: where the slots of each table begin, and where those of the last end.
-        slots: in its table, of each row.
-        at: where each row is in the arrays of all tables; None if there are no such.
-    """
-
-    starts: Sequence[int]
-    slots: Slots
-    at: Slots | None
+    starts: Sequence[int]  # where the slots of each table begin, and where those of the last end
+    slots: Slots  # in its table, of each row
+    at: Slots | None  # where each row is in the arrays of all tables; None if there are no such
 
     @property
     def parts(self) -> list[slice]:
@@ -77,6 +71,7 @@ class JointTables:
 
     def write(self, updates: Sequence[tuple[RowPlaces, Rows, Mapping[str, Array]]]) -> None:
         """Make one update of each table with rows that an optimizer has made. What is in two parts is alike in both."""
+        # All tables first: the old rows must be in the log of whoever reads a table before one of its rows is written.
         for number, table in enumerate(self._tables):
             table.stepped([places.of(number) for places, _, _ in updates] if table.frozen else ())
         for places, rows, states in updates:
@@ -97,7 +92,8 @@ class JointTables:
             for table, part in zip(self._tables, places.parts, strict=True):
                 table.pull(ids[part], out[part], places.slots[part])
             return
-        gather(self._arrays[""], at, out)  # anything for those that have no row
+        # Anything for ids that have no row: to gather all and to overwrite a few takes less than to divide them first.
+        gather(self._arrays[""], at, out)
         missing = np.flatnonzero(places.slots < 0)
         if len(missing):
             bounds = itertools.pairwise(np.searchsorted(missing, starts).tolist())

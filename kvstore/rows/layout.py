@@ -50,6 +50,8 @@ def write_rows(rows: Array, codec: str, into: memoryview) -> None:
     elif codec in _HALVES:
         half = torch.frombuffer(into, dtype=_HALVES[codec], count=rows.size).view(count, width)
         values = torch.from_numpy(_writable(rows))
+        # Rounded to half, a large element would become infinite, and stay so in the float32 row that it is added to:
+        # the table has the masters, halves are only on the way.
         top = torch.finfo(half.dtype).max
         low, high = torch.aminmax(values)
         if not -top <= low <= high <= top:

@@ -6,7 +6,6 @@ rows; ``verify`` finds either.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,18 +17,18 @@ import torch
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import replacing, require_plain
+from kvstore.manifests import record_of
 from kvstore.rows.admission import write_beginnings
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.index import Entries, probe
 from kvstore.rows.slabs import Array, scatter
-from kvstore.rows.table_files import Save, newest
-from kvstore.rows.table_manifest import GONE, IDS, INDEX, ROWS, TableManifest, load_manifest
+from kvstore.rows.table_files import GONE, IDS, INDEX, ROWS, Save, TableManifest, load_manifest, newest
 from kvstore.spec import Key
 from kvstore.table import Table
 
 PAGE = 1 << 14  # rows that are read at a time
-MAX_CHAIN = 10_000  # deltas that continue each other
+MAX_CHAIN = 10_000  # deltas that continue each other; manifests that somebody has changed could lead on for ever
 
 
 @outside_graphs
@@ -217,12 +216,8 @@ class SavedRows:
 
     def verify(self) -> None:
         for file in self.manifest.files:
-            path, digest = self.folder / file.name, hashlib.sha256()
-            require_plain(path)
-            with path.open("rb") as stream:
-                while piece := stream.read(4 << 20):
-                    digest.update(piece)
-            if digest.hexdigest() != file.sha256:
+            path = self.folder / file.name
+            if record_of(path) != file:
                 raise CheckpointError(f"{path}: damaged: its sha256 is not that of the manifest")
         if not np.array_equal(self.find(self.ids), np.arange(self.manifest.rows)):
             raise CheckpointError(f"{self.folder}: damaged: the index does not lead to each row")

@@ -130,11 +130,7 @@ def _parts(what: str, given: RowSparse, table: Table) -> tuple[Ids, Rows]:
 
 
 class Wanted:
-    """The rows that one call wants of one table.
-
-    Attributes:
-        targets: the outputs that are arrays.
-    """
+    """The rows that one call wants of one table. ``targets``: the outputs that are arrays."""
 
     def __init__(self, what: str, table: Table) -> None:
         self._what = what

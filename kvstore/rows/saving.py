@@ -28,6 +28,8 @@ from kvstore.ticket import Operation, Ticket
 log = logging.getLogger(__name__)
 
 PAGE_SLOTS = 1 << 14
+# A server keeps four frozen tables of a worker, and thaws the oldest for a fifth: open saves must stay below that, also
+# when a save that failed has left one behind.
 MOST_OPEN = 2
 SHARE = 0.05  # of the time that a save takes up which nobody waits for
 

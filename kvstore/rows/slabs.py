@@ -24,7 +24,6 @@ RESERVED = 1 << 36  # bytes of virtual memory for a slab whose final size is unk
 MOST = 1 << 45
 SMALL = 1 << 30  # bytes that are never too much
 
-
 PAGE = mmap.PAGESIZE
 HUGE = 2 << 20  # bytes of a page that one entry of the processor's address cache covers, where the system has such
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # how Linux is asked for them

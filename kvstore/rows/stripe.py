@@ -64,7 +64,9 @@ class TableStripe:
         self._gone = GoneIds()
         self._made = self._evicted = self._refused = 0
         self._swept = 0  # the slot at which the next sweep begins
-        self._frozen: tuple[FrozenRows, ...] = ()  # replaced as a whole, for another thread may thaw one
+        # Replaced as a whole: a save's thread may thaw one while an update goes over them. The lock is for two that do
+        # so.
+        self._frozen: tuple[FrozenRows, ...] = ()
         self._freezing = threading.Lock()
         self._rule: str | None = None
         self._columns: dict[str, RowState] = {}
@@ -225,6 +227,8 @@ class TableStripe:
             if self._huge_pages is not None:
                 self._huge_pages.made(slots[new])
         self._updated()
+        # Before anything is written: whoever reads the table as it was finds a new slot empty (``seen`` is 0), and of a
+        # slot that is used again the row that had it.
         self._keep(slots)
         return slots
 
@@ -300,6 +304,7 @@ class TableStripe:
         self._keep(slots)
         self._gone.add(self._slots.ids_of(slots), version, len(self._slots))
         self._slots.remove(slots.astype(np.int32))
+        # Only what says that there is a row: rows and states stay as they are until the slot is used again.
         self._seen.items[slots] = 0
         self._evicted += len(slots)
 

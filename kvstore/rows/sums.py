@@ -14,19 +14,17 @@ from kvstore.rows.slabs import Array, scatter
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of shape (n, width)
 Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Room: TypeAlias = "Callable[[tuple[int, int], np.dtype[Any]], Rows]"  # makes memory for rows of a shape and a dtype
+# Level k adds the k-th row of every id that has so many, in one call. The most frequent id (padding, a common word) may
+# have half of all rows: there would be a call for each of them, with one row.
 LEVELS = 16  # up to so many rows of an id are summed with the others' in the same rank; the rest one id at a time
 
 
 class RowBatch(NamedTuple):
-    """Rows of several tables of one width, table by table.
-
-    Attributes:
-        starts: where the rows of each table begin, and where those of the last end.
-    """
+    """Rows of several tables of one width, table by table."""
 
     ids: Ids
     rows: Rows
-    starts: Sequence[int]
+    starts: Sequence[int]  # where the rows of each table begin, and where those of the last end
 
     def ids_of_each(self) -> list[Ids]:
         return [self.ids[start:stop] for start, stop in itertools.pairwise(self.starts)]
@@ -99,7 +97,7 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[
         parts: at least one; in each the ids rise. They are not changed.
     """
     first_ids, first = parts[0]
-    if len(parts) == 1:
+    if len(parts) == 1:  # copied all the same: who steps with sums may overwrite them, and parts lie in messages
         return first_ids, _copied(first, room)
     if all(len(ids) == len(first_ids) and np.array_equal(ids, first_ids) for ids, _ in parts[1:]):
         sums = room(first.shape, first.dtype)
@@ -114,6 +112,7 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[
         return merged.ids, merged.rows
     union = united([ids for ids, _ in parts])
     sums = room((len(union), first.shape[1]), first.dtype)
+    # Sums begin as copies of the first rows, not as zeros: -0.0 + 0.0 is 0.0, another bit than one worker's row alone.
     there = np.zeros(len(union), bool)
     for ids, rows in parts:
         at = np.searchsorted(union, ids)

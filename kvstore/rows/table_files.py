@@ -21,40 +21,183 @@ open hash table of row numbers, a power of two of them; -1 is free. The row of a
 from __future__ import annotations
 
 import datetime
-import hashlib
-import os
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvstore import manifests
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import sync_directory
-from kvstore.lineage import Version
-from kvstore.manifests import MANIFEST, FileRecord
+from kvstore.lineage import UNKNOWN, Version
+from kvstore.manifests import MANIFEST, FileRecord, HashedFile, integer, numbered, sha256, text
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array
 from kvstore.rows.stripe import PartSpec
-from kvstore.rows.table_manifest import (
-    GONE,
-    IDS,
-    INDEX,
-    ROWS,
-    Base,
-    TableManifest,
-    load_manifest,
-    save_manifest,
-)
-from kvstore.spec import Key
-from kvstore.table import Table
+from kvstore.spec import ITEMSIZE, Key, check_key
+from kvstore.table import DTYPES, Table
 
 _NAME = re.compile(r"save-(\d{8,18})")
-_PIECE = 4 << 20  # bytes that are hashed and written at a time
+
+FORMAT = "kvstore table 1"
+MAX_MANIFEST = 1 << 20  # bytes
+MAX_PARTS = 64
+IDS, INDEX, ROWS, GONE = "ids", "index", "rows", "gone"  # the files that each save has, by name without ending
+_SAVE = re.compile(r"save-\d{8,18}")
+_FILE = re.compile(r"[A-Za-z0-9_.-]{1,90}")
+_PART = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,80}")
+_TABLE = ("rows", "row", "dtype", "init", "scale", "seed", "admit", "evict", "codec")  # as ``Table.described``
+
+
+class Base(NamedTuple):
+    """The save that a delta continues: its folder, beside the delta's, and the sha256 of its manifest."""
+
+    folder: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TableManifest:
+    """What a save of a table consists of.
+
+    Attributes:
+        rows, gone: how many rows are saved, and how many ids of rows that have gone.
+    """
+
+    key: Key
+    table: Table
+    parts: Mapping[str, PartSpec]
+    rows: int
+    gone: int
+    versions: tuple[Version, ...]  # by stripe, its state: how many updates it had had, and in which lineage
+    steps: tuple[int, ...]  # by stripe, how many of them the optimizer had made
+    rule: str | None
+    base: Base | None  # what a delta continues; None for a whole table
+    written: str
+    files: tuple[FileRecord, ...]
+
+    @property
+    def version(self) -> int:
+        """The most updates that a stripe had had."""
+        return max(version.number for version in self.versions)
+
+    @property
+    def lineages(self) -> list[int]:
+        return [version.lineage for version in self.versions]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.nbytes for file in self.files)
+
+
+def file_sizes(manifest: TableManifest) -> dict[str, int | None]:
+    """Return the names of the files that a save must have, each with its bytes; None for the index."""
+    sizes: dict[str, int | None] = {
+        f"{IDS}.int64": manifest.rows * 8,
+        f"{INDEX}.int32": None,
+        f"{ROWS}.{manifest.table.dtype}": manifest.rows * manifest.table.row_bytes,
+        f"{GONE}.int64": manifest.gone * 8,
+    }
+    for name, (dtype, columns) in manifest.parts.items():
+        sizes[f"{name}.{dtype}"] = manifest.rows * max(1, columns) * ITEMSIZE[dtype]
+    return sizes
+
+
+def save_manifest(folder: Path, manifest: TableManifest) -> None:
+    """Write the manifest, which makes the files in ``folder`` a save."""
+    manifests.write(folder, to_json(manifest))
+
+
+def load_manifest(folder: Path) -> tuple[TableManifest, str]:
+    """Return the manifest in ``folder``, and its sha256.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    return manifests.read(folder, MAX_MANIFEST, "saved table", from_json)
+
+
+def to_json(manifest: TableManifest) -> str:
+    fields = {
+        "format": FORMAT,
+        "key": manifest.key,
+        "table": dict(zip(_TABLE, manifest.table.alone.described, strict=True)),
+        "parts": {name: list(part) for name, part in manifest.parts.items()},
+        "rows": manifest.rows,
+        "gone": manifest.gone,
+        "versions": [version.number for version in manifest.versions],
+        "lineages": manifest.lineages,
+        "steps": manifest.steps,
+        "rule": manifest.rule,
+        "base": None if manifest.base is None else manifest.base._asdict(),
+        "written": manifest.written,
+        "files": [file._asdict() for file in manifest.files],
+    }
+    return json.dumps(fields, indent=1) + "\n"
+
+
+def from_json(manifest: str) -> TableManifest:
+    """Return the manifest that ``to_json`` wrote.
+
+    Raises:
+        CheckpointError: it is something else, or a field cannot be right.
+    """
+    return manifests.parsed(manifest, FORMAT, _checked)
+
+
+def _checked(fields: Mapping[str, Any]) -> TableManifest:
+    parts = {}
+    for name, (dtype, columns) in fields["parts"].items():
+        if not _PART.fullmatch(name) or name in (IDS, INDEX, ROWS, GONE) or dtype not in (*DTYPES, "int64"):
+            raise CheckpointError(f"part {name!r} of {dtype!r} is not valid")
+        parts[name] = PartSpec(dtype, integer(columns))
+    base = fields["base"]
+    if base is not None:
+        base = Base(text(base["folder"], _SAVE), sha256(base["sha256"]))
+    rule = fields["rule"]
+    if (rule is not None and not isinstance(rule, str)) or not isinstance(fields["written"], str):
+        raise CheckpointError("rule and written must be texts")
+    table = Table.of([fields["table"][name] for name in _TABLE])
+    numbers = list(map(integer, fields["versions"]))
+    lineages = list(map(integer, fields.get("lineages", [UNKNOWN] * len(numbers))))  # saves had none once
+    manifest = TableManifest(
+        key=check_key(fields["key"]),
+        table=table,
+        parts=parts,
+        rows=integer(fields["rows"]),
+        gone=integer(fields["gone"]),
+        versions=tuple(map(Version, lineages, numbers)),
+        steps=tuple(map(integer, fields["steps"])),
+        rule=rule,
+        base=base,
+        written=fields["written"],
+        files=tuple(FileRecord.of(file, _FILE, "saved table") for file in fields["files"]),
+    )
+    if not numbers or not len(numbers) == len(lineages) == len(manifest.steps) or len(parts) > MAX_PARTS:
+        raise CheckpointError("versions, lineages and steps must be as many as stripes, and parts few")
+    _require_files(manifest)
+    return manifest
+
+
+def _require_files(manifest: TableManifest) -> None:
+    sizes, listed = file_sizes(manifest), {file.name: file.nbytes for file in manifest.files}
+    if len(listed) != len(manifest.files) or listed.keys() != sizes.keys():
+        raise CheckpointError(f"expected the files {sorted(sizes)}, it lists {sorted(listed)}")
+    for name, nbytes in listed.items():
+        wanted = sizes[name]
+        if wanted is None:
+            entries = nbytes // 4
+            if nbytes % 4 or entries & (entries - 1) or entries <= manifest.rows:
+                raise CheckpointError(f"{name} cannot have {nbytes} bytes for {manifest.rows} rows")
+        elif nbytes != wanted:
+            raise CheckpointError(f"{name} must have {wanted} bytes, it lists {nbytes}")
 
 
 class Save(NamedTuple):
@@ -66,32 +209,17 @@ class Save(NamedTuple):
 
 
 class FrozenState(NamedTuple):
-    """What the stripes of a table were when they were frozen, in the order of the servers.
+    """What the stripes of a table were when they were frozen, in the order of the servers."""
 
-    Attributes:
-        versions: the state of each.
-        steps: how many of its updates its optimizer had made.
-        parts: what pages bring of each row beside its values; empty without states.
-        rule: of the optimizer whose states they are; None for none.
-        whole: why pages bring all rows, though only what had changed was asked for; empty if they do not.
-    """
-
-    versions: Sequence[Version]
-    steps: Sequence[int]
-    parts: dict[str, PartSpec]
-    rule: str | None = None
-    whole: str = ""
+    versions: Sequence[Version]  # the state of each
+    steps: Sequence[int]  # how many of its updates its optimizer had made
+    parts: dict[str, PartSpec]  # what pages bring of each row beside its values; empty without states
+    rule: str | None = None  # of the optimizer whose states they are; None for none
+    whole: str = ""  # why pages bring all rows, though only what had changed was asked for; empty if they do not
 
 
 def folders(directory: Path) -> list[Path]:
-    try:
-        matches = [match for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
-    except FileNotFoundError:
-        return []
-    except OSError as exc:
-        raise CheckpointError(f"{directory}: cannot be read as a directory of tables: {exc.strerror}") from None
-    ordered = sorted(matches, key=lambda match: int(match[1]))
-    return [path for match in ordered if (path := directory / match[0]) and (path / MANIFEST).exists()]
+    return [path for _, path in numbered(directory, _NAME, "tables") if (path / MANIFEST).exists()]
 
 
 def newest(directory: Path) -> Save:
@@ -153,19 +281,17 @@ def write_save(
     folder = _begun(directory)
     try:
         with ExitStack() as stack:
-            files = {
-                IDS: stack.enter_context(_File(folder / f"{IDS}.int64")),
-                ROWS: stack.enter_context(_File(folder / f"{ROWS}.{table.dtype}")),
-                GONE: stack.enter_context(_File(folder / f"{GONE}.int64")),
-                INDEX: stack.enter_context(_File(folder / f"{INDEX}.int32")),
-            }
-            for name, part in state.parts.items():
-                files[name] = stack.enter_context(_File(folder / f"{name}.{part.dtype}"))
+            kinds = {IDS: "int64", ROWS: table.dtype, GONE: "int64", INDEX: "int32"}
+            kinds |= {name: part.dtype for name, part in state.parts.items()}
+            names = {name: f"{name}.{dtype}" for name, dtype in kinds.items()}
+            files = {name: stack.enter_context(HashedFile(folder / file)) for name, file in names.items()}
             index = _write_pages(files, table, state, pages)
             lost = np.unique(np.concatenate([np.empty(0, np.int64), *gone]))
-            files[GONE].write(lost)
-            files[INDEX].write(index.entries)
-            records = tuple(file.finished() for file in files.values())
+            files[GONE].write(_plain(lost))
+            files[INDEX].write(_plain(index.entries))
+            for file in files.values():
+                file.sync()
+            records = tuple(file.record(names[name]) for name, file in files.items())
         manifest = TableManifest(
             key=key,
             table=table,
@@ -188,7 +314,7 @@ def write_save(
     return Save(folder, *load_manifest(folder))
 
 
-def _write_pages(files: dict[str, _File], table: Table, state: FrozenState, pages: Iterable[Page]) -> SlotIndex:
+def _write_pages(files: dict[str, HashedFile], table: Table, state: FrozenState, pages: Iterable[Page]) -> SlotIndex:
     index = SlotIndex()
     for page in pages:
         shape = (len(page.ids), table.width)
@@ -200,20 +326,20 @@ def _write_pages(files: dict[str, _File], table: Table, state: FrozenState, page
         if (ids[1:] == ids[:-1]).any() or (index.find(page.ids) >= 0).any():
             raise UsageError(f"a row of {table} came twice: it must be saved once")
         index.insert(page.ids)  # which numbers the rows as they come
-        files[IDS].write(page.ids)
-        files[ROWS].write(page.rows)
+        files[IDS].write(_plain(page.ids))
+        files[ROWS].write(_plain(page.rows))
         for name, (dtype, columns) in state.parts.items():
             part = page.parts[name]
             if part.shape != ((len(ids), columns) if columns else (len(ids),)) or part.dtype != dtype:
                 raise UsageError(f"{name!r} of a page has {part.shape} {part.dtype}, not {columns} columns of {dtype}")
-            files[name].write(part)
+            files[name].write(_plain(part))
     return index
 
 
 def _begun(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     while True:
-        numbers = [int(match[1]) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+        numbers = [number for number, _ in numbered(directory, _NAME, "tables")]
         folder = directory / f"save-{max(numbers, default=0) + 1:08d}"
         try:
             folder.mkdir()
@@ -228,35 +354,6 @@ def _remove(folder: Path) -> None:
     folder.rmdir()
 
 
-class _File:
-    """A new file of numbers, little-endian, with the sha256 of what has been written."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._digest, self._nbytes = hashlib.sha256(), 0
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> _File:
-        self._file = self._path.open("xb", buffering=0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def write(self, values: Array) -> None:
-        assert self._file is not None  # noqa: S101 - it is open
-        plain = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-        view = plain.reshape(-1).view(np.uint8).data
-        for start in range(0, len(view), _PIECE):
-            piece = view[start : start + _PIECE]
-            self._digest.update(piece)
-            while piece:
-                piece = piece[self._file.write(piece) :]
-        self._nbytes += len(view)
-
-    def finished(self) -> FileRecord:
-        """Have all of it on the disk; return what it is."""
-        assert self._file is not None  # noqa: S101 - it is open
-        os.fsync(self._file.fileno())
-        return FileRecord(self._path.name, self._nbytes, self._digest.hexdigest())
+def _plain(values: Array) -> memoryview:
+    """Return numbers as files have them: little-endian, whatever this machine is."""
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data

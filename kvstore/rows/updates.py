@@ -48,11 +48,9 @@ def update_together(
             rows.
         joint: the tables together, if somebody keeps that. It cannot be used any more where rows have been made.
     """
-    if updater is None:
-        return update_each(tables, sums, None, hyper, keep)
-    if not updater.lazy:
+    if len(tables) == 1:
         return [tables[0].update(sums.ids, sums.rows, updater, hyper, keep)]
-    if update_there(tables, [sums], updater, hyper, [np.empty], joint, keep) is not None:
+    if updater is not None and update_there(tables, [sums], updater, hyper, [np.empty], joint, keep) is not None:
         return sums.ids_of_each()
     return update_each(tables, sums, updater, hyper, keep)
 
@@ -61,6 +59,8 @@ def update_together(
 # third of the copies are saved, and the new rows of each worker lie together, so they can be its answer. Rows that both
 # have are stepped with twice (once for nothing), so from one in four on the sum of all is faster.
 MOST_SHARED = 4  # at most one row in so many may be in both parts: these are stepped with twice
+# Workers that share most of their rows (a small table, a full batch) are told by a sample: to compare all ids costs as
+# much as the sum saves.
 _SAMPLE = 32  # of many rows, one in so many is looked at first
 _MANY = 1024
 

@@ -17,7 +17,7 @@ from kvstore.member.links import Links
 from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
 from kvstore.spec import Key
 from kvstore.ticket import Operation
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport import Peer, Transport
 from kvstore.transport.transport import Frames
 from servers.activity import ServedActivity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore import wire
-from kvstore.tracing.tracer import NOBODY, Tracer
+from kvstore.tracer import NOBODY, Tracer
 from servers.requests.replies import Outbox
 
 OBSERVER = "observer"

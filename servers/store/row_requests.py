@@ -25,20 +25,14 @@ _PUSH_BUFFERS = 3  # ids, rows, wanted ids
 _PULL_BUFFERS = 1  # wanted ids
 _PADDING = bytes(16)
 
-
 _NARROW, _WIDE = np.dtype(np.int32), np.dtype(np.int64)
 
 
 class UsualPush(NamedTuple):
-    """What a message pushes to one table, or to a group.
+    """What a message pushes to one table, or to a group."""
 
-    Attributes:
-        batch: the rows, a view of the message without NaN. The ids of each table rise, and can be in it, here.
-        answer: whether their new rows are what the message wants.
-    """
-
-    batch: RowBatch
-    answer: bool
+    batch: RowBatch  # the rows, a view of the message without NaN. The ids of each table rise, and can be in it, here
+    answer: bool  # whether their new rows are what the message wants
 
 
 def usual_push(message: wire.PushRows, target: RowTarget | TableGroup) -> UsualPush | None:
@@ -121,15 +115,10 @@ class RowPart(NamedTuple):
 
 
 class PushedRows(NamedTuple):
-    """What a message pushes.
+    """What a message pushes."""
 
-    Attributes:
-        parts: to each of its tables.
-        answer: whether their new rows, one after the other, are what the message wants.
-    """
-
-    parts: list[RowPart]
-    answer: bool
+    parts: list[RowPart]  # to each of its tables
+    answer: bool  # whether their new rows, one after the other, are what the message wants
 
 
 def pushed_rows(message: wire.PushRows, targets: Sequence[RowTarget]) -> PushedRows:

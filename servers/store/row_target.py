@@ -26,6 +26,7 @@ from servers.store.rounds import Rounds, WorkerClocks
 from servers.store.target import AnyTarget, HeldSegments, Target
 
 RequestName: TypeAlias = "tuple[wire.Node, int]"  # who makes it, and its number
+# Each push of another list splits the group, which costs more than a group saves in a round.
 MOST_LISTS = 4  # a table that has been pushed in so many changing lists is in no group
 KEPT = 4  # rounds whose changed ids are known, for answers that are repeated by another server
 
@@ -84,7 +85,9 @@ class RowTarget(Target[RowContribution]):
         self.codecs = ["none"]
         self.least, self.greatest = _bounds([description])
         self.table = RowTable(description, stripe, stripes, space=space, lineage=lineage)
-        self.joint = JointTables([self.table])  # of one table, it never goes out of date
+        self.joint = JointTables(
+            [self.table]
+        )  # of one table, it looks for nothing beforehand: it never goes out of date
         self.updater: RowUpdater | None = None
         self.group: AnyTarget | None = None
         self._changed: dict[int, Sequence[Ids]] = {}

@@ -161,16 +161,22 @@ class RowUpdates:
     ) -> dict[RowTarget, Exception]:
         """Make updates with the same numbers: the fast way if nobody looks at the sums, else with the sums."""
         targets, numbers = [update.target for update in members], self._numbers(hyper)
+        # A standby, and a check of finite values, need the sums themselves.
+        quick = recording is None and not self._rule.finite and members[0].scale == 1
+        if quick and len(members) == 1 and len(members[0].items) == 1:
+            errors = self._make_alone(members[0].target, members[0].items[0], numbers)
+            if errors is not None:
+                return errors
         batches = _batches(members)
-        if batches is not None and recording is None and not self._rule.finite and members[0].scale == 1:
+        if quick and batches is not None:
             errors = self._make_there(members, batches, numbers)
             if errors is not None:
                 return errors
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for afterwards
                 room = np.empty if recording is None else recording.room
-                each = [members] if batches is not None else [[update] for update in members]
-                sums = [_summed(together, room) for together in each]
+                together = batches is not None and len(members) > 1
+                sums = [_summed(members, room)] if together else [_summed([update], room) for update in members]
             errors = self._not_finite(members, sums)
         except Exception as exc:  # no memory, for one: the rounds are over all the same
             errors = self._failed(exc, targets)
@@ -184,6 +190,25 @@ class RowUpdates:
             whole = sums[0].rows if len(sums) == 1 < len(targets) else None
             recording.row_sums(targets, _of_each(sums), hyper, errors, whole)
         return errors | self._apply(targets, sums, numbers, keep=recording is not None)
+
+    def _make_alone(
+        self, target: RowTarget, item: RowContribution, numbers: RowHyperparameters
+    ) -> dict[RowTarget, Exception] | None:
+        """Do what ``_make_there`` does with what one worker has pushed to one table."""
+        updater, table, version = target.updater, target.table, target.table.version
+        if updater is None:
+            return None
+        request = item.request if item.batch is None else None
+        try:
+            rows = table.update_there(item.ids, item.rows, self.answers.room(request), updater, numbers)
+        except Exception as exc:
+            return self._failed(exc, [target], [version])
+        if rows is None:
+            return None
+        if request is not None:
+            self.answers.keep([request], [rows], [table])
+        target.note_changed(item.ids)
+        return {}
 
     def _make_there(
         self, members: Sequence[RowUpdate], batches: Sequence[RowBatch], numbers: RowHyperparameters
@@ -296,12 +321,11 @@ def _of_each(sums: Sequence[RowBatch]) -> list[tuple[Ids, Rows]]:
 
 def _summed(updates: Sequence[RowUpdate], room: Room) -> RowBatch:
     """Return the sums of ``updates``, whose ``_batches`` there are."""
-    batches = _batches(updates) or []
     if len(updates) == 1:
-        ids, rows = sum_rows([(batch.ids, batch.rows) for batch in batches], room)
+        ids, rows = sum_rows([(item.ids, item.rows) for item in updates[0].items], room)
         summed = RowBatch(ids, rows, [0, len(ids)])
     else:
-        summed = sum_batches(batches, room)
+        summed = sum_batches(_batches(updates) or [], room)
     if updates[0].scale != 1:
         np.multiply(summed.rows, updates[0].scale, out=summed.rows)
     return summed
@@ -360,6 +384,8 @@ class RowAnswers:
         answer = self._kept.pop(request, None) if self._kept else None
         if answer is None:
             return None
+        # Another update may have come in between: of an async store, or of one table of a message whose rounds close
+        # apart.
         for table, version in zip(answer.tables, answer.versions, strict=True):
             if table.version != version:
                 return None
@@ -371,7 +397,7 @@ class RowAnswers:
 
     def _sendable(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Rows:
         nbytes = shape[0] * shape[1] * dtype.itemsize
-        if nbytes < SMALL:
+        if nbytes < SMALL:  # it is copied into the message: shared memory has a price of its own
             return np.empty(shape, dtype)
         rows: Rows = np.frombuffer(self._memory.allocate(nbytes), dtype).reshape(shape)
         return rows

@@ -21,7 +21,7 @@ from kvstore.lineage import UNKNOWN
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.spec import FLOATS, Spec
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import ranges_of
 from kvstore.wire.frames import SharedFields

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.transport.memory import Memory
 from servers.activity import ServedActivity, together
 from servers.names import have, name

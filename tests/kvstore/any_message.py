@@ -15,51 +15,35 @@ from kvstore.wire.frames import field_names, header_of
 
 COUNT = 6
 
-
 ME = wire.Sender(wire.Node("worker", 0, 1), 1, 1)
-
 
 CONCRETE = [thing for thing in vars(wire).values() if isinstance(thing, type)]
 
-
 CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node, wire.Sender)]
-
 
 roles = st.sampled_from(["worker", "server", "standby", "aggregator", "scheduler", "launcher", "reader", "observer"])
 
-
 ranks = st.integers(-1, 4096)
-
 
 text = st.text(max_size=40)
 
-
 whole = st.integers(0, 2**62)
-
 
 lineages = st.just(0) | st.integers(2**60, 2**61)
 
-
 states = st.tuples(lineages, st.integers(0, 2**62 - 1)).map(list)
-
 
 nodes = st.builds(wire.Node, roles, ranks, whole)
 
-
 keys = st.integers(-(2**63), 2**64 - 1) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
-
 
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1)
 
-
 shapes = st.lists(st.integers(0, 20), max_size=4)
-
 
 hyper = st.none() | st.booleans() | numbers | text | st.lists(st.none() | numbers, max_size=8)
 
-
 named = st.tuples(text, hyper).map(list)
-
 
 tables = st.builds(
     Table,

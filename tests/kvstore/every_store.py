@@ -62,7 +62,6 @@ def mine(store: kv.KVStore) -> int:
 
 
 def all_of(store: kv.KVStore) -> int:
-    """What all contribute."""
     return one_to(store.num_workers)
 
 

@@ -30,15 +30,12 @@ class InprocNetwork:
         self._numbers = itertools.count()
 
     def transport(self) -> InprocTransport:
-        """Return a new member's end."""
         return InprocTransport(self)
 
     def new_peer(self) -> Peer:
-        """Return a name for one end of a link."""
         return b"%d" % next(self._numbers)
 
     def listen(self, endpoint: str, transport: InprocTransport) -> None:
-        """Make ``transport`` the one that links to ``endpoint`` reach, those made before included."""
         with self._lock:
             if endpoint in self._listeners:
                 raise ConfigError(f"{endpoint} is in use: choose another name")
@@ -57,7 +54,6 @@ class InprocNetwork:
         link(listener)
 
     def forget(self, transport: InprocTransport) -> None:
-        """Free the endpoints of a transport that closes."""
         with self._lock:
             self._listeners = {name: t for name, t in self._listeners.items() if t is not transport}
 
@@ -77,14 +73,12 @@ class InprocTransport(Heap):
         self._closed = self._rung = False
 
     def bind(self, endpoint: str) -> str:
-        """Listen at ``inproc://name``; a name that ends in ``*`` gets a number instead of it."""
         if endpoint.endswith("*"):
             endpoint = endpoint[:-1] + self._network.new_peer().decode()
         self._network.listen(endpoint, self)
         return endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link. What is sent before anybody listens waits."""
         peer, peer_there = self._network.new_peer(), self._network.new_peer()
         self._unsent[peer] = []
 
@@ -101,14 +95,12 @@ class InprocTransport(Heap):
         return peer
 
     def disconnect(self, peer: Peer) -> None:
-        """Forget a link."""
         with self._lock:
             self._dropped.add(peer)
             self.links.pop(peer, None)
             self._unsent.pop(peer, None)
 
     def send(self, peer: Peer, frames: Sequence[wire.Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        """Put ``frames`` into the other end's inbox, if it is still there."""
         sent = list(map(whole, frames))
         with self._lock:
             if peer in self._unsent:
@@ -118,33 +110,25 @@ class InprocTransport(Heap):
                 return
         self._deliver(peer, sent)
 
-    def admit(self, peer: Peer) -> None:
-        """No effect: a process has no strangers inside."""
+    def admit(self, peer: Peer) -> None: ...
 
-    def refuse(self, peer: Peer) -> None:
-        """No effect: links stay."""
+    def refuse(self, peer: Peer) -> None: ...
 
     def identity(self, peer: Peer) -> str:
-        """Empty: there are no keys."""
         return ""
 
     def gone(self, peer: Peer) -> bool:
-        """Always False."""
         return False
 
     def gathers(self, peer: Peer) -> bool:
-        """False: the receiver reads the sender's own buffers."""
         return False
 
     def shares(self, peer: Peer) -> bool:
-        """True: the receiver reads the sender's own buffers."""
         return True
 
-    def detach(self) -> None:
-        """No effect: nothing is in transit."""
+    def detach(self) -> None: ...
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
-        """Return the next message, or None."""
         # Not ``queue.SimpleQueue``, whose ``get`` may wait for ever if its timeout is very short.
         until = time.monotonic() + timeout if timeout > 0 else 0.0
         while True:
@@ -159,18 +143,15 @@ class InprocTransport(Heap):
                 return received
 
     def interrupt(self) -> None:
-        """Wake ``recv``."""
         with self._lock:
             if not self._rung:  # else a wake-up is already there
                 self._rung = True
                 self._put(None)
 
     def abandon(self) -> None:
-        """Forget all links."""
         self.close()
 
     def close(self, linger: float = 0.0) -> None:
-        """Forget all links. ``linger`` has no effect: nothing is in transit."""
         self._closed = True
         self._network.forget(self)
 

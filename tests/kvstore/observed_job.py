@@ -36,6 +36,5 @@ class ObservedJob(ThreadedJob):
         return dataclasses.replace(config, keys=dataclasses.replace(config.keys, observer=self.observer[0]))
 
     def observe(self, timeout_s: float = LONG, config: Config | None = None) -> ObserverSession:
-        """Return an observer of the job."""
         config = config or self.config("observer")
         return ObserverSession(config, timeout_s, self.ends(config))

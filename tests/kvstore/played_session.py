@@ -20,8 +20,6 @@ class PlayedSession:
     """See the module.
 
     Args:
-        servers: how many there are.
-        aggregator: whether there is an aggregator, too.
         answer: returns the reply to a request of a peer; None leaves it without one, and by default it is ``Ack``.
 
     Attributes:
@@ -52,8 +50,7 @@ class PlayedSession:
     def carrier(self, server: int) -> bytes:
         return self.servers[server] if self.aggregator is None else self.aggregator
 
-    def check(self, store: int) -> None:
-        """Nothing has failed."""
+    def check(self, store: int) -> None: ...
 
     def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:
         self.asked.append((peer, request))
@@ -113,5 +110,4 @@ class _PlayedClient(Heap):
     def of(self, kind: type) -> list[Any]:
         return []
 
-    def poll(self) -> None:
-        """Everything has arrived."""
+    def poll(self) -> None: ...

@@ -20,11 +20,6 @@ from kvstore.table import Table, TableSpec
 class PlayedTables:
     """See the module.
 
-    Args:
-        servers: how many there are.
-        rule: of the store.
-        aggregator: whether there is an aggregator, too.
-
     Attributes:
         session, store: of worker 0, whose pushes are the only ones.
         rows: by segment and id.
@@ -41,7 +36,6 @@ class PlayedTables:
         self.session.asked.clear()
 
     def asked(self, kind: type) -> list[Any]:
-        """Return the messages of a class, in order."""
         return [message for _, message in self.session.asked if isinstance(message, kind)]
 
     def _answer(self, peer: bytes, request: wire.Request) -> wire.Reply | None:

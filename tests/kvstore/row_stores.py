@@ -60,13 +60,11 @@ def run(request: pytest.FixtureRequest, jobs: Jobs) -> Run:
 
 
 def begin(store: kv.KVStore, table: Any = ONES, lr: float = 1.0, key: Any = "t", **options: Any) -> None:
-    """Set an optimizer and make a table."""
     store.set_optimizer("sgd", learning_rate=lr, **options)
     store.init(key, table)
 
 
 def grads(ids: Any, value: float = 1.0, width: int = WIDTH) -> kv.RowSparse:
-    """A gradient of ``value`` for each of ``ids``."""
     count = torch.as_tensor(ids).numel()
     return kv.RowSparse(ids, torch.full((count, width), float(value)))
 
@@ -86,10 +84,8 @@ def settle(store: kv.KVStore, *tickets: kv.Ticket) -> None:
 
 
 def mine(store: kv.KVStore) -> int:
-    """What this worker contributes."""
     return store.rank + 1
 
 
 def all_of(store: kv.KVStore) -> int:
-    """What all contribute."""
     return store.num_workers * (store.num_workers + 1) // 2

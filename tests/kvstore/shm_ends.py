@@ -42,7 +42,6 @@ class Ends:
         self.raw_link = self.raw.connect("inproc://here")
 
     def send(self, *frames: bytes) -> list[bytes]:
-        """Send over the link, and return what arrives."""
         self.other.send(self.link, frames)
         received = self.listener.recv(LONG)
         assert received is not None

@@ -47,7 +47,6 @@ class Kind:
 
 
 def hear(listener: SocketTransport) -> bytes:
-    """Take a message; its sender is known from then on."""
     received = listener.recv(LONG)
     assert received is not None
     listener.admit(received[0])

@@ -54,11 +54,7 @@ class Kind:
 
 
 class Jobs(contextlib.ExitStack):
-    """One running job for each number of workers and servers, and kind of links.
-
-    Args:
-        bound: arrays of so many elements are cut over the servers.
-    """
+    """One running job for each number of workers and servers, and kind of links."""
 
     def __init__(self, bound: int) -> None:
         super().__init__()
@@ -66,7 +62,6 @@ class Jobs(contextlib.ExitStack):
         self._running: dict[tuple[int, int, str, int], ThreadedJob] = {}
 
     def job(self, kind: Kind) -> ThreadedJob:
-        """Return the job of ``kind``, which is started if it is not running."""
         which = (kind.workers, kind.servers, kind.links, kind.aggregators)
         if which not in self._running:
             private = kind.links.startswith("zeromq") or kind.links in ("shm", "unix")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import threading
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interrupting import interrupted
 
+from kvstore.cached import cached
 from kvstore.errors import UsageError
 from kvstore.plain import integer, scalar
 
@@ -64,3 +67,41 @@ def test_an_integer_is_one_and_in_range(value: Any) -> None:
     assert integer("rounds", torch.tensor(3), 1, 3) == 3
     with pytest.raises(UsageError, match=r"rounds=.* must be an integer from 1 to 3"):
         integer("rounds", value, 1, 3)
+
+
+class Squared:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.times = 0
+
+    @cached
+    def square(self) -> int:
+        """Its square."""
+        self.times += 1
+        return self.number**2
+
+
+def test_it_is_computed_once_for_each_instance() -> None:
+    a, b = Squared(3), Squared(4)
+    assert [a.square, a.square, b.square] == [9, 9, 16]
+    assert (a.times, b.times) == (1, 1)
+
+
+def test_the_class_has_it_with_its_docstring() -> None:
+    assert Squared.square.__doc__ == "Its square."
+
+
+def elsewhere() -> list[int]:
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(Squared(5).square), daemon=True)
+    thread.start()
+    thread.join(10)
+    return found
+
+
+def test_another_thread_computes_it_after_an_exception_at_any_line() -> None:
+    line = 0
+    while interrupted(lambda: Squared(2).square, line):
+        line += 1
+        assert elsewhere() == [25]
+    assert line > 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvstore.errors import Mismatch, UsageError
+from kvstore.lineage import NOWHERE, UNKNOWN, Version, new_lineage, next_lineage
 from kvstore.spec import ITEMSIZE, Key, Spec, as_shape, check_key, require_floats, require_same, shorten, without_value
 from kvstore.table import Table, TableSpec
 
@@ -109,3 +110,21 @@ def test_specs_that_look_alike_are_told_apart() -> None:
     one, other = (TableSpec.of(Table(shape=(10, 3), scale=scale)) for scale in (1.0, 2.0))
     with pytest.raises(Mismatch, match=r"'t' is TableSpec.*scale=1\.0.* but this call has TableSpec.*scale=2\.0"):
         require_same("t", one, other, "this call has")
+
+
+def test_numbers_are_compared_within_a_lineage_only() -> None:
+    assert Version(7, 5).since(Version(7, 3)) == 2
+    assert Version(7, 5).since(Version(7, 5)) == 0
+    assert Version(7, 5).since(Version(7, 6)) is None
+    assert Version(7, 5).since(Version(8, 3)) is None
+    assert Version(UNKNOWN, 5).since(Version(UNKNOWN, 3)) is None
+    assert Version(7, 5).since(NOWHERE) is None
+
+
+def test_each_lineage_is_another_and_what_follows_is_known_from_it() -> None:
+    drawn = {new_lineage() for _ in range(100)}
+    assert len(drawn) == 100
+    assert UNKNOWN not in drawn
+    first = drawn.pop()
+    assert next_lineage(first) == next_lineage(first) not in drawn | {first}
+    assert next_lineage(UNKNOWN) == UNKNOWN

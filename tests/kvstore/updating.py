@@ -18,7 +18,6 @@ def numbers(seed: int, dtype: torch.dtype = torch.float32) -> dict[Key, torch.Te
 
 
 def updated(updater: Updater, weights: dict[Key, torch.Tensor], seed: int, **how: Any) -> dict[Key, torch.Tensor]:
-    """One update of all ``weights`` in one call; returns them."""
     grads = numbers(seed, next(iter(weights.values())).dtype)
     updater.update([(key, weight, grads[key].clone()) for key, weight in weights.items()], **how)
     return weights

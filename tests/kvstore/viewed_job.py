@@ -24,7 +24,6 @@ def worker(rank: int, state: str = "ready", *, before: dict[str, Any] | None = N
 
 
 def server(rank: int, role: str = "server", *, before: dict[str, Any] | None = None, **latest: Any) -> MemberView:
-    """A server, likewise."""
     report = wire.ServerReport(wire.Node(role, rank, 1), 100.0, 50, 0, 0, 10**8, 4000, 0, 0, 0, [], [], [], [], 0)
     now = dataclasses.replace(report, **latest)
     then = now if before is None else dataclasses.replace(report, at=90.0, **before)
@@ -32,7 +31,6 @@ def server(rank: int, role: str = "server", *, before: dict[str, Any] | None = N
 
 
 def view_of(members: Sequence[MemberView], **more: Any) -> JobView:
-    """A job of these members."""
     counts = [sum(member.role == role for member in members) for role in ("worker", "server", "standby", "aggregator")]
     view = JobView(100.0, 40.0, *counts, members, None, "", [Event(1, 41.0, "all have joined")])
     return dataclasses.replace(view, **more)

@@ -93,7 +93,6 @@ class Pages:
         self._pages = pages
 
     def pages(self, store: int, key: str) -> Any:
-        """See ``CheckpointReader``."""
         return self._pages
 
 

@@ -18,11 +18,11 @@ from kvstore.checkpoint.command import main
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, from_json, load_manifest, save_manifest
 from kvstore.checkpoint.stateful import packed, unpacked
 from kvstore.checkpoint.tables import IDS, NUMBERS, VALUES, page_name, rest_name, shared_out
-from kvstore.checkpoint.tensors import record_of, write_tensors
+from kvstore.checkpoint.tensors import write_tensors
 from kvstore.checkpoint.whole_arrays import state_name, value_name, verify
 from kvstore.client.resuming import Resumed
 from kvstore.errors import KVStoreError
-from kvstore.manifests import MANIFEST
+from kvstore.manifests import MANIFEST, record_of
 from kvstore.rows.stripe import STATE
 from kvstore.spec import Spec
 from kvstore.table import MinCount, Table, TableSpec, Unseen
@@ -30,7 +30,6 @@ from kvstore.table import MinCount, Table, TableSpec, Unseen
 GROWS = Table(dim=2, admit=MinCount(2), evict=[Unseen(5)])
 FIXED = Table(shape=(4, 2), init="constant", scale=0.5)
 SPECS: dict[Any, Spec] = {"w": Spec((2, 3), "float32"), 7: TableSpec.of(GROWS), "rows": TableSpec.of(FIXED)}
-
 
 MOST = 40  # damaged checkpoints of each kind that are read in whole
 
@@ -91,7 +90,6 @@ def read_all(folder: Path, out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A folder of a checkpoint, and a file to export to."""
     directory = tmp_path_factory.mktemp("run")
     return folders.begin(directory, 1), directory / "out.safetensors"
 

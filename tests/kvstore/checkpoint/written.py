@@ -55,10 +55,8 @@ def write(
 
 
 def headers(tensors: Mapping[str, torch.Tensor]) -> list[TensorHeader]:
-    """The headers of ``tensors``."""
     return [TensorHeader(name, spec_of(value).dtype, list(value.shape)) for name, value in tensors.items()]
 
 
 def contents(tensors: Mapping[str, torch.Tensor]) -> Sequence[memoryview]:
-    """The bytes of ``tensors``."""
     return [to_buffer(value.contiguous()) for value in tensors.values()]

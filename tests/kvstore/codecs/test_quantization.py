@@ -173,7 +173,6 @@ def test_bits_are_packed_the_same_without_numpy(size: int, seed: int) -> None:
 
 RATE = 2.0
 
-
 SHAPES = [(2, 3), (4, 4), (100, 100), (121, 121)]
 
 

@@ -37,14 +37,12 @@ class Reader:
         return str(json.loads(self.process.stdout.readline()))
 
     def close(self) -> int:
-        """Let it end; return how it has."""
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()
         return self.process.wait(LONG)
 
     def open(self, handle: Handle) -> str:
-        """Open memory; return its name there."""
         name = secrets.token_hex(4)
         assert self.refusal(handle, name) == ""
         return name

@@ -14,7 +14,7 @@ from kvstore import wire
 from kvstore.errors import KVStoreError, NodeLost
 from kvstore.member import heartbeat as heartbeats
 from kvstore.member.heartbeat import CLOCK_S, REDIAL_S, Heartbeat, Listener
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 
 INTERVAL, LIMIT = 1.0, 5.0
 

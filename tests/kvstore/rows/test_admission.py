@@ -130,7 +130,6 @@ def _mix(x):
 
 
 def _element(table, number, column):
-    """One element, with Python's integers and floats."""
     h = _mix((number + table.seed * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) & MASK)
     h = _mix((h + (column + 1) * 0x9E3779B97F4A7C15) & MASK)
     if table.init == "uniform":

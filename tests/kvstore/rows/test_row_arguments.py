@@ -108,7 +108,6 @@ ids_lists = st.lists(st.lists(st.integers(-5, 5), max_size=6), min_size=1, max_s
 
 
 def rows_of(ids: np.ndarray) -> np.ndarray:
-    """Rows that tell their id."""
     return np.stack([ids, -ids], axis=1).astype(np.float32)
 
 

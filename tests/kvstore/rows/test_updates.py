@@ -2,11 +2,16 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvstore.optim.optimizer import describe
+from kvstore.optim.row_rules import RowState
 from kvstore.optim.updater import OWN, RowUpdater
+from kvstore.rows.joint_tables import JointTables
 from kvstore.rows.row_table import RowTable
-from kvstore.rows.sums import RowBatch, sum_batches
+from kvstore.rows.slab_space import SlabSpace
+from kvstore.rows.sums import RowBatch, coalesce, has_nan, sum_batches, sum_rows
 from kvstore.rows.updates import can_step_together, update_there, update_together
 from kvstore.table import MinCount, Table, Unseen
 
@@ -224,3 +229,220 @@ def test_rows_that_are_to_be_made_and_tables_whose_rows_go_are_updated_otherwise
         batch = RowBatch(np.array([1, 3]), np.ones((2, 4), np.float32), [0, 2])
         assert update_there([table], [batch], updater, OWN, [np.empty]) is None
         assert table.version == 0
+
+
+def _rows(count, width, seed=0):
+    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+
+
+def _one_by_one(ids, rows):
+    sums = {}
+    for number, row in zip(ids.tolist(), rows, strict=True):
+        sums[number] = sums[number] + row if number in sums else row.copy()
+    return np.array(sorted(sums), np.int64), np.array([sums[number] for number in sorted(sums)])
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(-3, 12) | st.integers(-(2**63), 2**63 - 1), max_size=60), st.sampled_from([1, 2, 5]), st.data()
+)
+def test_duplicates_are_summed_in_order_of_position(ids, width, data):
+    ids = np.array(ids * data.draw(st.integers(1, 3)), np.int64)
+    rows = _rows(len(ids), width)
+    got_ids, got = coalesce(ids, rows)
+    want_ids, want = _one_by_one(ids, rows)
+    assert got_ids.tolist() == want_ids.tolist()
+    assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 3, 64])
+def test_an_id_with_very_many_rows_is_summed_in_order_too(width):
+    ids = np.random.default_rng(1).integers(0, 3, 1000)
+    rows = _rows(1000, width)
+    assert coalesce(ids, rows)[1].tobytes() == _one_by_one(ids, rows)[1].tobytes()
+
+
+def test_ids_that_rise_are_returned_as_they_are():
+    ids, rows = np.array([-4, 2, 9]), _rows(3, 2)
+    assert coalesce(ids, rows)[0] is ids
+    assert coalesce(ids, rows)[1] is rows
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sets(st.integers(-4, 8), max_size=9).map(sorted), min_size=1, max_size=4))
+def test_parts_are_summed_in_their_order(parts):
+    parts = [(np.array(ids, np.int64), _rows(len(ids), 3, seed)) for seed, ids in enumerate(parts)]
+    before = [rows.copy() for _, rows in parts]
+    ids, sums = sum_rows(parts)
+    want_ids, want = _one_by_one(np.concatenate([i for i, _ in parts]), np.concatenate([r for _, r in parts]))
+    assert ids.tolist() == want_ids.tolist()
+    assert sums.tobytes() == want.tobytes()
+    assert all(np.array_equal(rows, old) for (_, rows), old in zip(parts, before, strict=True))
+
+
+_SOME_IDS = st.sets(st.integers(-3, 5), max_size=6).map(sorted)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 3).flatmap(lambda tables: st.lists(st.tuples(*[_SOME_IDS] * tables), min_size=1, max_size=3)))
+def test_batches_of_several_tables_are_summed_as_each_table_is(parts):
+    batches = []
+    for seed, tables in enumerate(parts):
+        ids = np.array([number for table in tables for number in table], np.int64)
+        starts = np.cumsum([0, *map(len, tables)]).tolist()
+        batches.append(RowBatch(ids, _rows(len(ids), 3, seed), starts))
+    summed = sum_batches(batches)
+    assert len(summed.starts) == len(parts[0]) + 1
+    for place in range(len(parts[0])):
+        own = [slice(batch.starts[place], batch.starts[place + 1]) for batch in batches]
+        ids, rows = sum_rows([(batch.ids[part], batch.rows[part]) for batch, part in zip(batches, own, strict=True)])
+        part = slice(summed.starts[place], summed.starts[place + 1])
+        assert summed.ids[part].tolist() == ids.tolist()
+        assert summed.rows[part].tobytes() == rows.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "least", [[], [1], [np.inf], [np.inf, -np.inf], [-np.inf], [3e38, 3e38], [1e-45]], ids=lambda least: str(least)
+)
+def test_nan_is_found_whatever_else_there_is(dtype, least):
+    rows = np.zeros((20, 7), dtype)
+    rows.flat[: len(least)] = least
+    assert not has_nan(rows)
+    assert not has_nan(rows[:0])
+    for place in (0, 70, 139):
+        rows.flat[place] = np.nan
+        assert has_nan(rows)
+        rows.flat[place] = 0
+
+
+def test_sums_overflow_and_underflow_in_silence_where_a_program_lets_numpy_raise():
+    tiny, huge = np.float32(1e-30), np.float32(3e38)
+    rows = np.array([[tiny, huge], [tiny, huge], [np.inf, tiny], [-np.inf, tiny]], np.float32)
+    with np.errstate(all="raise"):
+        ids, summed = coalesce(np.array([4, 4, 2, 2]), rows)
+        twice = sum_rows([(ids, summed), (ids, summed)])[1]
+        apart = sum_rows([(ids, summed), (ids[:1], summed[:1]), (ids[1:], summed[1:])])[1]
+        merged = sum_rows([(ids, summed), (ids[1:], summed[1:])])[1]
+        assert not has_nan(rows)
+    assert ids.tolist() == [2, 4]
+    assert np.isnan(summed[0, 0])
+    assert summed[1].tolist() == [2 * tiny, np.inf]
+    assert twice[1].tolist() == apart[1].tolist() == merged[1].tolist() == [4 * tiny, np.inf]
+
+
+WIDTH = 4
+STATES = {"mean": RowState(None, "float32"), "norm": RowState(1, "float64", 2.0)}
+KINDS = {
+    "fixed": [
+        Table(shape=(50, WIDTH), init="normal"),
+        Table(shape=(30, WIDTH)),
+        Table(shape=(40, WIDTH), init="uniform"),
+    ],
+    "growing": [Table(dim=WIDTH, init="normal"), Table(dim=WIDTH), Table(dim=WIDTH, seed=3)],
+    "mixed": [Table(dim=WIDTH, init="normal"), Table(shape=(50, WIDTH)), Table(dim=WIDTH, admit=MinCount(1))],
+}
+
+
+def made(kind, space):
+    """Tables of ``kind`` whose even rows are there: of each value and state, its table's number and its id."""
+    tables = [RowTable(table, states=STATES, space=space) for table in KINDS[kind]]
+    for number, table in enumerate(tables):
+        ids = np.arange(0, 30, 2)
+        values = np.repeat(1000 * number + ids, WIDTH).reshape(-1, WIDTH).astype(np.float32)
+        parts = {"state.mean": values + 0.25, "state.norm": values[:, :1].astype(np.float64) + 0.5}
+        table.put(ids, values, parts, version=3 + number)
+    return tables
+
+
+def joined(ids):
+    """The ids of all tables, and where those of each begin."""
+    return np.concatenate(ids), np.cumsum([0, *map(len, ids)]).tolist()
+
+
+def state(tables):
+    """All that the tables hold."""
+    found = []
+    for table in tables:
+        frozen = table.freeze()
+        ids, rows, parts = frozen.page(0, frozen.slots)
+        frozen.thaw()
+        order = np.argsort(ids)
+        found += [part[order].tolist() for part in (ids, rows, *parts.values())] + [table.version, table.steps]
+    return found
+
+
+@pytest.fixture(params=["together", "apart"])
+def space(request):
+    return SlabSpace(4 * WIDTH) if request.param == "together" else None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_read_changed_and_written_as_one_by_one(kind, space):
+    tables, others = made(kind, space), made(kind, None)
+    ids = [np.array([2, 8]), np.array([], np.int64), np.array([0, 8, 14, 28])]
+    joint = JointTables(tables)
+    places = joint.live(*joined(ids))
+    assert (places.at is not None) == (space is not None)
+    rows, states = (
+        np.empty((6, WIDTH), np.float32),
+        {"mean": np.empty((6, WIDTH), np.float32), "norm": np.empty((6, 1))},
+    )
+    joint.gather(places, rows, states)
+    assert rows[:, 0].tolist() == [2, 8, 2000, 2008, 2014, 2028]
+    assert (states["mean"][:, 1] - rows[:, 1]).tolist() == [0.25] * 6
+    assert (states["norm"][:, 0] - rows[:, 1]).tolist() == [0.5] * 6
+    frozen = tables[2].freeze()
+    joint.write([(places, rows + 1, {name: -value for name, value in states.items()})])
+    assert frozen.page(0, frozen.slots).rows[:, 0].tolist() == [2000 + each for each in range(0, 30, 2)]
+    frozen.thaw()
+    for table, own, part in zip(others, ids, places.parts, strict=True):
+        slots = RowTable.found_in_all([table], own, [0, len(own)])
+        table.stepped([slots])
+        table.write(slots, rows[part] + 1, {name: -value[part] for name, value in states.items()})
+    assert state(tables) == state(others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_places_where_a_row_is_missing(kind, space):
+    joint = JointTables(made(kind, space))
+    assert joint.live(np.array([2, 3, 2]), [0, 1, 2, 3]) is None
+    assert joint.live(np.array([], np.int64), [0] * 4).slots.tolist() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pulled_rows_are_those_of_each_table_missing_ones_too(kind, space):
+    tables = made(kind, space)
+    for ids in ([[5, 2, 2, 29], [], [1, 28]], [[], [3], []], [[], [], []], [[0], [0], [0]]):
+        ids = [np.array(own, np.int64) for own in ids]
+        starts = np.cumsum([0, *map(len, ids)])
+        pulled, expected = np.full((2, starts[-1], WIDTH), np.nan, np.float32)
+        JointTables(tables).pull(*joined(ids), pulled)
+        for table, own, start, stop in zip(tables, ids, starts, starts[1:], strict=False):
+            table.pull(own, expected[start:stop])
+        assert pulled.tolist() == expected.tolist()
+        assert not np.isnan(pulled).any()
+
+
+def test_rows_that_count_as_gone_are_not_pulled(space):
+    tables = [RowTable(Table(dim=WIDTH, init="constant", scale=7, evict=Unseen(2)), space=space) for _ in range(2)]
+    for table in tables:
+        table.update(np.array([1]), np.ones((1, WIDTH), np.float32), None)
+    for _ in range(3):
+        tables[0].update(np.array([2]), np.ones((1, WIDTH), np.float32), None)
+    out = np.empty((2, WIDTH), np.float32)
+    JointTables(tables).pull(np.array([1, 1]), [0, 1, 2], out)
+    assert out[:, 0].tolist() == [7, 1]
+
+
+def test_a_table_of_its_own_among_others(space):
+    tables = [*made("fixed", space)[:2], made("fixed", None)[2]]
+    places = JointTables(tables).live(np.array([2] * 3), [0, 1, 2, 3])
+    assert places.at is None
+
+
+def test_places_rise_where_those_of_fixed_tables_do(space):
+    tables = made("fixed", space)
+    assert JointTables(tables).rise == (space is not None)
+    assert not JointTables(tables[::-1]).rise
+    assert not JointTables(made("growing", space)).rise

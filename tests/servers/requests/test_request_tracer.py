@@ -6,7 +6,7 @@ import itertools
 
 from kvstore import wire
 from kvstore.job.valid_values import RoundWindow
-from kvstore.tracing.tracer import Tracer
+from kvstore.tracer import Tracer
 from kvstore.wire.tracing import read_records
 from servers.requests.replies import Outbox
 from servers.requests.request_tracer import RequestTracer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvstore import wire
 from kvstore.job.valid_values import RoundWindow
-from kvstore.tracing.tracer import NOBODY, Tracer
+from kvstore.tracer import NOBODY, Tracer
 from servers.tracing.collected import CollectedNotes
 
 SCHEDULER = wire.Node("scheduler", 0, 1)

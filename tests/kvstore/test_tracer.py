@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.job.valid_values import RoundWindow
-from kvstore.tracing.tracer import BATCH, KEPT, MOST_STARTS, NOBODY, ClockOffsets, Tracer, Words
+from kvstore.tracer import BATCH, KEPT, MOST_STARTS, NOBODY, ClockOffsets, Tracer, Words
 from kvstore.transport.shm.shared_memory import LARGE
 from kvstore.wire.tracing import ANSWERED, ASKED, HANDLED, MARK, MOST_RECORDS, SENT_FRAME, SPAN, read_records
 

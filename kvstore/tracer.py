@@ -35,12 +35,12 @@ from kvstore.wire.tracing import (
     packed,
 )
 
+# The oldest are dropped: their peer is lost, or does not answer that kind.
 MOST_UNDER_WAY = 1 << 14  # requests without an answer that are remembered: some never have one
 BATCH = 64  # events that become rows together
 _ident = threading.get_ident
 _row = ROW.pack
 NOBODY = ("", -1, 0)  # who has asked for what is done without a request
-
 
 KEPT = 8  # round trips that are remembered of one start of the scheduler
 MOST_STARTS = 16
@@ -221,6 +221,8 @@ class Tracer:
 
     def _append(self, event: tuple[Any, ...]) -> None:
         events = self._events
+        # Without the lock: appending to a deque is one step, and the job waits for this thread. A signal's handler may
+        # note something while its thread has the lock, so that can be taken again.
         events.append(event)
         if len(events) >= BATCH:
             with self._writing:
