@@ -125,22 +125,18 @@ class _Tail:
 
         Returns whether all of it was written.
         """
-        while self._rest or self._next():
+        while self._rest or self._read():
             if not select.select([], [self._target], [], 0)[1]:
                 return False
             self._rest = self._rest[os.write(self._target, self._rest[:_TAKEN]) :]
         return True
 
-    def _next(self) -> bool:
-        self._rest = self._read()
-        self._at += len(self._rest)
-        return bool(self._rest)
-
-    def _read(self) -> bytes:
+    def _read(self) -> bool:
         with suppress(OSError), self._path.open("rb") as file:  # a network file system may fail for a moment
             file.seek(self._at)
-            return file.read(_CHUNK)
-        return b""
+            self._rest = file.read(_CHUNK)
+            self._at += len(self._rest)
+        return bool(self._rest)
 
 
 def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _STATE_S) -> int:

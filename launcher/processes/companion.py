@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from kvstore.errors import ConfigError
 from kvstore.job import processes
 from kvstore.job.page_address import lines, listen, token_of
 from kvstore.job.place import FILE
@@ -32,7 +31,7 @@ from kvstore.job.settings import (
     TRACE_FILE,
 )
 from kvstore.job.trace_target import TraceTarget
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, as_launch_error
 from launcher.job.description import Job
 from launcher.job.tasks import outside_a_job
 from launcher.output.lines import Prefixer
@@ -161,13 +160,17 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
     with ExitStack() as stack:
         if job.cluster.dashboard is not None:
             listener = stack.enter_context(_listening(job.cluster.dashboard))
-            token = _token(job.cluster.dashboard_token_file or DASHBOARD_TOKEN_FILE.read(environ))
+            file = job.cluster.dashboard_token_file or DASHBOARD_TOKEN_FILE.read(environ)
+            with as_launch_error("--dashboard-token-file: ", exit_code=1):
+                token = token_of(Path(file)) if file else secrets.token_urlsafe(32)
             pass_fds = (listener.fileno(),)
             told |= {DASHBOARD_FD.name: str(listener.fileno()), DASHBOARD_TOKEN.name: token}
             announcement += lines(listener.getsockname()[1], token, environ)
         grace_s = SHOWN_S
         if job.cluster.trace is not None:
-            target = _writable(job.cluster.trace)
+            target = TraceTarget.parse(job.cluster.trace)
+            with as_launch_error("--trace: ", exit_code=1):
+                target.prepare()
             told |= {TRACE_FILE.name: str(target.file), TRACE.name: str(target.rounds)}
             grace_s = WRITTEN_S
         if not told:
@@ -180,15 +183,6 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
         yield [Companion(program, announcement, pass_fds, grace_s)]
 
 
-def _writable(trace: str) -> TraceTarget:
-    target = TraceTarget.parse(trace)
-    try:
-        target.prepare()
-    except ConfigError as error:
-        raise LaunchError(f"--trace: {error}", exit_code=1) from None
-    return target
-
-
 @contextmanager
 def _listening(port: int) -> Iterator[socket.socket]:
     try:
@@ -198,12 +192,3 @@ def _listening(port: int) -> Iterator[socket.socket]:
         raise LaunchError(f"--dashboard={port}: cannot listen at 127.0.0.1:{port}: {why}", exit_code=1) from None
     with listener:
         yield listener
-
-
-def _token(file: str) -> str:
-    if not file:
-        return secrets.token_urlsafe(32)
-    try:
-        return token_of(Path(file))
-    except ConfigError as error:
-        raise LaunchError(f"--dashboard-token-file: {error}", exit_code=1) from None

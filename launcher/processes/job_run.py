@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvstore.errors import ConfigError
 from kvstore.job.address import tcp_endpoint
 from kvstore.job.curve_keys import ROOT, with_key
 from kvstore.job.place import FILE, MAX_COMMAND, ObservingPlace, address_and_key
 from kvstore.job.settings import TRANSPORT
 from kvstore.reading.readers_file import ReadingPlace
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, as_launch_error
 from launcher.job.description import Job
 from launcher.job.tasks import MARK, Rendezvous, Task
 from launcher.output.outlet import Outlet
@@ -36,51 +35,40 @@ from launcher.supervision.restarts import Restarts
 from launcher.supervision.supervisor import Drill, OnFailure, Supervisor
 
 
-def observing_place(job: Job, at: Rendezvous, environ: Mapping[str, str], started: float) -> ObservingPlace:
-    """Return what observers of the job that meets there must know. `started`: when, in seconds since 1970."""
-    try:
+def write_observers_file(directory: Path, job: Job, at: Rendezvous, environ: Mapping[str, str]) -> None:
+    """Tell observers where the job meets, by a file in its private directory, which goes with it."""
+    with as_launch_error():
         transport = TRANSPORT.read(environ)
-    except ConfigError as error:
-        raise LaunchError(str(error)) from None
     address, key = address_and_key(at.uri, at.port, at.keyring)
-    command = " ".join(job.command)[:MAX_COMMAND]
-    return ObservingPlace(
+    place = ObservingPlace(
         *(address, key, transport),
         job=at.mark,
-        command=command,
+        command=" ".join(job.command)[:MAX_COMMAND],
         launcher=at.cluster,
         pid=os.getpid(),
-        started=started,
+        started=time.time(),
         workers=job.num_workers,
         servers=job.num_servers,
     )
-
-
-def write_observers_file(directory: Path, job: Job, at: Rendezvous, environ: Mapping[str, str]) -> None:
     try:
-        observing_place(job, at, environ, time.time()).write(directory / FILE, durable=False)
+        place.write(directory / FILE, durable=False)
     except OSError as error:
         raise LaunchError(f"cannot write {directory / FILE}: {error.strerror}", exit_code=1) from None
 
 
-def place_of(at: Rendezvous, transport: str) -> ReadingPlace:
-    """Return what readers of the job that meets there must know."""
-    address = at.uri if at.uri.startswith("ipc://") else tcp_endpoint(at.uri, at.port)
-    if at.keyring is None or at.keyring.reader is None:
-        return ReadingPlace(address, "", transport)
-    return ReadingPlace(with_key(address, at.keyring.pairs[ROOT][0]), at.keyring.reader[1], transport)
-
-
 @contextmanager
 def readers_file(job: Job, at: Rendezvous, environ: Mapping[str, str]) -> Iterator[None]:
+    """Have the file of a job with readers there while the block runs."""
     if job.cluster.readers is None:
         yield
         return
     path = Path(job.cluster.readers)
+    address, key = at.uri if at.uri.startswith("ipc://") else tcp_endpoint(at.uri, at.port), ""
+    if at.keyring is not None and at.keyring.reader is not None:
+        address, key = with_key(address, at.keyring.pairs[ROOT][0]), at.keyring.reader[1]
     try:
-        place_of(at, TRANSPORT.read(environ)).write(path)
-    except ConfigError as error:
-        raise LaunchError(str(error)) from None
+        with as_launch_error():
+            ReadingPlace(address, key, TRANSPORT.read(environ)).write(path)
     except OSError as error:
         raise LaunchError(f"--readers: cannot write {path}: {error.strerror}", exit_code=1) from None
     try:

@@ -267,12 +267,8 @@ class Ending:
                 return self._terminate(now, self._grace())
         if self.phase is Phase.WINDOW and not self._left("worker"):
             return self._terminate(now, self._limits.grace)
-        return [*self._again(now), *self._due(now)]
-
-    def _due(self, now: float) -> list[Action]:
-        if self.deadline is None or now < self.deadline:
-            return []
-        return self._expired(now)
+        again = self._again(now)
+        return again if self.deadline is None or now < self.deadline else [*again, *self._expired(now)]
 
     def _expired(self, now: float) -> list[Action]:
         if self.phase is Phase.RUNNING and self._told is not None:
