@@ -413,15 +413,7 @@ class CommandLine(NamedTuple):
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
-    """Read the command line.
-
-    Args:
-        argv: the words after `launch.py`.
-        environ: the caller's environment, which must have the variables of --env.
-
-    Raises:
-        SystemExit: -h or --version.
-    """
+    """Read the words after `launch.py`. `environ`: the caller's environment, which must have the variables of --env."""
     parser = _parser()
     options, unknown = parser.parse_known_args(with_ports(argv))
     if unknown:

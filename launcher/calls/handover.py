@@ -202,28 +202,17 @@ def _inner(value: Any) -> Any:
 
 @dataclass
 class WorkerStart:
-    """How to start one worker.
-
-    Args:
-        pass_fds: the file descriptors that it inherits.
-        reader: the pipe from which the worker reads the data of multiprocessing; to be closed once it runs.
-        writer: the other end, to write `data` to. It stays open: its end tells the worker that its parent is dead.
-        data: the data that has not been written.
-    """
+    """How to start one worker."""
 
     argv: tuple[str, ...]
-    pass_fds: tuple[int, ...]
-    reader: int
-    writer: int
-    data: bytes = field(repr=False)
+    pass_fds: tuple[int, ...]  # the file descriptors that it inherits
+    reader: int  # the pipe from which the worker reads the data of multiprocessing; to be closed once it runs
+    writer: int  # the other end, to write `data` to. It stays open: its end tells the worker that its parent is dead
+    data: bytes = field(repr=False)  # the data that has not been written
 
 
 class Handover:
-    """Carries a call to every worker, and its outcome back.
-
-    Args:
-        args, kwargs: its arguments. Each worker gets a copy of them.
-    """
+    """Carries a call to every worker, and its outcome back. Each worker gets a copy of the arguments."""
 
     def __init__(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], num_workers: int

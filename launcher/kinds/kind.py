@@ -46,12 +46,11 @@ class Kind:
             processes runs.
         dry_run: describes what `run` would do. It reads the files that the job names, and does nothing else. The text
             shows no value of a variable that the user has set, and no key.
-        takes: the fields of `Cluster` that it uses.
     """
 
     run: Callable[[Job, OnFailure], int]
     dry_run: Callable[[Job], str]
-    takes: frozenset[str]
+    takes: frozenset[str]  # the fields of `Cluster` that it uses
 
 
 _TELL_S = 20.0

@@ -77,40 +77,25 @@ _TAKEN = 4096  # bytes that a writable pipe takes without blocking
 
 @dataclass(frozen=True)
 class QueueState:
-    """The state of a job.
+    """The state of a job."""
 
-    Args:
-        text: the state in the manager's words.
-        running: whether it has left the queue.
-        over: whether it has ended.
-        status: its exit code, once it is over.
-    """
-
-    text: str
-    running: bool
-    over: bool
-    status: int
+    text: str  # the state in the manager's words
+    running: bool  # whether it has left the queue
+    over: bool  # whether it has ended
+    status: int  # its exit code, once it is over
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A submitted job.
-
-    Args:
-        state: asks the manager. It may raise LaunchError if the manager does not answer.
-        interrupt: sends a signal to the job's first process.
-        cancel: the command that ends the job, whatever its state.
-        stdout, stderr: the files that its output goes to.
-        others: other files to remove at the end.
-    """
+    """A submitted job."""
 
     title: str
-    state: Callable[[], QueueState]
-    interrupt: Callable[[int], None]
-    cancel: tuple[str, ...]
-    stdout: Path
+    state: Callable[[], QueueState]  # asks the manager. It may raise LaunchError if the manager does not answer
+    interrupt: Callable[[int], None]  # sends a signal to the job's first process
+    cancel: tuple[str, ...]  # the command that ends the job, whatever its state
+    stdout: Path  # the files that its output goes to
     stderr: Path
-    others: tuple[Path, ...] = ()
+    others: tuple[Path, ...] = ()  # other files to remove at the end
 
 
 class _Tail:

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 from kvstore.job import processes
@@ -35,10 +34,9 @@ from launcher.errors import LaunchError, as_launch_error
 from launcher.job.description import Job
 from launcher.job.tasks import outside_a_job
 from launcher.output.lines import Prefixer
-from launcher.processes.child import Child, Program
+from launcher.processes.child import Child, OutputPipe, Program
 from launcher.supervision.crew import Crew, Sink
 
-_READ = 1 << 16
 _POLL_S = 0.02
 
 
@@ -69,7 +67,7 @@ class Companion(Crew):
         self.pass_fds, self.grace_s = pass_fds, grace_s
         self._child: Child | None = None
         self._lifeline = -1
-        self._lines: dict[int, Prefixer] = {}
+        self._pipes: list[OutputPipe] = []
         self._reported = False
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
@@ -86,9 +84,9 @@ class Companion(Crew):
         finally:
             os.close(theirs)
         if self._child is not None:
-            for source in (self._child.stdout, self._child.stderr):
-                self._lines[source] = Prefixer(b"")
-                selector.register(source, selectors.EVENT_READ, partial(self._read, source))
+            self._pipes = [OutputPipe(source, Prefixer.into(self._say)) for source in self._child.pipes.values()]
+            for pipe in self._pipes:
+                pipe.register(selector)
 
     def collect(self) -> None:
         if self._child is None or self._reported or (how := self._child.poll()) is None:
@@ -113,31 +111,14 @@ class Companion(Crew):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
         self._drain()
-        for source in list(self._lines):
-            self._finish(source)
+        for pipe in self._pipes:
+            pipe.finish()
         self._child.reap()
         self._child = None
 
     def _drain(self) -> None:
-        for source in list(self._lines):
-            while source in self._lines and self._read(source):
-                pass
-
-    def _read(self, source: int) -> int:
-        try:
-            data = os.read(source, _READ)
-        except BlockingIOError:
-            return 0
-        if data:
-            self._say(self._lines[source].feed(data))
-        else:
-            self._finish(source)
-        return len(data)
-
-    def _finish(self, source: int) -> None:
-        self._say(self._lines.pop(source).finish())
-        self._selector.unregister(source)
-        os.close(source)
+        for pipe in self._pipes:
+            pipe.drain()
 
     def _say(self, lines: bytes) -> None:
         for line in lines.splitlines():

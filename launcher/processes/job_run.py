@@ -83,20 +83,15 @@ class Caller:
     """What runs the job: launch.py, or a script by `launcher.run`.
 
     Args:
-        name: the prefix of its own lines.
-        signals: the signals that end the job.
-        outlet: where the output of the job's processes goes.
         crew: makes the crew that runs tasks on this machine; it takes what `Children` takes.
-        says_start: whether a line says what starts.
-        gives_input: whether a worker may have the standard input of this process.
     """
 
-    name: str = "launch.py"
-    signals: SignalQueue = field(default_factory=SignalQueue)
-    outlet: Outlet = field(default_factory=Outlet)
+    name: str = "launch.py"  # the prefix of its own lines
+    signals: SignalQueue = field(default_factory=SignalQueue)  # the signals that end the job
+    outlet: Outlet = field(default_factory=Outlet)  # where the output of the job's processes goes
     crew: Callable[..., Crew] = Children
-    says_start: bool = True
-    gives_input: bool = True
+    says_start: bool = True  # whether a line says what starts
+    gives_input: bool = True  # whether a worker may have the standard input of this process
 
 
 class JobRun:
@@ -105,7 +100,6 @@ class JobRun:
     A context: at its end no process of the job is left, and nothing in files.
 
     Args:
-        on_failure: called once, with the first process that fails and how, before the others are ended.
         limits: how long the phases of an ending may last.
         caller: what runs the job. Its signals have been entered.
         variable: the environment variable that marks the processes of the job on this machine.
@@ -172,7 +166,6 @@ class JobRun:
 
         Args:
             tasks: all tasks of the job, the scheduler's first.
-            crews: what runs them, in the order in which to start.
             where: where they run, for the line that says what starts; None for no such line.
             attached: the task that has this process's terminal; None for none.
         """

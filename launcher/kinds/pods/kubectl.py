@@ -51,14 +51,10 @@ class Kubectl:
 
 
 class KubectlStream:
-    """A running kubectl.
+    """A running kubectl. Raises OSError if it cannot be started.
 
-    Args:
-        on_data: takes its output, while a selector is registered.
-        on_over: called at the end of its output, unless it was closed.
-
-    Raises:
-        OSError: it cannot be started.
+    `on_data`: takes its output, while a selector is registered. `on_over`: called at the end of its output, unless it
+    was closed.
     """
 
     def __init__(self, argv: Sequence[str], on_data: Callable[[bytes], None], on_over: Callable[[], None]) -> None:
