@@ -35,8 +35,8 @@ from launcher.errors import LaunchError
 IPYTHON = ".ipy"  # scripts with IPython's %magics, which only IPython can execute
 
 
-# Loading a pickle executes what its writer likes. So this one goes only into memory without a name, which workers inherit
-# from the process that has written it: no file, no socket, and never to another host.
+# Loading a pickle executes what its writer likes. So this one goes only into memory without a name, which workers
+# inherit from the process that has written it: no file, no socket, and never to another host.
 class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles a call, with functions of a notebook by value.
 
