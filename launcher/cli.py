@@ -9,6 +9,7 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -83,20 +84,14 @@ def memory(text: str) -> str:
     return f"{text}m" if text[-1:].isdigit() else text.lower()
 
 
-def number(text: str) -> int:
-    return _whole(text, 0)
-
-
-def count(text: str) -> int:
-    """The same, where there must be one at least."""
-    return _whole(text, 1)
-
-
-def _whole(text: str, least: int) -> int:
+def number(text: str, least: int = 0) -> int:
     number = int(text.lstrip("0")[:9] or 0) if text.isascii() and text.isdigit() else -1
     if not least <= number <= MAX_PER_ROLE:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {MAX_PER_ROLE}")
     return number
+
+
+count = partial(number, least=1)
 
 
 def launcher(text: str) -> str:
@@ -418,15 +413,7 @@ class CommandLine(NamedTuple):
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
-    """Read the command line.
-
-    Args:
-        argv: the words after `launch.py`.
-        environ: the caller's environment, which must have the variables of --env.
-
-    Raises:
-        SystemExit: -h or --version.
-    """
+    """Read the words after `launch.py`. `environ`: the caller's environment, which must have the variables of --env."""
     parser = _parser()
     options, unknown = parser.parse_known_args(with_ports(argv))
     if unknown:
@@ -438,10 +425,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     for passed in options.env:
         if passed not in environ:
             parser.error(f"--env {passed}: this variable is not set; export it first")
-    given: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(Cluster)}
-    plain: dict[str, Any] = {
-        field: tuple(value) if isinstance(value, list) else value for field, value in given.items()
-    }
+    given = ((field.name, getattr(options, field.name)) for field in fields(Cluster))
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given}
     kind = options.launcher or ("local" if options.hostfile is None else "ssh")
     inherited = environ if kind == "local" else {name: environ[name] for name in options.env}
     try:

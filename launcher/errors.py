@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvstore.errors import ConfigError
+
 USAGE = 2
 CANNOT_EXECUTE = 126
 NOT_FOUND = 127
@@ -21,6 +26,15 @@ class LaunchError(Exception):
     def __init__(self, message: str, exit_code: int = USAGE) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@contextmanager
+def as_launch_error(prefix: str = "", exit_code: int = USAGE) -> Iterator[None]:
+    """Raise a `ConfigError` of the block, such as a bad value of a variable, as a `LaunchError`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise LaunchError(f"{prefix}{error}", exit_code) from None
 
 
 class WorkerFailed(Exception):

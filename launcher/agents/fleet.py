@@ -19,7 +19,7 @@ from kvstore.job.processes import Exit
 from launcher.agents.links import protocol as p
 from launcher.agents.links.link import AgentLink, PipeLink
 from launcher.output.lines import Prefixer
-from launcher.processes.child import Child, Program
+from launcher.processes.child import Child, OutputPipe, Program
 from launcher.supervision.crew import Crew, Sink, turn
 
 _PING_S = 1.0
@@ -34,7 +34,6 @@ _SHORTEST_S = 2.0  # agents are pinged once a second
 M = TypeVar("M", bound=wire.Message)
 
 
-_READ = 1 << 16
 _REMEMBERED = 20  # lines
 _POLL_S = 0.01
 _GRACE_S = 1.0
@@ -59,7 +58,6 @@ class Carrier:
         self.link: PipeLink | None = None
         self._lines: deque[str] = deque(maxlen=_REMEMBERED)
         self._on_line: Callable[[str], None] | None = None
-        self._streams: dict[int, Prefixer] = {}
         read, write = os.pipe() if linked else (None, None)
         try:
             self._child = Child(Program(name, argv, env), stdin=read)
@@ -70,17 +68,16 @@ class Carrier:
         finally:
             if read is not None:
                 os.close(read)
-        self._texts = [self._child.stderr]
+        texts = [self._child.stderr]
         if write is not None:
             self.link = PipeLink(self._child.stdout, write)
         else:
-            self._texts.append(self._child.stdout)
+            texts.append(self._child.stdout)
+        self._pipes = [OutputPipe(source, Prefixer.into(self._say)) for source in texts]
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        self._selector = selector
-        for fd in self._texts:
-            self._streams[fd] = Prefixer(b"")
-            selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(fd))
+        for pipe in self._pipes:
+            pipe.register(selector)
         self._child.execute()
 
     def relay(self, on_line: Callable[[str], None]) -> None:
@@ -96,8 +93,8 @@ class Carrier:
         deadline = time.monotonic() + seconds
         while (how := self.poll()) is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        for fd in list(self._streams):
-            self._read(fd)
+        for pipe in self._pipes:
+            pipe.drain()
         return how
 
     @property
@@ -126,25 +123,9 @@ class Carrier:
         self.wait(_GRACE_S)
         if self.link is not None:
             self.link.close()
-        for fd in list(self._streams):
-            self._finish(fd)
+        for pipe in self._pipes:
+            pipe.finish()
         self._child.reap()
-
-    def _read(self, fd: int) -> None:
-        if fd not in self._streams:
-            return
-        try:
-            data = os.read(fd, _READ)
-        except BlockingIOError:
-            return
-        self._say(self._streams[fd].feed(data))
-        if not data:
-            self._finish(fd)
-
-    def _finish(self, fd: int) -> None:
-        self._say(self._streams.pop(fd).finish())
-        self._selector.unregister(fd)
-        os.close(fd)
 
     def _say(self, lines: bytes) -> None:
         for line in lines.decode(errors="replace").splitlines():
@@ -158,10 +139,8 @@ class Carrier:
 class RemoteAgent:
     """One agent.
 
-    Args:
-        host: the name of its host as the user has given it, or else as the agent has.
-        carrier: the program that has started it, if there is one.
-        hint: returns what the user can do about a message of the carrier; empty if unknown.
+    `host`: the name of its host as the user has given it, or else as the agent has. `hint`: returns what the user can
+    do about a message of the carrier; empty if unknown.
     """
 
     def __init__(

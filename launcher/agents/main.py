@@ -53,12 +53,9 @@ PATIENCE_S = 120.0  # before the job begins: launch.py may wait for other agents
 
 
 class Agent:
-    """One agent.
+    """One agent. The signals have been entered.
 
-    Args:
-        link: the link to launch.py.
-        signals: the signals, already entered.
-        rank: its number among the agents that a manager has started; -1 if the manager does not number them.
+    `rank`: its number among the agents that a manager has started; -1 if the manager does not number them.
     """
 
     def __init__(self, link: AgentLink, signals: SignalQueue, rank: int = -1) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvstore.errors import ConfigError
 from kvstore.job.address import Address
 from kvstore.job.config import Config
 from kvstore.job.contract import Role, aggregated
@@ -33,7 +32,7 @@ from launcher.agents.roll_call import (
     unreached,
     version_problem,
 )
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, as_launch_error
 from launcher.hosts import reach
 from launcher.job.description import Job
 from launcher.job.tasks import (
@@ -181,14 +180,8 @@ def run(
 ) -> int:
     """Run a job through agents, and wait for its end. Main thread only, because of the signals.
 
-    Args:
-        on_failure: called once, with the first process that fails and how, before the others are ended.
-        kind: the name of the launcher.
-        environ: the caller's environment; that of this process if None.
-        limits: how long the phases of an ending may last.
-
-    Returns:
-        The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
+    `kind`: the name of the launcher. `environ`: the caller's environment; that of this process if None. `limits`: how
+    long the phases of an ending may last. Returns the exit code, as a `Kind` does.
     """
     environ = dict(os.environ) if environ is None else environ
     open_standard_streams()
@@ -285,10 +278,8 @@ class _AgentJob:
             )
             placed = HostTasks(job, self._remotes, at, environ)
             scheduler = Children({0: placed.tasks[0]}, running.guard, pass_fds=running.scheduler_fds)
-            try:
+            with as_launch_error():
                 limit_s = _SILENCE * Config.from_env(environ).heartbeat_timeout_s
-            except ConfigError as error:
-                raise LaunchError(str(error)) from None
             starts = {remote: placed.start(remote, self._directory, limit_s) for remote in self._remotes}
             fleet = Fleet(self._remotes, starts, limit_s)
             return running.start(placed.tasks, [scheduler, fleet], placed.where).run()

@@ -73,20 +73,13 @@ class RollCall:
         seconds: float,
         problem: Callable[[RemoteAgent], str],
     ) -> list[RemoteAgent]:
-        """Send a question to each agent, and wait for all answers.
+        """Send a question to each agent, and wait for all answers. Return the agents with which nothing is wrong.
 
         Problems are kept for `conclude`. The other agents are asked on, so that one report has everything.
 
         Args:
-            questions: the question for each agent.
             kind: the type of the answers.
             problem: returns what is wrong with an agent's answer; empty if nothing is.
-
-        Returns:
-            The agents that have answered without a problem.
-
-        Raises:
-            Interrupted: a signal has come.
         """
         for remote, question in questions.items():
             remote.send(question)

@@ -35,8 +35,10 @@ from launcher.errors import LaunchError
 IPYTHON = ".ipy"  # scripts with IPython's %magics, which only IPython can execute
 
 
+# Loading a pickle executes what its writer likes. So this one goes only into memory without a name, which workers
+# inherit from the process that has written it: no file, no socket, and never to another host.
 class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles a call, for children that inherit what is written: never for a process that this one has not started.
+    """Pickles a call, with functions of a notebook by value.
 
     Attributes:
         surroundings: what the functions that went by value find in their notebook, to be pickled last.
@@ -48,7 +50,8 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
         reductions = {
             **cloudpickle.Pickler.dispatch_table,
             **reduction.ForkingPickler(file).dispatch_table,  # queues and locks of multiprocessing
-            # cloudpickle forgets the file of a code object, so a traceback could not show the line of the cell.
+            # cloudpickle forgets the file of a code object, so a traceback could not show the line of the cell. marshal
+            # is for one version of Python only, and here both ends are the same interpreter.
             types.CodeType: lambda code: (marshal.loads, (marshal.dumps(code),)),
             functools._lru_cache_wrapper: self._reduce_cached,
             functools.cached_property: lambda value: (_cached_property, (value.func, value.attrname)),
@@ -129,6 +132,8 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 def preparation(name: str) -> dict[str, object]:
     """The data of multiprocessing for a new process: paths, and the script to import."""
     data = spawn.get_preparation_data(name)
+    # What functions go by value, and whether the script is imported, must agree: with both, a worker would have each
+    # class twice, and `isinstance` would be false between them.
     if not can_import_main():
         for key in ("init_main_from_name", "init_main_from_path"):
             data.pop(key, None)
@@ -202,28 +207,17 @@ def _inner(value: Any) -> Any:
 
 @dataclass
 class WorkerStart:
-    """How to start one worker.
-
-    Args:
-        pass_fds: the file descriptors that it inherits.
-        reader: the pipe from which the worker reads the data of multiprocessing; to be closed once it runs.
-        writer: the other end, to write `data` to. It stays open: its end tells the worker that its parent is dead.
-        data: the data that has not been written.
-    """
+    """How to start one worker."""
 
     argv: tuple[str, ...]
-    pass_fds: tuple[int, ...]
-    reader: int
-    writer: int
-    data: bytes = field(repr=False)
+    pass_fds: tuple[int, ...]  # the file descriptors that it inherits
+    reader: int  # the pipe from which the worker reads the data of multiprocessing; to be closed once it runs
+    writer: int  # the other end, to write `data` to. It stays open: its end tells the worker that its parent is dead
+    data: bytes = field(repr=False)  # the data that has not been written
 
 
 class Handover:
-    """Carries a call to every worker, and its outcome back.
-
-    Args:
-        args, kwargs: its arguments. Each worker gets a copy of them.
-    """
+    """Carries a call to every worker, and its outcome back. Each worker gets a copy of the arguments."""
 
     def __init__(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], num_workers: int

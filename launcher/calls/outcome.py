@@ -51,18 +51,12 @@ class Returned:
 
 
 class Failed(NamedTuple):
-    """The call has failed.
+    """The call has failed."""
 
-    Args:
-        when: the time, by a clock that all processes of the machine share.
-        how: what happened: `raised ValueError: no data`.
-        error: the exception, pickled; None if it cannot be.
-    """
-
-    when: float
-    how: str
+    when: float  # the time, by a clock that all processes of the machine share
+    how: str  # what happened: `raised ValueError: no data`
     details: str
-    error: bytes | None
+    error: bytes | None  # the exception, pickled; None if it cannot be
 
 
 @dataclass(frozen=True)
@@ -113,11 +107,7 @@ def get(fd: int) -> Outcome:
 def culprit(name: str, value: object, dump: Callable[[object], object], depth: int = MAX_DEPTH) -> tuple[str, object]:
     """The part of a value that cannot be pickled, as an expression (`args[0]['lock']`), and the part itself.
 
-    Args:
-        name: the name of the value.
-        value: a value that `dump` refuses.
-        dump: pickles a value, or raises.
-        depth: the number of levels to search.
+    `value`: a value that `dump` refuses. `dump`: pickles a value, or raises. `depth`: the number of levels to search.
     """
     parts: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
@@ -149,17 +139,11 @@ def _round_trip(error: Exception) -> bytes | None:
 
 
 class Surroundings(NamedTuple):
-    """What a function of a notebook finds around it, and a new process lacks.
+    """What a function of a notebook finds around it, and a new process lacks."""
 
-    Args:
-        names: functions and classes by their names in `__main__`.
-        builtins: functions that IPython has added to the builtins.
-        sources: entries of `linecache`, so that tracebacks show the lines of cells.
-    """
-
-    names: dict[str, Any]
-    builtins: dict[str, Any]
-    sources: dict[str, Any]
+    names: dict[str, Any]  # functions and classes by their names in `__main__`
+    builtins: dict[str, Any]  # functions that IPython has added to the builtins
+    sources: dict[str, Any]  # entries of `linecache`, so that tracebacks show the lines of cells
 
     def enter(self) -> None:
         vars(sys.modules["__main__"]).update(self.names)

@@ -36,19 +36,12 @@ _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True)
 class Host:
-    """A host to run on.
+    """A host to run on."""
 
-    Args:
-        name: its name, its address, or its name in ssh's configuration.
-        user: the user to log in as; empty for ssh's choice.
-        port: the port of its sshd; 0 for ssh's choice.
-        slots: the number of workers that it takes; None if the hostfile does not say.
-    """
-
-    name: str
-    user: str = ""
-    port: int = 0
-    slots: int | None = None
+    name: str  # its name, its address, or its name in ssh's configuration
+    user: str = ""  # the user to log in as; empty for ssh's choice
+    port: int = 0  # the port of its sshd; 0 for ssh's choice
+    slots: int | None = None  # the number of workers that it takes; None if the hostfile does not say
 
     @property
     def here(self) -> bool:
@@ -127,13 +120,8 @@ def _host(text: str) -> Host:
 def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None = None) -> dict[Host, list[Member]]:
     """Choose a host for each worker, server and standby. The scheduler runs beside launch.py.
 
-    Args:
-        job: the numbers of workers and servers, and the placement.
-        hosts: the hosts in the hostfile.
-        server_hosts: the hosts for servers; None for the hosts that have workers.
-
-    Returns:
-        The hosts that have members, in their order, each with its members, servers and standbys first.
+    `server_hosts`: the hosts for servers; None for the hosts that have workers. Returns the hosts that have members, in
+    their order, each with its members, servers and standbys first.
     """
     policy = job.cluster.placement
     workers = _spread(job.num_workers, hosts, policy, "worker")

@@ -29,12 +29,7 @@ def address(*, host: str = "", interface: str = "", toward: str = "") -> Address
 def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, str]]:
     """Connect to all targets at once, and disconnect.
 
-    Args:
-        targets: (name, address, port) of each.
-        seconds: the time limit for all.
-
-    Returns:
-        (name, reason) of those that did not answer.
+    `targets`: (name, address, port) of each. Returns (name, reason) of the targets that did not answer in time.
     """
     failures: list[tuple[str, str]] = []
     sockets: dict[int, socket.socket] = {}

@@ -83,13 +83,8 @@ def require_program(command: Sequence[str]) -> None:
 def module_directories(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """The directories in which the Python program of a command looks for modules before it comes to installed ones.
 
-    Args:
-        command: the command: one string, or several words.
-        environ: the environment of the program.
-
-    Returns:
-        The directory of its script, or the working directory for `python -m` and `python -c`; then PYTHONPATH. For a
-        command without any of these, PYTHONPATH alone.
+    Returns the directory of its script, or the working directory for `python -m` and `python -c`; then PYTHONPATH. For
+    a command without any of these, PYTHONPATH alone.
     """
     words = list(command)
     if len(words) == 1:

@@ -43,19 +43,13 @@ _VALID_FAULT = "ACTION:ROLE:RANK@WHEN, such as kill:server:1@round:100, stop:sta
 
 @dataclass(frozen=True)
 class Injection:
-    """One fault.
-
-    Args:
-        role, rank: the member whose process it happens to.
-        round: when that process has so many rounds; None for a time.
-        after_s: when the job has run for so many seconds; None for a round.
-    """
+    """One fault."""
 
     action: str
-    role: Role
+    role: Role  # the member whose process it happens to
     rank: int
-    round: int | None = None
-    after_s: float | None = None
+    round: int | None = None  # when that process has so many rounds; None for a time
+    after_s: float | None = None  # when the job has run for so many seconds; None for a round
 
     @classmethod
     def parse(cls, text: str) -> Injection:
@@ -211,30 +205,24 @@ class Job:
     """One distributed job, the same for every kind of cluster.
 
     Args:
-        num_workers: the number of workers; each runs `command`.
-        num_servers: the number of servers. A job has one scheduler.
-        command: the user's command as given on the command line: one quoted string, or separate words.
         env_server: environment variables for the servers and the aggregators only.
         env_worker: environment variables for the workers only.
         env_names: names of variables to pass from the caller's environment to every process. A local job inherits all
             of them; other launchers pass only these.
-        cluster: where the job runs.
         server_argv: the command of the scheduler and the servers, if not `python -m servers`. `DMLC_ROLE` tells the
             process which of them it is. A job with such a command has no aggregators.
-        verbose: whether every process prints its whole traceback at once if the job fails.
-        output: what is done with the lines that the processes print.
     """
 
-    num_workers: int
-    num_servers: int
-    command: tuple[str, ...]
+    num_workers: int  # the number of workers; each runs `command`
+    num_servers: int  # the number of servers. A job has one scheduler
+    command: tuple[str, ...]  # the user's command as given on the command line: one quoted string, or separate words
     env_server: Mapping[str, str] = field(default_factory=_nothing, repr=False)
     env_worker: Mapping[str, str] = field(default_factory=_nothing, repr=False)
     env_names: tuple[str, ...] = ()
-    cluster: Cluster = field(default_factory=Cluster)
+    cluster: Cluster = field(default_factory=Cluster)  # where the job runs
     server_argv: tuple[str, ...] = ()
-    verbose: bool = False
-    output: OutputOptions = field(default_factory=OutputOptions)
+    verbose: bool = False  # whether every process prints its whole traceback at once if the job fails
+    output: OutputOptions = field(default_factory=OutputOptions)  # what is done with the lines that the processes print
 
     def __post_init__(self) -> None:
         for what, count in (("workers", self.num_workers), ("servers", self.num_servers)):

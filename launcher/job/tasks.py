@@ -34,28 +34,17 @@ _OWN = (
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the members of a job meet.
+    """Where the members of a job meet."""
 
-    Args:
-        uri: the scheduler's host, or `ipc://` and a path.
-        port: the scheduler's port; 0 with `ipc://`.
-        mark: the name of the job, unique on this machine.
-        node_host: the address of all processes, if they have the same one.
-        fd: a socket that listens at uri and port; the scheduler inherits it under this number.
-        keyring: the members' keys, if links are encrypted.
-        aggregated: for each aggregator, the ranks of its host's workers.
-        scheduler_log: the file with the scheduler's log, if it may be started again.
-    """
-
-    uri: str
-    port: int
-    mark: str
+    uri: str  # the scheduler's host, or `ipc://` and a path
+    port: int  # the scheduler's port; 0 with `ipc://`
+    mark: str  # the name of the job, unique on this machine
     cluster: str = "local"
-    node_host: str | None = "127.0.0.1"
-    fd: int | None = None
-    keyring: Keyring | None = None
-    aggregated: Sequence[Sequence[int]] = ()
-    scheduler_log: str = ""
+    node_host: str | None = "127.0.0.1"  # the address of all processes, if they have the same one
+    fd: int | None = None  # a socket that listens at uri and port; the scheduler inherits it under this number
+    keyring: Keyring | None = None  # the members' keys, if links are encrypted
+    aggregated: Sequence[Sequence[int]] = ()  # for each aggregator, the ranks of its host's workers
+    scheduler_log: str = ""  # the file with the scheduler's log, if it may be started again
 
     def contract(self, job: Job) -> Contract:
         root_fd = -1 if self.fd is None else self.fd
@@ -80,17 +69,15 @@ class Task:
     """One process to start.
 
     Args:
-        role, rank: the member of the job.
         env: its environment, which is not part of the repr because it may hold secrets. For a task on another host,
             the variables to add to the environment there.
-        host: the host where it runs, if not this one.
     """
 
-    role: Role
+    role: Role  # the member of the job
     rank: int
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
-    host: str = ""
+    host: str = ""  # the host where it runs, if not this one
 
     @property
     def name(self) -> str:
@@ -109,16 +96,13 @@ class HostEnvironment:
     """What processes on a host inherit from it.
 
     Args:
-        python: the interpreter that `python` in a command stands for.
-        cores: the number of cores that the job shares.
-        shims: the directory with `python` that goes first on the PATH of workers.
         source_root: the directory of the packages, if they are not installed; it goes last on PYTHONPATH.
     """
 
     environ: Mapping[str, str] = field(repr=False)
-    python: str
-    cores: int
-    shims: str | None = None
+    python: str  # the interpreter that `python` in a command stands for
+    cores: int  # the number of cores that the job shares
+    shims: str | None = None  # the directory with `python` that goes first on the PATH of workers
     source_root: str | None = None
 
 
@@ -160,10 +144,7 @@ def outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
 def again(start: int, how: Exit, when: float) -> dict[str, str]:
     """What the environment of a process that is started again has beside, or instead of, what it had.
 
-    Args:
-        start: which start of it this is.
-        how: how the one before has ended.
-        when: when it did, by this host's monotonic clock.
+    `start`: which start of it this is. `how`, `when`: how the one before has ended, and the monotonic time.
     """
     word = signal_name(how.signum) if how.signum else str(how)
     return {settings.START.name: str(start), settings.LOST.name: f"{word} {when:.3f}"}
@@ -192,13 +173,10 @@ def our_servers(python: str, role: Role, rank: int | None) -> tuple[str, ...]:
 def environment(
     around: HostEnvironment, role: Role, siblings: int, variables: Mapping[str, str], gpus: int = 0
 ) -> dict[str, str]:
-    """The whole environment of a process.
+    """The whole environment of a process, which inherits from its host, `around`, and gets these variables.
 
-    Args:
-        around: what it inherits from its host.
-        siblings: the number of processes of that role on the host.
-        variables: the variables that it gets beside those that it inherits.
-        gpus: the number of GPUs for each worker, chosen by its local rank; 0 leaves the choice to the program.
+    `siblings`: the number of processes of that role on the host. `gpus`: the number of GPUs for each worker, chosen by
+    its local rank; 0 leaves the choice to the program.
     """
     env = dict(around.environ)
     for name in _OWN:

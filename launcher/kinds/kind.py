@@ -40,16 +40,17 @@ class Kind:
     """One launcher.
 
     Args:
-        run: runs a job, waits for its end, and returns launch.py's exit code. It raises LaunchError if the job cannot
-            be started; then none of its processes runs.
+        run: runs a job, waits for its end, and returns launch.py's exit code: 0, that of the first process to fail, or
+            128 + the signal that ended the job. It calls the other argument once, with the first process that fails and
+            how, before the others are ended. It raises LaunchError if the job cannot be started; then none of its
+            processes runs.
         dry_run: describes what `run` would do. It reads the files that the job names, and does nothing else. The text
             shows no value of a variable that the user has set, and no key.
-        takes: the fields of `Cluster` that it uses.
     """
 
     run: Callable[[Job, OnFailure], int]
     dry_run: Callable[[Job], str]
-    takes: frozenset[str]
+    takes: frozenset[str]  # the fields of `Cluster` that it uses
 
 
 _TELL_S = 20.0

@@ -39,13 +39,8 @@ def run(
 ) -> int:
     """Run a job in the cluster, and wait for its end. Main thread only, because of the signals.
 
-    Args:
-        on_failure: not called. The scheduler cannot be reached from here, and notices failures by itself.
-        environ: the environment with the job's `env_names`; None for that of this process.
-        limits: how long the phases of an ending may last.
-
-    Returns:
-        The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
+    `on_failure` is not called: the scheduler cannot be reached from here, and notices failures by itself. `environ`:
+    the environment with the job's `env_names`; None for that of this process. Returns the exit code, as a `Kind` does.
     """
     environ = dict(os.environ) if environ is None else environ
     name = f"{job.cluster.job_name[:_PREFIX].rstrip('-')}-{secrets.token_hex(_TOKEN_BYTES)}"
@@ -55,7 +50,7 @@ def run(
     with SignalQueue() as signals:
         pods = PodCrew(Kubectl(job.cluster.namespace), name, tasks, json.dumps(objects))
         supervisor = Supervisor(
-            tasks, [pods], signals, _tell_nobody, environ=environ, limits=limits or LIMITS, output=job.output
+            tasks, [pods], signals, lambda *_: None, environ=environ, limits=limits or LIMITS, output=job.output
         )
         try:
             supervisor.start()
@@ -70,10 +65,6 @@ def dry_run(job: Job) -> str:
     name = f"{job.cluster.job_name[:_PREFIX].rstrip('-')}-xxxxxx"
     shown = [dump(hidden(manifest)) for manifest in manifests(job, name, keyring, os.environ)]
     return "---\n" + "---\n".join(shown).rstrip("\n")
-
-
-def _tell_nobody(task: Task, how: str) -> None:
-    """Do nothing."""
 
 
 KIND = Kind(

@@ -7,11 +7,10 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from kvstore.errors import ConfigError
 from kvstore.job.processes import source_root
 from kvstore.job.settings import COLUMNS, PATIENCE_S, TRANSPORT
 from kvstore.job.system import cores
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, as_launch_error
 from launcher.job import dryrun
 from launcher.job.description import Job
 from launcher.job.tasks import HostEnvironment, Rendezvous, Task, members, render
@@ -39,14 +38,8 @@ def run(
 ) -> int:
     """Run a job on this machine, and wait for its end. Main thread only, because of launch.py's signals.
 
-    Args:
-        on_failure: called once, with the first process that fails and how, before the others are ended.
-        environ: the environment that the processes inherit; None for that of this process.
-        limits: how long the phases of an ending may last.
-        caller: what runs the job, if not launch.py.
-
-    Returns:
-        The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
+    `environ`: the environment that the processes inherit; None for that of this process. `limits`: how long the phases
+    of an ending may last. `caller`: what runs the job, if not launch.py. Returns the exit code, as a `Kind` does.
     """
     environ = dict(os.environ) if environ is None else environ
     require_files(2 * (job.num_placed + 1) + job.output.open_files(job.num_placed + 1))
@@ -55,7 +48,9 @@ def run(
     if job.cluster.sync_dst_dir is not None:  # existing command lines for MXNet have it
         print(f"{caller.name}: --sync-dst-dir: nothing is copied: all processes run here", file=sys.stderr)
     with caller.signals, JobRun(job, on_failure, environ, limits, caller) as running:
-        at = running.meet(_listen() if _transport(environ) == "tcp" else None)
+        with as_launch_error():
+            transport = TRANSPORT.read(environ)
+        at = running.meet(_listen() if transport == "tcp" else None)
         share = shared(job, in_foreground(), all(map(os.isatty, (0, 1, 2)))) if caller.gives_input else None
         told: dict[str, str] = of_terminal(caller.outlet, environ, job.output)
         if share is not None and share[1] is Share.ALL:
@@ -84,13 +79,6 @@ def dry_run(job: Job) -> str:
     at = Rendezvous(uri="ipc://(a private directory)/scheduler", port=0, mark="(the directory's name)")
     lines = [dryrun.task(job, at, role, rank, sys.executable) for role, rank in members(job)]
     return "\n".join(["# on this machine, with the environment of launch.py and:", *lines])
-
-
-def _transport(environ: Mapping[str, str]) -> str:
-    try:
-        return TRANSPORT.read(environ)
-    except ConfigError as error:
-        raise LaunchError(str(error)) from None
 
 
 def _sweep_shared() -> None:

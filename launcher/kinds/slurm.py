@@ -77,40 +77,25 @@ _TAKEN = 4096  # bytes that a writable pipe takes without blocking
 
 @dataclass(frozen=True)
 class QueueState:
-    """The state of a job.
+    """The state of a job."""
 
-    Args:
-        text: the state in the manager's words.
-        running: whether it has left the queue.
-        over: whether it has ended.
-        status: its exit code, once it is over.
-    """
-
-    text: str
-    running: bool
-    over: bool
-    status: int
+    text: str  # the state in the manager's words
+    running: bool  # whether it has left the queue
+    over: bool  # whether it has ended
+    status: int  # its exit code, once it is over
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A submitted job.
-
-    Args:
-        state: asks the manager. It may raise LaunchError if the manager does not answer.
-        interrupt: sends a signal to the job's first process.
-        cancel: the command that ends the job, whatever its state.
-        stdout, stderr: the files that its output goes to.
-        others: other files to remove at the end.
-    """
+    """A submitted job."""
 
     title: str
-    state: Callable[[], QueueState]
-    interrupt: Callable[[int], None]
-    cancel: tuple[str, ...]
-    stdout: Path
+    state: Callable[[], QueueState]  # asks the manager. It may raise LaunchError if the manager does not answer
+    interrupt: Callable[[int], None]  # sends a signal to the job's first process
+    cancel: tuple[str, ...]  # the command that ends the job, whatever its state
+    stdout: Path  # the files that its output goes to
     stderr: Path
-    others: tuple[Path, ...] = ()
+    others: tuple[Path, ...] = ()  # other files to remove at the end
 
 
 class _Tail:
@@ -125,22 +110,18 @@ class _Tail:
 
         Returns whether all of it was written.
         """
-        while self._rest or self._next():
+        while self._rest or self._read():
             if not select.select([], [self._target], [], 0)[1]:
                 return False
             self._rest = self._rest[os.write(self._target, self._rest[:_TAKEN]) :]
         return True
 
-    def _next(self) -> bool:
-        self._rest = self._read()
-        self._at += len(self._rest)
-        return bool(self._rest)
-
-    def _read(self) -> bytes:
+    def _read(self) -> bool:
         with suppress(OSError), self._path.open("rb") as file:  # a network file system may fail for a moment
             file.seek(self._at)
-            return file.read(_CHUNK)
-        return b""
+            self._rest = file.read(_CHUNK)
+            self._at += len(self._rest)
+        return bool(self._rest)
 
 
 def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _STATE_S) -> int:

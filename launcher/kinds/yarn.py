@@ -55,15 +55,10 @@ _SHOWN_JAR, _SHOWN_SCRIPT = "(the distributed shell)", "(a private file)"
 
 
 def render(job: Job, containers: int, script_path: str, jar: str, name: str = "") -> list[str]:
-    """The words that start the agents.
+    """The words that start the agents, one in each container. All containers have the size of the largest process.
 
-    All containers have the size that the largest process needs.
-
-    Args:
-        containers: the number of containers, each with an agent and one process.
-        script_path: the path of the file with the text of `script`.
-        jar: the path of the distributed shell.
-        name: the name of the job in YARN, and of the directory in HDFS with the script; if empty, the name of the job.
+    `script_path`: the path of the file with the text of `script`. `jar`: the path of the distributed shell. `name`: the
+    name of the job in YARN, and of the directory in HDFS with the script; if empty, the name of the job.
     """
     cluster = job.cluster
     argv = ["yarn", "jar", jar, CLIENT, "-jar", jar, "-appname", name or cluster.job_name]

@@ -38,13 +38,9 @@ class Display:
     """Shows the lines of one job's processes, and those of whoever runs the job.
 
     Args:
-        outlet: where lines are shown.
-        environ: the caller's environment, for NO_COLOR.
-        options: which lines are shown, and which files are written.
         name: the prefix of the caller's own lines.
         attached: the task that has the terminal, where nothing is drawn then; None for none.
-        clock: the time since the epoch, in seconds.
-        monotonic: a clock that nobody sets, for how long something has lasted.
+        clock, monotonic: the time since the epoch; and a clock that nobody sets, for how long something has lasted.
     """
 
     def __init__(
@@ -262,10 +258,7 @@ def prepare(options: OutputOptions, environ: Mapping[str, str]) -> None:
 def of_terminal(outlet: Outlet, environ: Mapping[str, str], options: OutputOptions, host: str = "") -> dict[str, str]:
     """What workers are told of the terminal: how wide a progress bar may be, 0 for none, and whether to use colors.
 
-    Args:
-        outlet: where lines are shown.
-        options: which lines are shown.
-        host: the host of a worker, if it is shown.
+    `host`: the host of a worker, if it is shown.
     """
     width = columns(outlet.stderr, environ)
     if options.live and width:

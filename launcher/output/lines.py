@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 # The longest line, in bytes. A longer one is split, or one process could fill the memory.
 MAX_LINE = 16 << 20
@@ -42,6 +43,12 @@ class Prefixer:
         rest = b"".join(self._partial)
         self._partial, self._held = [], 0
         return self._prefixed(rest) if rest else b""
+
+    @classmethod
+    def into(cls, on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Return what takes the data of a stream, empty at its end, and passes on the lines that are whole."""
+        lines = cls(b"")
+        return lambda data: on_lines(lines.feed(data) if data else lines.finish())
 
     def _prefixed(self, lines: bytes) -> bytes:
         return self._prefix + lines.replace(b"\n", b"\n" + self._prefix) + b"\n"

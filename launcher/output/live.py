@@ -25,24 +25,15 @@ _SILENT_S = 10.0  # after which it is shown for how long a process has written n
 
 
 class LiveRow(NamedTuple):
-    """One line.
+    """One line."""
 
-    Args:
-        task: the index of the process.
-        host: where it runs, if not on this machine.
-        state: one of the states above.
-        lasting: for how long it has been in that state.
-        silent: for how long it has written nothing, if that is long.
-        text: the last line that it has written, after what there is to say of its end.
-    """
-
-    task: int
+    task: int  # the index of the process
     name: str
-    host: str
-    state: str
-    lasting: str
-    silent: str
-    text: bytes
+    host: str  # where it runs, if not on this machine
+    state: str  # one of the states above
+    lasting: str  # for how long it has been in that state
+    silent: str  # for how long it has written nothing, if that is long
+    text: bytes  # the last line that it has written, after what there is to say of its end
 
 
 @dataclass
@@ -166,13 +157,7 @@ class LiveTable:
         self._color = color
 
     def draw(self, rows: Sequence[LiveRow], rest: str, width: int) -> bytes:
-        """The lines of a terminal, without a newline at their end.
-
-        Args:
-            rows: a line for each process.
-            rest: a line about the others; empty for none.
-            width: of the terminal, in columns.
-        """
+        """The lines of a terminal, without a newline at their end. `rest`: a line about others, or empty."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text

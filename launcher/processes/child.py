@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import selectors
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,9 @@ from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
 from launcher.job.command import PYTHONS
 from launcher.job.tasks import Task
 
+_READ = 1 << 16
+_PIPE_HOLDS = 1 << 20  # at most, by the default limit of Linux
+
 
 @dataclass(frozen=True)
 class Program:
@@ -28,6 +32,53 @@ class Program:
     name: str
     argv: Sequence[str]
     env: Mapping[str, str] = field(repr=False)
+
+
+class OutputPipe:
+    """Reads an output of a child without blocking. `on_data` gets what comes, and empty data once, at the end."""
+
+    def __init__(self, source: int, on_data: Callable[[bytes], None]) -> None:
+        self._source, self._on_data = source, on_data
+        self._selector: selectors.BaseSelector | None = None
+        self._closed = False
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        if not self._closed and self._selector is None:
+            self._selector = selector
+            selector.register(self._source, selectors.EVENT_READ, self.read)
+
+    def unregister(self) -> None:
+        """Leave the output in the pipe, so that the child waits when it is full."""
+        if self._selector is not None:
+            self._selector.unregister(self._source)
+            self._selector = None
+
+    def read(self) -> int:
+        """Read once. Returns the number of bytes; 0 if there are none now, and at the end."""
+        if self._closed:  # by what came just before, and the selector had it on its list
+            return 0
+        try:
+            data = os.read(self._source, _READ)
+        except BlockingIOError:
+            return 0
+        if data:
+            self._on_data(data)
+        else:
+            self.finish()
+        return len(data)
+
+    def drain(self) -> None:
+        """Read what was in the pipe when the child exited; no more, because a grandchild may write for ever."""
+        total = 0
+        while total <= _PIPE_HOLDS and (count := self.read()):
+            total += count
+
+    def finish(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.unregister()
+            os.close(self._source)
+            self._on_data(b"")
 
 
 class Child:
@@ -168,13 +219,7 @@ _LONGEST = 100  # characters of a command that are shown
 
 
 def suggestion(argv: Sequence[str], search_path: str, directory: str = ".") -> str:
-    """The command that the user may have meant; empty if there is no guess.
-
-    Args:
-        argv: the words of the command.
-        search_path: the PATH on which its program is looked up.
-        directory: the working directory of the command.
-    """
+    """The command that the user may have meant; empty if there is no guess. `search_path`: the PATH."""
     program = argv[0]
     if _is_script(Path(directory) / program):
         return _shown([PYTHONS[0], *argv])

@@ -6,7 +6,7 @@ import os
 import selectors
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 
@@ -14,20 +14,9 @@ from kvstore.job.processes import Exit
 from launcher.errors import LaunchError
 from launcher.job.description import Job, OutputOptions
 from launcher.job.tasks import Task
-from launcher.processes.child import Child
+from launcher.processes.child import Child, OutputPipe
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import Crew, Sink
-
-_READ = 1 << 16
-_PIPE_HOLDS = 1 << 20  # at most, by the default limit of Linux
-
-
-@dataclass
-class _Stream:
-    index: int
-    number: int
-    source: int
-    closed: bool = False
 
 
 class Share(Enum):
@@ -40,11 +29,8 @@ class Share(Enum):
 def shared(job: Job, foreground: bool, terminal: bool) -> tuple[int, Share] | None:
     """Return which worker has what of the standard streams of launch.py; None if none has anything. Pure.
 
-    The single worker of a job has them as without launch.py, unless an option says where its lines go.
-
-    Args:
-        foreground: whether launch.py itself may read its standard input.
-        terminal: whether all three are terminals.
+    The single worker of a job has them as without launch.py, unless an option says where its lines go. `foreground`:
+    whether launch.py itself may read its standard input. `terminal`: whether all three are terminals.
     """
     if job.cluster.attach is not None:
         return job.cluster.attach, Share.ALL
@@ -78,13 +64,14 @@ class Children(Crew):
         self._children: dict[int, Child] = {}
         # Those that were started again. They are not reaped before the end: no other process may get their pids.
         self._former: list[Child] = []
-        self._streams: dict[int, list[_Stream]] = {}
+        self._pipes: dict[int, list[OutputPipe]] = {}
         self._reading = True
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
         self._selector, self._sink = selector, sink
         for index in self._tasks:
             self._make(index)
+        # All exist before any executes: if the tenth cannot be made, no program has done anything yet.
         for child in self._children.values():
             child.execute()
 
@@ -101,18 +88,20 @@ class Children(Crew):
         )
         self._guard.add(child.pid)
         self._children[index] = child
-        self._streams[index] = [_Stream(index, number, pipe) for number, pipe in child.pipes.items()]
+        self._pipes[index] = [
+            OutputPipe(source, partial(self._sink.output, index, number)) for number, source in child.pipes.items()
+        ]
         if self._reading:
-            for stream in self._streams[index]:
-                self._register(stream)
+            for pipe in self._pipes[index]:
+                pipe.register(self._selector)
         return child
 
     def can_restart(self, index: int) -> bool:
         return index in self._tasks
 
     def restart(self, index: int, variables: Mapping[str, str]) -> None:
-        for stream in self._streams[index]:
-            self._finish(stream)
+        for pipe in self._pipes[index]:
+            pipe.finish()
         with suppress(OSError):  # or why it has ended would pass for why the next one ends
             (self._guard.directory / _report_name(index)).unlink()
         task, former = self._tasks[index], self._children[index]
@@ -133,10 +122,10 @@ class Children(Crew):
         for index, child in list(self._children.items()):
             if child.exit is not None:
                 continue
-            how = child.poll()  # before its report is looked for
+            how = child.poll()  # before its report is looked for: it is written before the exit, so none is missed
             if how is not None:
-                for stream in self._streams[index]:
-                    self._drain(stream)  # all of its output is reported before its exit
+                for pipe in self._pipes[index]:
+                    pipe.drain()  # all of its output is reported before its exit
             if (how is not None or _report_name(index) in written) and (report := child.report()) is not None:
                 self._sink.reported(index, report)
             if how is not None:
@@ -146,11 +135,11 @@ class Children(Crew):
         if wanted == self._reading:
             return
         self._reading = wanted
-        for stream in (stream for pair in self._streams.values() for stream in pair if not stream.closed):
+        for pipe in (pipe for pair in self._pipes.values() for pipe in pair):
             if wanted:
-                self._register(stream)
+                pipe.register(self._selector)
             else:
-                self._selector.unregister(stream.source)
+                pipe.unregister()
 
     def signal(self, signum: int) -> None:
         self._guard.signal(signum)
@@ -167,14 +156,16 @@ class Children(Crew):
         return self._guard.leftovers()
 
     def close(self) -> None:
+        # Kill, reap, then read: once a process is reaped, its pid is free for others, so nothing is signalled then.
+        # A process that was killed while it wrote has left its last lines in the pipe.
         self._guard.kill()
         for former in self._former:
             former.reap()
         for index, child in self._children.items():
             child.reap()
-            for stream in self._streams[index]:
-                self._drain(stream)
-                self._finish(stream)
+            for pipe in self._pipes[index]:
+                pipe.drain()
+                pipe.finish()
         self._children, self._former = {}, []
 
     def _written(self) -> set[str]:
@@ -182,38 +173,6 @@ class Children(Crew):
         with suppress(OSError):
             return {path.name for path in self._guard.directory.iterdir()}
         return set()
-
-    def _register(self, stream: _Stream) -> None:
-        self._selector.register(stream.source, selectors.EVENT_READ, partial(self._read, stream))
-
-    def _read(self, stream: _Stream) -> int:
-        """Read from a pipe once. Returns the number of bytes; 0 if there are none now, and at the end."""
-        if stream.closed:
-            return 0
-        try:
-            data = os.read(stream.source, _READ)
-        except BlockingIOError:
-            return 0
-        if data:
-            self._sink.output(stream.index, stream.number, data)
-        else:
-            self._finish(stream)
-        return len(data)
-
-    def _drain(self, stream: _Stream) -> None:
-        """Read what was in a pipe when its process exited; no more, because a grandchild may write for ever."""
-        total = 0
-        while total <= _PIPE_HOLDS and (count := self._read(stream)):
-            total += count
-
-    def _finish(self, stream: _Stream) -> None:
-        if stream.closed:
-            return
-        stream.closed = True
-        self._sink.output(stream.index, stream.number, b"")
-        if self._reading:
-            self._selector.unregister(stream.source)
-        os.close(stream.source)
 
 
 def _report_name(index: int) -> str:

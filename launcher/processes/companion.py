@@ -14,10 +14,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
-from kvstore.errors import ConfigError
 from kvstore.job import processes
 from kvstore.job.page_address import lines, listen, token_of
 from kvstore.job.place import FILE
@@ -32,14 +30,13 @@ from kvstore.job.settings import (
     TRACE_FILE,
 )
 from kvstore.job.trace_target import TraceTarget
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, as_launch_error
 from launcher.job.description import Job
 from launcher.job.tasks import outside_a_job
 from launcher.output.lines import Prefixer
-from launcher.processes.child import Child, Program
+from launcher.processes.child import Child, OutputPipe, Program
 from launcher.supervision.crew import Crew, Sink
 
-_READ = 1 << 16
 _POLL_S = 0.02
 
 
@@ -70,7 +67,7 @@ class Companion(Crew):
         self.pass_fds, self.grace_s = pass_fds, grace_s
         self._child: Child | None = None
         self._lifeline = -1
-        self._lines: dict[int, Prefixer] = {}
+        self._pipes: list[OutputPipe] = []
         self._reported = False
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
@@ -87,9 +84,9 @@ class Companion(Crew):
         finally:
             os.close(theirs)
         if self._child is not None:
-            for source in (self._child.stdout, self._child.stderr):
-                self._lines[source] = Prefixer(b"")
-                selector.register(source, selectors.EVENT_READ, partial(self._read, source))
+            self._pipes = [OutputPipe(source, Prefixer.into(self._say)) for source in self._child.pipes.values()]
+            for pipe in self._pipes:
+                pipe.register(selector)
 
     def collect(self) -> None:
         if self._child is None or self._reported or (how := self._child.poll()) is None:
@@ -114,31 +111,14 @@ class Companion(Crew):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
         self._drain()
-        for source in list(self._lines):
-            self._finish(source)
+        for pipe in self._pipes:
+            pipe.finish()
         self._child.reap()
         self._child = None
 
     def _drain(self) -> None:
-        for source in list(self._lines):
-            while source in self._lines and self._read(source):
-                pass
-
-    def _read(self, source: int) -> int:
-        try:
-            data = os.read(source, _READ)
-        except BlockingIOError:
-            return 0
-        if data:
-            self._say(self._lines[source].feed(data))
-        else:
-            self._finish(source)
-        return len(data)
-
-    def _finish(self, source: int) -> None:
-        self._say(self._lines.pop(source).finish())
-        self._selector.unregister(source)
-        os.close(source)
+        for pipe in self._pipes:
+            pipe.drain()
 
     def _say(self, lines: bytes) -> None:
         for line in lines.splitlines():
@@ -161,13 +141,17 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
     with ExitStack() as stack:
         if job.cluster.dashboard is not None:
             listener = stack.enter_context(_listening(job.cluster.dashboard))
-            token = _token(job.cluster.dashboard_token_file or DASHBOARD_TOKEN_FILE.read(environ))
+            file = job.cluster.dashboard_token_file or DASHBOARD_TOKEN_FILE.read(environ)
+            with as_launch_error("--dashboard-token-file: ", exit_code=1):
+                token = token_of(Path(file)) if file else secrets.token_urlsafe(32)
             pass_fds = (listener.fileno(),)
             told |= {DASHBOARD_FD.name: str(listener.fileno()), DASHBOARD_TOKEN.name: token}
             announcement += lines(listener.getsockname()[1], token, environ)
         grace_s = SHOWN_S
         if job.cluster.trace is not None:
-            target = _writable(job.cluster.trace)
+            target = TraceTarget.parse(job.cluster.trace)
+            with as_launch_error("--trace: ", exit_code=1):
+                target.prepare()
             told |= {TRACE_FILE.name: str(target.file), TRACE.name: str(target.rounds)}
             grace_s = WRITTEN_S
         if not told:
@@ -180,15 +164,6 @@ def companions(job: Job, directory: Path, environ: Mapping[str, str]) -> Iterato
         yield [Companion(program, announcement, pass_fds, grace_s)]
 
 
-def _writable(trace: str) -> TraceTarget:
-    target = TraceTarget.parse(trace)
-    try:
-        target.prepare()
-    except ConfigError as error:
-        raise LaunchError(f"--trace: {error}", exit_code=1) from None
-    return target
-
-
 @contextmanager
 def _listening(port: int) -> Iterator[socket.socket]:
     try:
@@ -198,12 +173,3 @@ def _listening(port: int) -> Iterator[socket.socket]:
         raise LaunchError(f"--dashboard={port}: cannot listen at 127.0.0.1:{port}: {why}", exit_code=1) from None
     with listener:
         yield listener
-
-
-def _token(file: str) -> str:
-    if not file:
-        return secrets.token_urlsafe(32)
-    try:
-        return token_of(Path(file))
-    except ConfigError as error:
-        raise LaunchError(f"--dashboard-token-file: {error}", exit_code=1) from None

@@ -58,6 +58,7 @@ class Guard:
             return None
         self._close()
         self._restarts += 1
+        # What has killed three keepers, such as a memory limit, will kill the next one, too.
         if self._restarts > MAX_RESTARTS:
             return "the keeper process died again; if launch.py is killed, processes may stay behind"
         self._start()

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvstore.errors import ConfigError
 from kvstore.job.address import tcp_endpoint
 from kvstore.job.curve_keys import ROOT, with_key
 from kvstore.job.place import FILE, MAX_COMMAND, ObservingPlace, address_and_key
 from kvstore.job.settings import TRANSPORT
 from kvstore.reading.readers_file import ReadingPlace
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, as_launch_error
 from launcher.job.description import Job
 from launcher.job.tasks import MARK, Rendezvous, Task
 from launcher.output.outlet import Outlet
@@ -36,51 +35,40 @@ from launcher.supervision.restarts import Restarts
 from launcher.supervision.supervisor import Drill, OnFailure, Supervisor
 
 
-def observing_place(job: Job, at: Rendezvous, environ: Mapping[str, str], started: float) -> ObservingPlace:
-    """Return what observers of the job that meets there must know. `started`: when, in seconds since 1970."""
-    try:
+def write_observers_file(directory: Path, job: Job, at: Rendezvous, environ: Mapping[str, str]) -> None:
+    """Tell observers where the job meets, by a file in its private directory, which goes with it."""
+    with as_launch_error():
         transport = TRANSPORT.read(environ)
-    except ConfigError as error:
-        raise LaunchError(str(error)) from None
     address, key = address_and_key(at.uri, at.port, at.keyring)
-    command = " ".join(job.command)[:MAX_COMMAND]
-    return ObservingPlace(
+    place = ObservingPlace(
         *(address, key, transport),
         job=at.mark,
-        command=command,
+        command=" ".join(job.command)[:MAX_COMMAND],
         launcher=at.cluster,
         pid=os.getpid(),
-        started=started,
+        started=time.time(),
         workers=job.num_workers,
         servers=job.num_servers,
     )
-
-
-def write_observers_file(directory: Path, job: Job, at: Rendezvous, environ: Mapping[str, str]) -> None:
     try:
-        observing_place(job, at, environ, time.time()).write(directory / FILE, durable=False)
+        place.write(directory / FILE, durable=False)
     except OSError as error:
         raise LaunchError(f"cannot write {directory / FILE}: {error.strerror}", exit_code=1) from None
 
 
-def place_of(at: Rendezvous, transport: str) -> ReadingPlace:
-    """Return what readers of the job that meets there must know."""
-    address = at.uri if at.uri.startswith("ipc://") else tcp_endpoint(at.uri, at.port)
-    if at.keyring is None or at.keyring.reader is None:
-        return ReadingPlace(address, "", transport)
-    return ReadingPlace(with_key(address, at.keyring.pairs[ROOT][0]), at.keyring.reader[1], transport)
-
-
 @contextmanager
 def readers_file(job: Job, at: Rendezvous, environ: Mapping[str, str]) -> Iterator[None]:
+    """Have the file of a job with readers there while the block runs."""
     if job.cluster.readers is None:
         yield
         return
     path = Path(job.cluster.readers)
+    address, key = at.uri if at.uri.startswith("ipc://") else tcp_endpoint(at.uri, at.port), ""
+    if at.keyring is not None and at.keyring.reader is not None:
+        address, key = with_key(address, at.keyring.pairs[ROOT][0]), at.keyring.reader[1]
     try:
-        place_of(at, TRANSPORT.read(environ)).write(path)
-    except ConfigError as error:
-        raise LaunchError(str(error)) from None
+        with as_launch_error():
+            ReadingPlace(address, key, TRANSPORT.read(environ)).write(path)
     except OSError as error:
         raise LaunchError(f"--readers: cannot write {path}: {error.strerror}", exit_code=1) from None
     try:
@@ -95,20 +83,15 @@ class Caller:
     """What runs the job: launch.py, or a script by `launcher.run`.
 
     Args:
-        name: the prefix of its own lines.
-        signals: the signals that end the job.
-        outlet: where the output of the job's processes goes.
         crew: makes the crew that runs tasks on this machine; it takes what `Children` takes.
-        says_start: whether a line says what starts.
-        gives_input: whether a worker may have the standard input of this process.
     """
 
-    name: str = "launch.py"
-    signals: SignalQueue = field(default_factory=SignalQueue)
-    outlet: Outlet = field(default_factory=Outlet)
+    name: str = "launch.py"  # the prefix of its own lines
+    signals: SignalQueue = field(default_factory=SignalQueue)  # the signals that end the job
+    outlet: Outlet = field(default_factory=Outlet)  # where the output of the job's processes goes
     crew: Callable[..., Crew] = Children
-    says_start: bool = True
-    gives_input: bool = True
+    says_start: bool = True  # whether a line says what starts
+    gives_input: bool = True  # whether a worker may have the standard input of this process
 
 
 class JobRun:
@@ -117,7 +100,6 @@ class JobRun:
     A context: at its end no process of the job is left, and nothing in files.
 
     Args:
-        on_failure: called once, with the first process that fails and how, before the others are ended.
         limits: how long the phases of an ending may last.
         caller: what runs the job. Its signals have been entered.
         variable: the environment variable that marks the processes of the job on this machine.
@@ -184,7 +166,6 @@ class JobRun:
 
         Args:
             tasks: all tasks of the job, the scheduler's first.
-            crews: what runs them, in the order in which to start.
             where: where they run, for the line that says what starts; None for no such line.
             attached: the task that has this process's terminal; None for none.
         """

@@ -6,9 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from kvstore.errors import ConfigError
 from kvstore.job.directory import launcher_of, lock, make_private, private_directories, temporary_root
-from launcher.errors import LaunchError
+from launcher.errors import as_launch_error
 from launcher.job.command import PYTHONS, shim
 from launcher.processes.keeper import remove_shared
 
@@ -27,10 +26,8 @@ class JobDir:
     def make(cls, parent: Path | None = None) -> JobDir:
         root = temporary_root(parent)
         sweep(root)
-        try:
+        with as_launch_error(exit_code=1):
             return cls(make_private(root))
-        except ConfigError as error:
-            raise LaunchError(str(error), exit_code=1) from None
 
     @property
     def scheduler_log(self) -> str:

@@ -97,12 +97,9 @@ def kill_all(sessions: Collection[int], mark: str, patience: float = PATIENCE_S)
 
 
 def remove_shared(job: str) -> None:
-    """Remove the shared memory of a job, which processes that were killed have left.
+    """Remove the shared memory that killed processes of a job have left; its name is a part of the names of the files.
 
     If it cannot be listed, because too many files are open, the user's next job removes it.
-
-    Args:
-        job: the name of the job, which is part of the names of the files.
     """
     ours = re.compile(rf"kvstore-{os.getuid()}-{re.escape(job)}-[0-9]+-[0-9a-f]+\.[0-9]+")
     paths: list[Path] = []

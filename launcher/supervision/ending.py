@@ -59,18 +59,12 @@ class Tell:
 
 @dataclass(frozen=True)
 class Lose:
-    """Report a process that has died to the scheduler. The job goes on.
-
-    Args:
-        how: what happened to it.
-        start: which start of it this was.
-        final: whether it is not started again.
-    """
+    """Report a process that has died to the scheduler. The job goes on."""
 
     index: int
-    how: str
-    start: int
-    final: bool
+    how: str  # what happened to it
+    start: int  # which start of it this was
+    final: bool  # whether it is not started again
 
 
 @dataclass(frozen=True)
@@ -109,23 +103,18 @@ class EndingLimits:
     """How long each phase may last, in seconds. Once the failed process is known, any path takes less than 5 s.
 
     Args:
-        window: for the survivors of a failure to report it.
-        linger: for the servers, the aggregators and the scheduler to exit after the last worker.
         patience: for the scheduler to exit after a server or aggregator that has exited with 0 before the workers.
         blame: for the failed process to exit after a server, an aggregator or the scheduler has reported a failure. An
             interpreter that has loaded torch takes seconds to exit on a busy machine.
-        grace: between SIGTERM and SIGKILL, after a failure or a signal.
-        short_grace: the same if all workers have exited with 0.
-        kill: for the kernel to end a process after SIGKILL.
     """
 
-    window: float = 1.5
-    linger: float = 1.0
+    window: float = 1.5  # for the survivors of a failure to report it
+    linger: float = 1.0  # for the servers, the aggregators and the scheduler to exit after the last worker
     patience: float = 3.0
     blame: float = 10.0
-    grace: float = 2.0
-    short_grace: float = 0.5
-    kill: float = 1.0
+    grace: float = 2.0  # between SIGTERM and SIGKILL, after a failure or a signal
+    short_grace: float = 0.5  # the same if all workers have exited with 0
+    kill: float = 1.0  # for the kernel to end a process after SIGKILL
 
 
 @dataclass(frozen=True)
@@ -200,15 +189,42 @@ class Ending:
         if report.consequence:
             self._consequences[index] = report
 
+    # What an exit means in RUNNING and LINGER. In later phases the outcome is decided, and an exit changes nothing.
+    # "May die" is `Restarts.survivable`: servers and standbys with --replicas 1, the scheduler with --restarts.
+    #
+    #     process     exit code         may die                            may not die
+    #     worker      0                 -                                  LINGER after the last one
+    #                 another           -                                  fails the job
+    #     scheduler   0                 `finished`: servers need not be restarted, and may exit
+    #                 JOB_FAILED_EXIT   `_told`: another process has failed, and gets `blame` seconds to exit
+    #                 another           lost, and started again            fails the job
+    #     server,     0                 fine once the scheduler or all workers have exited; else `_early`: after
+    #     standby,                      `patience` it is lost              after `patience` it fails the job
+    #     aggregator  JOB_FAILED_EXIT   `_told`, as for the scheduler
+    #                 REPLACED_EXIT     lost, and started again            fails the job
+    #                 another           lost, and started again; nothing   fails the job
+    #                                   if no worker needs it any more
+    #
+    # RUNNING has one deadline for two waits. Being told is later and knows more, so it replaces the other.
+    #
+    #     _early    _told     deadline    at the deadline
+    #     None      None      None        -
+    #     a task    None      patience    that task is lost, or fails the job: the scheduler is still there
+    #     any       a task    blame       the job fails with UNNAMED: no process has exited so that it could be blamed
+    #
+    # A task is in `_running`, or in `_waiting` for its next start, or in neither. `_waiting` is empty outside RUNNING,
+    # and once `_told`: what is restarted while a job fails would only hide who has failed.
     def exited(self, index: int, how: Exit, now: float, possible: bool = True) -> list[Action]:
         """The process of `tasks[index]` has ended. `possible`: whether it can be started again, if that is wanted."""
         self._running.discard(index)
         if self.phase not in (Phase.RUNNING, Phase.LINGER):
             return []
         replaced = how.code == REPLACED_EXIT and self._restarts.survivable(index)
+        # Before all else: the exit that comes first is seldom the cause. A report names a process that was lost before.
         if how.status and not replaced and (death := self._culprit(index)) is not None:
             return self._fail(death.task, str(death.how), death.how.status, now)
         if self._restarts.survivable(index) and self._told is None:
+            # Either may be first: workers go on after `finished`, and the scheduler exits after the last worker.
             if self.finished or not self._left("worker"):
                 how = Exit()  # nobody needs it any more
             elif how.status and how.code != JOB_FAILED_EXIT:
@@ -260,6 +276,7 @@ class Ending:
             for index in self._running:
                 self._restarts.begins(index, now)
         if self.all_exited:
+            # Exits are not enough: a worker's data loaders may live on, hold its GPU, and write to the terminal.
             if not leftovers():
                 self._enter(Phase.OVER, None)
                 return []
@@ -267,12 +284,8 @@ class Ending:
                 return self._terminate(now, self._grace())
         if self.phase is Phase.WINDOW and not self._left("worker"):
             return self._terminate(now, self._limits.grace)
-        return [*self._again(now), *self._due(now)]
-
-    def _due(self, now: float) -> list[Action]:
-        if self.deadline is None or now < self.deadline:
-            return []
-        return self._expired(now)
+        again = self._again(now)
+        return again if self.deadline is None or now < self.deadline else [*again, *self._expired(now)]
 
     def _expired(self, now: float) -> list[Action]:
         if self.phase is Phase.RUNNING and self._told is not None:

@@ -70,13 +70,7 @@ class Postmortem:
         return lines
 
     def lines(self, failed: int, how: str, last_line: str = "") -> list[Line]:
-        """What to print when a job is over that has failed.
-
-        Args:
-            failed: the first process to fail.
-            how: what happened to it.
-            last_line: the last line that it wrote to standard error.
-        """
+        """What to print when a job has failed. `failed`: the first to fail. `last_line`: its last to standard error."""
         root = self.root(failed)
         if root != failed:
             how = str(self._exits[root]) if root in self._exits else "failed"

@@ -16,6 +16,16 @@ from kvstore.job.processes import Exit
 from launcher.job.description import Job
 from launcher.job.tasks import Task
 
+#     a process that dies                     is started again after
+#     server, standby                         0.5 s, so that a standby takes over first
+#       soon after its start, n times         0.5 s times 2^n, 30 s at most
+#     scheduler                               0 s: nobody takes its place
+#       soon after its start, n times         0.5 s times 2^(n-1), 1 s at most
+#     any, with ERRORS errors of its own      never
+#     any, after `limit` restarts in all      never
+#     any, on a host that is lost             never
+#
+# What is never started again: the job goes on without a server's standby, and ends without a scheduler.
 DELAY_S = 0.5  # before a server or standby is started again
 LONGEST_S = 30.0  # of these delays
 SCHEDULER_LONGEST_S = 1.0  # nobody takes its place: beyond the heartbeat's limit all others give the job up
@@ -24,17 +34,11 @@ ERRORS = 3  # as many errors of its own, each soon after a start: the next start
 
 
 class Fate(NamedTuple):
-    """What becomes of a process that has died.
+    """What becomes of a process that has died."""
 
-    Args:
-        start: which start of it this was.
-        at: when to start it again; None if it is given up.
-        text: what to tell the user, after how it has ended; empty for what the scheduler says anyway.
-    """
-
-    start: int
-    at: float | None
-    text: str
+    start: int  # which start of it this was
+    at: float | None  # when to start it again; None if it is given up
+    text: str  # what to tell the user, after how it has ended; empty for what the scheduler says anyway
 
 
 class Restarts:

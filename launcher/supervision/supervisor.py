@@ -76,12 +76,7 @@ def report(task: Task, how: str) -> None:
 def report_loss(task: Task, loss: Lose) -> bool:
     """Tell the scheduler of a job that goes on that a process has died.
 
-    Args:
-        task: what it has run.
-        loss: how it has died.
-
-    Returns:
-        Whether the scheduler has heard it, or need not: of itself. If not, say it again later.
+    Returns whether the scheduler has heard it, or need not: of itself. If not, say it again later.
     """
     return task.role == "scheduler" or tell(task.env, task.role, task.rank, loss.how, loss.start, loss.final)
 
@@ -183,7 +178,7 @@ class Supervisor:
                 self._print(self._postmortem.overdue(time.monotonic()))
             self._say_again()
             self._display.tick()
-            self._outlet.pump()
+            self._outlet.pump()  # after all that may say something: the last turn has no next one to write it in
             if self._ending.over:
                 return self._ending.exit_code
             self._balance()
@@ -191,7 +186,7 @@ class Supervisor:
 
     def close(self) -> None:
         for crew in self._crews:
-            crew.close()
+            crew.close()  # before the conclusion: it reports the last output, which belongs above
         if not self._closed:
             self._closed = True
             self._conclude()
@@ -282,7 +277,7 @@ class Supervisor:
 
     def _timeout(self) -> float:
         if self._ending.all_exited:
-            return _POLL_S
+            return _POLL_S  # what tasks have started is not our child: nothing tells when it exits
         now = time.monotonic()
         wakes = [wake for wake in (self._ending.wake, self._drill.wake, now + _CHECK_S) if wake is not None]
         return max(0.0, min(wakes) - now)

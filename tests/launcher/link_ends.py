@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from waiting import LONG
 
 from kvstore import wire
@@ -47,9 +46,3 @@ def settle(selector: selectors.BaseSelector) -> None:
     """Over pipes, what has not happened when nothing is ready will not."""
     while turn(selector, 0):
         pass
-
-
-@pytest.fixture
-def selector() -> Iterator[selectors.BaseSelector]:
-    with selectors.DefaultSelector() as made:
-        yield made

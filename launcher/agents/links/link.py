@@ -166,13 +166,7 @@ class AgentLink:
 
 
 class PipeLink(AgentLink):
-    """A link over two pipes.
-
-    Args:
-        source: the file descriptor to read from, which this closes.
-        target: the file descriptor to write to, which this closes.
-        greet: whether to send MAGIC first, as agents do.
-    """
+    """A link over two pipes, which it closes. `greet`: whether to send MAGIC first, as agents do."""
 
     def __init__(self, source: int, target: int, *, greet: bool = False) -> None:
         super().__init__()
@@ -267,15 +261,10 @@ ENLIST = settings.ENLIST.name
 
 @dataclass(frozen=True)
 class AgentTicket:
-    """What an agent needs to connect to launch.py. It is a secret: any process that has it can be an agent of the job.
+    """What an agent needs to connect to launch.py. It is a secret: a process that has it can be an agent of the job."""
 
-    Args:
-        endpoint: the endpoint where launch.py listens: `tcp://address:port`.
-        server_key: launch.py's public key.
-    """
-
-    endpoint: str
-    server_key: str
+    endpoint: str  # the endpoint where launch.py listens: `tcp://address:port`
+    server_key: str  # launch.py's public key
     public: str
     secret: str = field(repr=False)
 

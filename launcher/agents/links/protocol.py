@@ -57,21 +57,13 @@ class Hello(wire.Message):
 @message(101)
 @dataclass(frozen=True)
 class Survey(wire.Message):
-    """Choose the address by which other hosts will reach this one, and look for the directory and the command.
+    """Choose the address by which other hosts will reach this one, and look for the directory and the command."""
 
-    Attributes:
-        interface: the network interface to choose; empty for the one that leads to `toward`.
-        toward: launch.py's address.
-        directory: the directory where tasks will run.
-        create: whether to make the directory if it does not exist.
-        command: the user's command; empty to skip the check.
-    """
-
-    interface: Name
-    toward: Name
-    directory: Bytes
-    create: Annotated[bool, wire.fields.flag]
-    command: Words
+    interface: Name  # the network interface to choose; empty for the one that leads to `toward`
+    toward: Name  # launch.py's address
+    directory: Bytes  # the directory where tasks will run
+    create: Annotated[bool, wire.fields.flag]  # whether to make the directory if it does not exist
+    command: Words  # the user's command; empty to skip the check
 
 
 @message(102)
@@ -115,21 +107,15 @@ class StartTasks(wire.Message):
     """Run these tasks.
 
     Attributes:
-        mark: the name of the job.
-        directory: the working directory of the tasks; empty for that of the agent.
-        command: the user's command as given on the command line.
-        server_argv: the command of servers, if not `python -m servers`.
-        limit_s: how long launch.py may be silent, in seconds.
-        gpus: the number of GPUs for each worker; 0 for all of the host.
         tasks: (index, role, rank, number of that role on the host, variables) of each; variables as NAME, value, ...
     """
 
-    mark: Name
-    directory: Bytes
-    command: Words
-    server_argv: Words
-    limit_s: Annotated[float, wire.fields.number]
-    gpus: Annotated[int, wire.fields.integer(0, 1024)]
+    mark: Name  # the name of the job
+    directory: Bytes  # the working directory of the tasks; empty for that of the agent
+    command: Words  # the user's command as given on the command line
+    server_argv: Words  # the command of servers, if not `python -m servers`
+    limit_s: Annotated[float, wire.fields.number]  # how long launch.py may be silent, in seconds
+    gpus: Annotated[int, wire.fields.integer(0, 1024)]  # the number of GPUs for each worker; 0 for all of the host
     tasks: Annotated[
         list[list[Any]],
         wire.fields.list_of(

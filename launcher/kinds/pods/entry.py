@@ -56,15 +56,10 @@ def main(argv: Sequence[str] | None = None, mount: str = MOUNT) -> int:
 
 
 def compose(command: Sequence[str], environ: Mapping[str, str], mount: Path) -> Task:
-    """The task of this pod, with its whole environment.
+    """The task of this pod, with its whole environment. Raises SystemExit, with the reason, if it cannot be known.
 
-    Args:
-        command: the worker's command; empty for a server or the scheduler.
-        environ: the container's environment, which has the role and the number.
-        mount: the directory of the Secrets.
-
-    Raises:
-        SystemExit: a variable is missing or wrong, or the command cannot be parsed; with the reason.
+    `command`: the worker's command; empty for a server or the scheduler. `environ`: the container's environment, which
+    has the role and the number. `mount`: the directory of the Secrets.
     """
     for name in (settings.ROLE.name, INDEX):
         if not environ.get(name):
@@ -118,11 +113,7 @@ def observers_variables(env: Mapping[str, str], root: Path | None = None) -> dic
     """Write the file for observers into a private directory; return what the scheduler must know of them.
 
     The key is made here, and known to this pod alone. If the file cannot be written, as where nothing is writable, the
-    job runs without observers.
-
-    Args:
-        env: the environment of the scheduler, whose process this one becomes.
-        root: where to make the directory; by default where temporary files are.
+    job runs without observers. `env`: the environment of the scheduler, whose process this one becomes.
     """
     try:
         config = Config.from_env(env)

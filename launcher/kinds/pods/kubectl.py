@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import shutil
 import subprocess
 import tempfile
@@ -11,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from launcher.errors import NOT_FOUND, LaunchError
+from launcher.processes.child import OutputPipe
 
-_READ = 1 << 16
 _LIMIT_S = 60.0  # for one command
 _EXIT_S = 5.0  # to exit after its last output
 _SHOWN = 2000  # characters of its errors
@@ -50,72 +49,43 @@ class Kubectl:
         return KubectlStream([*self._argv, *words], on_data, on_over)
 
 
-class KubectlStream:
-    """A running kubectl.
+class KubectlStream(OutputPipe):
+    """A running kubectl. Raises OSError if it cannot be started.
 
-    Args:
-        on_data: takes its output, while a selector is registered.
-        on_over: called at the end of its output, unless it was closed.
-
-    Raises:
-        OSError: it cannot be started.
+    `on_data`: takes its output, while a selector is registered. `on_over`: called at the end of its output, unless it
+    was closed. Then `over` is true, and `complaint` is what was wrong, if anything.
     """
 
     def __init__(self, argv: Sequence[str], on_data: Callable[[bytes], None], on_over: Callable[[], None]) -> None:
-        self._on_data, self._on_over = on_data, on_over
-        self._selector: selectors.BaseSelector | None = None
+        self._on_over = on_over
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        source, target = os.pipe()
+        os.set_blocking(source, False)
         try:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=target,
                 stderr=self._errors,
                 start_new_session=True,  # Ctrl-C is not for it
             )
         except BaseException:
+            os.close(source)
             self._errors.close()
             raise
-        assert self._process.stdout is not None  # noqa: S101
-        self._stdout = self._process.stdout
-        os.set_blocking(self._stdout.fileno(), False)
+        finally:
+            os.close(target)
         self.over = False
         self.complaint = ""
-
-    def register(self, selector: selectors.BaseSelector) -> None:
-        """Have a selector call `read`."""
-        if not self.over and self._selector is None:
-            self._selector = selector
-            selector.register(self._stdout, selectors.EVENT_READ, self.read)
-
-    def unregister(self) -> None:
-        if self._selector is not None:
-            self._selector.unregister(self._stdout)
-            self._selector = None
-
-    def read(self) -> None:
-        """Read what there is. At the end `over` is true, and `complaint` is what was wrong, if anything."""
-        if self.over:
-            return
-        try:
-            data = os.read(self._stdout.fileno(), _READ)
-        except BlockingIOError:
-            return
-        if data:
-            self._on_data(data)
-        else:
-            self._finish()
-            self._on_over()
+        super().__init__(source, lambda data: on_data(data) if data else self._end())
 
     def close(self) -> None:
-        if not self.over:
-            with suppress(OSError):
-                self._process.kill()
-            self._finish()
+        with suppress(OSError):
+            self._process.kill()
+        self._on_over = lambda: None
+        self.finish()
 
-    def _finish(self) -> None:
-        self.unregister()
-        self._stdout.close()
+    def _end(self) -> None:
         try:
             code = self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
@@ -125,6 +95,7 @@ class KubectlStream:
         self.complaint = "" if code == 0 else _complaint(self._errors.read(), code)
         self._errors.close()
         self.over = True
+        self._on_over()
 
 
 def _complaint(errors: bytes, code: int) -> str:

@@ -41,10 +41,8 @@ _COMMON = (settings.ROOT_KEY.name, settings.MEMBER_KEYS.name)
 def manifests(job: Job, name: str, keyring: Keyring | None, environ: Mapping[str, str]) -> list[Manifest]:
     """Every object of a job, in the order in which to create them.
 
-    Args:
-        name: the name of the job, with which the names of all objects begin.
-        keyring: the members' keys, if links are encrypted.
-        environ: the caller's environment, in which the job's `env_names` are.
+    `name`: the name of the job, with which the names of all objects begin. `keyring`: the members' keys, if links are
+    encrypted. `environ`: the caller's environment, in which the job's `env_names` are.
     """
     if not job.cluster.image:
         raise LaunchError("--launcher kubernetes needs --image, a container image with this package and your program")

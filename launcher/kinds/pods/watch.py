@@ -35,24 +35,15 @@ _BROKEN = frozenset(
 
 @dataclass(frozen=True)
 class Pod:
-    """The state of one pod.
-
-    Args:
-        started: whether its program runs or has run.
-        why: what it waits for, if it has not started.
-        broken: whether waiting will hardly help.
-        exit: how it has ended, if it has.
-        unwanted: whether it is being deleted, so that its end is not a failure of its own.
-        finished: the time of its end, in the notation of Kubernetes.
-    """
+    """The state of one pod."""
 
     name: str
-    started: bool = False
-    why: str = ""
-    broken: bool = False
-    exit: Exit | None = None
-    unwanted: bool = False
-    finished: str = ""
+    started: bool = False  # whether its program runs or has run
+    why: str = ""  # what it waits for, if it has not started
+    broken: bool = False  # whether waiting will hardly help
+    exit: Exit | None = None  # how it has ended, if it has
+    unwanted: bool = False  # whether it is being deleted, so that its end is not a failure of its own
+    finished: str = ""  # the time of its end, in the notation of Kubernetes
 
 
 @dataclass(frozen=True)
