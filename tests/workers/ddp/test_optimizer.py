@@ -17,12 +17,6 @@ from kvstore.client import DistStore
 from workers import DistributedOptimizer
 
 
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.common.buckets.FIRST_BYTES", 64)
-    monkeypatch.setattr("workers.common.buckets.BUCKET_BYTES", 200)
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_two_workers_do_as_one_with_both_their_batches(cluster: ThreadedJob, overlap: bool) -> None:
     same(pair(cluster, overlap=overlap)[0], alone())
