@@ -35,77 +35,51 @@ from kvstore.job.title import title
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # tells machines of one name apart
 
 
-class JobServers:
-    """The scheduler and the servers of a job, and the aggregator of rank 0's host. They run from construction on.
+def start_servers(
+    config: Config,
+    ranks: Ranks,
+    one_host: bool,
+    secret: str,
+    remove: Path | None = None,
+    aggregated: Sequence[Sequence[int]] = (),
+) -> tuple[JobAddress, MemberProcesses]:
+    """Start the scheduler and the servers of a job, and the aggregator of rank 0's host; return its address, and these.
 
     Args:
         config: rank 0's settings.
-        ranks: who the workers are.
-        one_host: whether all of these are here.
+        one_host: whether all ranks are here.
         secret: what keys are made from; empty for plain links.
         remove: a file that the supervisor removes with the job, if this process cannot.
         aggregated: for each aggregator, the ranks of its host's workers.
 
-    Attributes:
-        address: of the job.
-
     Raises:
         ConfigError: this host has no usable address, or no room for the job's directory.
     """
-
-    def __init__(
-        self,
-        config: Config,
-        ranks: Ranks,
-        one_host: bool,
-        secret: str,
-        remove: Path | None = None,
-        aggregated: Sequence[Sequence[int]] = (),
-    ) -> None:
-        servers = config.num_servers or min(ranks.size, MOST_SERVERS)
-        groups = [list(group) for group in aggregated]
-        listener = None if one_host else _listen(config, ranks)
-        with listener or contextlib.nullcontext():
-            directory = str(make_private(temporary_root()))
-            if listener is None:
-                self.address = JobAddress(f"ipc://{directory}/scheduler", 0, servers, Path(directory).name, groups)
-            else:
-                host, port = listener.getsockname()[:2]
-                job = f"kvstore-{os.getuid()}-{secrets.token_hex(8)}"
-                self.address = JobAddress(host, port, servers, job, groups)
-            fd = -1 if listener is None else listener.fileno()
-            contract = self.address.contract(ranks.size, secret, fd)
-            _write_place(Path(directory), contract, config.transport, ranks)
-            own = self.address.aggregator_beside(ranks.rank)
-            started = members(0, servers)
-            if own >= 0:
-                started.append(("aggregator", own))
-            node_host = "" if listener is None or config.node_host else self.address.uri
-            processes = [_process(contract, role, rank, node_host) for role, rank in started]
-            reporter = processes[0].variables
-            self._processes = MemberProcesses(config, ranks.rank, processes, reporter, directory, remove, fd)
-
-    def wait(self) -> None:
-        """Wait until all have ended: when all workers have left, or the job has failed."""
-        self._processes.wait()
-
-    def end(self) -> None:
-        """End the processes that still run. May be called again."""
-        self._processes.end()
+    servers = config.num_servers or min(ranks.size, MOST_SERVERS)
+    groups = [list(group) for group in aggregated]
+    listener = None if one_host else _listen(config, ranks)
+    with listener or contextlib.nullcontext():
+        directory = make_private(temporary_root())
+        if listener is None:
+            address = JobAddress(f"ipc://{directory}/scheduler", 0, servers, directory.name, groups)
+        else:
+            host, port = listener.getsockname()[:2]
+            address = JobAddress(host, port, servers, f"kvstore-{os.getuid()}-{secrets.token_hex(8)}", groups)
+        fd = -1 if listener is None else listener.fileno()
+        contract = address.contract(ranks.size, secret, fd)
+        _write_place(directory, contract, config.transport, ranks)
+        own = address.aggregator_beside(ranks.rank)
+        started = members(0, servers)
+        if own >= 0:
+            started.append(("aggregator", own))
+        node_host = "" if listener is None or config.node_host else address.uri
+        processes = [_process(contract, role, rank, node_host) for role, rank in started]
+        reporter = processes[0].variables
+        return address, MemberProcesses(config, ranks.rank, processes, reporter, str(directory), remove, fd)
 
 
 def start_aggregator(config: Config, address: JobAddress, ranks: Ranks, secret: str) -> MemberProcesses | None:
-    """Start the aggregator of this host, if this rank, which is not 0, is to do so.
-
-    Args:
-        config: this rank's settings.
-        address: of the job.
-        ranks: who the workers are.
-        secret: what keys are made from; empty for plain links.
-
-    Raises:
-        ConfigError: there is no room for its directory.
-    """
+    """Start the aggregator of this host, if this rank, which is not 0, is the one that does so."""
     own = address.aggregator_beside(ranks.rank)
     if own < 0:
         return None
@@ -177,7 +151,7 @@ def joining(config: Config) -> Iterator[Config]:
     if config.replicas:
         raise ConfigError(
             f"{REPLICAS.name}={config.replicas}: torchrun, mpirun and srun alone start servers without standbys, and "
-            "nothing that dies again; start the job with launch.py --replicas 1, or unset the variable"
+            "no process that has died again; start the job with launch.py --replicas 1, or unset the variable"
         )
     one_host = on_one_host(ranks)
     with meeting(ranks, config.join_limit_s) as met:
@@ -192,22 +166,24 @@ def joining(config: Config) -> Iterator[Config]:
             return
         aggregated = [] if one_host else _aggregated([_host(config), *met.hosts()])
         remove = met.path if isinstance(met, FileMeeting) else None
-        servers = JobServers(config, ranks, one_host, secret, remove, aggregated)
-        with _lasting(servers):
+        address, processes = start_servers(config, ranks, one_host, secret, remove, aggregated)
+        with _lasting(processes):
             try:
-                met.tell(servers.address.dumps())
-                yield _settings(servers.address, ranks, one_host, secret)
+                met.tell(address.dumps())
+                yield _settings(address, ranks, one_host, secret)
             finally:
                 met.forget()
 
 
 @contextlib.contextmanager
-def _lasting(processes: JobServers | MemberProcesses | None) -> Iterator[None]:
+def _lasting(processes: MemberProcesses | None) -> Iterator[None]:
     """Keep processes until this one exits, which waits for their end; or end them, if it does not join the job."""
     if processes is None:
         yield
         return
-    atexit.register(processes.wait)  # first: whoever joins registers its farewell later, which is said before
+    # First, because atexit calls the latest first: a store registers its farewell later, and says it before this waits.
+    # The other way round, rank 0 would wait for servers that wait for its farewell.
+    atexit.register(processes.wait)
     try:
         yield
     except BaseException:
@@ -237,10 +213,11 @@ def _settings(address: JobAddress, ranks: Ranks, one_host: bool, secret: str) ->
     Raises:
         ConfigError: no rank 0 of this user would have said that address.
     """
-    if one_host and not address.uri.startswith("ipc://"):  # torchrun's store takes what any host says
+    # torchrun's store takes what any host says, and on one host links have no keys that would expose a stranger.
+    if one_host and not address.uri.startswith("ipc://"):
         raise ConfigError(
-            f"the address of the job, {address.uri!r}, is not on this host, but all its ranks are. Rank 0 has not told "
-            "it, so somebody else can write to where the ranks meet"
+            f"the address of the job, {address.uri!r}, is not on this host, but all its ranks are. Rank 0 did not "
+            "publish this address, so another user can write to the rendezvous store"
         )
     if address.uri.startswith("ipc://"):
         require_private(Path(address.uri.removeprefix("ipc://")).parent, follow_symlinks=False)

@@ -26,7 +26,7 @@ from kvstore.job.ranks import Ranks
 log = logging.getLogger(__name__)
 
 POLL_S = 0.02
-REMIND_S = 60.0  # between two log lines that say who has not come yet
+REMIND_S = 60.0  # between two log lines that name the ranks that have not come yet
 MOST_NAMED = 8
 _PROC = Path("/proc")
 
@@ -66,7 +66,7 @@ class StoreMeeting:
         from torch import distributed
 
         self._where = f"{ranks.master}:{ranks.port}"
-        self._key = f"kvstore/{ranks.attempt}/address"
+        self._key = f"kvstore/{ranks.attempt}/address"  # by attempt: what a killed attempt told is still there
         self._rank = ranks.rank
         self._host_keys = [f"kvstore/{ranks.attempt}/host/{rank}" for rank in range(ranks.size)]
         self._timeout_s = timeout_s
@@ -81,7 +81,7 @@ class StoreMeeting:
                 is_master=serves,
                 timeout=timedelta(seconds=timeout_s),
                 wait_for_workers=False,
-                multi_tenant=True,
+                multi_tenant=True,  # torch's own init_process_group may listen at the same port
             )
         except self._error as exc:
             doing = "listen" if serves else "reach rank 0"
@@ -127,6 +127,7 @@ class StoreMeeting:
         return text.decode(errors="replace")
 
     def forget(self) -> None:
+        # torchrun's store outlives the program: a second one under it would go to the servers of the first.
         with contextlib.suppress(self._error):  # torchrun has gone, and its store with it
             for key in (self._key, *self._host_keys[1:]):
                 self._store.delete_key(key)

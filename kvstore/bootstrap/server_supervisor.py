@@ -51,13 +51,9 @@ INTERRUPTED = f": {KeyboardInterrupt.__name__}"  # a worker's error after Ctrl-C
 
 @dataclass(frozen=True)
 class MemberEnd:
-    """How one of the supervised processes has ended, or will.
+    """How one of the supervised processes has ended, or will, and why, if it has said so.
 
-    Attributes:
-        name: which one, as ``server 1``.
-        how: as ``exited with code 7``.
-        report: why, as it has told; None if it has not.
-        blameless: whether it ended in order, or when another process had failed.
+    It is blameless if it ended in order, or when another process had failed.
     """
 
     name: str
@@ -74,8 +70,7 @@ class MemberEnd:
 def root_cause(ends: Sequence[MemberEnd]) -> str:
     """Why a job has failed, in one line, or with a traceback; empty if nothing says that it has.
 
-    Args:
-        ends: how the supervised processes have ended, in the order in which they did, and why others will.
+    ``ends`` is in the order in which the processes ended; why others will end comes last.
     """
     for end in ends:
         if not end.blameless and (end.report is None or not end.report.consequence):
@@ -110,9 +105,7 @@ class SupervisedJob:
     """All that the supervisor is told.
 
     Attributes:
-        parent: the process to outlive by a moment only.
-        rank: which worker that is.
-        members: what to start.
+        parent: the process to outlive by a moment only, worker ``rank``.
         reporter: the variables of a member that may report on all others: the scheduler's.
         directory: where members write why they end.
         remove: files and directories that must not outlive the job.
@@ -184,7 +177,7 @@ class ServerSupervisor:
         )
 
     def _collect(self) -> None:
-        """Notice who has ended; what one died of is for all to know."""
+        """Note which members have ended; report what one died of to all others."""
         for member, process in [running for running in self._running if running[1].poll() is not None]:
             self._running.remove((member, process))
             how = str(Exit.of(process.returncode))
@@ -201,7 +194,7 @@ class ServerSupervisor:
     def _fail(self, role: str, rank: int, how: str, patience_s: float) -> None:
         self._code = 1
         self._deadline = time.monotonic() + patience_s
-        with suppress(Exception):  # who could be told of this? what is to end ends by its deadline
+        with suppress(Exception):  # nobody can be told; all end by the deadline in any case
             self._report(role, rank, how)
 
     def _report_file(self, member: SupervisedProcess) -> ReportFile:
@@ -257,13 +250,10 @@ class MemberProcesses:
     number there.
 
     Args:
-        config: the settings of the rank that starts them.
-        rank: which worker it is.
-        members: what to start.
-        reporter: the variables of a member that may report on all others: the scheduler's.
+        config: the settings of worker ``rank``, which starts them.
+        reporter, root_fd: see ``SupervisedJob``.
         directory: a private directory, which goes with them.
         remove: a file that the supervisor removes with them, if this process cannot.
-        root_fd: the scheduler's listening socket, -1 for none.
     """
 
     def __init__(
@@ -286,7 +276,7 @@ class MemberProcesses:
             directory,
             [directory, *([] if remove is None else [str(remove)])],
             root_fd,
-            config.heartbeat_timeout_s + 5.0,  # until whoever cannot be told has heard the silence
+            config.heartbeat_timeout_s + 5.0,  # until a member that cannot be told has noticed the silence
         )
         ended, its_end = os.pipe()
         self._alive = os.fdopen(ended, "rb", buffering=0)

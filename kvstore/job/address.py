@@ -117,6 +117,7 @@ def _own(host: str) -> str:
 def source(toward: str) -> str:
     """Return the address of this host that leads to ``toward``; empty for any other host."""
     for ip in resolve(toward) if toward else ANYWHERE:
+        # The kernel's own choice of a route. The name of the host is no answer: on Debian it leads to 127.0.1.1.
         with contextlib.suppress(OSError), socket.socket(_family(ip), socket.SOCK_DGRAM) as sock:
             sock.connect((ip, 9))  # of a datagram socket: nothing is sent
             return str(sock.getsockname()[0])

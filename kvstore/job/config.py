@@ -52,9 +52,9 @@ class Config:
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
         least_piece_bytes: in small stores messages are smaller, but not than this; 0: they are not.
         job: a name for the job that a file name can have; the same in all processes of it.
-        keys: those of this process; None for plain links.
-        ranks: who this is among those that torchrun, mpirun or srun has started; None if nobody has said, or if
-            ``root`` says where the job is.
+        keys: None for plain links.
+        ranks: this process's rank under torchrun, mpirun or srun; None without a starter, or if ``root`` says where the
+            job is.
     """
 
     role: str = _by(settings.ROLE)
@@ -133,6 +133,7 @@ class Config:
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
         """Read ``env``, the process's environment by default; ConfigError for a value that is not valid."""
         env = os.environ if env is None else env
+        # Only fields whose default is the setting's own. The others follow from several variables, and are below.
         values = {each.name: each.metadata[_SETTING].read(env) for each in fields(cls) if _SETTING in each.metadata}
         root = _root(env)
         keys = CurveKeys.from_env(env) if values["encryption"] else None

@@ -1,4 +1,4 @@
-"""What whoever starts a job tells each of its members: MXNet's ``DMLC_*`` variables, the job's name, and the keys.
+"""What the starter of a job tells each of its members: MXNet's ``DMLC_*`` variables, the job's name, and the keys.
 
 ``launcher`` and ``bootstrap`` write these variables, ``config`` reads them. No I/O.
 """
@@ -37,6 +37,7 @@ def aggregated(placed: Iterable[tuple[str, Sequence[Member]]]) -> list[list[int]
     workers: dict[str, list[int]] = {}
     for host, members in placed:
         workers.setdefault(host, []).extend(rank for role, rank in members if role == "worker")
+    # On a single host, and for a single worker, an aggregator would be one more hop, and save no message.
     return sorted(sorted(ranks) for ranks in workers.values() if len(workers) > 1 and len(ranks) > 1)
 
 

@@ -1,7 +1,7 @@
 """The CURVE keys of a job's members, and how an address carries one.
 
-Each process has a CURVE key pair (http://curvezmq.org). Keys are texts of 40 characters in Z85. Whoever connects must
-know the public key of the listener, so a listener's address has it: ``tcp://10.0.0.1:5555?key=...``, percent-quoted.
+Each process has a CURVE key pair (http://curvezmq.org). Keys are texts of 40 characters in Z85. A client must
+know the public key of its listener, so a listener's address has it: ``tcp://10.0.0.1:5555?key=...``, percent-quoted.
 
 A keyring has the keys of all members of one job, so that nobody else can join it. All secret keys are secrets.
 """
@@ -142,7 +142,7 @@ def is_key(text: str) -> bool:
 
 
 ROOT = ("scheduler", 0)
-READ_FROM = ("scheduler", "server", "standby")  # whom readers connect to
+READ_FROM = ("scheduler", "server", "standby")  # readers connect to these
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,7 @@ class Keyring:
 
     Attributes:
         pairs: (role, rank) -> (public key, secret key).
-        reader: the public and the secret key that all readers have; None for no readers.
-        observer: those that all observers have; None for no observers.
+        reader, observer: the public and the secret key that all readers, all observers share; None for none.
     """
 
     pairs: Mapping[tuple[str, int], tuple[str, str]] = field(repr=False)
@@ -173,7 +172,7 @@ class Keyring:
     def variables(self, role: str, rank: int) -> dict[str, str]:
         """What that member is told: its own secret key, the scheduler's public key, and everybody's.
 
-        Those whom readers or observers connect to are told the public keys of these, too.
+        A member that readers or observers connect to is told their public keys, too.
         """
         publics = ",".join(public for public, _ in self.pairs.values())
         own = dict(zip(VARIABLES, (self.pairs[role, rank][1], self.pairs[ROOT][0], publics), strict=True))
@@ -189,5 +188,6 @@ def pair_of(secret: str, job: str, role: str, rank: int) -> tuple[str, str]:
     import zmq
     from zmq.utils import z85
 
+    # An HMAC's output is as good a secret key as random bytes: Curve25519 takes any 32 bytes.
     own = z85.encode(hmac.digest(secret.encode(), f"kvstore/{job}/{role}/{rank}".encode(), hashlib.sha256))
     return zmq.curve_public(own).decode(), own.decode()

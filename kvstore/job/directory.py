@@ -68,6 +68,7 @@ class JobLauncher:
     @property
     def lives(self) -> bool:
         """Whether it is alive. It may be in another container, with other pids; then it holds the directory's lock."""
+        # Both, because neither is enough: a rank of torchrun holds no lock, and pids say nothing across containers.
         return _alive(self.pid) or self._locked()
 
     def _locked(self) -> bool:

@@ -78,7 +78,8 @@ def _die_with(parent: int) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it died before that took effect
+    # The signal is for a death from now on only. If the parent died before, this process has another parent already.
+    if os.getppid() != parent:
         os._exit(FAILED)
 
 

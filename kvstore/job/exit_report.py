@@ -82,7 +82,7 @@ class Owner(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        if self.started:
+        if self.started:  # the number alone may be another process's by now
             return _start_of(self.pid) == self.started
         with contextlib.suppress(OSError):
             os.kill(self.pid, 0)
@@ -130,6 +130,7 @@ class ReportFile:
 
     def write(self, report: ExitReport) -> None:
         """Write the report, whole or not at all; it replaces an earlier one."""
+        # The supervisor reads the file while this process runs: it must never see a part of a report.
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         draft.write_bytes(report.dumps())
         draft.replace(self.path)
@@ -140,7 +141,9 @@ class ReportFile:
         draft = self._owner_path.with_name(f"{self._owner_path.name}.{me.pid}")
         draft.write_text(json.dumps(me))
         try:
-            os.link(draft, self._owner_path)  # fails if it is there, unlike a replacement
+            # Of two processes that begin at the same time one must win. A link fails if the name is taken; a
+            # replacement would let the second take the place of the first, and both would join.
+            os.link(draft, self._owner_path)
         except FileExistsError:
             owner = self.owner
             if owner is not None and owner[:2] != me[:2] and (owner.joined or owner.alive):
@@ -185,9 +188,8 @@ def hand_over(report: ExitReport, env: Mapping[str, str]) -> bool:
         env: this process's environment.
 
     Returns:
-        Whether the supervisor shows it. If not, this process has to print it. The supervisor does not show it if there
-        is none, if another process is the worker, if the supervisor does not read this process's standard error, or if
-        the user wants all tracebacks whole.
+        Whether the supervisor shows it. If not, this process has to print it: there is no supervisor, another process
+        is the worker, standard error goes elsewhere, or the user wants all tracebacks whole.
     """
     file = ReportFile.from_env(env)
     if file is None or not file.is_ours:
@@ -211,7 +213,7 @@ def require_own(env: Mapping[str, str], name: str, rank: str = "") -> None:
 
     Args:
         name: of the worker, for the message.
-        rank: what tells this worker from those of other jobs, where no ``launch.py`` has started it.
+        rank: tells this worker from workers of other jobs, where no ``launch.py`` has started it.
     """
     file = ReportFile.from_env(env)
     try:

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, even if the power fails; manifests, read back; files of others."""
+"""Files that are replaced whole or not at all, even if the power fails; manifests; secrets; files of others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvstore.errors import CheckpointError
+from kvstore.errors import CheckpointError, ConfigError
 
 # Errors of file systems that cannot sync directories. Their own journal, if any, decides when names are on the disk.
 _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
@@ -62,7 +62,7 @@ def replacing(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterato
 def foreign_format(path: str | os.PathLike[str]) -> str | None:
     """Return what a file of another library is, and what to do with it; None if it is none that is known.
 
-    For files that could not be read: somebody who comes from MXNet passes MXNet's, which are not damaged.
+    For files that could not be read: users of MXNet pass its files, which are not damaged.
     """
     try:
         require_plain(Path(path))
@@ -102,6 +102,15 @@ def require_plain(path: Path) -> None:
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise CheckpointError(f"{path}: damaged: it is no plain file")
+
+
+def read_secret(path: Path, what: str, most: int) -> bytes:
+    """Return at most so many bytes of a file with ``what``, which nobody but its owner may open."""
+    with path.open("rb") as file:
+        # Of the open file: the name could stand for another file by the time that it is opened.
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise ConfigError(f"{path} has {what}, and others may open it: chmod 600 {path}")
+        return file.read(most)
 
 
 def read_manifest(path: Path, most: int, what: str) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.job.files import read_secret
 from kvstore.job.settings import DASHBOARD_PORT, DASHBOARD_TOKEN_FILE
 
 HOST = "127.0.0.1"
@@ -40,10 +41,7 @@ def token_of(path: Path) -> str:
         try:
             made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
         except FileExistsError:
-            with path.open(encoding="ascii", errors="replace") as file:
-                if os.fstat(file.fileno()).st_mode & 0o077:
-                    raise ConfigError(f"{path} has a token, and others may open it: chmod 600 {path}") from None
-                token = file.read(256).strip()
+            token = read_secret(path, "a token", 256).decode("ascii", "replace").strip()
         else:
             token = secrets.token_urlsafe(32)
             with open(made, "w", encoding="ascii") as file:  # noqa: PTH123 (of a descriptor)
@@ -51,7 +49,7 @@ def token_of(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read or made: {error.strerror}") from None
     if not TOKEN.fullmatch(token):
-        raise ConfigError(f"{path} has no token; valid: 32 to 128 letters, digits, - and _ (what it has is not shown)")
+        raise ConfigError(f"{path} has no token; valid: 32 to 128 letters, digits, - and _ (its content is not shown)")
     return token
 
 

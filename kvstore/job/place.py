@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from kvstore.job.address import tcp_endpoint
 from kvstore.job.config import Config, job_name
 from kvstore.job.curve_keys import ROOT, CurveKeys, Keyring, is_key, split_key, with_key
 from kvstore.job.directory import launcher_of, private_directories, require_private
-from kvstore.job.files import replacing
+from kvstore.job.files import read_secret, replacing
 from kvstore.job.settings import TRANSPORTS
 
 VERSION = 1
@@ -31,7 +30,7 @@ P = TypeVar("P", bound="JobPlace")
 
 @dataclass(frozen=True)
 class JobPlace:
-    """The base class; each subclass is for one role of those that are no members.
+    """The base class; each subclass is for one role outside the membership: readers, observers.
 
     Attributes:
         address: of the scheduler: ``ipc://path``, or ``tcp://host:port``, with ``?key=`` and its public key if there
@@ -69,10 +68,11 @@ class JobPlace:
         raise NotImplementedError
 
     def config(self, env: Mapping[str, str]) -> Config:
-        """The settings of a process of the role, beside those of ``env``."""
+        """The settings of a process of the role; ``env`` gives all that the place does not say."""
         bare, root_key = split_key(self.address)
         inside = bare.startswith("ipc://")
         keys = self.curve_keys(root_key) if self.key and not inside else None
+        # A script that looks at a job may run inside another one, whose DMLC_* must not say where to go.
         base = Config.from_env({name: value for name, value in env.items() if not name.startswith("DMLC_")})
         return dataclasses.replace(
             base,
@@ -97,10 +97,7 @@ class JobPlace:
     def read(cls: type[P], path: Path) -> P:
         """ConfigError if it is not there, others may read or write it, or it is not such a file."""
         try:
-            with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_mode & 0o077:
-                    raise ConfigError(f"{path} has a secret key, and others may open it: chmod 600 {path}")
-                told: Any = json.loads(file.read(LONGEST))
+            told: Any = json.loads(read_secret(path, "a secret key", LONGEST))
         except OSError as exc:
             raise ConfigError(
                 f"{path} cannot be read: {exc.strerror}; does the job run? {cls.MADE_BY} writes it"
@@ -175,6 +172,7 @@ def running_jobs(roots: Iterable[Path]) -> Iterator[tuple[Path, ObservingPlace |
     """
     for root in dict.fromkeys(roots):
         for directory in private_directories(root):
+            # A killed launcher leaves its directory behind: the file alone does not mean that a job runs.
             if not (directory / FILE).exists() or not launcher_of(directory).lives:
                 continue
             try:

@@ -135,7 +135,8 @@ class TiedProcess:
                 answer = self._converse(timeout_s)
             except BaseException:
                 if self.process.returncode is None:
-                    os.kill(self.process.pid, signal.SIGKILL)  # unlike Popen.kill, which may reap it
+                    # Unlike Popen.kill, which polls first and so may reap the process: its owner is to learn its end.
+                    os.kill(self.process.pid, signal.SIGKILL)
                 raise
         if answer:
             raise OSError(int(answer), os.strerror(int(answer)), self._program)

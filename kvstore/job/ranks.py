@@ -109,7 +109,7 @@ def _said(env: Mapping[str, str]) -> list[Family]:
 
     ``srun --mpi=pmi2`` and ``--mpi=pmix`` set PMI's or PMIx's rank beside Slurm's. The rank is the same then, but only
     Slurm's variables say which tasks share a host. Within an mpirun that starts its agents with srun, Slurm's variables
-    are those of the agent, and the ranks differ.
+    belong to the agent, and the ranks differ.
 
     Raises:
         ConfigError: two starters give different ranks, and none of them can be the inner one.

@@ -207,7 +207,7 @@ ENCRYPTION = _ENCRYPT.add(
     "KVSTORE_ENCRYPTION",
     Flag(),
     True,
-    "0 ignores keys: links over TCP are plain, and whoever reaches a port can join (`--no-encryption`)",
+    "0 ignores keys: links over TCP are plain, and any process that reaches a port can join (`--no-encryption`)",
 )
 JOB_SECRET = _ENCRYPT.add(
     "KVSTORE_JOB_SECRET",
@@ -306,7 +306,7 @@ CHECKPOINT_EVERY = _CHECKPOINTS.add(
     "KVSTORE_CHECKPOINT_EVERY",
     Intervals(),
     Interval(),
-    "how often there is a checkpoint, beside those that the program asks for (`--checkpoint-every`)",
+    "how often there is a checkpoint, in addition to the checkpoints that the program asks for (`--checkpoint-every`)",
 )
 CHECKPOINT_KEEP = _CHECKPOINTS.add(
     "KVSTORE_CHECKPOINT_KEEP", Integer(1), 3, "how many checkpoints are kept, the newest ones (`--checkpoint-keep`)"

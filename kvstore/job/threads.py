@@ -13,7 +13,7 @@ from kvstore.job.settings import OMP_NUM_THREADS, OMP_WAIT_POLICY
 
 # Of GCC's OpenMP, which torch's wheels for Linux bring; there it goes before the policy.
 SPINCOUNT = "GOMP_SPINCOUNT"
-# Whoever sets one of these has decided how threads wait: the standard's, GCC's, and LLVM's and Intel's.
+# A user that sets one of these has decided how threads wait: the standard's, GCC's, and LLVM's and Intel's.
 WAITING = (OMP_WAIT_POLICY.name, SPINCOUNT, "KMP_BLOCKTIME")
 # Some 25 us instead of 8 ms: from one operation of a model to the next, but not until a server answers. GCC's OpenMP
 # takes this number by itself where one process has more threads than cores; of other processes it does not know.

@@ -72,14 +72,14 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _shorten(error: BaseException, printed: traceback.TracebackException, seen: set[int]) -> int:
-    """Remove frames from a traceback and from those that it is printed with; return how many."""
+    """Remove frames from a traceback, its cause and its context; return how many."""
     seen.add(id(error))
     frames = list(printed.stack)
     kept = _kept(frames, on_purpose=isinstance(error, KVStoreError))
     printed.stack[:] = [*map(_without_underline, kept[:-1]), *kept[-1:]]
     count = len(frames) - len(kept)
     if isinstance(error, KVStoreError) and printed.__context__ is not None and not _users_frames(printed.__context__):
-        printed.__context__ = None  # how we have found out
+        printed.__context__ = None  # how the library noticed: a KeyError of ours explains nothing
     others = [(error.__cause__, printed.__cause__), (error.__context__, printed.__context__)]
     others += zip(getattr(error, "exceptions", ()), getattr(printed, "exceptions", None) or (), strict=False)
     for other, its_print in others:
@@ -98,7 +98,7 @@ def _kept(frames: list[traceback.FrameSummary], on_purpose: bool) -> list[traceb
 
 
 def _without_underline(frame: traceback.FrameSummary) -> traceback.FrameSummary:
-    """The frame without the marks under a part of its line: those of the last frame are enough."""
+    """The frame without the marks under a part of its line: the marks of the last frame are enough."""
     return traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line=frame.line)
 
 

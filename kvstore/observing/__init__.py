@@ -4,11 +4,11 @@ status_command    ``kvstore-status``: what it prints, and what it executes to se
 choice            which job is meant
 observer_session  an observer's link to the scheduler
 view              the job at one moment: members, their reports, what has happened
-figures           rates and shares that follow from reports; who waits for whom
+figures           what follows from several reports: waits, and the rounds of the job
 advice            what holds the job up, by rules that show their numbers
 straggler         which worker holds up all others, and by what; what looks at it say of its time
 text              a job, and the stacks of its members, in lines
-columns           tables of members: of many, what is usual and who differs
+columns           tables of members: of many, the usual values and the members that differ
 as_json           a job as JSON
-quantities        the numbers that members report: one table of names and metrics, and how numbers are written
+quantities        the numbers that members report: one table of names, values and metrics; how numbers are written
 """

@@ -61,7 +61,7 @@ class Advice:
 
     Attributes:
         kind: one of ``KINDS``.
-        role, rank: whom it is about; empty and -1 for the whole job.
+        role, rank: of the member that it is about; empty and -1 for the whole job.
         text: a sentence or two, with the numbers that it follows from. Plain: the page would show marks as they are.
         severity: one of ``SEVERITIES``.
     """
@@ -87,6 +87,7 @@ def advise(view: JobView) -> list[Advice]:
     stuck = _stuck(view)
     straggler = find_straggler(workers, servers, aggregators)
     if straggler is not None:
+        # The rules about the whole job would follow from it: while all wait for one worker, no server is busy.
         return [*stuck, of_straggler(straggler)]
     return [*stuck, *_of_job(workers, view)]
 
@@ -143,7 +144,7 @@ def _why(found: Straggler) -> str:
 
 
 def _stuck(view: JobView) -> list[Advice]:
-    """Return who waits for very long; of several members that say so, the longest wait."""
+    """Return the longest wait of all, if it is very long."""
     waiting = [member for member in view.members if member.state == "ready" and member.server is not None]
     late = [(member.server.latest.oldest_us, member) for member in waiting if member.server is not None]
     longest, member = max(late, key=lambda entry: entry[0], default=(0, None))
@@ -161,6 +162,7 @@ def _of_job(workers: dict[int, Span[wire.WorkerReport]], view: JobView) -> list[
     found: list[Advice] = []
     if not spans:
         return found
+    # Medians: one member alone must not decide what is said of the whole job.
     waits = statistics.median(map(blocked_share, spans))
     busy = {member.rank: _busy(member) for member in servers}
     if busy and waits >= WAITS:

@@ -14,7 +14,7 @@ from typing import Any
 from kvstore.job.place import ObservingPlace
 from kvstore.observing.advice import advise
 from kvstore.observing.figures import job_rounds_per_s, link_rates, logged_values, waits
-from kvstore.observing.quantities import server_figures, worker_figures
+from kvstore.observing.quantities import figures_of
 from kvstore.observing.text import LocatedMember
 from kvstore.observing.view import JobView, MemberView
 
@@ -91,14 +91,10 @@ def finite(value: Any) -> Any:
 
 
 def _member(member: MemberView) -> dict[str, Any]:
-    figures: dict[str, Any] | None = None
-    if member.worker is not None:
-        figures = worker_figures(member.worker) | {
-            "links": link_rates(member.worker),
-            "values": logged_values(member.worker),
-        }
-    elif member.server is not None:
-        figures = dict(server_figures(member.server))
+    own = figures_of(member)
+    figures: dict[str, Any] | None = None if own is None else dict(own)
+    if figures is not None and member.worker is not None:
+        figures |= {"links": link_rates(member.worker), "values": logged_values(member.worker)}
     return {
         "role": member.role,
         "rank": member.rank,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.job.directory import temporary_root
+from kvstore.job.files import read_secret
 from kvstore.job.place import FILE, ObservingPlace, running_jobs
 
 LONGEST_KEY = 1 << 10  # bytes of a file with a key
@@ -57,10 +57,7 @@ def place_at(address: str, key_file: Path | None) -> ObservingPlace:
 
 def _key_in(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise ConfigError(f"{path} has a secret key, and others may open it: chmod 600 {path}")
-            return file.read(LONGEST_KEY).decode("ascii").strip()
+        return read_secret(path, "a secret key", LONGEST_KEY).decode("ascii").strip()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:

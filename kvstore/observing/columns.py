@@ -1,4 +1,4 @@
-"""Tables of members: a row each or, of many, what is usual and who differs. Pure."""
+"""Tables of members: a row each or, of many, the usual values and the members that differ. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from kvstore.observing.quantities import UNKNOWN
 
-FEW = 12  # members that are all shown
-MOST_DIFFERENT = 8  # of more, so many of those that differ
+FEW = 12  # up to so many members, each has a row
+MOST_DIFFERENT = 8  # of more members, so many that differ
 _SPREADS = 6.0  # median absolute deviations; normal values differ by so many once in 20,000
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def member_table(
     everybody: bool = False,
     labels: Sequence[Label[T]] = (),
 ) -> list[TextLine]:
-    """Return a table of members: of few a row each, of many what is usual and who differs.
+    """Return a table of members: of few a row each, of many the usual values and the members that differ.
 
     Args:
         rows: the members.
@@ -112,9 +112,10 @@ def differing(values: Sequence[Sequence[float | None]], columns: Sequence[Column
     different = [0] * count
     for numbers, column in zip(values, columns, strict=True):
         known = [number for number in numbers if number is not None]
-        if len(known) < 3:
+        if len(known) < 3:  # of two that differ nobody can say which is the odd one
             continue
         middle = statistics.median(known)
+        # Median deviations, not the standard deviation: that grows with the very member that differs, and hides it.
         spread = statistics.median(abs(number - middle) for number in known)
         limit = max(column.least, column.part * abs(middle), _SPREADS * spread)
         for row, number in enumerate(numbers):

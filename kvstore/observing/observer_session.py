@@ -139,6 +139,8 @@ class ObserverSession:
         try:
             while not self._client.settle(operation, max(0.0, min(LATE_S, deadline - self._clock()))):
                 now = self._clock()
+                # A late answer has two causes: a scheduler that is busy or stopped, which still listens, and one that
+                # is gone. The link does not tell them apart, because it reconnects for ever by itself.
                 if self._listens(self._root) is not False:
                     refused_since = None
                 elif refused_since is None:

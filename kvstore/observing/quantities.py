@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from kvstore import wire
-from kvstore.observing.view import AnyReport, Span
+from kvstore.observing.view import AnyReport, MemberView, Span
 
 Kind: TypeAlias = Literal["counter", "gauge"]
 R_contra = TypeVar("R_contra", contravariant=True)
@@ -275,10 +275,10 @@ OF_SERVERS: tuple[Quantity[wire.ServerReport], ...] = (
 )
 
 
-def worker_figures(span: Span[wire.WorkerReport]) -> Figures:
-    return {each.figure: each.of(span) for each in OF_WORKERS if each.figure}
-
-
-def server_figures(span: Span[wire.ServerReport]) -> Figures:
-    """Of a server, a standby or an aggregator."""
-    return {each.figure: each.of(span) for each in OF_SERVERS if each.figure}
+def figures_of(member: MemberView) -> Figures | None:
+    """Return the numbers of a member; None if it has made no report."""
+    if member.worker is not None:
+        return {each.figure: each.of(member.worker) for each in OF_WORKERS if each.figure}
+    if member.server is not None:
+        return {each.figure: each.of(member.server) for each in OF_SERVERS if each.figure}
+    return None

@@ -44,8 +44,8 @@ from kvstore.observing.view import JobView
 
 SHOWN, NO_JOB, USAGE, NO_ANSWER, FAILED = 0, 1, 2, 3, 4  # exit codes
 LISTED_S = 2.0  # for each of several jobs
-AWAITED_S = 2.0  # who is awaited for so long is asked where it is
-MOST_AWAITED = 4  # and only so many are
+AWAITED_S = 2.0  # a worker that is awaited for so long is asked where it is
+MOST_AWAITED = 4  # so many at most are asked
 LOOKS, LOOK_S = 5, 0.1  # how often a straggler is asked where it is, and the seconds between
 ROLES = ("worker", "server", "standby", "aggregator")
 
@@ -335,8 +335,8 @@ def _locate(session: ObserverSession, role: str, ranks: Sequence[int]) -> list[L
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvstore-status",
-        description="Show how this user's running jobs are: their members, who waits for whom, where each is. It asks "
-        "the scheduler, and changes nothing.",
+        description="Show how this user's running jobs are: their members, which of them waits for which, where each "
+        "is. It asks the scheduler, and changes nothing.",
         epilog="exit codes: 0 shown; 1 no such job; 2 wrong usage, or a file that is not to be trusted; 3 no answer of "
         "the scheduler; 4 the job has failed",
     )

@@ -71,7 +71,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class _Awaited:
-    """Whom others wait for, as some processes have seen it; see ``Straggler``."""
+    """The workers that others wait for, as some processes have seen it; see ``Straggler``."""
 
     ranks: tuple[int, ...]
     seconds: float
@@ -91,8 +91,8 @@ def find_straggler(
 
     Args:
         workers: the reports of the workers that are at work, by rank.
-        servers: those of servers, and of standbys that may have become servers.
-        aggregators: those of aggregators.
+        servers: the reports of servers, and of standbys that may have become servers.
+        aggregators: the reports of aggregators.
         alone: for which part of the time others must have waited for it alone.
         fewest_waves: how many waves there must have been.
     """
@@ -143,7 +143,7 @@ def _cause(alone: float, busier: float, input_share: float | None, others_input:
 
 
 def _awaited(seen: Sequence[Span[wire.ServerReport]], alone: float, fewest_waves: int) -> _Awaited | None:
-    """Return whom others wait for at the processes of ``seen``; None for nobody."""
+    """Return the workers that others wait for at the processes of ``seen``; None for none."""
     spans = [span for span in seen if span.seconds >= SHORTEST_S and span.latest.waves > span.before.waves]
     waves = sum(span.latest.waves - span.before.waves for span in spans)
     if waves < fewest_waves:
@@ -155,6 +155,7 @@ def _awaited(seen: Sequence[Span[wire.ServerReport]], alone: float, fewest_waves
     ranks = tuple(rank for rank, count in came_last.items() if count >= LAST * waves)
     if not ranks:
         return None
+    # The most at one server, not the sum over servers: they wait for the same worker at the same time.
     share = max(alone_share(span, rank) for span in spans for rank in ranks)
     if share < alone:
         return None
@@ -168,6 +169,7 @@ def _within(
     """Return which of the workers that are one to servers the others of their host wait for; else all of them."""
     for span in aggregators:
         one = _awaited([span], alone, fewest_waves)
+        # An aggregator of another host may have a straggler of its own, for which nobody outside that host waits.
         if one is not None and len(one.ranks) == 1 and one.ranks[0] in awaited.ranks:
             return one
     return awaited

@@ -50,8 +50,8 @@ def status_lines(place: ObservingPlace, view: JobView, parts: StatusParts) -> li
         _head(place, view),
         _waits(view, found, parts.places),
         _advice(parts.advice),
-        _workers(view, found, parts),
-        _servers(view, parts.everybody),
+        _members(view, ("worker",), q.OF_WORKERS, _awaited(found, parts.advice), parts.everybody),
+        _members(view, SERVING, q.OF_SERVERS, set(), parts.everybody),
         _links(view) if parts.links else [],
         _events(view, None if parts.everybody else EVENTS),
     ]
@@ -146,7 +146,7 @@ def _waits(view: JobView, found: Sequence[MemberWait], places: Mapping[int, str]
 
 
 def _advice(advice: Sequence[Advice]) -> list[TextLine]:
-    """Return the advice; who is stuck is told by the waits."""
+    """Return the advice, without the kind ``stuck``, which is among the waits already."""
     lines: list[TextLine] = []
     for one in advice:
         if one.kind != "stuck":
@@ -185,34 +185,22 @@ def _figure(name: str, row: _Row) -> float | None:
     return None if row[1] is None else row[1][name]
 
 
-def _workers(view: JobView, found: Sequence[MemberWait], parts: StatusParts) -> list[TextLine]:
-    awaited = {rank for wait in found if wait.seconds >= LONG_S for rank in wait.missing}
-    awaited |= {one.rank for one in parts.advice if one.straggler}
-    rows: list[_Row] = [
-        (member, None if member.worker is None else q.worker_figures(member.worker))
-        for member in view.of_role("worker")
-    ]
-
-    def notable(row: _Row) -> bool:
-        return _words(row[0]) in ("lost", "silent") or row[0].rank in awaited
-
-    return member_table(
-        rows, _columns(q.OF_WORKERS), _title, lambda row: _words(row[0]), notable, parts.everybody, _labels(view)
-    )
+def _awaited(found: Sequence[MemberWait], advice: Sequence[Advice]) -> set[tuple[str, int]]:
+    """Return the workers that others have waited for, and stragglers, by role and rank."""
+    waits = {("worker", rank) for wait in found if wait.seconds >= LONG_S for rank in wait.missing}
+    return waits | {(one.role, one.rank) for one in advice if one.straggler}
 
 
-def _servers(view: JobView, everybody: bool) -> list[TextLine]:
-    rows: list[_Row] = [
-        (member, None if member.server is None else q.server_figures(member.server))
-        for role in SERVING
-        for member in view.of_role(role)
-    ]
+def _members(
+    view: JobView, roles: Sequence[str], table: Sequence[Quantity[Any]], notable: set[tuple[str, int]], everybody: bool
+) -> list[TextLine]:
+    rows: list[_Row] = [(member, q.figures_of(member)) for role in roles for member in view.of_role(role)]
     return member_table(
         rows,
-        _columns(q.OF_SERVERS),
+        _columns(table),
         _title,
         lambda row: _words(row[0]),
-        lambda row: _words(row[0]) in ("lost", "silent"),
+        lambda row: _words(row[0]) in ("lost", "silent") or (row[0].role, row[0].rank) in notable,
         everybody,
         _labels(view),
     )
@@ -254,7 +242,7 @@ class LocatedMember:
     Attributes:
         role, rank: which.
         place: in words that follow its name: ``is at train.py:41 in load_batch``.
-        stacks: what it has answered; None if it has not.
+        stacks: its answer; None without one.
     """
 
     role: str

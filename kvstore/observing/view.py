@@ -33,6 +33,7 @@ class Span(Generic[R]):
 
     def grown(self, counts: str) -> list[int]:
         """Return by how much each of the list ``counts`` has grown; one that was not there before has been 0."""
+        # Lists grow while a job runs: a worker makes its first link to a server, a server first hears of a worker.
         before, latest = getattr(self.before, counts), getattr(self.latest, counts)
         return [now - then for now, then in itertools.zip_longest(latest, before[: len(latest)], fillvalue=0)]
 
@@ -42,7 +43,7 @@ class MemberView:
     """A member that has joined.
 
     Attributes:
-        role, rank, incarnation: who it is; rank -1 before all have joined.
+        role, rank, incarnation: of its process; rank -1 before all have joined.
         state: ``joined``, ``ready``, ``left`` or ``lost``.
         silent_s: the seconds since its last sign of life.
         address: where others reach it; empty for workers.

@@ -1,4 +1,4 @@
-"""Who may read the page: whoever has the token, from a browser that asks on behalf of the page itself. Pure.
+"""Which requests may read the page: with the token, from a browser that asks on behalf of the page itself. Pure.
 
 The page is served at 127.0.0.1. Every user of the machine can connect there, and so can every page that runs in the
 user's browser. Against the former there is the token. Against the latter a cookie that the browser sends only for this
@@ -41,7 +41,7 @@ class Access:
     """Judges requests.
 
     Args:
-        token: whoever has it may read.
+        token: a request with it may read.
         session: the value of the cookie, so that the token itself is not stored in browsers.
         port: of the page. It is in the cookie's name, so that several pages do not replace each other's.
         folder: the path in which the page is, ``/name/``; the name is random.
@@ -63,6 +63,7 @@ class Access:
         if headers.get("origin", f"http://{host}") != f"http://{host}":
             return Refusal(403, "this page does not answer the pages of others")
         token = _token(query)
+        # Before the check of Sec-Fetch-Site: a click on the address in another program's page is a cross-site request.
         if path == "/" and token:
             return Entrance(self._cookie, self.folder) if self._same(token, self.token) else self._unknown
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
@@ -82,9 +83,7 @@ class Access:
 
     @property
     def _unknown(self) -> Refusal:
-        return Refusal(
-            403, "this page is for whoever has its token: paste the whole address that launch.py has printed"
-        )
+        return Refusal(403, "this page needs its token: paste the whole address that launch.py has printed")
 
     def _remembered(self, header: str) -> str:
         for cookie in header.split(";"):

@@ -49,7 +49,7 @@ class PageServing:
 
     Attributes:
         listener: a socket that listens at 127.0.0.1.
-        token: what whoever opens the page must have.
+        token: which a request must have.
         about: what the job is called.
         over: set when the job is over; None if nobody says so.
     """
@@ -61,7 +61,7 @@ class PageServing:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], about: JobDescription, over: threading.Event | None) -> PageServing:
-        """Return what whoever has started this process has prepared, or, if nothing is, a page of its own.
+        """Return the page that the starter of this process has prepared, or a page of its own.
 
         Raises:
             ConfigError: the port is not free, or the token cannot be read.
@@ -118,7 +118,7 @@ def serve(page: PageServing, connect: Connect, missing_s: float = MISSING_S) -> 
     """Look at a job and serve its page until the job is over.
 
     Args:
-        page: where, and for whom.
+        page: its socket, its token, its job.
         connect: makes a link to the scheduler.
         missing_s: see ``MISSING_S``.
 
@@ -190,6 +190,7 @@ class Looks(threading.Thread):
 
     def _rest(self, seconds: float) -> bool:
         """Wait until it is time for the next look; return whether the job is over."""
+        # News may come in bursts, and each would end the wait on the link at once: looks take time that the job needs.
         if self.over.wait(REST_S):
             return True
         if self._watcher.wait(max(0.0, seconds - REST_S)):

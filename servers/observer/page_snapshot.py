@@ -13,7 +13,7 @@ from typing import Any
 
 from kvstore.observing.advice import advise
 from kvstore.observing.figures import job_rounds_per_s, link_rates, logged_values
-from kvstore.observing.quantities import OF_SERVERS, OF_WORKERS, Figures, Quantity, server_figures, worker_figures
+from kvstore.observing.quantities import OF_SERVERS, OF_WORKERS, Figures, Quantity, figures_of
 from kvstore.observing.view import JobView, MemberView
 
 MOST_EVENTS = 60  # in one snapshot
@@ -50,10 +50,10 @@ def snapshot(view: JobView) -> dict[str, Any]:
 
 
 def figures(view: JobView) -> dict[str, float | None]:
-    """Return the numbers of the whole job; None for those that nobody has reported yet."""
-    workers = [of for _, of in _workers(view)]
-    servers = [of for _, of in _servers(view)]
-    own = [of for member, of in _servers(view) if member.role == "server"]
+    """Return the numbers of the whole job; None for numbers that no member has reported yet."""
+    workers = [of for _, of in _at_work(view, "worker")]
+    servers = [of for _, of in _at_work(view, *_ROLES)]
+    own = [of for _, of in _at_work(view, "server")]
     waits = _known(workers, "waits")
     return {
         "rounds": job_rounds_per_s(view),
@@ -72,7 +72,7 @@ def figures(view: JobView) -> dict[str, float | None]:
 def values(view: JobView) -> dict[str, float]:
     """Return what programs have logged by its names: the mean over the workers that have."""
     found: dict[str, list[float]] = {}
-    for member in view.of_role("worker"):  # also of those that have left
+    for member in view.of_role("worker"):  # also of workers that have left
         for name, value in logged_values(member.worker).items() if member.worker is not None else ():
             if math.isfinite(value) and (name in found or len(found) < MOST_VALUES):
                 found.setdefault(name, []).append(value)
@@ -83,7 +83,7 @@ def drawn(view: JobView) -> dict[str, float]:
     """Return what of a view is kept to be drawn, by the names of columns."""
     columns: dict[str, float | None] = {name: value for name, value in figures(view).items() if name != "round"}
     columns.update({f"value {name}": value for name, value in values(view).items()})
-    for member, of in (*_workers(view), *_servers(view)):
+    for member, of in _at_work(view, "worker", *_ROLES):
         sent = of["sent_per_s"]
         columns |= {f"{member.name} {name}": of[figure] for name, figure in _DRAWN.items() if figure in of}
         columns[f"{member.name} traffic"] = None if sent is None else sent + (of["received_per_s"] or 0.0)
@@ -129,23 +129,20 @@ def lateness(view: JobView) -> dict[int, tuple[float | None, float | None]]:
 
 
 def _worker(member: MemberView, last: float | None, alone: float | None) -> dict[str, Any]:
-    told = _member(member)
     if member.worker is None:
-        return told
+        return _member(member)
     links = [round(sent + received) for sent, received in link_rates(member.worker)]
-    numbers = _numbers(OF_WORKERS, worker_figures(member.worker))
-    return told | numbers | {"last": last, "alone": alone, "links": links}
+    return _member(member) | _numbers(OF_WORKERS, member) | {"last": last, "alone": alone, "links": links}
 
 
 def _server(member: MemberView) -> dict[str, Any]:
-    told = _member(member)
     if member.server is None:
-        return told
-    numbers = _numbers(OF_SERVERS, server_figures(member.server))
-    return told | numbers | {"waiting": len(member.server.latest.waiting)}
+        return _member(member)
+    return _member(member) | _numbers(OF_SERVERS, member) | {"waiting": len(member.server.latest.waiting)}
 
 
-def _numbers(table: Sequence[Quantity[Any]], figures: Figures) -> dict[str, float | None]:
+def _numbers(table: Sequence[Quantity[Any]], member: MemberView) -> dict[str, float | None]:
+    figures = figures_of(member) or {}
     return {each.page: _rounded(figures[each.figure]) for each in table if each.page}
 
 
@@ -168,17 +165,11 @@ def _is_there(member: MemberView) -> bool:
     return member.state in ("joined", "ready")
 
 
-def _workers(view: JobView) -> Iterator[tuple[MemberView, Figures]]:
-    for member in view.of_role("worker"):
-        if member.worker is not None and _is_there(member):
-            yield member, worker_figures(member.worker)
-
-
-def _servers(view: JobView) -> Iterator[tuple[MemberView, Figures]]:
-    for role in _ROLES:
+def _at_work(view: JobView, *roles: str) -> Iterator[tuple[MemberView, Figures]]:
+    for role in roles:
         for member in view.of_role(role):
-            if member.server is not None and _is_there(member):
-                yield member, server_figures(member.server)
+            if _is_there(member) and (of := figures_of(member)) is not None:
+                yield member, of
 
 
 def _known(figures: Iterable[Figures], name: str) -> list[float]:

@@ -72,7 +72,7 @@ class TraceRecording:
     """Records one trace. As a context it records in a thread of its own until the end of the block.
 
     Args:
-        writer: of the file; its rounds are those that are wanted.
+        writer: of the file, with the rounds that are wanted.
         connect: makes a link to the scheduler, of this recording alone.
         over: set when the job is over; None where nobody says so, and members do not note anything yet.
         step_s: the time between two questions to the scheduler.

@@ -19,7 +19,9 @@ from servers.observer.page_snapshot import drawn, snapshot
 
 MOST_COLUMNS = 1024  # further ones are not kept
 _NOTHING = math.nan
-_SLACK = 1.25  # a window is cut back when it is longer than it must be by so much
+# A window is cut back when it is longer than it must be by so much: to delete the first element of each of 1,024
+# columns at every look would move all others each time.
+_SLACK = 1.25
 
 
 class Feed:
@@ -265,7 +267,7 @@ class JobWatcher:
             session.close()
 
     def history(self, timeline: str, member: str = "") -> bytes:
-        """Return what is drawn as JSON: the job's columns, or those of one member.
+        """Return what is drawn as JSON: the columns of the job, or of one member.
 
         Args:
             timeline: ``recent``, ``hours`` or ``all``.

@@ -81,7 +81,7 @@ class Web(ThreadingHTTPServer):
 
     Args:
         listener: a socket that listens at 127.0.0.1; it is this object's from now on.
-        access: who may read.
+        access: judges requests.
         files: the files of the page by their addresses.
         feed: what streams of events send.
         answers: other addresses, and what answers there.
@@ -122,8 +122,8 @@ class Web(ThreadingHTTPServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether there is room for one more connection.
 
-        Whoever has been silent for longest goes first. Otherwise slow strangers would take the turn of the owner, whose
-        requests come at once.
+        The connection that has been silent for longest goes first. Otherwise slow strangers would take the turn of the
+        owner, whose requests come at once.
         """
         with self._lock:
             if self._open >= MOST_CONNECTIONS:
@@ -200,6 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.settimeout(SEND_S)
         path, _, query = self.path.partition("?")
         headers = {name.lower(): value for name, value in self.headers.items()}
+        # Of two Host or Cookie headers, the check could read one and a proxy before it the other.
         if len(headers) != len(self.headers):
             self._refuse(400, "a header came twice")
             return

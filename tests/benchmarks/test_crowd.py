@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks import strangers
 from benchmarks.crowd import Crowd, SimulatedJob
 from benchmarks.networks import Shape, elements, shapes_of
+from benchmarks.programs.stranger import KINDS
 from kvstore.job.config import bound_of
 from kvstore.placement import place
 from kvstore.spec import Spec
@@ -88,3 +90,17 @@ def test_servers_have_the_same_to_carry(servers: int) -> None:
     loads = [0] * servers
     place({str(key): Spec(shape, "float32") for key, shape in enumerate(shapes)}, loads, bound_of(servers))
     assert max(loads) <= 1.1 * 4 * elements(shapes) / servers
+
+
+def test_each_kind_is_compared_with_nobody(monkeypatch, capsys):
+    def pretend(kind, net, rounds):
+        assert (net, rounds) == ("1MB", 5)
+        return (200.0, {}) if kind == strangers.NOBODY else (50.0, {"cpu": 0.9})
+
+    monkeypatch.setattr(strangers, "rounds_a_second", pretend)
+    monkeypatch.setattr(sys, "argv", ["strangers", "--net", "1MB", "--rounds", "5", "--repeats", "1"])
+    strangers.main()
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.split() == ["nobody", "200.0", "rounds/s,", "100%"]
+    assert [line.split()[0] for line in others] == list(KINDS)
+    assert all(line.endswith("25%, cpu 0.9") for line in others)

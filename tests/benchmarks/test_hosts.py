@@ -1,4 +1,4 @@
-"""Hosts that are network namespaces."""
+"""Hosts that are network namespaces; the facts about a machine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cluster.missing import need
 from benchmarks import hosts as hosts_module
 from benchmarks.hosts import INTERFACE, hosts, limit, line, require
 from benchmarks.jobs import Unavailable
+from benchmarks.machine import facts
 
 
 def test_hosts_need_iproute2_and_say_so(monkeypatch):
@@ -73,3 +74,10 @@ def test_hosts_are_as_they_should_be_share_no_memory_and_leave_nothing_behind():
     assert (
         one.namespace not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     )
+
+
+def test_the_machines_facts():
+    found = facts()
+    assert found["torch"].startswith("2.")
+    assert int(found["cores"]) >= 1
+    assert all(found.values())

@@ -1,4 +1,4 @@
-"""Tables of results, curves and verdicts."""
+"""Results: rows and their ratios, tables, curves, verdicts and the picture of a session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.figures import Curve
+from benchmarks import plot
+from benchmarks.figures import Curve, Result, Row, curve_of, slope
+from benchmarks.machine import facts
 from benchmarks.tables import curve_table, number, result_table, verdict_table
 from benchmarks.targets import Target, judge
 
@@ -50,3 +52,49 @@ def test_the_verdicts_table_says_which_targets_are_reached(result):
 )
 def test_numbers_have_the_digits_that_mean_something(value, text):
     assert number(value) == text
+
+
+def test_the_picture_is_a_png(tmp_path, result):
+    empty = Result("none", "Nothing ran", [Row("ours", note="failed")])
+    other = Result("memory", "Memory", [Row("largest", [500.0]), Row("allowed", [450.0])], unit="MB")
+    curves = [
+        Curve("sizes", "Sizes", "bytes", "ms", {"ours": [(1e3, 0.5), (1e6, 2.0)]}),
+        Curve("rounds", "Rounds", "round", "MB", {"server 0": [(0, 300.0), (9, 310.0)]}, logarithmic=False),
+    ]
+    path = tmp_path / "new" / "picture.png"
+    plot.draw([result, empty, other], curves, facts(), path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    plot.draw([empty], [], facts(), path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_a_row_is_its_median_and_its_best(result):
+    assert (result.rows[0].median, result.rows[0].least) == (20.0, 10.0)
+
+
+def test_ratios_are_of_medians_and_only_of_what_was_measured(result):
+    assert result.ratio("ours", "mxnet") == 0.2
+    assert result.ratio("ours", "gloo") is None
+    assert result.ratio("nobody", "mxnet") is None
+
+
+def test_the_record_has_samples_medians_and_ratios(result):
+    rows = result.to_json()["rows"]
+    assert rows[0]["samples"] == [30.0, 10.0, 20.0]
+    assert rows[0]["median"] == 20.0
+    assert rows[0]["ratios"] == {"mxnet": 0.2}
+    assert "median" not in rows[2]
+    assert rows[2]["note"] == "skipped: no gloo"
+
+
+def test_a_curve_joins_the_medians_of_several_results():
+    results = {8.0: Result("b", "", [Row("ours", [5.0])]), 1.0: Result("a", "", [Row("ours", [3.0]), Row("gloo")])}
+    curve = curve_of("c", "A curve", "workers", results)
+    assert curve.lines == {"ours": [(1.0, 3.0), (8.0, 5.0)]}
+    assert curve.unit == "ms"
+
+
+def test_slope():
+    assert slope([(0, 1), (10, 21), (20, 41)]) == pytest.approx(2)
+    assert slope([(0, 5), (10, 5)]) == 0
+    assert slope([(3, 5)]) == slope([]) == slope([(3, 5), (3, 9)]) == 0

@@ -26,19 +26,7 @@ LINKS = {
 
 
 class Launched:
-    """One job on this machine: of two workers and two servers with standbys, if nothing else is asked for.
-
-    Args:
-        directory: of the run.
-        command: what workers run, for a shell.
-        env: more for the environment.
-        options: more options of ``launch.py``.
-        size: of the job, as options.
-
-    Attributes:
-        directory: of the run.
-        process: ``launch.py``.
-    """
+    """One job on this machine, with more environment and options of ``launch.py`` if need be."""
 
     def __init__(
         self,

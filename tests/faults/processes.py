@@ -41,11 +41,6 @@ class Processes:
         directory: a private one, of this run alone.
         work: what each worker does; what the plan says by default.
         replicas: 1 to give each server a standby, and to start dead servers, standbys and schedulers again.
-
-    Attributes:
-        codes: by member, the exit codes of those that have ended; a signal's is negative.
-        starts: how often each member has been started.
-        directory: of the run.
     """
 
     def __init__(

@@ -140,14 +140,7 @@ class Counting:
 
 
 class Assigned:
-    """Push without an optimizer: each round's sum replaces the value before, and no two sums are alike.
-
-    Args:
-        rounds: that each worker pushes.
-
-    Attributes:
-        armed: nobody's calls are interrupted.
-    """
+    """Push without an optimizer: each round's sum replaces the value before, and no two sums are alike."""
 
     def __init__(self, rounds: int) -> None:
         self.armed: set[int] = set()

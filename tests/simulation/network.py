@@ -25,14 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weather:
-    """What links are like.
-
-    Attributes:
-        delay_s: of a message, on average.
-        cut: the part of deliveries that cut their link instead.
-        repeat: the part of messages that come twice.
-        redial_s: until a lost link is there again, on average.
-    """
+    """What links are like: mean delays, and which parts of deliveries cut their link, and of messages come twice."""
 
     delay_s: float = 0.002
     cut: float = 0.0
@@ -72,11 +65,6 @@ class Process:
 
 class Network:
     """All links of one job.
-
-    Args:
-        world: whose time it is.
-        seed: decides what happens to which message.
-        weather: how often what happens.
 
     Attributes:
         deliveries: how many messages have arrived.

@@ -16,17 +16,7 @@ from kvstore.transport.transport import Frames
 
 
 class SimulatedTransport(Heap):
-    """One member's end of its links; see ``Transport``.
-
-    Args:
-        network: of the job.
-        process: whose end it is.
-
-    Attributes:
-        accepted: the links that others have made, by their names here.
-        closed: whether nothing arrives here any more.
-        refused: how many messages the member has refused.
-    """
+    """One member's end of its links; see ``Transport``. ``accepted``: incoming links, by their names here."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self.process = process

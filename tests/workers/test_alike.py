@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from singa import network
 from threaded import ThreadedJob
 from torch import nn
 
@@ -18,12 +19,6 @@ from kvstore.member.session import Session
 from workers import DiLoCo, DistOpt, DistributedOptimizer, PartialSync, PeriodicAveraging, Trainer
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +40,6 @@ def _stores_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 here = threading.local()  # the session of the worker that a thread is
-
-
-def network(seed: int = 0) -> nn.Module:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    generator = torch.Generator().manual_seed(seed)  # torch's own is shared by the threads
-    for param in model.parameters():
-        param.data.normal_(0, 0.5, generator=generator)
-    return model
 
 
 def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:

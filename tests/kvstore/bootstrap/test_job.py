@@ -53,7 +53,7 @@ def test_ranks_on_one_host_go_to_no_address_of_a_network(monkeypatch: pytest.Mon
     """There are no keys on one host, and whoever reaches torchrun's store can write there, from any host."""
     told(monkeypatch, replace(ADDRESS, uri=uri))
     one_host = Ranks(TORCH, 1, 2, 1, 2, "10.0.0.7", 4711, hosted=True)
-    with pytest.raises(ConfigError, match=r"not on this host.*Rank 0 has not told it"), joining(Config(ranks=one_host)):
+    with pytest.raises(ConfigError, match=r"not on this host.*Rank 0 did not publish"), joining(Config(ranks=one_host)):
         pass
     several = Config(ranks=replace(one_host, local_size=1), encryption=False)
     with joining(several) as config:

@@ -1,4 +1,4 @@
-"""The program that becomes another one: what it passes on, and how it says that it cannot."""
+"""The programs that become other ones: what they pass on, and which modules they take."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from waiting import LONG
 
-from kvstore.job import exec_helper
+from kvstore.job import exec_helper, our_module
 from kvstore.job.exec_helper import FAILED
+from kvstore.job.processes import words
 
 SHOW = "import os; print(sorted(name for name in os.environ if name.startswith('X_')), os.environ.get('X_TEXT'))"
 
@@ -113,3 +115,41 @@ def test_a_keeper_that_has_died_does_not_matter() -> None:
     with channel, process:
         assert channel.recv(16) == b""
     assert process.returncode == 5
+
+
+THEIRS = "print('theirs')"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory whose modules have the names of all our packages, and of the program's neighbors."""
+    for name in our_module.PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(THEIRS)
+        (tmp_path / name / "__main__.py").write_text(THEIRS)
+    (tmp_path / "files.py").write_text(THEIRS)
+    return tmp_path
+
+
+@pytest.mark.parametrize("on_path", [False, True])
+def test_servers_are_ours(folder: Path, on_path: bool) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "PYTHONPATH"))}
+    env["DMLC_ROLE"] = "server"
+    if on_path:
+        env["PYTHONPATH"] = str(folder)
+    done = subprocess.run(
+        words(sys.executable, "servers"), cwd=folder, env=env, capture_output=True, text=True, timeout=LONG
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("ConfigError: ")
+    assert done.stdout == ""
+
+
+def test_only_our_packages_are_found_in_our_directory() -> None:
+    finder = our_module.OurPackages()
+    for name in our_module.PACKAGES:
+        spec = finder.find_spec(name, None)
+        assert spec is not None
+        assert spec.origin == f"{our_module.ROOT}/{name}/__init__.py"
+    assert finder.find_spec("tests", None) is None
+    assert finder.find_spec("kvstore.job", ["/nowhere"]) is None

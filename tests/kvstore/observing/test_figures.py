@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from viewed_job import server, view_of, worker
 
+from kvstore import wire
+from kvstore.errors import WireError
 from kvstore.observing.figures import awaited, job_rounds_per_s, link_rates, logged_values, waits
-from kvstore.observing.quantities import server_figures, worker_figures
+from kvstore.observing.quantities import figures_of
+from kvstore.observing.view import JobView, Span
 
 
 def test_rates_and_shares_are_over_the_time_between_two_reports() -> None:
@@ -21,7 +26,7 @@ def test_rates_and_shares_are_over_the_time_between_two_reports() -> None:
         ahead=2,
     )
     assert member.worker is not None
-    assert worker_figures(member.worker) == {
+    assert figures_of(member) == {
         "rounds": 50,
         "rounds_per_s": 4.0,
         "waits": 0.5,
@@ -40,15 +45,15 @@ def test_rates_and_shares_are_over_the_time_between_two_reports() -> None:
 def test_with_one_report_there_are_no_rates() -> None:
     member = worker(0, rounds=3, input_us=5)
     assert member.worker is not None
-    its = worker_figures(member.worker)
+    its = figures_of(member)
+    assert its is not None
     rates = ("rounds_per_s", "waits", "input", "cores", "sent_per_s", "received_per_s")
     assert (its["rounds"], {its[name] for name in rates}, link_rates(member.worker)) == (3, {None}, [])
 
 
 def test_input_is_unknown_where_nobody_says() -> None:
     member = worker(0, before={}, input_us=-1)
-    assert member.worker is not None
-    assert worker_figures(member.worker)["input"] is None
+    assert (figures_of(member) or {})["input"] is None
 
 
 def test_a_link_that_is_new_has_been_at_0() -> None:
@@ -59,8 +64,7 @@ def test_a_link_that_is_new_has_been_at_0() -> None:
 
 def test_a_servers_figures() -> None:
     member = server(0, before={"rounds": 0}, busy_us=9_000_000, sent=1000, received=2000)
-    assert member.server is not None
-    assert server_figures(member.server) == {
+    assert figures_of(member) == {
         "rounds": 50,
         "rounds_per_s": 5.0,
         "busy": 0.9,
@@ -115,3 +119,42 @@ def test_a_wait_for_nobody_in_particular_is_told_by_its_reason() -> None:
 
 def test_nobody_waits() -> None:
     assert waits(view_of([worker(0), server(0)]), 0.0) == []
+
+
+WORKER = wire.WorkerReport(wire.Node("worker", 1, 1), 5.0, 10, 1000, -1, 50, 60, 2, 0, [100], [200], [["loss", 0.5]])
+SERVER = wire.ServerReport(wire.Node("server", 0, 1), 6.0, 10, 1, 2, 3, 4, 5, 6, 3, [0, 3], [0, 9], [], [], 0)
+MEMBERS = [["worker", 1, 1, "ready", 0.25, "", "node7", 42], ["server", 0, 1, "ready", 0.5, "ipc://s0", "", 0]]
+
+
+def observed(owners: list[int], *reports: wire.Message) -> wire.Observed:
+    buffers = [wire.encode(report)[0] for report in reports]
+    return wire.Observed(9, 8.0, 1.0, [2, 1, 0, 0], MEMBERS, None, "", 4, [[7.5, "hello"]], owners, buffers=buffers)
+
+
+def test_members_have_their_reports() -> None:
+    later = replace(WORKER, at=15.0, rounds=60)
+    view = JobView.of(observed([0, 0, 1], WORKER, later, SERVER))
+    worker, server = view.members
+    assert (view.num_workers, view.num_servers, view.num_standbys, view.num_aggregators) == (2, 1, 0, 0)
+    assert worker.worker is not None
+    assert (worker.worker.before, worker.worker.latest) == (WORKER, later)
+    assert (worker.worker.seconds, worker.worker.rate("rounds")) == (10.0, 5.0)
+    assert worker.worker.grown("sent") == [0]
+    more = Span(replace(WORKER, sent=[100]), replace(WORKER, sent=[130, 7]))
+    assert more.grown("sent") == [30, 7], "a link that was not there before has carried nothing"
+    assert worker.server is None
+    assert server.server is not None
+    assert (server.server.seconds, server.server.rate("rounds")) == (0.0, 0.0), "there is only one"
+    assert view.of_role("server") == [server]
+    assert (worker.name, server.title) == ("worker 1", "server 0")
+    assert (worker.host, worker.pid) == ("node7", 42)
+    assert [(event.number, event.at, event.text) for event in view.events] == [(4, 7.5, "hello")]
+
+
+@pytest.mark.parametrize(
+    ("owners", "reports"),
+    [([2], [WORKER]), ([0], [wire.Ack(1)]), ([0], [SERVER]), ([1], [WORKER]), ([0, 1], [WORKER]), ([], [WORKER])],
+)
+def test_an_answer_that_contradicts_itself_is_refused(owners: list[int], reports: list[wire.Message]) -> None:
+    with pytest.raises(WireError):
+        JobView.of(observed(owners, *reports))

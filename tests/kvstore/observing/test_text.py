@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 
 from simulated_job import SimulatedJob
 from viewed_job import PLACE, server, view_of, worker
 
 from kvstore import wire
+from kvstore.job.curve_keys import pair, with_key
+from kvstore.observing import as_json
 from kvstore.observing.advice import Advice
+from kvstore.observing.columns import FEW, MOST_DIFFERENT, Column, member_table
 from kvstore.observing.text import (
     LocatedMember,
     StatusParts,
@@ -205,3 +210,129 @@ def test_this_packages_threads_are_shown_if_that_is_wanted() -> None:
     located = [LocatedMember("worker", 0, "is at x", stacks(0))]
     assert "  kvstore courier" not in [line.text for line in stacks_lines(located)]
     assert "  kvstore courier" in [line.text for line in stacks_lines(located, all_threads=True)]
+
+
+NUMBER: Column[tuple[str, float | None]] = Column("number", lambda row: row[1], lambda number: f"{number:g}", 1.0)
+
+
+def table(rows: list[tuple[str, float | None]], notable: str = "", everybody: bool = False) -> list[str]:
+    lines = member_table(
+        rows, [NUMBER], lambda row: row[0], lambda _: "ready", lambda row: row[0] == notable, everybody
+    )
+    return [line.text for line in lines]
+
+
+def many(count: int = 64, **others: float) -> list[tuple[str, float | None]]:
+    return [(f"w{rank}", others.get(f"w{rank}", 10.0)) for rank in range(count)]
+
+
+def test_of_few_each_has_a_row() -> None:
+    assert table([("w0", 1.0), ("w1", None)]) == ["      state  number", "  w0  ready       1", "  w1  ready       -"]
+
+
+def test_of_many_what_is_usual_is_shown_and_who_differs() -> None:
+    lines = table(many(w7=50.0))
+    assert [line.split() for line in lines] == [
+        ["state", "number"],
+        ["lowest", "of", "64", "10"],
+        ["median", "of", "64", "10"],
+        ["highest", "of", "64", "50"],
+        ["w7", "ready", "50"],
+    ]
+
+
+def test_who_is_notable_is_shown_whatever_the_numbers_say() -> None:
+    assert table(many(), notable="w3")[-1].split()[0] == "w3"
+
+
+def test_if_nobody_differs_that_is_said() -> None:
+    assert table(many())[-1] == "  nobody differs from the rest; --all shows everybody"
+
+
+def test_of_many_that_differ_some_are_shown_and_the_others_counted() -> None:
+    odd = {f"w{rank}": 100.0 + rank for rank in range(20)}
+    lines = table(many(**odd), notable="w19")
+    assert len(lines) == 1 + 3 + MOST_DIFFERENT + 1
+    assert "w19" in lines[-2], "who is notable goes first"
+    assert lines[-1] == "  12 more differ from the rest; --all shows everybody"
+
+
+def test_all_are_shown_if_that_is_wanted() -> None:
+    assert len(table(many(), everybody=True)) == 1 + 64
+
+
+def test_where_numbers_spread_nobody_differs() -> None:
+    spread = [(f"w{rank}", float(rank)) for rank in range(FEW + 1)]
+    assert "nobody differs" in table(spread)[-1]
+
+
+def test_a_column_in_which_nothing_is_known_is_left_out() -> None:
+    assert table([("w0", None), ("w1", 0.0)])[0].split() == ["state"]
+    assert table([]) == []
+
+
+def test_what_differs_has_a_style() -> None:
+    lines = member_table(
+        [("w0", 1.0), ("w1", 1.0), ("w2", 9.0), ("w3", 1.0)],
+        [NUMBER],
+        lambda row: row[0],
+        lambda _: "ready",
+        lambda row: row[0] == "w3",
+    )
+    assert [line.style for line in lines] == ["faint", "plain", "plain", "odd", "bad"]
+
+
+def test_the_format_is_what_the_reference_describes() -> None:
+    waits = {"waiting": [0], "missing": [1], "oldest_us": 2_000_000, "why": "push 7"}
+    described = as_json.described_view(view_of([worker(0, before={}), worker(1), server(0, **waits)]))
+    assert described.keys() == {
+        *("runs_s", "failure", "expected", "rounds_per_s", "members", "waits", "scheduler_waits", "scheduler_awaited"),
+        *("events", "advice"),
+    }
+    assert described["expected"] == {"worker": 2, "server": 1, "standby": 0, "aggregator": 0}
+    assert described["waits"] == [
+        {"role": "server", "ranks": [0], "waiting": [0], "missing": [1], "seconds": 2.4, "why": "push 7"}
+    ]
+    assert described["advice"] == []
+    stuck = as_json.described_view(view_of([worker(0), server(0, **waits | {"oldest_us": 60_000_000})]))["advice"]
+    assert [(one["kind"], one["role"], one["rank"], one["severity"]) for one in stuck] == [
+        ("stuck", "worker", 1, "warning")
+    ]
+    assert described["events"] == [{"number": 1, "ago_s": 59.0, "text": "all have joined"}]
+    first = described["members"][0]
+    assert first.keys() == {"role", "rank", "starts", "state", "silent_s", "address", "host", "pid", "figures"}
+    assert (first["figures"]["rounds_per_s"], first["figures"]["input"]) == (0.0, None)
+    assert described["members"][2]["figures"]["held"] == 4000
+
+
+def test_a_big_job_is_json_with_finite_numbers_only() -> None:
+    described = as_json.finite(as_json.described_view(SimulatedJob().view(30.0)))
+    assert len(json.loads(json.dumps(described, allow_nan=False))["members"]) == 80
+
+
+def test_no_key_is_in_it() -> None:
+    root, own = pair(), pair()
+    place = dataclasses.replace(PLACE, address=with_key("tcp://10.0.0.1:5", root[0]), key=own[1])
+    told = json.dumps(as_json.described_job(place))
+    assert own[1] not in told
+    assert json.loads(told)["pid"] == 42
+
+
+def test_stacks_are_by_member() -> None:
+    stacks = wire.Stacks(wire.Node("worker", 0, 1), 1, "a.py:1 in f", "", [["MainThread", ["a.py:1 in f"]]])
+    described = as_json.described_stacks(
+        [LocatedMember("worker", 0, "is at a.py:1 in f", stacks), LocatedMember("worker", 1, "does not answer", None)]
+    )
+    assert described == [
+        {
+            "role": "worker",
+            "rank": 0,
+            "place": "is at a.py:1 in f",
+            "threads": [{"name": "MainThread", "frames": ["a.py:1 in f"]}],
+        },
+        {"role": "worker", "rank": 1, "place": "does not answer", "threads": []},
+    ]
+
+
+def test_numbers_that_json_has_not_are_null() -> None:
+    assert as_json.finite({"a": [math.inf, 1.5], "b": (math.nan, "x")}) == {"a": [None, 1.5], "b": [None, "x"]}

@@ -1,4 +1,4 @@
-"""The Grafana board and the alerts ask for what is there. tests/servers/observer/test_prometheus.py asks a real one."""
+"""The Grafana board and the alerts ask for what is there. tests/servers/observer/test_metrics.py asks a real one."""
 
 from __future__ import annotations
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
+import socket
+import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from board import ALERTS, BOARD, Query, queries
+from hypothesis import given
+from hypothesis import strategies as st
 from job_views import job_view, member, server_report, worker_report
+from prometheus import Prometheus, prometheus
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from simulated_job import SimulatedJob
+from waiting import LONG, until
 
 from kvstore.errors import UsageError
+from kvstore.observing import quantities as q
 from kvstore.observing.advice import KINDS
+from kvstore.observing.quantities import OF_SERVERS, OF_WORKERS, Quantity, Series
 from kvstore.observing.view import Event, JobView
 from servers.observer.metrics import MOST_PAIRS, STALE_S, JobDescription, exposition
 
@@ -198,3 +212,162 @@ def test_the_docs_list_every_metric_with_its_labels_and_meaning() -> None:
         labels = dict.fromkeys(label for sample in metric.samples for label in sample.labels)
         there[metric.samples[0].name] = (sorted(labels), metric.documentation.rstrip("."))
     assert {name: (sorted(re.findall(r"`(\w+)`", labels)), text) for name, labels, text in listed} == there
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Batches come for as long as the test asks. Worker 1 waits for its own longer than worker 0, so that times are not 0.
+PROGRAM = """
+import time
+import torch
+import kvstore as kv
+from workers import fit
+
+class Batches(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            time.sleep(0.01 + 0.04 * store.rank)
+            yield torch.ones(8), torch.tensor(1)
+
+store = kv.create("dist_sync")
+model = torch.nn.Linear(8, 2)
+fit(model, torch.utils.data.DataLoader(Batches(), batch_size=1), num_epoch=1, kvstore=store)
+"""
+
+
+@contextmanager
+def job(folder: Path, port: int, token: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Have a job of two workers and two servers with a page at ``port`` while the block runs."""
+    (folder / "train.py").write_text(PROGRAM)
+    words = ["-n", "2", "-s", "2", f"--dashboard={port}", "--dashboard-token-file", str(token)]
+    argv = [sys.executable, "-m", "launcher.launch", *words, f"{sys.executable} train.py"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with (folder / "job.log").open("wb") as log:
+        process = subprocess.Popen(
+            argv, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(LONG)
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+@pytest.mark.long
+def test_every_query_of_the_board_returns_data(tmp_path: Path) -> None:
+    port, token = free_port(), tmp_path / "token"
+    token.write_text("t" * 43 + "\n")
+    token.chmod(0o600)
+    with prometheus(tmp_path, f"127.0.0.1:{port}", token, ALERTS) as server, job(tmp_path, port, token) as running:
+
+        def over() -> str | None:
+            return None if running.poll() is None else (tmp_path / "job.log").read_text()
+
+        def empty() -> list[Query]:
+            asked = {query: query.filled("10s", job="kvstore", instance=server.target) for query in queries()}
+            return [query for query, expr in asked.items() if not server.series(expr)]
+
+        until(lambda: not empty(), "an answer to every query", over=over, step=0.2)
+        both = 'count(rate(kvstore_rounds_total{role="worker"}[10s]) > 0) == 2'
+        until(lambda: server.series(both), "rounds of both workers", over=over, step=0.2)
+        look_at_the_variables(server)
+        until(lambda: server.rules() == {"ok"}, "the rules for alerts", over=over, step=0.2)
+
+
+def look_at_the_variables(server: Prometheus) -> None:
+    """What a user chooses from at the top of the board."""
+    values = {}
+    for variable in BOARD["templating"]["list"][1:]:
+        selector, _, label = variable["definition"].removeprefix("label_values(").removesuffix(")").rpartition(", ")
+        matching = selector.replace("$job", "kvstore")
+        values[variable["name"]] = server.ask(f"label/{label}/values", **{"match[]": matching})
+    assert values == {"job": ["kvstore"], "instance": [server.target]}
+
+
+def series_of(table: Iterable[Quantity[Any]]) -> list[Series[Any]]:
+    return [each.series for each in table if each.series is not None]
+
+
+EVERY = series_of(dict.fromkeys((*OF_WORKERS, *OF_SERVERS)))
+
+
+def test_a_name_is_there_once() -> None:
+    names = [series.name for series in EVERY]
+    assert len(names) == len(set(names))
+
+
+def test_times_and_sizes_are_in_base_units_which_their_names_end_in() -> None:
+    for series in EVERY:
+        assert series.name.endswith("_seconds") == ("econds" in series.meaning or "time" in series.meaning)
+        assert series.name.endswith("_bytes") == ("ytes" in series.meaning)
+
+
+def test_every_report_has_every_number() -> None:
+    for series in series_of(OF_WORKERS):
+        assert series.read(worker_report()) is not None, series.name
+    for series in series_of(OF_SERVERS):
+        assert series.read(server_report()) is not None, series.name
+
+
+def test_microseconds_become_seconds() -> None:
+    numbers = {series.name: series.read(server_report(busy_us=1_250_000)) for series in series_of(OF_SERVERS)}
+    assert numbers["server_busy_seconds"] == 1.25
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1.0, "0.0 s"), (0.44, "0.4 s"), (12.9, "12 s"), (192, "3 min 12 s"), (7500, "2 h 5 min"), (273600, "3 d 4 h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert q.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (1234567, "1.2 MB"),
+        (999_600, "1.0 MB"),
+        (245e6, "245 MB"),
+        (3e15, "3.0 PB"),
+    ],
+)
+def test_bytes(count: float, text: str) -> None:
+    assert q.nbytes(count) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0.123, "0.12"), (12.34, "12.3"), (123.4, "123"), (math.nan, "-")])
+def test_rates(number: float, text: str) -> None:
+    assert q.rate(number) == text
+
+
+def test_shares_and_counts() -> None:
+    assert (q.share(0.984), q.count(12.0)) == ("98 %", "12")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 2, *range(4, 64)], "0, 2, 4-63"), ([5, 5], "5")]
+)
+def test_ranks(ranks: list[int], text: str) -> None:
+    assert q.ranks(ranks) == text
+
+
+@given(st.sets(st.integers(0, 200)))
+def test_no_rank_is_lost(ranks: set[int]) -> None:
+    read: set[int] = set()
+    for part in filter(None, q.ranks(ranks).split(", ")):
+        first, _, last = part.partition("-")
+        read.update(range(int(first), int(last or first) + 1))
+    assert read == ranks
+
+
+def test_members() -> None:
+    assert (q.members("worker", [3]), q.members("server", [1, 0])) == ("worker 3", "servers 0, 1")
