@@ -51,9 +51,6 @@ def start_servers(
         secret: what keys are made from; empty for plain links.
         remove: a file that the supervisor removes with the job, if this process cannot.
         aggregated: for each aggregator, the ranks of its host's workers.
-
-    Raises:
-        ConfigError: this host has no usable address, or no room for the job's directory.
     """
     servers = config.num_servers or min(ranks.size, MOST_SERVERS)
     groups = [list(group) for group in aggregated]

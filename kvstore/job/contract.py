@@ -26,14 +26,7 @@ def members(num_workers: int, num_servers: int, num_aggregators: int = 0, replic
 
 
 def aggregated(placed: Iterable[tuple[str, Sequence[Member]]]) -> list[list[int]]:
-    """Choose the aggregators of a job.
-
-    Args:
-        placed: names of hosts, and members that run there. A host may occur more than once.
-
-    Returns:
-        For each aggregator, the ranks of its host's workers. The aggregators are in the order of their first workers.
-    """
+    """For each aggregator, return the ranks of its host's workers, in the order of the first ones."""
     workers: dict[str, list[int]] = {}
     for host, members in placed:
         workers.setdefault(host, []).extend(rank for role, rank in members if role == "worker")
@@ -58,31 +51,18 @@ def process_name(role: str, rank: int, start: int) -> str:
 
 @dataclass(frozen=True)
 class Contract:
-    """A job as its members are told of it.
-
-    Attributes:
-        num_workers, num_servers: how many members of each role it has, beside one scheduler.
-        uri, port: the scheduler's address; ``ipc://`` and a path, with port 0, on one host.
-        job: its name, which no other job has.
-        cluster: the launcher that has started it; empty for none.
-        root_fd: a listening socket at that address, which the scheduler inherits; -1 for none.
-        keyring: the members' keys; None for plain links.
-        aggregated: for each aggregator, the ranks of its host's workers.
-        replicas: how many standbys each server has, 0 or 1.
-        scheduler_log: the file with the scheduler's log; empty for none.
-        readers: how many readers the job has at most at once.
-    """
+    """A job as its members are told of it."""
 
     num_workers: int
     num_servers: int
-    uri: str
+    uri: str  # ``ipc://`` and a path, with port 0, on one host
     port: int
     job: str
-    cluster: str = ""
-    root_fd: int = -1
+    cluster: str = ""  # the launcher
+    root_fd: int = -1  # a listening socket at that address, which the scheduler inherits
     keyring: Keyring | None = None
-    aggregated: Sequence[Sequence[int]] = ()
-    replicas: int = 0
+    aggregated: Sequence[Sequence[int]] = ()  # for each aggregator, the ranks of its host's workers
+    replicas: int = 0  # of each server
     scheduler_log: str = ""
     readers: int = 0
 

@@ -41,15 +41,7 @@ def make_private(root: Path) -> Path:
 
 
 def require_private(directory: Path, *, follow_symlinks: bool = True) -> None:
-    """Trust no directory that another user may have put in the way.
-
-    Args:
-        directory: where the job's sockets are.
-        follow_symlinks: whether it may be a link to such a directory.
-
-    Raises:
-        ConfigError: it is not there, or is not a directory of this user that nobody else can enter.
-    """
+    """ConfigError for a directory that another user may enter or may have put in the way."""
     try:
         status = directory.stat(follow_symlinks=follow_symlinks)
     except OSError as error:

@@ -183,10 +183,6 @@ class ReportFile:
 def hand_over(report: ExitReport, env: Mapping[str, str]) -> bool:
     """Give the supervisor a report, if there is a supervisor.
 
-    Args:
-        report: why this process ends.
-        env: this process's environment.
-
     Returns:
         Whether the supervisor shows it. If not, this process has to print it: there is no supervisor, another process
         is the worker, standard error goes elsewhere, or the user wants all tracebacks whole.

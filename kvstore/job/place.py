@@ -124,16 +124,7 @@ MAX_COMMAND = 1000  # characters of a command that are kept
 
 @dataclass(frozen=True)
 class ObservingPlace(JobPlace):
-    """What an observer must know of a job, and what is known of the job before anybody is asked.
-
-    Attributes:
-        job: its name.
-        command: what its workers run.
-        launcher: what has started it: ``local``, ``ssh``, ``torchrun``.
-        pid: of the process that has started it.
-        started: when, in seconds since 1970.
-        workers, servers: how many the job has.
-    """
+    """What an observer must know of a job, and what is known of it before anybody is asked: ``pid`` of its starter."""
 
     ROLE: ClassVar[str] = "observer"
     VERB: ClassVar[str] = "observed"
@@ -160,16 +151,7 @@ def address_and_key(uri: str, port: int, keyring: Keyring | None) -> tuple[str, 
 
 
 def running_jobs(roots: Iterable[Path]) -> Iterator[tuple[Path, ObservingPlace | ConfigError]]:
-    """Find this user's jobs on this host.
-
-    Only directories that belong to this user alone are trusted, and only those whose launcher is alive.
-
-    Args:
-        roots: where private directories are made.
-
-    Yields:
-        The private directory of each job, and its place, or why that cannot be read.
-    """
+    """Yield this user's jobs here: private directories whose launcher is alive, each with its place, or why not."""
     for root in dict.fromkeys(roots):
         for directory in private_directories(root):
             # A killed launcher leaves its directory behind: the file alone does not mean that a job runs.

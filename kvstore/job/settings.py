@@ -36,23 +36,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """One environment variable.
-
-    Attributes:
-        name: the variable.
-        values: its type and range.
-        default: its value where the variable is not set, or empty.
-        meaning: what it is for, as the documentation says it.
-        shown: the default in words, where ``default`` does not say it.
-        aliases: other names that mean the same; ``name`` goes before them.
-    """
+    """One environment variable."""
 
     name: str
     values: ValidValues[T]
     default: T
     meaning: str
-    shown: str = ""
-    aliases: tuple[str, ...] = ()
+    shown: str = ""  # the default in words, where ``default`` does not say it
+    aliases: tuple[str, ...] = ()  # ``name`` goes before them
 
     def read(self, env: Mapping[str, str], default: T | None = None) -> T:
         """Return the value in ``env``, else ``default``, else the setting's own; ConfigError if it is not valid."""

@@ -62,14 +62,7 @@ def member_table(
 ) -> list[TextLine]:
     """Return a table of members: of few a row each, of many the usual values and the members that differ.
 
-    Args:
-        rows: the members.
-        columns: their numbers; a column in which nothing is known, or all is 0, is left out.
-        name: of a member.
-        words: its state, in a word.
-        notable: whether it is to be shown whatever its numbers are.
-        everybody: whether each member gets a row, however many there are.
-        labels: what stands behind the numbers; one that is empty for all members is left out.
+    A column in which nothing is known, or all is 0, is left out, and a label that is empty for all members.
     """
     if not rows:
         return []

@@ -34,15 +34,7 @@ CLOSE_S = 0.3  # how long the goodbye may take to leave
 
 
 class ObserverSession:
-    """An observer's link to the scheduler. One thread at a time may use it.
-
-    Args:
-        config: where the scheduler is; see ``ObservingPlace.config``.
-        timeout_s: of every wait.
-        make_transport: returns a new end for links.
-        clock: seconds, monotonic.
-        listens: whether anybody listens at an endpoint; None if that cannot be known.
-    """
+    """An observer's link to the scheduler. One thread at a time may use it; ``timeout_s`` is of every wait."""
 
     def __init__(
         self,
@@ -72,14 +64,7 @@ class ObserverSession:
         return cls(place.config(env), timeout_s)
 
     def look(self) -> JobView:
-        """Return how the job is now, with the latest events.
-
-        Raises:
-            DeadlineExceeded: the scheduler does not answer.
-            NodeLost: nobody listens where the scheduler was.
-            UsageError: the job has as many observers as it takes, or this is not its observers' key.
-            WireError: the answer contradicts itself.
-        """
+        """Return how the job is now, with the latest events."""
         observed: wire.Observed = self._ask(wire.Observe, after=self._events[-1].number if self._events else 0)
         view = JobView.of(observed)
         if view.events and self._events and view.events[0].number <= self._events[-1].number:

@@ -89,15 +89,9 @@ class Series(Generic[R_contra]):
 
     Names and units follow Prometheus' conventions: base units, and ``_total`` for what only grows. A counter starts
     again at 0 with its member's process, as Prometheus expects of counters.
-
-    Attributes:
-        name: without the prefix; of a counter, without ``_total``.
-        kind: whether it only grows.
-        meaning: the HELP text.
-        read: gives its number, or None if the report does not have it.
     """
 
-    name: str
+    name: str  # without the prefix; of a counter, without ``_total``
     kind: Kind
     meaning: str
     read: Callable[[R_contra], float | None]

@@ -72,11 +72,6 @@ class ObserverProgram:
 
     The observer is in ``servers``, which this package may not import. So it is executed in place of the command: Ctrl-C
     and signals reach it, and its exit code is the command's.
-
-    Args:
-        place: where the job is.
-        page: the page to serve; None for none.
-        trace: the trace to write; None for none.
     """
 
     place: ObservingPlace
@@ -106,13 +101,7 @@ class ObserverProgram:
 
 
 class StatusScreen:
-    """Writes lines one below the other, or on a terminal, if it is to be watched, in place.
-
-    Args:
-        out: where to write.
-        in_place: whether each text replaces the one before, if ``out`` is a terminal.
-        env: the environment, which may refuse colors.
-    """
+    """Writes lines one below the other; ``in_place``, on a terminal, each text in place of the one before."""
 
     def __init__(self, out: TextIO, in_place: bool = False, env: Mapping[str, str] = os.environ) -> None:
         self._out = out

@@ -87,15 +87,7 @@ def find_straggler(
     alone: float = ALONE,
     fewest_waves: int = FEWEST_WAVES,
 ) -> Straggler | None:
-    """Return the straggler; None if there is none, or too little is known.
-
-    Args:
-        workers: the reports of the workers that are at work, by rank.
-        servers: the reports of servers, and of standbys that may have become servers.
-        aggregators: the reports of aggregators.
-        alone: for which part of the time others must have waited for it alone.
-        fewest_waves: how many waves there must have been.
-    """
+    """None if too little is known. Others must have waited for it ``alone`` in this part of the time."""
     awaited = _awaited(servers, alone, fewest_waves)
     if awaited is None and len(aggregators) == 1:  # all workers are on one host: to servers they are one
         awaited = _awaited(aggregators, alone, fewest_waves)
@@ -208,13 +200,6 @@ class PairedLooks:
 
     Both do the same work. So what the straggler is found at more often than the other is what takes it longer: the
     reading of input, computation, or a line of its program that is neither.
-
-    Args:
-        rank: of the straggler.
-        other: of the worker to compare it with.
-
-    Attributes:
-        count: how many looks at both there have been.
     """
 
     def __init__(self, rank: int, other: int) -> None:

@@ -28,14 +28,7 @@ _Row: TypeAlias = "tuple[MemberView, q.Figures | None]"
 
 @dataclass(frozen=True)
 class StatusParts:
-    """What is shown beside the members.
-
-    Attributes:
-        everybody: whether each member gets a row, and all events are shown.
-        links: whether the bytes over each link are shown.
-        advice: what holds the job up.
-        places: of workers that others wait for, where they are, by rank: ``is at train.py:41 in load_batch``.
-    """
+    """What is shown beside the members; ``places``: of workers that others wait for, where they are, by rank."""
 
     everybody: bool = False
     links: bool = False
@@ -237,13 +230,7 @@ OURS = "kvstore "  # begins the names of this package's threads
 
 @dataclass(frozen=True)
 class LocatedMember:
-    """Where a member is.
-
-    Attributes:
-        role, rank: which.
-        place: in words that follow its name: ``is at train.py:41 in load_batch``.
-        stacks: its answer; None without one.
-    """
+    """Where a member is, in words that follow its name: ``is at train.py:41 in load_batch``; its answer, if any."""
 
     role: str
     rank: int

@@ -37,14 +37,7 @@ PREFIX = "kvstore_"
 
 @dataclass
 class MetricFamily:
-    """A metric and its numbers.
-
-    Attributes:
-        name: with the prefix; of a counter, without ``_total``.
-        kind: whether it only grows.
-        meaning: the HELP text.
-        samples: labels and number of each series. No two have the same labels.
-    """
+    """A metric: the number of each set of labels; of a counter, the name is without ``_total``."""
 
     name: str
     kind: Kind
@@ -83,16 +76,7 @@ class JobDescription:
 
 
 def exposition(view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None) -> bytes:
-    """Return the answer to ``GET /metrics``; its type is ``CONTENT_TYPE``.
-
-    Args:
-        view: the latest view of the job; None if there has been none yet.
-        age_s: how long ago it came.
-        about: what the job is called.
-
-    Raises:
-        UsageError: prometheus-client is not installed.
-    """
+    """Return the answer to ``GET /metrics``, of a view that is ``age_s`` old. UsageError without prometheus-client."""
     try:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
         from prometheus_client.exposition import generate_latest

@@ -45,14 +45,7 @@ Connect = Callable[[], ObserverSession]
 
 @dataclass(frozen=True)
 class PageServing:
-    """How the page of a job is served.
-
-    Attributes:
-        listener: a socket that listens at 127.0.0.1.
-        token: which a request must have.
-        about: what the job is called.
-        over: set when the job is over; None if nobody says so.
-    """
+    """The page of a job: its listening socket, its token, and what is set when the job is over, if anything is."""
 
     listener: socket.socket
     token: str = field(repr=False)
@@ -115,16 +108,7 @@ def _place(env: Mapping[str, str]) -> ObservingPlace:
 
 
 def serve(page: PageServing, connect: Connect, missing_s: float = MISSING_S) -> None:
-    """Look at a job and serve its page until the job is over.
-
-    Args:
-        page: its socket, its token, its job.
-        connect: makes a link to the scheduler.
-        missing_s: see ``MISSING_S``.
-
-    Raises:
-        NodeLost: the scheduler has never answered, and nobody says when the job is over.
-    """
+    """Serve the page until the job is over. NodeLost: the scheduler has never answered, so nobody can say."""
     feed = Feed()
     watcher = JobWatcher(connect, feed, page.about.command)
     session, folder = secrets.token_urlsafe(32), f"/{secrets.token_urlsafe(16)}/"
@@ -153,10 +137,6 @@ class Looks(threading.Thread):
         over: set when the job is over; None if nobody says so: then a scheduler that is silent for ``missing_s`` means
             that it is.
         missing_s: see ``MISSING_S``.
-
-    Attributes:
-        over: set when there is no reason to look any more.
-        failure: why, if it is not that the job is over.
     """
 
     def __init__(

@@ -77,9 +77,6 @@ class TraceRecording:
         over: set when the job is over; None where nobody says so, and members do not note anything yet.
         step_s: the time between two questions to the scheduler.
         clock: seconds, monotonic.
-
-    Attributes:
-        failure: why there is no trace.
     """
 
     def __init__(

@@ -72,13 +72,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Some columns over the same times.
-
-    Attributes:
-        width_s: the seconds between two points.
-        times: of the points, the means of buckets that begin then.
-        columns: for each name its values; NaN where there was none.
-    """
+    """Columns over the same times, which are ``width_s`` apart; NaN where there was no value."""
 
     width_s: float
     times: array[float]
@@ -189,11 +183,6 @@ class History:
 class JobWatcher:
     """The latest state of one job, and its history.
 
-    Args:
-        connect: makes a session. It raises KVStoreError if the scheduler is not there.
-        feed: where each state goes.
-        title: what the job is called.
-
     Attributes:
         view: the latest view; None if there has been none yet.
         answered: when it came, by the clock of ``look``.
@@ -267,15 +256,7 @@ class JobWatcher:
             session.close()
 
     def history(self, timeline: str, member: str = "") -> bytes:
-        """Return what is drawn as JSON: the columns of the job, or of one member.
-
-        Args:
-            timeline: ``recent``, ``hours`` or ``all``.
-            member: its name.
-
-        Raises:
-            LookupError: there is no such timeline or member.
-        """
+        """JSON of the job's columns, or of a member's; ``recent``, ``hours`` or ``all``; LookupError for others."""
         with self._lock:
             found = self._history.timelines[timeline]
             names = [name for name in self._history.names if _of(name) == member]

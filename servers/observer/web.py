@@ -77,15 +77,7 @@ def page_files() -> dict[str, PageFile]:
 
 
 class Web(ThreadingHTTPServer):
-    """Serves the page, in threads of its own.
-
-    Args:
-        listener: a socket that listens at 127.0.0.1; it is this object's from now on.
-        access: judges requests.
-        files: the files of the page by their addresses.
-        feed: what streams of events send.
-        answers: other addresses, and what answers there.
-    """
+    """Serves the page, in threads of its own, at ``listener``, which is this object's from now on."""
 
     daemon_threads = True
     block_on_close = False
