@@ -230,6 +230,7 @@ class Shard:
             if not isinstance(message, wire.PushRows | wire.PullRows):
                 return []  # no repeat: another request with its number
             before = _rows_of_now(message)
+        # The repeat is served as a pull: the push has taken effect once, and must not again.
         self.ledger.note(message, None)  # it may wait: the server that answered it first was another one
         try:
             answers = self._stores.serve(peer, before)

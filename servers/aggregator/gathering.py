@@ -22,7 +22,7 @@ from kvstore.values.any_arrays import Column
 ClockKey: TypeAlias = "int | tuple[int, ...]"
 
 
-MOST_LISTS = 4096  # that are kept
+MOST_LISTS = 4096  # that are kept: programs push the same lists again, unless they make a new one for each push
 
 
 class KnownSegment(NamedTuple):

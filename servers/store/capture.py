@@ -193,7 +193,8 @@ class StoreCapture:
     def secure(self, ids: Iterable[int]) -> None:
         """Copy what is left of segments ``ids``: they are about to change."""
         for number in ids:
-            for piece in reversed(self._pieces.get(number, ())):  # from the other end than ``copy``
+            # From the other end than ``copy``: an update then waits for one piece of the thread's at most.
+            for piece in reversed(self._pieces.get(number, ())):
                 piece.copy()
 
     def copy(self) -> None:

@@ -355,7 +355,7 @@ class ServedStore:
             striped: list[tuple[RowTarget, list[Any]]] = []
             if len(whole) < len(wave):
                 striped = [(target, contributions) for target, contributions in wave if isinstance(target, RowTarget)]
-            if self.captures:
+            if self.captures:  # the thread copies the state before this update; what it has not come to is copied here
                 self.captures.secure([bucket for bucket, _ in whole])
             errors: dict[Any, Exception] = {}
             began = 0.0 if self.tracer is None else self.tracer.clock()

@@ -238,7 +238,7 @@ def _changed(target: RowTarget, clock: int) -> Any:
 
 
 MOST = 4  # freezes of one worker; more are a sign that some were forgotten
-MAX_PAGE_BYTES = 1 << 28
+MAX_PAGE_BYTES = 1 << 28  # in one answer, which is made in memory as a whole
 
 
 class RowFreezes:

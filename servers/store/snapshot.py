@@ -157,7 +157,7 @@ def _restore_encoder(buckets: Buckets, encoder: ReplyEncoder, message: wire.Enco
     encoder.compressor.load_state(tensors, {"compression": encoder.compressor.compression.options(), "steps": steps})
 
 
-PAGE_BYTES = 1 << 20
+PAGE_BYTES = 1 << 20  # of rows in one record: a page is gathered at once, and workers' messages wait for that
 
 
 def table_snapshot(store: int, buckets: Buckets) -> Iterator[wire.Message | Iterable[wire.Message]]:

@@ -129,7 +129,7 @@ class Updates:
             except Mismatch as exc:
                 errors[bucket] = exc
         recording = self._recording if self._recording.on else None
-        if errors and recording is not None:
+        if errors and recording is not None:  # rounds that failed are over on the standby, too
             recording.values([], errors)
         made = self.make(updates, recording)
         return errors | made if errors else made
@@ -261,7 +261,7 @@ class Updates:
         for update in members:
             bucket = update.bucket
             try:
-                bucket.writable()
+                bucket.writable()  # it may move: so the optimizer's views are pointed to it each time
                 group = self._groups.get(bucket)
                 if group is None:
                     group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
@@ -270,7 +270,7 @@ class Updates:
                 gradient = self._corrected(updater, update, summed)
                 if (check := self._check(bucket, update.contributions)) is not None:
                     check(gradient)
-            except Exception as exc:
+            except Exception as exc:  # nothing of this bucket has changed: the other buckets go on without it
                 errors[bucket] = exc
                 continue
             groups[bucket] = group
@@ -286,6 +286,8 @@ class Updates:
                 hyper = hyper._replace(rescale=1.0)
             scales = [update.scale for update in members if update.bucket in groups]
             kept = self._hand_over.keeps(buckets, every)
+            # Before the step: the standby steps at the same time, not after it. If this process dies in the middle, the
+            # standby has the whole round.
             recording.sums(buckets, sums, scales, hyper, errors, kept)
         if not groups:
             return errors
