@@ -75,7 +75,9 @@ def place(
     heap: list[tuple[int, int]] = []  # of the servers, by load
     for spec, keys in itertools.groupby(_ordered(specs), specs.__getitem__):
         if isinstance(spec, TableSpec) or _across(spec, len(loads), bound):
-            across: dict[tuple[int, ...], tuple[ServerRange, ...]] = {}  # what an array is, by who has a block more
+            across: dict[
+                tuple[int, ...], tuple[ServerRange, ...]
+            ] = {}  # what an array is, by which servers have a block more
             for key in keys:
                 longer = () if isinstance(spec, TableSpec) else _longer(spec.size, loads)
                 if longer not in across:

@@ -230,7 +230,7 @@ class Table:
         return self.width * ITEMSIZE[self.dtype]
 
     def rows_of(self, stripe: int, stripes: int) -> int:
-        """Return how many rows server ``stripe`` of ``stripes`` has from the start: those of its ids."""
+        """Return how many rows server ``stripe`` of ``stripes`` has from the start."""
         return 0 if self.rows is None else max(0, -(-(self.rows - stripe) // stripes))
 
     @property

@@ -40,7 +40,7 @@ MOST_UNDER_WAY = 1 << 14  # requests without an answer that are remembered: some
 BATCH = 64  # events that become rows together
 _ident = threading.get_ident
 _row = ROW.pack
-NOBODY = ("", -1, 0)  # who has asked for what is done without a request
+NOBODY = ("", -1, 0)  # the requester of what is done without a request
 
 KEPT = 8  # round trips that are remembered of one start of the scheduler
 MOST_STARTS = 16
@@ -120,11 +120,11 @@ class Tracer:
         self.offsets = ClockOffsets()
         self.wake: Callable[[], None] = _nothing
         self._most = most * ROW.size
-        self._room = max(1, most * 3 // 4) * ROW.size  # with more, somebody is to take them out
+        self._room = max(1, most * 3 // 4) * ROW.size  # with more, they are to be taken out
         self._events: deque[tuple[Any, ...]] = deque()  # a kind, and the arguments of the method that makes rows of it
         self._writing = threading.RLock()  # for all that follows; a signal's handler may note something, too
         self._rows = bytearray()
-        self._crowd = False  # whether somebody has been woken since
+        self._crowd = False  # whether the heartbeat has been woken since
         self._lost = 0  # rows since the last chunk
         self._first = 1  # the number of the next chunk's first row
         self._labels = Words()
@@ -233,7 +233,7 @@ class Tracer:
     # ---- events become rows; the caller has the lock
 
     def _write(self) -> bool:
-        """Make rows of the events that wait. Return whether there are many, and nobody has been woken yet.
+        """Make rows of the events that wait. Return whether there are many, and the heartbeat has not been woken yet.
 
         Rows beyond the limit are lost.
         """
@@ -332,7 +332,7 @@ class Tracer:
         return made
 
     def _taken(self) -> tuple[bytes, list[tuple[int, Label]], list[tuple[int, wire.Node]]]:
-        """Take out the rows, those of open requests that have not been told of, and the words in them."""
+        """Take out the rows, the rows of open requests that no chunk has told of, and the words in them."""
         with self._writing:
             self._write()
             under_way = list(self._under_way.items())

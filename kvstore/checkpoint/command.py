@@ -24,7 +24,7 @@ from kvstore.values import to_buffer
 
 _RENAME = "give one of the keys another name"
 
-PAGE_ROWS = 1 << 16  # rows that nobody has pushed are made so many at a time
+PAGE_ROWS = 1 << 16  # rows that no worker has pushed are made so many at a time
 
 
 class ExportedTable:

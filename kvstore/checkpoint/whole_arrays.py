@@ -91,7 +91,7 @@ class CheckpointReader:
         return whole
 
     def pages(self, store: int, key: Key) -> Iterator[Page]:
-        """Yield all rows of the table ``key``, those of one server after the other; only to be read."""
+        """Yield all rows of the table ``key``, one server's after the other's; only to be read."""
         table = self._table(store, key)
         for segment in self._segments[store][key]:
             names = StripeNames.of(self._names(segment))

@@ -254,6 +254,6 @@ def typed(payload: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def concatenated_bytes(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the bytes of contiguous ``parts``, back to back; those of uint8 are flat."""
+    """Return the bytes of contiguous ``parts``, back to back; parts of uint8 are flat."""
     flat = [part if part.dtype == torch.uint8 else part.reshape(-1).view(torch.uint8) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat)

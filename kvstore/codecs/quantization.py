@@ -53,7 +53,9 @@ class Plane(NamedTuple):
 class PlaneCodec(Codec):
     """A codec of elements in blocks. ``block``: how many elements a block has."""
 
-    planes: ClassVar[tuple[Plane, ...]]  # of a payload, in order; those of larger items come first, for their alignment
+    planes: ClassVar[
+        tuple[Plane, ...]
+    ]  # of a payload, in order; planes of larger items come first, for their alignment
 
     def __init__(self) -> None:
         self.block = max(plane.per for plane in self.planes)

@@ -221,7 +221,7 @@ class SegmentRead(NamedTuple):
 
 
 def reads_of(values: Iterable[HeldValue]) -> Iterator[SegmentRead]:
-    """Yield the messages that ask for all segments of ``values``: those of one server together, up to a length."""
+    """Yield the messages that ask for all segments of ``values``: one server's together, up to a length."""
     open_reads: dict[tuple[int, int], tuple[SegmentRead, int]] = {}
     for value in values:
         for place, (_, server, start, stop) in enumerate(value.segments):

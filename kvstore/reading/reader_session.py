@@ -1,4 +1,4 @@
-"""A reader's links to the scheduler and the servers. It is no member: it does not beat, and nobody waits for it.
+"""A reader's links to the scheduler and the servers. It is no member: no heartbeats, and no member waits.
 
 When an answer is late, the reader asks the scheduler where the servers are: one of them may have been replaced. If
 nobody listens where the scheduler was, the job has ended.

@@ -196,7 +196,7 @@ def joined(ids: Sequence[Ids]) -> Ids:
 
 
 def starts_of(ids: Sequence[Ids]) -> list[int]:
-    """Return where in ``joined`` the ids of each table begin, and where those of the last end."""
+    """Return where in ``joined`` the ids of each table begin, and where the last table's ids end."""
     return list(itertools.accumulate(map(len, ids), initial=0))
 
 

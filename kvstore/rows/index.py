@@ -185,7 +185,7 @@ def find_in_all(indexes: Sequence[SlotIndex], whole: Ids, starts: Sequence[int])
 def _find_far_in_all(
     indexes: Sequence[SlotIndex], ids: Ids, out: Entries, left: Positions, windows: Positions, starts: Sequence[int]
 ) -> None:
-    """Look for the ids at ``left`` in the entries ``windows`` of each; ``starts``: where those of each index begin."""
+    """Look for the ids at ``left`` in the entries ``windows`` of each; ``starts``: where each index's ids begin."""
     found = np.empty(windows.shape, np.int32)
     there = np.empty(windows.shape, np.int64)
     parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]

@@ -22,7 +22,7 @@ from kvstore.rows.sums import Rows
 class RowPlaces(NamedTuple):
     """Where rows are."""
 
-    starts: Sequence[int]  # where the slots of each table begin, and where those of the last end
+    starts: Sequence[int]  # where the slots of each table begin, and where the last table's end
     slots: Slots  # in its table, of each row
     at: Slots | None  # where each row is in the arrays of all tables; None if there are no such
 
@@ -71,7 +71,7 @@ class JointTables:
 
     def write(self, updates: Sequence[tuple[RowPlaces, Rows, Mapping[str, Array]]]) -> None:
         """Make one update of each table with rows that an optimizer has made. What is in two parts is alike in both."""
-        # All tables first: the old rows must be in the log of whoever reads a table before one of its rows is written.
+        # All tables first: the old rows must be in the logs of frozen tables before one of its rows is written.
         for number, table in enumerate(self._tables):
             table.stepped([places.of(number) for places, _, _ in updates] if table.frozen else ())
         for places, rows, states in updates:

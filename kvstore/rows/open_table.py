@@ -28,7 +28,7 @@ from kvstore.spec import Key
 from kvstore.table import Table
 
 PAGE = 1 << 14  # rows that are read at a time
-MAX_CHAIN = 10_000  # deltas that continue each other; manifests that somebody has changed could lead on for ever
+MAX_CHAIN = 10_000  # deltas that continue each other; forged manifests could lead on for ever
 
 
 @outside_graphs

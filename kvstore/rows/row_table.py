@@ -442,7 +442,7 @@ class RowStates(NamedTuple):
 def split(
     states: Mapping[tuple[Key, str], torch.Tensor], where: object
 ) -> tuple[dict[tuple[Key, str], torch.Tensor], dict[Key, RowStates]]:
-    """Return the states of arrays, and those of tables by key.
+    """Return the states of arrays, and the states of tables by key.
 
     Raises:
         UsageError: ids and states of a table do not match.

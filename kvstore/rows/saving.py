@@ -31,7 +31,7 @@ PAGE_SLOTS = 1 << 14
 # A server keeps four frozen tables of a worker, and thaws the oldest for a fifth: open saves must stay below that, also
 # when a save that failed has left one behind.
 MOST_OPEN = 2
-SHARE = 0.05  # of the time that a save takes up which nobody waits for
+SHARE = 0.05  # of the time: what a save takes up while no caller waits for it
 
 
 class Reading(Protocol):
@@ -87,7 +87,7 @@ class SavePace:
 
 
 class TableSaving(Operation):
-    """A save that goes on in a thread. Its result is the version that has been saved. Whoever waits hurries it."""
+    """A save that goes on in a thread. Its result is the version that has been saved. A waiting caller hurries it."""
 
     def __init__(self, key: Key, write: Callable[[], int], pace: SavePace) -> None:
         super().__init__("save_table", [key])
@@ -189,10 +189,10 @@ def save_table(
 
 
 def _require_own(directory: Path, key: Key) -> None:
-    """Raise ``UsageError`` if ``directory`` has saves of another table: who reads it would get the last of either."""
+    """Raise ``UsageError`` if ``directory`` has saves of another table: a reader would get the last save of either."""
     try:
         saved = newest(directory).manifest.key
-    except (CheckpointError, OSError):  # none, or one that nobody can read
+    except (CheckpointError, OSError):  # none, or an unreadable one
         return
     if saved != key:
         raise UsageError(f"{directory} has saves of table {saved!r}; save {key!r} to a directory of its own")

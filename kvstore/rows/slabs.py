@@ -94,7 +94,7 @@ class MappedMemory:
 
 @functools.cache
 def huge_pages_allowed() -> bool:
-    """Return whether the system gives huge pages to those who ask. A collapse does not heed that it may not."""
+    """Return whether the system gives huge pages to processes that ask. A collapse does not heed it."""
     try:
         return "[never]" not in MODE.read_text()
     except OSError:

@@ -140,13 +140,13 @@ class TableStripe:
             self._frozen = tuple(each for each in self._frozen if each is not frozen)
 
     def _slab(self, name: str, columns: int | None, dtype: Any) -> Slab:
-        """Return a new slab, with those of the same name of other tables if there is a space for them."""
+        """Return a new slab, beside the slabs of the same name of other tables if there is a space for them."""
         return Slab(columns, dtype, self._most) if self._place is None else self._place.slab(name, columns, dtype)
 
     def _keep_states(
         self, rule: str | None, states: Mapping[str, RowState], old: Mapping[str, Slab] | None = None
     ) -> None:
-        """Have a slab for each of ``states``: that of the same name in ``old``, which is of the same rule; else new."""
+        """Have a slab for each of ``states``: ``old``'s of this name, which is of the same rule; else a new one."""
         if old is None:
             old, self.steps = {}, 0
         self._rule, self._columns, self._states = rule, dict(states), {}
@@ -227,7 +227,7 @@ class TableStripe:
             if self._huge_pages is not None:
                 self._huge_pages.made(slots[new])
         self._updated()
-        # Before anything is written: whoever reads the table as it was finds a new slot empty (``seen`` is 0), and of a
+        # Before anything is written: a frozen table finds a new slot empty (``seen`` is 0), and of a
         # slot that is used again the row that had it.
         self._keep(slots)
         return slots
@@ -266,7 +266,7 @@ class TableStripe:
             self._counts.items[slots] = counts + 1
 
     def _evict_after(self, ids: Ids) -> Ids:
-        """Let rows go after an update; return those of ``ids`` that are still there."""
+        """Let rows go after an update; return which of ``ids`` are still there."""
         if not self.table.evict:
             return ids
         top, rounds = self._slots.top, self._eviction.rounds

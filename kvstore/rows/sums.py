@@ -24,7 +24,7 @@ class RowBatch(NamedTuple):
 
     ids: Ids
     rows: Rows
-    starts: Sequence[int]  # where the rows of each table begin, and where those of the last end
+    starts: Sequence[int]  # where the rows of each table begin, and where the last table's end
 
     def ids_of_each(self) -> list[Ids]:
         return [self.ids[start:stop] for start, stop in itertools.pairwise(self.starts)]
@@ -97,7 +97,7 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[
         parts: at least one; in each the ids rise. They are not changed.
     """
     first_ids, first = parts[0]
-    if len(parts) == 1:  # copied all the same: who steps with sums may overwrite them, and parts lie in messages
+    if len(parts) == 1:  # copied all the same: a step may overwrite sums, and parts lie in messages
         return first_ids, _copied(first, room)
     if all(len(ids) == len(first_ids) and np.array_equal(ids, first_ids) for ids, _ in parts[1:]):
         sums = room(first.shape, first.dtype)

@@ -157,7 +157,7 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def has_plain_strides(array: np.ndarray[Any, Any]) -> bool:
-    """Whether torch can represent the strides of ``array``; those of a record's field need not be whole items."""
+    """Whether torch can represent the strides of ``array``; the strides of a record's field need not be whole items."""
     return array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
 
 

@@ -62,7 +62,7 @@ def usual_push(message: wire.PushRows, target: RowTarget | TableGroup) -> UsualP
 def _usual_ids(
     message: wire.PushRows, target: RowTarget | TableGroup, buffer: wire.Buffer, starts: Sequence[int]
 ) -> Ids | None:
-    """Return the ids in ``buffer``, of which those of each table begin at ``starts``; None unless they are usual."""
+    """Return the ids in ``buffer``, of which each table's begin at ``starts``; None unless they are usual."""
     count, dtype = starts[-1], id_dtype(message.wide)
     if _nbytes(buffer) != count * dtype.itemsize:
         return None
@@ -261,7 +261,7 @@ def _checked(
     counts: Sequence[int],
     what: str,
 ) -> tuple[Ids, list[Ids]]:
-    """Return all ids in ``buffer``, and those of each table, once they have been checked."""
+    """Return all ids in ``buffer``, and the ids of each table, once all have been checked."""
     whole = _decoded(message, buffer, counts)
     divided = _divided(whole, counts)
     if len(whole):

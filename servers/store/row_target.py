@@ -25,7 +25,7 @@ from servers.store.hyperparameters import Contributed, UpdateHyperparameters
 from servers.store.rounds import Rounds, WorkerClocks
 from servers.store.target import AnyTarget, HeldSegments, Target
 
-RequestName: TypeAlias = "tuple[wire.Node, int]"  # who makes it, and its number
+RequestName: TypeAlias = "tuple[wire.Node, int]"  # its sender, and its number
 # Each push of another list splits the group, which costs more than a group saves in a round.
 MOST_LISTS = 4  # a table that has been pushed in so many changing lists is in no group
 KEPT = 4  # rounds whose changed ids are known, for answers that are repeated by another server
@@ -114,7 +114,7 @@ class RowTarget(Target[RowContribution]):
         return parts[0]
 
     def note_changed(self, *parts: Ids) -> None:
-        """Note which rows the update has changed that makes the present version: those of all ``parts``."""
+        """Note which rows the update has changed that makes the present version: all in ``parts``."""
         version = self.rounds.version
         # They may be of a message, which may go.
         self.add_changed(version, [ids if ids.base is None else ids.copy() for ids in parts])

@@ -159,7 +159,7 @@ class RowUpdates:
     def _make(
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
     ) -> dict[RowTarget, Exception]:
-        """Make updates with the same numbers: the fast way if nobody looks at the sums, else with the sums."""
+        """Make updates with the same numbers: the fast way if the sums are not looked at, else with the sums."""
         targets, numbers = [update.target for update in members], self._numbers(hyper)
         # A standby, and a check of finite values, need the sums themselves.
         quick = recording is None and not self._rule.finite and members[0].scale == 1
@@ -287,7 +287,7 @@ class RowUpdates:
         return {}
 
     def _not_finite(self, members: Sequence[RowUpdate], sums: Sequence[RowBatch]) -> dict[RowTarget, Exception]:
-        """Return why updates must not be made whose sums are not finite, if somebody checks."""
+        """Return why updates must not be made whose sums are not finite, if the store checks."""
         if not self._rule.finite or all(all_finite(torch.from_numpy(batch.rows)) for batch in sums):
             return {}
         return {
@@ -373,7 +373,7 @@ class RowAnswers:
         return np.empty if request is None else self._sendable
 
     def keep(self, requests: Sequence[RequestName | None], rows: Sequence[Rows], tables: Sequence[RowTable]) -> None:
-        """Note that ``rows``, which ``room`` has made, are those of ``tables`` that answer ``requests``."""
+        """Note that ``rows``, which ``room`` has made, are the rows of ``tables`` that answer ``requests``."""
         versions = [table.version for table in tables]
         for request, of in zip(requests, rows, strict=True):
             if request is not None:
