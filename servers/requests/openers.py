@@ -21,11 +21,12 @@ class Openers:
         """Note that a worker opens a store, which has the rule ``known`` here; return its rule if it must be made."""
         rule = Rule.of(message)
         opened_by = self.opened_by.setdefault(message.store, set())
-        others = opened_by - {message.node.rank}
+        mine = {message.node.rank}
         # A worker that was interrupted while it made a store may make another with the same number.
-        made = known is None or (known != rule and not others)
+        made = known is None or (known != rule and opened_by <= mine)  # no set of all workers for a message
         if not made and known != rule:
-            raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {known} on worker {min(others)}")
+            other = min(opened_by - mine)
+            raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {known} on worker {other}")
         opened_by.add(message.node.rank)
         if made:
             self.closed_by[message.store] = set()
