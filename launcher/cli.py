@@ -195,7 +195,7 @@ def add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--live",
         action="store_true",
-        help="deprecated, use kvstore-status --watch: on a terminal, show one line for each process; needs rich",
+        help="deprecated, as kvstore-status has the same: on a terminal, show one line for each process; needs rich",
     )
 
 
