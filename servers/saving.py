@@ -22,7 +22,7 @@ from kvstore.errors import CheckpointError, KVStoreError, UsageError
 from kvstore.manifests import FileRecord
 from servers.requests.replies import Answer, refuse
 from servers.store.capture import CaptureMemory, StoreCapture
-from servers.store.served_stores import ServedStores
+from servers.store.open_stores import ServedStores
 
 log = logging.getLogger(__name__)
 

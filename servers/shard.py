@@ -24,9 +24,9 @@ from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
 from servers.saving import CheckpointRequests
 from servers.store.capture import StoreCapture
 from servers.store.lateness import ArrivalTimes
+from servers.store.open_stores import ServedStores
 from servers.store.recording import Recorder
 from servers.store.served_store import ServedStore
-from servers.store.served_stores import ServedStores
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
 from kvstore.client.optimizing import Optimizing, StoredStates, advice, described, warn
 from kvstore.client.plans import Pieces, Plan, Plans, RowPlan
-from kvstore.client.pushes import Pushes
+from kvstore.client.push_pull import Pushes
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
 from kvstore.client.resuming import TrainedStore
 from kvstore.client.store_options import parse

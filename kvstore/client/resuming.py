@@ -17,7 +17,7 @@ from kvstore.client.checkpoint_files import SavedStore
 from kvstore.client.entries import Entries
 from kvstore.client.optimizing import Optimizing
 from kvstore.client.plans import RowPlan
-from kvstore.client.pushes import Pushes
+from kvstore.client.push_pull import Pushes
 from kvstore.client.stored_tables import StoredRows, StoredTables
 from kvstore.errors import CheckpointError, Mismatch
 from kvstore.optim.states import StateTensors

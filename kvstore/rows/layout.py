@@ -17,7 +17,7 @@ import torch
 from kvstore.errors import WireError
 from kvstore.rows.slabs import Array
 from kvstore.spec import ITEMSIZE
-from kvstore.wire.frames import Buffer, padded
+from kvstore.wire.coding import Buffer, padded
 
 ALIGNED = 16
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}

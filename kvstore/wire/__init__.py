@@ -32,8 +32,8 @@ from kvstore.wire.arrays import (
     Values,
 )
 from kvstore.wire.checkpoints import AwaitCapture, Capture, Captured
+from kvstore.wire.coding import VERSION, Buffer, decode, encode, frame_groups, pack_arrays, require_short, unpack_arrays
 from kvstore.wire.fields import MAX_PRIORITY, MAX_STORES, CodecDescription
-from kvstore.wire.frames import VERSION, Buffer, decode, encode, frame_groups, pack_arrays, require_short, unpack_arrays
 from kvstore.wire.guests import (
     Connect,
     Connected,
@@ -84,7 +84,7 @@ from kvstore.wire.members import (
     View,
     Welcome,
 )
-from kvstore.wire.messages import (
+from kvstore.wire.message import (
     MAX_REASON,
     Ack,
     Explain,

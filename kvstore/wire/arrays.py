@@ -12,8 +12,8 @@ from kvstore.lineage import UNKNOWN
 from kvstore.rule import AGGREGATE, LATE
 from kvstore.spec import HALVES, sum_dtype
 from kvstore.wire import fields as f
-from kvstore.wire.frames import ATTRIBUTE, Buffer, SharedFields, message
-from kvstore.wire.messages import (
+from kvstore.wire.coding import ATTRIBUTE, Buffer, SharedFields, message
+from kvstore.wire.message import (
     Reply,
     Request,
     require_known,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from kvstore.wire import fields as f
-from kvstore.wire.frames import message
-from kvstore.wire.messages import (
+from kvstore.wire.coding import message
+from kvstore.wire.message import (
     Reply,
     Request,
     same_length,

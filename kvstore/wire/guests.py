@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from kvstore.job.settings import MAX_NODES
 from kvstore.spec import MAX_SEGMENTS
 from kvstore.wire import fields as f
-from kvstore.wire.frames import Buffer, message, padded
+from kvstore.wire.coding import Buffer, message, padded
 from kvstore.wire.members import Elements, MemberNotice, require_counted
-from kvstore.wire.messages import (
+from kvstore.wire.message import (
     Message,
     Reply,
     Request,

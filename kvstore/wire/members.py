@@ -11,8 +11,8 @@ from kvstore.job.curve_keys import LENGTH
 from kvstore.job.settings import MAX_NODES
 from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS
 from kvstore.wire import fields as f
-from kvstore.wire.frames import message
-from kvstore.wire.messages import (
+from kvstore.wire.coding import message
+from kvstore.wire.message import (
     Message,
     NodeField,
     Reply,

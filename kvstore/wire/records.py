@@ -14,8 +14,8 @@ from kvstore.job.settings import MAX_NODES
 from kvstore.lineage import UNKNOWN
 from kvstore.rule import AGGREGATE, LATE
 from kvstore.wire import fields as f
-from kvstore.wire.frames import Buffer, message
-from kvstore.wire.messages import (
+from kvstore.wire.coding import Buffer, message
+from kvstore.wire.message import (
     Message,
     NodeField,
     require_known,

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_SEED, OWN
 from kvstore.wire import fields as f
-from kvstore.wire.frames import Buffer, message
-from kvstore.wire.messages import (
+from kvstore.wire.coding import Buffer, message
+from kvstore.wire.message import (
     Reply,
     Request,
     same_length,

@@ -20,9 +20,9 @@ from kvstore.errors import WireError
 from kvstore.job.settings import MAX_NODES
 from kvstore.spec import Key
 from kvstore.wire import fields as f
-from kvstore.wire.frames import Buffer, decode, message
+from kvstore.wire.coding import Buffer, decode, message
 from kvstore.wire.members import MemberNotice
-from kvstore.wire.messages import (
+from kvstore.wire.message import (
     Reply,
     Request,
 )

@@ -22,8 +22,8 @@ from kvstore.values import to_buffer
 from kvstore.wire.guests import NOT_HELD, aligned
 from servers.requests.guest_links import ReaderLinks
 from servers.requests.replies import Outbox, refuse
+from servers.store.bucket import Bucket
 from servers.store.served_store import ServedStore
-from servers.store.target import Bucket
 
 log = logging.getLogger(__name__)
 

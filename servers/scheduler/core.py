@@ -16,9 +16,9 @@ from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.deadlocks import Deadlocks
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
-from servers.scheduler.failure import JobFailure, Losses
 from servers.scheduler.guests import Readers
 from servers.scheduler.heartbeats import Heartbeats
+from servers.scheduler.losses import JobFailure, Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState, Welcomes
 from servers.scheduler.observing import Observing
 from servers.scheduler.stores import Stores

@@ -13,7 +13,7 @@ from kvstore.wire.members import MemberNotice
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.departures import Rosters
 from servers.scheduler.failover import Failover
-from servers.scheduler.failure import JobFailure
+from servers.scheduler.losses import JobFailure
 from servers.scheduler.members import JobMember, Members, MemberState
 
 

@@ -20,10 +20,10 @@ from servers.requests.guest_links import GuestLinks
 from servers.requests.reasons import Reason
 from servers.requests.replies import Outbox
 from servers.requests.reply_links import ReplyLinks
-from servers.scheduler.failure import JobFailure
 from servers.scheduler.guests import Guests
 from servers.scheduler.heartbeats import Heartbeats
 from servers.scheduler.inquiries import Inquiries
+from servers.scheduler.losses import JobFailure
 from servers.scheduler.members import JobMember, Members
 from servers.scheduler.straggling import Reports, StragglerWatch
 from servers.scheduler.traces import Traces

@@ -16,9 +16,10 @@ from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError, We
 from kvstore.spec import Key, Spec, shorten
 from kvstore.transport.memory import Memory
 from kvstore.values import TensorRange, cut
+from servers.store.bucket import Bucket, Contribution, Progress
 from servers.store.recording import Recording
 from servers.store.row_target import RowTarget, TableGroups
-from servers.store.target import AnyTarget, Bucket, Contribution, HeldSegment, HeldSegments, Progress
+from servers.store.target import AnyTarget, HeldSegment, HeldSegments
 
 log = logging.getLogger(__name__)
 

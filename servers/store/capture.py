@@ -21,12 +21,13 @@ from kvstore.checkpoint.whole_arrays import state_name, value_name
 from kvstore.errors import WeightsInDoubt
 from kvstore.optim.updater import Updater
 from kvstore.spec import ITEMSIZE
+from servers.store.array_updates import Updates
+from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.rounds import Rounds
 from servers.store.row_arrays import bytes_of
 from servers.store.row_target import RowTarget
-from servers.store.target import AnyTarget, Bucket
-from servers.store.updates import Updates
+from servers.store.target import AnyTarget
 
 PIECE = 4 << 20  # bytes: so much at most is being copied when an update has to wait for it
 SMALL = 64 << 10  # bytes that are copied at once

@@ -10,8 +10,8 @@ from kvstore.errors import Mismatch, NodeLost, UsageError, rebuild
 from kvstore.optim.optimizer import Optimizer, describe
 from servers.requests.reasons import Reason
 from servers.requests.replies import Answer, described_error, refuse
+from servers.store.array_updates import Updates
 from servers.store.hyperparameters import UpdateHyperparameters
-from servers.store.updates import Updates
 
 Call: TypeAlias = tuple[bytes, wire.SetOptimizer]  # with the link that it came over
 

@@ -20,10 +20,11 @@ from kvstore.rows.sums import Rows
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import from_buffer, spec_of, to_buffer
 from servers.requests.replies import described_error
+from servers.store.bucket import Bucket
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
 from servers.store.row_arrays import bytes_of
-from servers.store.target import AnyTarget, Bucket
+from servers.store.target import AnyTarget
 
 
 class Recorder(Protocol):

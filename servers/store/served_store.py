@@ -24,8 +24,10 @@ from kvstore.spec import FLOATS, Spec
 from kvstore.tracer import Tracer
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import ranges_of
-from kvstore.wire.frames import SharedFields
+from kvstore.wire.coding import SharedFields
 from servers.requests.replies import Answer, refuse
+from servers.store.array_updates import Update, Updates, contribute, payload_of, require_mergeable, updates_of
+from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.hyperparameters import UpdateHyperparameters, compressions
@@ -36,8 +38,7 @@ from servers.store.row_requests import usual_push
 from servers.store.row_target import GroupContribution, RowTarget, TableGroup
 from servers.store.row_updates import RowUpdate
 from servers.store.served_tables import ServedTables
-from servers.store.target import AnyTarget, Bucket, Contribution, ParkedRequest, PushRequest, WaitingRequest
-from servers.store.updates import Update, Updates, contribute, payload_of, require_mergeable, updates_of
+from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
 from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Pauses, Waiting
 

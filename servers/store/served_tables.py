@@ -22,6 +22,7 @@ from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, Key
 from kvstore.table import Table
 from kvstore.transport.memory import Memory
+from servers.store.array_updates import Updates
 from servers.store.buckets import Buckets
 from servers.store.hyperparameters import asked
 from servers.store.recording import Recording
@@ -30,7 +31,6 @@ from servers.store.row_arrays import array_of, integers
 from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.row_updates import RowUpdate, RowUpdates
-from servers.store.updates import Updates
 
 
 class ServedTables:

@@ -23,14 +23,15 @@ from kvstore.spec import HALVES, ITEMSIZE, Spec
 from kvstore.table import Table
 from kvstore.values import from_buffer, ranges_of, spec_of, to_buffer
 from servers.requests.replies import described_error
+from servers.store.array_updates import Updates
+from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.recording import in_doubt_record, states_record
 from servers.store.rounds import Rounds
 from servers.store.row_arrays import bytes_of, integers
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.served_tables import ServedTables, rows_of_page
-from servers.store.target import Bucket, Contribution, HeldSegments
-from servers.store.updates import Updates
+from servers.store.target import HeldSegments
 from servers.store.value_replies import ReplyEncoder, ValueReplies
 
 

@@ -14,10 +14,10 @@ from kvstore.codecs.options import described, travelling
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
 from kvstore.values import one_thread, to_buffer
+from servers.store.array_updates import Updates
+from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.recording import Recording
-from servers.store.target import Bucket
-from servers.store.updates import Updates
 
 
 class ValueReplies:

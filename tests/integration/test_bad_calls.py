@@ -43,6 +43,7 @@ def fail(tmp_path: Path, mistake: str, *, servers: int = 1, verbose: bool = Fals
     return running.output.splitlines()
 
 
+@pytest.mark.release
 def test_one_root_cause_last_with_the_users_own_line(tmp_path: Path) -> None:
     lines = fail(tmp_path, SHAPE, servers=2)
     script = tmp_path / "script.py"

@@ -137,6 +137,7 @@ def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.release
 def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path) -> None:
     """Worker 0 shares no memory, because that can be turned off."""
     script = """

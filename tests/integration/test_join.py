@@ -72,6 +72,7 @@ def test_a_worker_that_dies_while_another_has_joined(tmp_path: Path) -> None:
     assert "NodeLost: worker 0" in running.output
 
 
+@pytest.mark.release
 def test_replicas_are_equal_after_uneven_batches_and_other_rates_or_stores_are_named(tmp_path: Path) -> None:
     script = """
         import os

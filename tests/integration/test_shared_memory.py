@@ -74,7 +74,7 @@ def test_a_job_that_ends_leaves_nothing_over_tcp_either(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "rank"),
     [
-        ("worker", 1),
+        pytest.param("worker", 1, marks=pytest.mark.release),
         pytest.param("server", 0, marks=pytest.mark.release),
         pytest.param("scheduler", 0, marks=pytest.mark.release),
     ],

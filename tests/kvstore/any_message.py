@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore import wire
 from kvstore.spec import ITEMSIZE
 from kvstore.table import CODECS, DTYPES, INITS, Capacity, MinCount, Probability, Table, Unseen
-from kvstore.wire.frames import field_names, header_of
+from kvstore.wire.coding import field_names, header_of
 
 COUNT = 6
 

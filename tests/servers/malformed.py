@@ -14,8 +14,8 @@ from junk import JUNK
 
 from kvstore import wire
 from kvstore.table import Capacity, MinCount, Table
-from kvstore.wire.frames import MESSAGES, field_names, header_of
-from kvstore.wire.messages import Message
+from kvstore.wire.coding import MESSAGES, field_names, header_of
+from kvstore.wire.message import Message
 
 CODES = sorted(code for code, cls in MESSAGES.items() if cls.__module__.startswith("kvstore."))
 BIG = 2**61

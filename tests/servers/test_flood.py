@@ -92,7 +92,7 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_hundreds_of_malformed_frames_cost_nobody_anything(directory: Path):
     processes = [Process(role, directory) for role in ("scheduler", "server")]
     stranger = Stranger(directory)

@@ -354,7 +354,7 @@ def test_over_plain_links_a_forger_draws_no_answer_away():
 
             def waiting() -> list[wire.Push]:
                 """Return the push that has left and waits for the other worker's; init's requests do not wait."""
-                left = [wire.decode([bytes(f) for f in r.frames or ()]) for r in links.outstanding if r.gone]
+                left = [wire.decode([bytes(f) for f in r.frames or ()]) for r in links.outstanding if r.in_flight]
                 return [message for message in left if isinstance(message, wire.Push)]
 
             asked.extend(until(waiting, "the worker to wait"))

@@ -208,7 +208,7 @@ def test_a_deadline_names_who_has_more_to_do_and_another_call_waits_on():
             with pytest.raises(DeadlineExceeded) as late:
                 store.join(timeout=0.2)
             text = str(late.value)
-            with pytest.raises(UsageError, match="call join"):
+            with pytest.raises(UsageError, match="Call join"):
                 store.push("w", torch.ones(3))
         signals[store.rank].barrier()
         if store.rank:

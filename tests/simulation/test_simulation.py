@@ -17,8 +17,8 @@ from simulation.transport import SimulatedTransport
 from kvstore.member.links import Links
 from servers.requests.ledger import Ledger, Verdict
 from servers.shard import Shard
+from servers.store.bucket import Bucket
 from servers.store.rounds import Rounds
-from servers.store.target import Bucket
 
 ROUGH = Weather(delay_s=0.02, cut=0.02, repeat=0.1)
 

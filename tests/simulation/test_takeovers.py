@@ -21,9 +21,9 @@ from servers.replication.replica import Replica
 from servers.replication.standby import Backlog
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Outbox
+from servers.store.bucket import Bucket
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.target import Bucket
 
 
 def require(plan: Plan, *wanted: str) -> None:
@@ -141,7 +141,7 @@ def take_all(replica: Any) -> Any:
     return handle
 
 
-RESEND = "_ask_again"  # what is taken out
+RESEND = "_resend"  # what is taken out
 
 
 def follow_only(mend: Any) -> Any:
@@ -165,7 +165,7 @@ MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any], list[Plan]]] = {
         DEATHS["keep"],
     ),
     "records of an earlier view are taken": (Replica, "handle", take_all, [ZOMBIE]),
-    "nothing is sent again to who has taken over": (Links, "mend", follow_only, DEATHS["async"][:1]),
+    "nothing is sent again to who has taken over": (Links, "recover", follow_only, DEATHS["async"][:1]),
     "assigned sums do not reach the standby": (
         *(Bucket, "adopt", lambda _: lambda self, buffer: None),
         [replace(short(0)[-1], crashes=(("server 0", at),)) for at in (78, 99, 120)],

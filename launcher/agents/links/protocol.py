@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.job.exit_report import MAX_CAUSE, MAX_DETAILS, MAX_TEXT
-from kvstore.wire.frames import message
+from kvstore.wire.coding import message
 
 MAX_TASKS = 4096
 MAX_BYTES = 1 << 20

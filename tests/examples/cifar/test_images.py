@@ -194,7 +194,7 @@ def test_the_digits_have_the_form_of_cifar10(images):
     for subset in (images.train, images.validation):
         assert subset.pixels.shape[1:] == (3, 32, 32)
         assert subset.pixels.dtype == torch.uint8
-        assert part.labels.dtype == torch.int64
+        assert subset.labels.dtype == torch.int64
     assert images.train.pixels.max() > 250
     assert not images.mirrored
 

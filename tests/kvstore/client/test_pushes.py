@@ -21,7 +21,7 @@ from waiting import LONG
 from kvstore import wire
 from kvstore.client import DistStore, optimizing
 from kvstore.client.pack import room, sendable
-from kvstore.client.pushes import Counts, PullOfArrays, PullOfRows, PushOfArrays, PushOfRows
+from kvstore.client.push_pull import Counts, PullOfArrays, PullOfRows, PushOfArrays, PushOfRows
 from kvstore.client.requests import Requests
 from kvstore.member.client import STALL_S
 from kvstore.optim import states_file

@@ -30,7 +30,7 @@ from kvstore.client.compression import Compressing, describe
 from kvstore.client.entries import Entries, PushClocks, SegmentColumns
 from kvstore.client.optimizing import Optimizing, StoredStates, described
 from kvstore.client.plans import Pieces, Plans
-from kvstore.client.pushes import Pushes
+from kvstore.client.push_pull import Pushes
 from kvstore.client.requests import Joining, Requests
 from kvstore.client.resuming import Resumed, TrainedStore
 from kvstore.client.stored_tables import StoredTables

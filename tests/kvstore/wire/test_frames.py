@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.errors import UsageError, WireError
+from kvstore.wire.coding import ALIGN, LARGE, MAX_HEADER, SHARED, SharedGroup, field_names, header_of
 from kvstore.wire.fields import MAX_ITEMS
-from kvstore.wire.frames import ALIGN, LARGE, MAX_HEADER, SHARED, SharedGroup, field_names, header_of
 
 
 @settings(max_examples=100)

@@ -14,9 +14,9 @@ from kvstore import wire
 from kvstore.errors import WireError
 from kvstore.spec import MAX_SEGMENTS
 from kvstore.table import Capacity, MinCount, Table
-from kvstore.wire.frames import MAX_HEADER, MESSAGES
+from kvstore.wire.coding import MAX_HEADER, MESSAGES
 from kvstore.wire.guests import ALIGN, NOT_HELD, READS, aligned
-from kvstore.wire.messages import require_known, same_length
+from kvstore.wire.message import require_known, same_length
 
 
 def test_every_class_that_crosses_the_wire_is_tried() -> None:

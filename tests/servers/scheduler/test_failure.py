@@ -9,7 +9,7 @@ from kvstore import wire
 from kvstore.errors import NodeLost
 from servers.requests.reply_links import ReplyLinks
 from servers.scheduler.failover import Failover
-from servers.scheduler.failure import JobFailure, Losses
+from servers.scheduler.losses import JobFailure, Losses
 from servers.scheduler.members import JobMember, Members, MemberState
 
 

@@ -26,13 +26,13 @@ from kvstore.rows.sums import RowBatch
 from kvstore.rule import Rule
 from kvstore.table import MinCount, Table
 from kvstore.transport.memory import SMALL, Heap
+from servers.store.array_updates import Updates
 from servers.store.buckets import Buckets
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.row_target import GroupContribution, RowTarget, TableGroup
 from servers.store.row_updates import RowAnswers, RowUpdates
-from servers.store.updates import Updates
 
 
 def test_a_round_sums_each_row_over_all_workers_and_answers_with_the_rows_that_each_wants():

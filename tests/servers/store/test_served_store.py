@@ -12,7 +12,7 @@ from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Spec
-from servers.store.updates import contribute, require_mergeable, updates_of
+from servers.store.array_updates import contribute, require_mergeable, updates_of
 
 
 def test_a_contribution_that_no_round_can_take_is_refused():

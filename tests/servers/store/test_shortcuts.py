@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import wire
-from kvstore.wire.frames import ATTRIBUTE
+from kvstore.wire.coding import ATTRIBUTE
 from servers.store.served_store import ServedStore
 
 SEGMENTS = {1: floats(1, 2), 2: floats(3), 3: floats(4, 5, 6)}

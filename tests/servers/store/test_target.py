@@ -12,8 +12,9 @@ from kvstore.errors import WireError
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
 from kvstore.values import TensorRange, from_buffer, to_buffer
+from servers.store.bucket import Bucket
 from servers.store.rounds import Rounds
-from servers.store.target import FAILURES, Bucket, HeldSegments, ParkedRequest, Target
+from servers.store.target import FAILURES, HeldSegments, ParkedRequest, Target
 
 
 def target() -> Target[str]:

@@ -17,9 +17,10 @@ from kvstore.transport.memory import Heap
 from kvstore.wire.guests import NOT_HELD
 from servers.reading.desk import ValueRead
 from servers.saving import Saver
+from servers.store.array_updates import LEAST_BYTES, MOST_BYTES, ROUNDS, HandOver, interval
+from servers.store.bucket import Bucket
 from servers.store.rounds import Rounds
-from servers.store.target import Bucket, HeldSegments
-from servers.store.updates import LEAST_BYTES, MOST_BYTES, ROUNDS, HandOver, interval
+from servers.store.target import HeldSegments
 
 
 def test_a_gradient_is_corrected_for_what_others_have_changed() -> None:

@@ -17,10 +17,7 @@ from kvstore.transport.shm.arena import Arena
 from kvstore.transport.shm.presence import CELLS, FREE, HELD, SENT, PeerPresence, Presence
 from kvstore.transport.shm.shared_memory import MAX_OWN, Mapped
 
-pytestmark = [
-    pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here"),
-    pytest.mark.usefixtures("usual_chunks"),
-]
+pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
 ENTRY = struct.Struct("<HHIQQ")
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 from kvstore.errors import WireError
 from kvstore.job.contract import member_title
 from kvstore.wire import fields as f
-from kvstore.wire.frames import message
+from kvstore.wire.coding import message
 
 MAX_REASON = 4000  # characters that an error is cut to, so that no message is refused for its length
 

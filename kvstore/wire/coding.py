@@ -138,7 +138,7 @@ def message(code: int, shared: Sequence[str] = (), sent: Mapping[str, str] = _NO
 
     Args:
         code: of the class.
-        shared: the fields that many messages have alike; see ``kvstore.wire.frames``.
+        shared: the fields that many messages have alike; see ``kvstore.wire.coding``.
         sent: for fields that have a shorter form to travel in, the attribute that has it. The class's ``__post_init__``
             brings the long form back.
     """

@@ -40,11 +40,12 @@ from kvstore.values import (
     sum_ranges,
 )
 from servers.names import workers
+from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, asked, compressions
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.target import AnyTarget, Bucket, Contribution, PushRequest
+from servers.store.target import AnyTarget, PushRequest
 
 
 class Update(NamedTuple):
