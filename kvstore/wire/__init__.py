@@ -9,8 +9,8 @@ records      a server and its standby: changes of the server's state, and the wh
 guests       readers and observers, which take no part in training; the reports of members
 checkpoints  checkpoints of a running job
 tracing      the job's trace: what members noted, in chunks
-messages     what messages have in common: nodes, senders, requests, replies
-frames       messages and arrays to frames of bytes and back
+message      what messages have in common: nodes, senders, requests, replies
+coding       messages and arrays to frames of bytes and back
 fields       the check of each field
 """
 
