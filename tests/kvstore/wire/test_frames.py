@@ -353,8 +353,8 @@ def test_clocks_that_are_not_those_of_the_segments_are_refused(ids: list[int], c
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire.frames, "MOST", 3)
-    monkeypatch.setattr(wire.frames, "MOST_BYTES", 40)
+    monkeypatch.setattr(wire.coding, "MOST", 3)
+    monkeypatch.setattr(wire.coding, "MOST_BYTES", 40)
     group = SharedGroup(["value"], [wire.fields.integers()], lambda message: [message])
     packed = [msgpack.packb([[number]]) for number in range(4)]
     read = [group.read(each) for each in packed[:3]]

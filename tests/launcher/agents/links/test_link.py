@@ -374,7 +374,7 @@ GOOD: list[Any] = [
     p.Bye("it was sent SIGTERM"),
     p.OutputAck(2**40),
 ]
-CODES = {cls: code for code, cls in wire.frames.MESSAGES.items() if cls.__module__ == p.__name__}
+CODES = {cls: code for code, cls in wire.coding.MESSAGES.items() if cls.__module__ == p.__name__}
 
 
 def raw(cls: type[Any], *values: Any, buffers: Sequence[bytes] = ()) -> list[bytes]:
@@ -393,7 +393,7 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: type(message).__name__)
 def test_no_field_takes_just_anything(message: Any) -> None:
     cls = type(message)
-    names = wire.frames.field_names(cls)
+    names = wire.coding.field_names(cls)
     values = [getattr(message, name) for name in names]
     buffers = getattr(message, "buffers", [])
     for position in range(len(values)):
@@ -449,7 +449,7 @@ def _odd_fields(draw: st.DrawFn) -> list[bytes]:
     """One of our messages, some of whose fields make no sense."""
     good = draw(st.sampled_from(GOOD))
     junk = draw(st.sets(st.integers(0, 6), min_size=1))
-    values = [getattr(good, name) for name in wire.frames.field_names(type(good))]
+    values = [getattr(good, name) for name in wire.coding.field_names(type(good))]
     values = [draw(JUNK) if position in junk else value for position, value in enumerate(values)]
     return raw(type(good), *values, buffers=draw(st.lists(st.binary(max_size=9), max_size=2)))
 
