@@ -34,7 +34,9 @@ class Guard:
         self.mark = f"{variable}={mark}"
         self._variable = variable
         self._job = mark if job is None else job
-        self.sessions: set[int] = set()
+        # In the order of their start: the scheduler gets a signal first. A server that ends before it would tell it so,
+        # and it would print that the job has failed.
+        self.sessions: dict[int, None] = {}
         self.directory = directory
         self._restarts = 0
         self._pipe = -1
@@ -50,7 +52,7 @@ class Guard:
         return self._pipe
 
     def add(self, pid: int) -> None:
-        self.sessions.add(pid)
+        self.sessions[pid] = None
 
     def recheck(self) -> str | None:
         """Replace the keeper if it has died. Returns what to tell the user; None if the keeper is alive."""
