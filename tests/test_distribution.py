@@ -107,6 +107,7 @@ def test_the_same_files_give_the_same_bytes_which_twine_accepts(dist, tmp_path):
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
 
 
+@pytest.mark.release
 def test_the_wheel_runs_an_example_of_the_sdist_where_there_is_no_clone(dist, tmp_path):
     programs = environment(tmp_path / "environment", *NEEDED)
     install(programs, *dist.glob("*.whl"))

@@ -143,7 +143,7 @@ def test_what_the_user_can_mend_is_one_line(run, tmp_path, monkeypatch):
         run(*SMALL, "--model-prefix", tmp_path / "a", "--load-epoch", 1)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_as_a_program_from_its_own_folder():
     process = start("train_cifar10.py", *SMALL, "--num-epochs", 1, "--kv-store", "local", cwd=EXAMPLES)
     assert process.returncode == 0, process.stdout

@@ -48,7 +48,7 @@ def test_what_the_user_can_mend_is_one_line(monkeypatch, tmp_path: Path) -> None
         train_ddp.main()
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(180)
 def test_two_workers() -> None:
     process = launch(f"train_ddp.py {' '.join(SMALL)}", workers=2, servers=1)
