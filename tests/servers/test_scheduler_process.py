@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +24,6 @@ from servers import scheduler_process
 from servers.scheduler import Scheduler
 from servers.scheduler.logged import Came, Record, Succession, Ticked
 from servers.scheduler_process import InputLog, SchedulerTracing
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def program(store: DistStore) -> list[float]:
