@@ -113,7 +113,7 @@ lint: $(EXTRA)-dev  ## format, lint, types and import contracts
 docs: $(EXTRA)-docs  ## build the site into build/site, with the API reference; every warning is an error
 	$(BIN)/python docs/build.py
 
-# Not beside the tests: they keep two cores busy, and it all took as long.
+# Not beside the tests, which keep two cores busy: run together, both took as long.
 check: $(EXTRA)-dev $(EXTRA)-docs  ## what CI runs, except the demo
 	printf '%s\n' lint docs | xargs -P 2 -n 1 $(MAKE) --no-print-directory
 	$(MAKE) --no-print-directory test-ci

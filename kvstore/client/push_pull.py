@@ -292,7 +292,7 @@ class Pushes:
 class StoreRequest(PendingRequest):
     """A push or a pull of the segments of one message.
 
-    Its message is made from what it keeps here, and the same each time: after a link has been lost, it is sent again.
+    The message is built from these fields, and is the same each time, because it is resent after a link was lost.
     """
 
     __slots__ = ("clocks", "parcel", "pushes", "read", "sent")

@@ -57,8 +57,7 @@ class CallPickler(cloudpickle.Pickler):  # type: ignore[misc]
             functools.cached_property: lambda value: (_cached_property, (value.func, value.attrname)),
         }
         del reductions[io.TextIOWrapper]  # cloudpickle would copy the whole content of an open file
-        # With torch's reductions all workers and the caller would share the memory of a tensor, and so would all train
-        # the same model.
+        # With torch's reductions, all workers and the caller would share a tensor's memory, and would train one model.
         self.dispatch_table = {
             kind: reduce
             for kind, reduce in reductions.items()

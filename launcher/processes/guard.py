@@ -34,8 +34,8 @@ class Guard:
         self.mark = f"{variable}={mark}"
         self._variable = variable
         self._job = mark if job is None else job
-        # In the order of their start: the scheduler gets a signal first. A server that ends before it would tell it so,
-        # and it would print that the job has failed.
+        # In the order of their start, so the scheduler gets a signal first. A server that ended before it would report
+        # its end to the scheduler, which would print that the job has failed.
         self.sessions: dict[int, None] = {}
         self.directory = directory
         self._restarts = 0

@@ -213,7 +213,7 @@ class Ending:
     #     any       a task    blame       the job fails with UNNAMED: no process has exited so that it could be blamed
     #
     # A task is in `_running`, or in `_waiting` for its next start, or in neither. `_waiting` is empty outside RUNNING,
-    # and once `_told`: what is restarted while a job fails would only hide who has failed.
+    # and once `_told`: a restart while the job fails would hide which process failed.
     def exited(self, index: int, how: Exit, now: float, possible: bool = True) -> list[Action]:
         """The process of `tasks[index]` has ended. `possible`: whether it can be started again, if that is wanted."""
         self._running.discard(index)
