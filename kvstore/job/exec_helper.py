@@ -7,7 +7,7 @@ neither our code nor the user's:
     python -I -S exec_helper.py PARENT CHANNEL SIZE WORDS FILES KEEPER
 
 The arguments are numbers. The program and its environment come over CHANNEL, a socket, so that neither the command line
-nor the interpreter's own environment shows them.
+nor the interpreter's own environment shows them. What a fork server makes calls these functions, too.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def main(parent: int, channel: int, size: int, words: int, files: int, keeper: i
     """
     os.set_inheritable(channel, False)
     if keeper >= 0:
-        _announce(keeper)
-    request = _read(channel, size)
-    _limit(files)
-    _die_with(parent)
+        announce(keeper)
+    request = read(channel, size)
+    limit(files)
+    die_with(parent)
     if len(request) < size:
         return FAILED  # the parent has given up
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -52,27 +52,27 @@ def main(parent: int, channel: int, size: int, words: int, files: int, keeper: i
     return FAILED
 
 
-def _announce(keeper: int) -> None:
+def announce(keeper: int) -> None:
     with suppress(BrokenPipeError):  # the keeper has died, and the parent tells the next one
         os.write(keeper, b"%d\n" % os.getpid())
     os.close(keeper)  # the keeper waits until nobody holds this
 
 
-def _read(channel: int, size: int) -> bytes:
+def read(channel: int, size: int) -> bytes:
     request = b""
     while len(request) < size and (data := os.read(channel, size - len(request))):
         request += data
     return request
 
 
-def _limit(files: int) -> None:
+def limit(files: int) -> None:
     if files >= 0:
         import resource
 
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have Linux kill this process when its parent ends, even after exec. No effect on other systems."""
     if sys.platform.startswith("linux"):
         import ctypes

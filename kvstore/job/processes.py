@@ -75,6 +75,11 @@ def allow_many_files() -> None:
         given_files = soft
 
 
+def files_of_children() -> int:
+    """How many files a child may have open: as many as this process before it raised its limit; -1 for no change."""
+    return -1 if given_files is None else given_files
+
+
 class TiedProcess:
     """A process that executes a program, and that Linux kills when the thread that made it ends, or its process.
 
@@ -106,10 +111,9 @@ class TiedProcess:
         **popen: Any,
     ) -> None:
         self._program = argv[0]
-        self._request = _request(argv, env)
+        self._request = child_request(argv, env)
         self._channel, theirs = socket.socketpair()
-        files = -1 if given_files is None else given_files
-        numbers = (os.getpid(), theirs.fileno(), len(self._request), len(argv), files, keeper_fd)
+        numbers = (os.getpid(), theirs.fileno(), len(self._request), len(argv), files_of_children(), keeper_fd)
         with theirs:
             try:
                 self.process = subprocess.Popen(
@@ -157,7 +161,8 @@ class TiedProcess:
             raise TimeoutError(errno.ETIMEDOUT, text, self._program) from None
 
 
-def _request(argv: Sequence[str], env: Mapping[str, str]) -> bytes:
+def child_request(argv: Sequence[str], env: Mapping[str, str]) -> bytes:
+    """What a child is told to become: its arguments, then its environment, each with a null byte at its end."""
     named = {name: value for name, value in env.items() if name}  # exec refuses empty names
     if any("=" in name for name in named):
         raise ValueError(f"illegal name of an environment variable: {next(name for name in named if '=' in name)!r}")

@@ -424,6 +424,13 @@ AGGREGATOR = _LAUNCHED.add(
 ROOT_FD = _LAUNCHED.add(
     "KVSTORE_ROOT_FD", Integer(-1), -1, "a listening socket that the scheduler inherits; -1 for none"
 )
+FORK = _LAUNCHED.add(
+    "KVSTORE_FORK",
+    Flag(),
+    True,
+    "whether the servers, standbys and aggregators of a host come from one process that has imported torch; else each "
+    "imports it",
+)
 AGENT = _LAUNCHED.add("KVSTORE_AGENT", Text("a name"), "", "the agent that has started a process")
 ENLIST = _LAUNCHED.add(
     "KVSTORE_ENLIST", Text("four words"), "", "how an agent that a cluster manager starts finds `launch.py`"

@@ -7,9 +7,11 @@ name of a worker is in ``ps -e``, ``top`` and ``pgrep``, and its script still in
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _LONGEST = 15  # bytes that Linux keeps
@@ -33,6 +35,19 @@ def entitle(role: str, rank: int) -> None:
     if before in _given():
         _named = before, title(role, rank)[:_LONGEST]
         _set_comm(_named[1])
+
+
+def show_command(words: Sequence[bytes]) -> None:
+    """Let ``ps`` show these words as this process's command line, if it was started with one that is as long.
+
+    The kernel reads the command line from where it has put it when the process began.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # "pid (name) state ...": the state is the third field, and arg_start and arg_end are the 48th and 49th.
+        start, end = map(int, Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[45:47])
+        text = b"".join(word + b"\0" for word in words)
+        if start and len(text) <= end - start:
+            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _forget() -> None:

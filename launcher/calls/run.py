@@ -29,6 +29,7 @@ from launcher.job.description import Job
 from launcher.job.tasks import Task, outside_a_job
 from launcher.kinds import local
 from launcher.output.outlet import Outlet
+from launcher.processes.child import Child
 from launcher.processes.children import Children, Share
 from launcher.processes.guard import Guard
 from launcher.processes.job_run import Caller
@@ -84,8 +85,10 @@ class SpawnedCrew(Children):
             os.set_blocking(start.writer, False)
             selector.register(start.writer, selectors.EVENT_WRITE, partial(self._feed, start))
             self._fed.append(start.writer)
-        for child in self._children.values():
-            self._await(child.pid)
+
+    def _exists(self, child: Child) -> None:
+        super()._exists(child)
+        self._await(child.pid)
 
     def close(self) -> None:
         """Kill what is left."""

@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvstore.job.exit_report import ExitReport, ReportFile
+from kvstore.job.forking import Forked, ForkServer
 from kvstore.job.processes import Exit, TiedProcess
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
 from launcher.job.command import PYTHONS
@@ -84,7 +86,8 @@ class OutputPipe:
 class Child:
     """A child process that leads a session of its own.
 
-    The process exists from construction on. It executes its program at `execute`.
+    The process exists from construction on, and executes its program at `execute`. If a fork server makes it, it exists
+    some time after `execute`, from `begin` on.
 
     It is reaped at `reap`, not when it exits. Until then no other process can get its pid, which is also the number of
     its process group and of its session.
@@ -95,6 +98,7 @@ class Child:
         stdin: its standard input; None for /dev/null.
         attached: whether it has this process's standard streams, instead of `stdin` and pipes.
         report: the file in which the program may say why it ends; None for none.
+        forked: whether a fork server makes it. It inherits neither `stdin` nor `pass_fds` then.
     """
 
     def __init__(
@@ -106,52 +110,98 @@ class Child:
         stdin: int | None = None,
         attached: bool = False,
         report: Path | None = None,
+        forked: bool = False,
     ) -> None:
         self.task = task
         self.exit: Exit | None = None
         # No terminal between: line editing, colors and progress bars are as if the program had been started by hand.
         out, err = ((-1, 1), (-1, 2)) if attached else (os.pipe(), os.pipe())
-        stdin = 0 if attached else stdin
-        self._reported: ExitReport | None = None
-        self._report_file = None if report is None else ReportFile.of(report, err[1])
-        try:
-            self._tied = TiedProcess(
-                task.argv,
-                {**task.env, **({} if self._report_file is None else self._report_file.variables)},
-                pass_fds=pass_fds,
-                keeper_fd=keeper_fd,
-                # Several workers cannot share one input. One can: job control does not keep a session from a terminal
-                # that is not its own.
-                stdin=subprocess.DEVNULL if stdin is None else stdin,
-                stdout=out[1],
-                stderr=err[1],
-                start_new_session=True,
-            )
-        except OSError as error:
-            _close(() if attached else (out[0], err[0]))
-            raise cannot_start(task, error) from None
-        finally:
-            _close(() if attached else (out[1], err[1]))
+        self.ends: Sequence[int] = (
+            () if attached else (out[1], err[1])
+        )  # of its pipes, which are closed here once it exists
         self.stdout, self.stderr = out[0], err[0]
         self.pipes = {} if attached else {1: self.stdout, 2: self.stderr}
         for pipe in self.pipes.values():
             os.set_blocking(pipe, False)
+        self._reported: ExitReport | None = None
+        self._report_file = None if report is None else ReportFile.of(report, err[1])
+        self._env = {**task.env, **({} if self._report_file is None else self._report_file.variables)}
+        # Several workers cannot share one input. One can: job control does not keep a session from a terminal that is
+        # not its own.
+        stdin = 0 if attached else subprocess.DEVNULL if stdin is None else stdin
+        self._popen: dict[str, Any] = {"pass_fds": pass_fds, "stdin": stdin, "stdout": out[1], "stderr": err[1]}
+        self._keeper_fd = keeper_fd
+        self._tied: TiedProcess | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._unsent: list[int] = []  # signals to a process that does not exist yet
+        self._cancelled: Exit | None = None
+        if not forked:
+            try:
+                self._make()
+            except LaunchError:
+                _close([] if attached else [self.stdout, self.stderr])
+                raise
+
+    def _make(self) -> None:
+        try:
+            self._tied = TiedProcess(
+                self.task.argv, self._env, keeper_fd=self._keeper_fd, start_new_session=True, **self._popen
+            )
+        except OSError as error:
+            raise cannot_start(self.task, error) from None
+        finally:
+            self._close_ends()
         self._process = self._tied.process
 
-    def execute(self) -> None:
+    def execute(self, forks: ForkServer | None = None) -> None:
+        """Execute the program, or ask the fork server for a process that does the same.
+
+        Call it again, without a fork server, if that does not make the process.
+        """
+        if self._tied is None and forks is not None:
+            with suppress(OSError), Path(os.devnull).open("rb") as nothing:
+                streams = (nothing.fileno(), *self.ends)
+                self._process = forks.fork(self.task.argv, self._env, streams, self._keeper_fd)
+                return
+        if self._tied is None:
+            self._make()
+        assert self._tied is not None  # noqa: S101 (for the type checker)
         try:
             self._tied.execute()
         except OSError as error:
             raise cannot_start(self.task, error) from None
 
+    def begin(self) -> None:
+        """The fork server has made the process."""
+        self._close_ends()
+        for signum in self._unsent:
+            self.signal(signum)
+
+    def is_made_of(self, process: Forked) -> bool:
+        return self._process is process
+
+    def cancel(self, signum: int) -> None:
+        """If the process does not exist yet, take it as killed by a signal to all processes of the job."""
+        if not self.pid:
+            self._cancelled = Exit(signum=signum)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to its process group, once it exists."""
+        if not self.pid:
+            self._unsent.append(signum)
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signum)
+
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """0 as long as a fork server has not made it."""
+        return 0 if self._process is None else self._process.pid
 
     def poll(self) -> Exit | None:
         """How it ended, or None while it runs."""
         if self.exit is None:
-            self.exit = self._poll()
+            self.exit = self._cancelled or (self._poll() if self.pid else None)
         return self.exit
 
     def report(self) -> ExitReport | None:
@@ -164,13 +214,20 @@ class Child:
 
     def reap(self) -> None:
         """Reap an exited process. After that its group and session cannot be addressed, so they must be empty."""
+        self._close_ends()
+        if self._process is None:
+            return
         self._process.poll()
         if self._process.returncode is None:
             self._process.returncode = -signal.SIGKILL  # it survives SIGKILL, and is given up
 
+    def _close_ends(self) -> None:
+        ends, self.ends = self.ends, ()
+        _close(ends)
+
     def _poll(self) -> Exit | None:
         if sys.platform == "darwin":  # where waitid is missing before 3.13: reaped at once
-            code = self._process.poll()
+            code = self._process.poll() if self._process is not None else None
             return None if code is None else Exit.of(code)
         state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if state is None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import selectors
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 
+from kvstore.job import processes
+from kvstore.job.forking import Forked, ForkServer
 from kvstore.job.processes import Exit
+from kvstore.job.settings import REPLICAS
 from launcher.errors import LaunchError
 from launcher.job.description import Job, OutputOptions
-from launcher.job.tasks import Task
+from launcher.job.tasks import FORK_SERVER, Task, forkable
 from launcher.processes.child import Child, OutputPipe
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import Crew, Sink
@@ -66,16 +69,67 @@ class Children(Crew):
         self._former: list[Child] = []
         self._pipes: dict[int, list[OutputPipe]] = {}
         self._reading = True
+        self._forkable: frozenset[int] = frozenset()
+        self._forks: ForkServer | None = None
+        # Whether processes are started again. If not, the fork server ends when it has made all.
+        self._may_return = any(task.env.get(REPLICAS.name, "0") not in ("", "0") for task in tasks.values())
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
         self._selector, self._sink = selector, sink
+        self._forkable, env = forkable(self._tasks)
         for index in self._tasks:
-            self._make(index)
+            self._make(index, index in self._forkable)
+        if self._forkable:
+            self._start_forks(env)
         # All exist before any executes: if the tenth cannot be made, no program has done anything yet.
         for child in self._children.values():
-            child.execute()
+            child.execute(self._forks)
 
-    def _make(self, index: int) -> Child:
+    def _start_forks(self, env: Mapping[str, str]) -> None:
+        first = next(self._children[index] for index in self._tasks if index in self._forkable)
+        argv = processes.words(sys.executable, FORK_SERVER)
+        with suppress(OSError):  # an interpreter for each task is tried then, and its error is shown
+            self._forks = ForkServer(argv, env, self._guard.fileno(), stderr=first.ends[1])
+            self._forks.execute()
+            self._selector.register(self._forks, selectors.EVENT_READ, self._begin)
+
+    def _end_forks(self) -> None:
+        if self._forks is not None:
+            with suppress(KeyError):
+                self._selector.unregister(self._forks)
+            self._note(self._forks.close())
+            self._forks = None
+
+    def _begin(self) -> None:
+        """Note what the fork server has made. Start an interpreter for what it does not make."""
+        assert self._forks is not None  # noqa: S101 (for the type checker)
+        self._note(self._forks.collect())
+        if self._forks.ended or not (self._forks.asked or self._may_return):
+            never = self._forks.asked
+            self._end_forks()
+            for index, child in self._of(never):
+                try:
+                    child.execute()
+                except LaunchError as error:
+                    self._sink.say(str(error))
+                    if not child.pid:
+                        child.exit = Exit(1, text="could not be started")
+                        self._sink.exited(index, child.exit)
+                if child.pid:
+                    self._exists(child)
+
+    def _note(self, made: Sequence[Forked]) -> None:
+        for _, child in self._of(made):
+            child.begin()
+            self._exists(child)
+
+    def _of(self, made: Sequence[Forked]) -> list[tuple[int, Child]]:
+        return [(index, child) for index, child in self._children.items() if any(map(child.is_made_of, made))]
+
+    def _exists(self, child: Child) -> None:
+        self._guard.add(child.pid)
+
+    def _make(self, index: int, forked: bool) -> Child:
         report = self._guard.directory / _report_name(index)
         share = self._shares.get(index)
         child = Child(
@@ -85,8 +139,10 @@ class Children(Crew):
             stdin=0 if share is Share.INPUT else None,
             attached=share is Share.ALL,
             report=report,
+            forked=forked,
         )
-        self._guard.add(child.pid)
+        if not forked:
+            self._exists(child)
         self._children[index] = child
         self._pipes[index] = [
             OutputPipe(source, partial(self._sink.output, index, number)) for number, source in child.pipes.items()
@@ -107,7 +163,7 @@ class Children(Crew):
         task, former = self._tasks[index], self._children[index]
         self._tasks[index] = replace(task, env={**task.env, **variables})
         try:
-            self._make(index).execute()
+            self._make(index, index in self._forkable and self._forks is not None).execute(self._forks)
         except LaunchError as error:
             self._sink.say(str(error))
         if self._children[index] is not former:
@@ -130,6 +186,8 @@ class Children(Crew):
                 self._sink.reported(index, report)
             if how is not None:
                 self._sink.exited(index, how)
+        if all(child.exit is not None for child in self._children.values()):
+            self._end_forks()  # or it would count as a process that a task has left
 
     def reading(self, wanted: bool) -> None:
         if wanted == self._reading:
@@ -142,14 +200,15 @@ class Children(Crew):
                 pipe.unregister()
 
     def signal(self, signum: int) -> None:
+        for child in self._children.values():
+            child.cancel(signum)
         self._guard.signal(signum)
 
     def signal_task(self, index: int, signum: int) -> bool:
         child = self._children.get(index)
         if child is None or child.exit is not None:
             return False
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signum)
+        child.signal(signum)
         return True
 
     def leftovers(self) -> bool:
@@ -158,6 +217,7 @@ class Children(Crew):
     def close(self) -> None:
         # Kill, reap, then read: once a process is reaped, its pid is free for others, so nothing is signalled then.
         # A process that was killed while it wrote has left its last lines in the pipe.
+        self._end_forks()
         self._guard.kill()
         for former in self._former:
             former.reap()
