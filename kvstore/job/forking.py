@@ -169,22 +169,27 @@ def serve(channel: socket.socket) -> bool:
         message, fds, _, _ = socket.recv_fds(channel, 256, _MOST_FDS)
         if not message:
             return False
+        leads, writer = os.pipe()
         try:
             pid = _clone(address)
         except OSError:  # no more processes are allowed; the starter finds the same, and says so
             return False
         if not pid:
+            os.setsid()
+            os.close(writer)
+            os.close(leads)
             channel.close()
             _become(*map(int, message.split()), *fds)
             return True
-        for fd in fds:
+        for fd in (*fds, writer):
             os.close(fd)
+        os.read(leads, 1)  # until it leads a process group: its starter may signal that as soon as it has the number
+        os.close(leads)
         with suppress(OSError):
             channel.send(b"%d" % pid)
 
 
 def _become(parent: int, size: int, words: int, files: int, keeper: int, channel: int, *fds: int) -> None:
-    os.setsid()
     if keeper:
         exec_helper.announce(fds[_STREAMS])
     for number, fd in enumerate(fds[:_STREAMS]):

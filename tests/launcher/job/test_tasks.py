@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 
 import pytest
 
@@ -19,6 +20,7 @@ from launcher.job.tasks import (
     Role,
     Task,
     environment,
+    forkable,
     members,
     passed,
     render,
@@ -222,3 +224,35 @@ def test_in_a_job_on_one_machine() -> None:
     job = Job(3, 1, ("x",), cluster=Cluster(gpus_per_worker=2))
     tasks = render(job, Rendezvous("ipc:///t", 0, "m"), HostEnvironment(environ={}, python="/py", cores=4))
     assert [task.env.get(VISIBLE) for task in tasks] == [None, None, "0,1", "2,3", "4,5"]
+
+
+def forked(**options: object) -> tuple[list[str], dict[str, str]]:
+    """The names of the tasks that one process makes, and its environment."""
+    here = dataclasses.replace(HERE, python=sys.executable)
+    tasks = render(job(**options), AT, here)
+    found, env = forkable(dict(enumerate(tasks)))
+    return [tasks[index].name for index in sorted(found)], env
+
+
+def test_servers_of_a_host_come_from_one_process_with_what_they_have_in_common() -> None:
+    names, env = forked(num_servers=2, env_server={"X": "1"})
+    assert names == ["server 0", "server 1"]
+    assert (env["HOME"], env["X"], env["KVSTORE_JOB"]) == ("/h", "1", "kvstore-0-1-x")
+    assert not {"DMLC_TASK_ID", LOCAL_RANK} & env.keys()
+    assert forked(cluster=Cluster(replicas=1))[0] == ["server 0", "standby 0"]
+
+
+def test_one_server_that_is_not_started_again_has_an_interpreter_of_its_own() -> None:
+    assert forked() == ([], {})
+
+
+@pytest.mark.parametrize("options", [{"server_argv": ("gdb", "python")}, {"env_server": {"KVSTORE_FORK": "0"}}])
+def test_servers_of_another_kind_have_interpreters_of_their_own(options: dict[str, object]) -> None:
+    assert forked(num_servers=2, **options) == ([], {})
+
+
+def test_a_server_whose_environment_is_another_has_an_interpreter_of_its_own() -> None:
+    tasks = dict(enumerate(render(job(num_servers=3), AT, dataclasses.replace(HERE, python=sys.executable))))
+    tasks[2] = dataclasses.replace(tasks[2], env={**tasks[2].env, "PYTHONPATH": "/other"})
+    tasks[3] = dataclasses.replace(tasks[3], env={**tasks[3].env, "OMP_NUM_THREADS": "1"})  # it is set after the fork
+    assert forkable(tasks)[0] == {1, 3}

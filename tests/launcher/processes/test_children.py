@@ -2,33 +2,54 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_doubles import Heard
+from proc import state
 from waiting import until
 
 from kvstore.job.exit_report import ExitReport
-from kvstore.job.processes import Exit
+from kvstore.job.processes import Exit, words
 from launcher.errors import LaunchError
 from launcher.job.description import Cluster, Job, OutputOptions
 from launcher.job.tasks import Task
 from launcher.processes.children import Children, Share, shared
 from launcher.processes.guard import Guard
+from launcher.processes.keeper import strays
 from launcher.supervision.crew import turn
+
+
+def environment(guard: Guard) -> dict[str, str]:
+    name, _, mark = guard.mark.partition("=")
+    return {"PATH": os.defpath, name: mark}
 
 
 class Crew:
     """Children that run commands of the shell, or the words of a tuple, by index; and what they have told."""
 
     def __init__(self, guard: Guard, commands: dict[int, str | tuple[str, ...]], **options: Any) -> None:
-        name, _, mark = guard.mark.partition("=")
-        env = {"PATH": os.defpath, name: mark}
+        env = environment(guard)
         argvs = {i: ("sh", "-c", words) if isinstance(words, str) else words for i, words in commands.items()}
-        tasks = {i: Task("worker", i, argv, env) for i, argv in argvs.items()}
+        self.watch(guard, {i: Task("worker", i, argv, env) for i, argv in argvs.items()}, **options)
+
+    @classmethod
+    def of_servers(cls, guard: Guard, number: int, **env: str) -> Crew:
+        """Servers that end at once, because they are told of no job, and a worker that sleeps."""
+        self = cls.__new__(cls)
+        argv = words(sys.executable, "servers")
+        servers = {
+            i: Task("server", i, argv, environment(guard) | {"DMLC_TASK_ID": str(i), "DMLC_ROLE": "server"} | env)
+            for i in range(number)
+        }
+        self.watch(guard, {**servers, number: Task("worker", 0, ("sleep", "600"), environment(guard))})
+        return self
+
+    def watch(self, guard: Guard, tasks: Mapping[int, Task], **options: Any) -> None:
         self.children = Children(tasks, guard, **options)
         self.sink = Heard()
         self.selector = selectors.DefaultSelector()
@@ -199,3 +220,55 @@ def test_descriptors_are_passed_to_whom_they_are_for(guard: Guard) -> None:
     crew.close()
     os.close(read)
     os.close(write)
+
+
+def fork_server(guard: Guard) -> int:
+    return next(pid for pid in strays((), guard.mark) if b"servers.fork_server" in cmdline(pid))
+
+
+def cmdline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_servers_that_one_process_makes_are_children_as_all_others(guard: Guard) -> None:
+    job = {"DMLC_PS_ROOT_URI": "ipc:///nobody", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "2", "KVSTORE_REPLICAS": "1"}
+    crew = Crew.of_servers(guard, 2, **job)  # they wait for a scheduler
+    crew.start()
+    assert crew.children.signal_task(0, signal.SIGKILL), "as soon as it exists"
+    assert crew.children.signal_task(1, signal.SIGSTOP)
+    crew.until(lambda: crew.sink.exits and [pid for pid in strays((), guard.mark) if state(pid) == "T"])
+    assert crew.sink.exits == [(0, Exit(signum=9))]
+    stopped = next(pid for pid in strays((), guard.mark) if state(pid) == "T")
+    assert cmdline(stopped).rstrip(b"\0").split(b"\0")[1:] == [word.encode() for word in words("", "servers")[1:]]
+    assert crew.children.signal_task(1, signal.SIGKILL)
+    crew.until(lambda: len(crew.sink.exits) == 2)
+    assert crew.sink.exits[1] == (1, Exit(signum=9))
+    before = fork_server(guard)
+    crew.children.restart(1, {"KVSTORE_START": "2", "DMLC_PS_ROOT_URI": ""})
+    crew.until(lambda: len(crew.sink.exits) == 3)
+    assert (crew.sink.exits[2], fork_server(guard)) == ((1, Exit(code=1)), before)
+    assert b"DMLC_PS_ROOT_URI" in crew.text(1, 2)
+    crew.children.signal_task(2, signal.SIGKILL)
+    crew.until(lambda: len(crew.sink.exits) == 4)
+    assert not crew.children.leftovers()
+    crew.close()
+
+
+def test_without_the_process_that_makes_them_servers_start_by_themselves(guard: Guard) -> None:
+    crew = Crew.of_servers(guard, 2)
+    crew.start()
+    os.kill(fork_server(guard), signal.SIGKILL)
+    crew.until(lambda: len(crew.sink.exits) == 2)
+    assert sorted(crew.sink.exits) == [(0, Exit(code=1)), (1, Exit(code=1))]
+    assert b"DMLC_PS_ROOT_URI" in crew.text(1, 2)
+    crew.close()
+
+
+def test_servers_that_do_not_exist_yet_end_by_the_signal_for_all(guard: Guard) -> None:
+    crew = Crew.of_servers(guard, 2)
+    crew.start()
+    crew.children.signal(signal.SIGTERM)
+    crew.until(lambda: len(crew.sink.exits) == 3)
+    assert sorted(crew.sink.exits) == [(i, Exit(signum=15)) for i in range(3)]
+    crew.until(lambda: not crew.children.leftovers())
+    crew.close()
