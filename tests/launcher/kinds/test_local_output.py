@@ -194,7 +194,7 @@ def test_breakpoint_in_the_worker_that_has_the_terminal(start: Start, tmp_path: 
         launched = start("-n", "2", "--attach", "1", "python", "train.py", prelude=CONTROLLED, **streams)
         user = Typist(ours)
         user.types("known\n", after="(Pdb) ")
-        user.types("no such\x03", after="(41, True, '0')")
+        user.types("no such\x03", after="(41, True, '0')\r\n(Pdb) ")
         user.types("n\n", after="KeyboardInterrupt--")
         user.types("\x03\x03", after="went on")
         assert launched.wait() == 130, user.seen
