@@ -37,6 +37,7 @@ from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config, inherited
 from kvstore.job.contract import member_name
 from kvstore.job.exit_report import ExitReport, Owner, ReportFile
+from kvstore.job.forking import FORK_SERVER, Forked, ForkServer, alike
 from kvstore.job.processes import Exit, TiedProcess, complete, orphaned, source_root, words
 
 POLL_S = 0.05
@@ -138,7 +139,8 @@ class ServerSupervisor:
         self._task = task
         self._report = report
         self._parent = Owner.of(task.parent)
-        self._running: list[tuple[SupervisedProcess, subprocess.Popen[bytes]]] = []
+        self._running: list[tuple[SupervisedProcess, subprocess.Popen[bytes] | Forked]] = []
+        self._forks: ForkServer | None = None
         self._ends: list[MemberEnd] = []
         self._deadline = self._explain_at = float("inf")
         self._explained = self._told_to_end = False
@@ -148,13 +150,11 @@ class ServerSupervisor:
         """Start all, and return when all have ended: 0, or 1 if one has failed or had to be killed."""
         signal.signal(signal.SIGTERM, self._end)
         try:
-            prepared = [self._prepare(member) for member in self._task.members]
-            self._running = [(member, tied.process) for member, tied in zip(self._task.members, prepared, strict=True)]
-            for tied in prepared:
-                tied.execute()
+            self._start()
             if self._task.root_fd >= 0:
                 os.close(self._task.root_fd)  # or the kernel would accept for a scheduler that has died
             while self._running:
+                self._note_forked()
                 self._collect()
                 self._look_up()
                 self._explain()
@@ -166,11 +166,53 @@ class ServerSupervisor:
             self._clean()
         return self._code
 
+    def _start(self) -> None:
+        members = enumerate(self._task.members)
+        forked, env = alike({i: (each.argv, self._env(each)) for i, each in members if each.role != "scheduler"})
+        if forked:
+            with suppress(OSError):  # an interpreter for each is tried then
+                self._forks = ForkServer(FORK_SERVER, env, -1, STDERR)
+                self._forks.execute()
+        prepared = []
+        for i, member in enumerate(self._task.members):
+            process: subprocess.Popen[bytes] | Forked | None = self._fork(member) if i in forked else None
+            if process is None:
+                prepared.append(self._prepare(member))
+                process = prepared[-1].process
+            self._running.append((member, process))
+        for tied in prepared:
+            tied.execute()
+
+    def _fork(self, member: SupervisedProcess) -> Forked | None:
+        if self._forks is not None:
+            with suppress(OSError), Path(os.devnull).open("rb") as nothing:
+                return self._forks.fork(member.argv, self._env(member), (nothing.fileno(), STDERR, STDERR), -1)
+        return None
+
+    def _note_forked(self) -> None:
+        """Learn which processes the fork server has made. Start an interpreter for what it has not made."""
+        if self._forks is None:
+            return
+        self._forks.collect()
+        if self._forks.asked and not self._forks.ended:
+            return
+        never = self._forks.asked
+        self._forks.close()
+        self._forks = None
+        for place, (member, process) in enumerate(self._running):
+            if process in never:
+                tied = self._prepare(member)
+                self._running[place] = (member, tied.process)
+                tied.execute()
+
+    def _env(self, member: SupervisedProcess) -> dict[str, str]:
+        return os.environ | member.variables | self._report_file(member).variables
+
     def _prepare(self, member: SupervisedProcess) -> TiedProcess:
         fd = self._task.root_fd if member.role == "scheduler" else -1
         return TiedProcess(
             member.argv,
-            os.environ | member.variables | self._report_file(member).variables,
+            self._env(member),
             pass_fds=(fd,) if fd >= 0 else (),
             stdin=subprocess.DEVNULL,
             stdout=STDERR,  # what servers say is not the script's output
@@ -180,7 +222,7 @@ class ServerSupervisor:
         """Note which members have ended; report what one died of to all others."""
         for member, process in [running for running in self._running if running[1].poll() is not None]:
             self._running.remove((member, process))
-            how = str(Exit.of(process.returncode))
+            how = str(Exit.of(process.returncode or 0))
             blameless = process.returncode in (0, JOB_FAILED_EXIT) or self._deadline < float("inf")
             self._ends.append(MemberEnd(member.name, how, self._report_file(member).read(), blameless))
             if not blameless:
@@ -213,6 +255,8 @@ class ServerSupervisor:
             self._explained = True
 
     def _clean(self) -> None:
+        if self._forks is not None:
+            self._forks.close()
         for _, process in self._running:
             process.kill()
         for _, process in self._running:

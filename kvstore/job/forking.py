@@ -22,7 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.job import exec_helper
-from kvstore.job.processes import TiedProcess, child_request, files_of_children
+from kvstore.job.processes import TiedProcess, child_request, files_of_children, words
+from kvstore.job.settings import FORK, OMP_NUM_THREADS, REPLICAS, SETTINGS
 from kvstore.job.title import show_command
 
 # System call `clone`. Its last two arguments are in another order on ARM; both are given by _clone.
@@ -37,6 +38,36 @@ _ROOM = " " * 16  # in the command line of a fork server, for the names of its c
 def can_fork() -> bool:
     """Whether this system has what a fork server needs; if not, each process imports for itself."""
     return sys.platform == "linux" and platform.machine() in _SYSCALLS
+
+
+# What makes the project's own servers, standbys and aggregators.
+FORK_SERVER = words(sys.executable, "servers.fork_server")
+# In what the environments of one fork server's children may differ: in what they read themselves, after the fork.
+# OMP_NUM_THREADS takes effect then, too (servers/fork_server.py).
+_READ_LATE = frozenset(
+    name for one in SETTINGS for name in (one.name, *one.aliases) if name.startswith(("DMLC_", "KVSTORE_"))
+) | {OMP_NUM_THREADS.name}
+# numpy starts threads of its BLAS when it is imported, and a process with threads cannot be forked safely.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+def alike(servers: Mapping[int, tuple[Sequence[str], Mapping[str, str]]]) -> tuple[frozenset[int], dict[str, str]]:
+    """Which servers of a host come from one fork server, and its environment.
+
+    None do if that saves nothing: if there is only one, and it is not started again when it dies.
+
+    Args:
+        servers: the words and the environment of each server, standby and aggregator.
+    """
+    ours = words(sys.executable, "servers")
+    environments = {index: env for index, (argv, env) in servers.items() if tuple(argv[: len(ours)]) == ours}
+    first, *others = environments.values() or ({},)
+    if not (can_fork() and FORK.read(first)):
+        return frozenset(), {}
+    common = dict(set(first.items()).intersection(*(env.items() for env in others)))
+    fit = frozenset(index for index, env in environments.items() if env.keys() - common.keys() <= _READ_LATE)
+    again = REPLICAS.read(first) > 0
+    return (fit, _ONE_THREAD | common) if len(fit) > (0 if again else 1) else (frozenset(), {})
 
 
 class Forked:
@@ -55,6 +86,15 @@ class Forked:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+    def kill(self) -> None:
+        if self.pid and self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait until it has ended, if it exists."""
+        while self.pid and self.poll() is None:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
 
 class ForkServer:

@@ -7,14 +7,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvstore.job import contract, processes, settings, threads
+from kvstore.job import contract, forking, processes, settings, threads
 from kvstore.job.contract import Contract, Member, Role, member_name, member_title
 from kvstore.job.curve_keys import Keyring
-from kvstore.job.forking import can_fork
 from kvstore.job.processes import Exit, signal_name
 from kvstore.job.title import title
 from launcher.errors import LaunchError
@@ -172,34 +170,10 @@ def our_servers(python: str, role: Role, rank: int | None) -> tuple[str, ...]:
     return (*processes.words(python, "servers"), *named)
 
 
-FORK_SERVER = "servers.fork_server"
-# In what the environments of processes that one fork server makes may differ: in what they read themselves, after the
-# fork. OMP_NUM_THREADS is set again then (servers/fork_server.py).
-_READ_LATE = frozenset(
-    name for one in settings.SETTINGS for name in (one.name, *one.aliases) if name.startswith(("DMLC_", "KVSTORE_"))
-) | {settings.OMP_NUM_THREADS.name}
-# numpy starts threads of its BLAS when it is imported, and a process with threads cannot be forked safely.
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-
-
 def forkable(tasks: Mapping[int, Task]) -> tuple[frozenset[int], dict[str, str]]:
-    """Which tasks of a host come from one process that has imported torch, and the environment of that process.
-
-    None do if that saves nothing: if there is only one, and it is not started again when it dies.
-    """
-    ours = processes.words(sys.executable, "servers")
-    found = {
-        index: task
-        for index, task in tasks.items()
-        if task.role in ("server", "standby", "aggregator") and task.argv[: len(ours)] == ours
-    }
-    environments = [task.env for task in found.values()]
-    if not can_fork() or not environments or not settings.FORK.read(environments[0]):
-        return frozenset(), {}
-    common = dict(set(environments[0].items()).intersection(*(env.items() for env in environments[1:])))
-    fit = frozenset(index for index, task in found.items() if task.env.keys() - common.keys() <= _READ_LATE)
-    again = any(env.get(settings.REPLICAS.name, "0") not in ("", "0") for env in environments)
-    return (fit, _ONE_THREAD | common) if len(fit) > 1 or again else (frozenset(), {})
+    """Which tasks of a host one fork server makes, and its environment: `kvstore.job.forking.alike`."""
+    roles = ("server", "standby", "aggregator")
+    return forking.alike({i: (task.argv, task.env) for i, task in tasks.items() if task.role in roles})
 
 
 def environment(

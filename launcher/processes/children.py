@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import selectors
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 
-from kvstore.job import processes
-from kvstore.job.forking import Forked, ForkServer
+from kvstore.job.forking import FORK_SERVER, Forked, ForkServer
 from kvstore.job.processes import Exit
 from kvstore.job.settings import REPLICAS
 from launcher.errors import LaunchError
 from launcher.job.description import Job, OutputOptions
-from launcher.job.tasks import FORK_SERVER, Task, forkable
+from launcher.job.tasks import Task, forkable
 from launcher.processes.child import Child, OutputPipe
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import Crew, Sink
@@ -87,9 +85,8 @@ class Children(Crew):
 
     def _start_forks(self, env: Mapping[str, str]) -> None:
         first = next(self._children[index] for index in self._tasks if index in self._forkable)
-        argv = processes.words(sys.executable, FORK_SERVER)
         with suppress(OSError):  # an interpreter for each task is tried then, and its error is shown
-            self._forks = ForkServer(argv, env, self._guard.fileno(), stderr=first.ends[1])
+            self._forks = ForkServer(FORK_SERVER, env, self._guard.fileno(), stderr=first.ends[1])
             self._forks.execute()
             self._selector.register(self._forks, selectors.EVENT_READ, self._begin)
 

@@ -236,7 +236,8 @@ def cmdline(pid: int) -> bytes:
 
 
 def test_servers_that_one_process_makes_are_children_as_all_others(guard: Guard) -> None:
-    job = {"DMLC_PS_ROOT_URI": "ipc:///nobody", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "2", "KVSTORE_REPLICAS": "1"}
+    nobody = f"ipc://{guard.directory}/nobody"
+    job = {"DMLC_PS_ROOT_URI": nobody, "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "2", "KVSTORE_REPLICAS": "1"}
     crew = Crew.of_servers(guard, 2, **job)  # they wait for a scheduler
     crew.start()
     assert crew.children.signal_task(0, signal.SIGKILL), "as soon as it exists"
