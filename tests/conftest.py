@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -16,6 +17,11 @@ pytest_plugins = ["cluster.fixtures", "defaults", "required"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# Three times a test, pytest adds its handler to each logger that keeps its records from the root's, as torch's 40 do.
+for _logger in list(logging.root.manager.loggerDict.values()):
+    if isinstance(_logger, logging.Logger):
+        _logger.propagate = True
 
 # What hypothesis tries is the same in every run, however long it takes.
 settings.register_profile("repeatable", derandomize=True, deadline=None)

@@ -17,7 +17,7 @@ from launcher.job.description import Job
 from launcher.job.tasks import Task
 
 #     a process that dies                     is started again after
-#     server, standby                         0.5 s, so that a standby takes over first
+#     server, standby                         0.1 s, so that a standby takes over first
 #       soon after its start, n times         0.5 s times 2^n, 30 s at most
 #     scheduler                               0 s: nobody takes its place
 #       soon after its start, n times         0.5 s times 2^(n-1), 1 s at most
@@ -26,7 +26,8 @@ from launcher.job.tasks import Task
 #     any, on a host that is lost             never
 #
 # What is never started again: the job goes on without a server's standby, and ends without a scheduler.
-DELAY_S = 0.5  # before a server or standby is started again
+TAKEOVER_S = 0.1  # before a server or standby is started again
+DELAY_S = 0.5  # likewise, if it dies soon after its start; doubled each time
 LONGEST_S = 30.0  # of these delays
 SCHEDULER_LONGEST_S = 1.0  # nobody takes its place: beyond the heartbeat's limit all others give the job up
 SOON_S = 5.0  # a process that lives no longer has died soon
@@ -113,7 +114,7 @@ class Restarts:
         times = self._soon[index]
         if self._tasks[index].role == "scheduler":
             return min(DELAY_S * 2.0 ** (times - 1), SCHEDULER_LONGEST_S) if times else 0.0
-        return min(DELAY_S * 2.0**times, LONGEST_S)
+        return min(DELAY_S * 2.0**times, LONGEST_S) if times else TAKEOVER_S
 
 
 def survivable(job: Job) -> frozenset[str]:

@@ -13,7 +13,7 @@ from kvstore.job.exit_report import ExitReport
 from kvstore.job.processes import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Lose, Phase, Restart, Say, Tell
-from launcher.supervision.restarts import Restarts
+from launcher.supervision.restarts import TAKEOVER_S, Restarts
 
 TASKS = [
     Task("scheduler", 0, ("x",), {}),
@@ -266,11 +266,11 @@ def test_a_server_with_a_standby_may_die_and_is_started_again(index: int, exit: 
     actions = run.exit(index, **exit)
     assert actions == [Lose(index, str(Exit(**exit)), 1, final=False)]
     assert run.ending.phase is Phase.RUNNING
-    assert run.ending.wake == run.now + 0.5
+    assert run.ending.wake == run.now + TAKEOVER_S
     run.now += 0.4
     assert run.tick() == []
     run.now += 0.1
-    assert run.tick() == [Restart(index, 2, Exit(**exit), run.now - 0.5)]
+    assert run.tick() == [Restart(index, 2, Exit(**exit), run.now - TAKEOVER_S)]
     assert run.ending.wake is None
     run.now += 60
     assert run.exit(index, signum=9)[0] == Lose(index, "was killed by SIGKILL", 2, False)

@@ -14,6 +14,7 @@ from launcher.supervision.restarts import (
     LONGEST_S,
     SCHEDULER_LONGEST_S,
     SOON_S,
+    TAKEOVER_S,
     Restarts,
     survivable,
 )
@@ -48,9 +49,9 @@ def test_servers_with_standbys_may_die_and_the_scheduler_if_it_is_started_again(
 
 def test_a_process_is_started_again_after_a_moment_without_a_word_of_ours() -> None:
     made = restarts()
-    assert made.dies(SERVER, KILLED, 60.0) == (1, 60.0 + DELAY_S, "")
+    assert made.dies(SERVER, KILLED, 60.0) == (1, 60.0 + TAKEOVER_S, "")
     assert made.begins(SERVER, 61.0) == 2
-    assert made.dies(SERVER, KILLED, 99.0) == (2, 99.0 + DELAY_S, "")
+    assert made.dies(SERVER, KILLED, 99.0) == (2, 99.0 + TAKEOVER_S, "")
 
 
 def test_the_scheduler_is_started_again_at_once() -> None:
@@ -79,9 +80,9 @@ def test_a_loop_is_slowed_down_and_each_process_has_its_own() -> None:
         made.begins(SERVER, now)
     assert delays == [1, 2, 4, 8, 16, LONGEST_S, LONGEST_S, LONGEST_S, LONGEST_S]
     assert fate.text == "it is started again in 30 s (9 of 100 restarts)"
-    assert made.dies(STANDBY, KILLED, now).at == now + DELAY_S
+    assert made.dies(STANDBY, KILLED, now).at == now + TAKEOVER_S
     later = now + SOON_S
-    assert made.dies(SERVER, KILLED, later).at == later + DELAY_S, "it has lived"
+    assert made.dies(SERVER, KILLED, later).at == later + TAKEOVER_S, "it has lived"
 
 
 @pytest.mark.parametrize(
