@@ -41,7 +41,7 @@ _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 # the first time. All messages that brought these bytes share them: nobody may change them.
 
 ATTRIBUTE = "_shared"  # of a message that has come: its ``SharedFields``
-MOST = 4096  # packed fields that are remembered
+MOST = 1024  # packed fields that are remembered
 MOST_BYTES = 1 << 20  # of all these; as objects they take some ten times as much
 
 
@@ -100,13 +100,17 @@ class SharedGroup:
         self._remember(made)
         return made
 
+    def forget(self) -> None:
+        """Remember nothing any more. What is in use comes again at once."""
+        self._known = {}
+        self._nbytes = 0
+
     def _remember(self, made: SharedFields) -> None:
         """Remember ``made``. What is remembered is bounded: a peer may send other bytes each time."""
         nbytes = len(made.packed)
         # All go at once. To find the oldest would cost each message of the usual kind, which comes again and again.
         if len(self._known) >= MOST or self._nbytes + nbytes > MOST_BYTES:
-            self._known = {}  # what is in use comes again at once
-            self._nbytes = 0
+            self.forget()
         if nbytes <= MOST_BYTES:
             self._known[made.packed] = made
             self._nbytes += nbytes
@@ -218,6 +222,13 @@ def _init_of(cls: type[Any]) -> Callable[..., None]:
     exec(f"def __init__(self, {', '.join(parameters)}):\n    {body}", given)  # noqa: S102 (of names in our source)
     made: Callable[..., None] = given["__init__"]
     return made
+
+
+def forget_shared() -> None:
+    """Forget the fields that messages have had in common: their store is no more, and its lists are not to stay."""
+    for layout in list(_LAYOUT.values()):
+        if layout.shared is not None:
+            layout.shared.forget()
 
 
 def field_names(cls: type[Any]) -> list[str]:
