@@ -120,3 +120,6 @@ class Heap:
 
     def busy(self, buffer: wire.Buffer) -> bool:
         return True  # plain memory does not tell
+
+    def trim(self) -> None:
+        """Nothing is kept that could be given back."""

@@ -54,7 +54,8 @@ class Transport(Heap, Admission):
     same memory. Received buffers stay valid as long as they are held, whatever happens to the link.
 
     ``allocate`` returns memory that can be sent, whole or in part, in the cheapest way. It is freed when its last view
-    is dropped and no peer can read any more what was sent from it. ``busy`` tells whether a peer still can.
+    is dropped and no peer can read any more what was sent from it. ``busy`` tells whether a peer still can. ``trim``
+    gives back what has not been used since the call before.
 
     One thread at a time may call the methods, except ``allocate``, ``busy``, ``trim`` and ``interrupt``, which any
     thread may call.
@@ -95,9 +96,6 @@ class Transport(Heap, Admission):
     def shares(self, peer: Peer) -> bool:
         """Whether ``peer`` reads large frames from this process's own memory, as far as is known."""
         return False
-
-    def trim(self) -> None:
-        """Give back memory for messages that has not been used since the call before."""
 
     def detach(self) -> None:
         """Copy the messages that have not left yet: their buffers may change from now on."""
