@@ -112,6 +112,10 @@ class Heap:
     """Plain memory, which does not tell whether it is still read."""
 
     def allocate(self, nbytes: int) -> memoryview:
+        if nbytes <= SMALL:  # the value of a small key: what numpy keeps beside it would be larger
+            data = bytearray(nbytes + ALIGN)
+            start = -ctypes.addressof(ctypes.c_char.from_buffer(data)) % ALIGN
+            return memoryview(data)[start : start + nbytes]
         import numpy  # only now: processes that move no arrays do without
 
         array = numpy.empty(nbytes + ALIGN, dtype=numpy.uint8)
