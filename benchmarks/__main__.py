@@ -15,7 +15,7 @@ from benchmarks.suites.devices import devices
 from benchmarks.suites.encryption import encryption
 from benchmarks.suites.everything import everything
 from benchmarks.suites.exchange import asynchronous, pushpull, small
-from benchmarks.suites.memory import memory
+from benchmarks.suites.memory import memory, soak
 from benchmarks.suites.network import network
 from benchmarks.suites.row_tables import tables
 from benchmarks.suites.rows import rows
@@ -34,6 +34,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "compression": compression,
     "scale": scale,
     "memory": memory,
+    "soak": soak,
     "tables": tables,
     "cluster": cluster,
     "straggler": straggler,

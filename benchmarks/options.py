@@ -28,11 +28,12 @@ WHATS = {
     "compression": "codecs alone, and rounds of four hosts of 1 Gbit/s with and without compression",
     "scale": "against workers, servers and sizes",
     "memory": "what the servers hold, over many rounds",
+    "soak": "what the servers hold in a long job of rounds, keys, stores, checkpoints and saved tables; 12 minutes",
     "tables": "tables of rows in one process: lookups, updates, memory, and saved tables",
     "cluster": "512 hosts of 8 workers without processes: what each message costs, and what a round takes by a model",
     "straggler": "whether a worker that becomes 50 ms late is named in time; its network needs root and iproute2",
     "devices": "what the workers of one host have on GPUs, summed in shared memory and on one GPU; needs a GPU",
-    "all": "all of these, with fewer rounds, in under ten minutes on two cores",
+    "all": "all of these but the soak, with fewer rounds, in under ten minutes on two cores",
 }
 
 
@@ -100,7 +101,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     add("--net", type=_net, help="resnet50, vgg16, small, many, tiny, or one array of a size such as 40MB")
     add("-n", "--workers", type=_count, default=2, metavar="N")
     add("-s", "--servers", type=_count, metavar="N", help=f"2; cluster: {CLUSTER_SERVERS}")
-    add("--rounds", type=_count, metavar="N", help="rounds or steps that are counted")
+    add("--rounds", type=_count, metavar="N", help="rounds or steps that are counted; soak: minutes")
     add("--repeats", type=_count, metavar="N", help="turns of all contenders; 3, and 1 for all")
     add("--optimizer", choices=["none", "sgd", "adam"], help="what servers update with; sgd has momentum")
     add("--type", dest="kind", choices=["dist_sync", "dist_async"])

@@ -15,6 +15,7 @@ from kvstore.job.system import cpu_us, memory_bytes
 from kvstore.member.session import Session
 from kvstore.tracer import Tracer
 from kvstore.transport import Transport
+from kvstore.transport.memory import FreedMemory
 from servers.activity import ServedActivity
 from servers.requests.replies import Outbox
 from servers.requests.request_tracer import RequestTracer
@@ -46,6 +47,7 @@ class ServingMember:
         self._clock = around.clock
         self._report_s, self._reports_at = config.heartbeat_s, 0.0
         self._transport = around.make_transport()
+        self._freed = FreedMemory(self._transport.trim, around.clock)
         self._service = Service(self._transport, config.heartbeat_s / 2, around.clock)
         try:
             self._session = Session(
@@ -108,11 +110,12 @@ class ServingMember:
         raise NotImplementedError
 
     def _report(self) -> None:
-        """Send the scheduler this member's report, if it is time for that."""
+        """Send the scheduler this member's report, if it is time for that; give back memory that is not in use."""
         now = self._clock()
         if now < self._reports_at:
             return
         self._reports_at = now + self._report_s
+        self._freed.look()
         rounds, held, lateness, waits = self._activity()
         self._session.report(
             wire.ServerReport(

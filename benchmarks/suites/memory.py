@@ -1,13 +1,14 @@
-"""The memory of servers over many rounds: it must not grow, and must stay below what the work needs."""
+"""The memory of servers over many rounds, and over a long job of every kind of work: it must not grow."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
-from benchmarks.contenders import Ours, Work
+from benchmarks.contenders import Ours, Work, launched, program
 from benchmarks.figures import Curve, Result, Row, slope
-from benchmarks.jobs import JobFailed
+from benchmarks.jobs import TIMEOUT_S, JobFailed, run, scratch
 from benchmarks.networks import elements, shapes_of
 from benchmarks.session import Session
 
@@ -16,7 +17,10 @@ SAMPLES = 20  # of the memory, spread over the rounds
 BESIDES_MB = 300.0  # Python, torch, and what else a server needs whatever it holds
 MAY_GROW_MB = 5.0  # from the middle of the rounds to their end; the beginning fills pools and caches
 
-Sampled = list[tuple[int, list[dict[str, float]]]]
+SOAK_MINUTES = 12
+SOAK_MAY_GROW_MB = 8.0  # from the first sixth of the time, minute 2 of 12, to its end
+
+Sampled = list[tuple[float, list[dict[str, float]]]]
 
 
 def memory(session: Session) -> None:
@@ -38,6 +42,38 @@ def memory(session: Session) -> None:
     session.add_curve(series(sampled))
     for result in summary(sampled, allowed_mb(work)):
         session.add(result)
+
+
+def soak(session: Session) -> None:
+    """Run a job of rounds, keys, stores, checkpoints, saved tables, reports and evictions; ``--rounds`` are minutes."""
+    options = session.options
+    minutes = options.rounds or SOAK_MINUTES
+    with session.console.status(f"soak: {minutes} minutes"), scratch() as folder:
+        path = folder / "report"
+        command = [*program("soak"), "--seconds", str(60 * minutes), "--report", str(path)]
+        env = {"KVSTORE_CHECKPOINT_DIR": str(folder / "checkpoints"), "KVSTORE_CHECKPOINT_KEEP": "2"}
+        try:
+            job = launched(options.workers, options.servers, command, env)
+            figures = run([job], path, timeout_s=60 * minutes + TIMEOUT_S)
+        except JobFailed as error:
+            session.fail("soak", error)
+            return
+    sampled: Sampled = figures["memory"]
+    session.add_curve(replace(series(sampled), name="soak-series", along="second"))
+    grown = [soak_growth([servers[rank]["all"] for _, servers in sampled]) for rank in range(options.servers)]
+    session.add(
+        Result(
+            "soak", "What a server's memory grew by in a long job, from a sixth of the time to its end",
+            [Row("largest growth", [max(grown)], f"{figures['units']} units"), Row("allowed", [SOAK_MAY_GROW_MB])],
+            ["allowed"], "MB",
+        )
+    )  # fmt: skip
+
+
+def soak_growth(held: Sequence[float]) -> float:
+    """Return the median of the last sixth minus that of the second sixth."""
+    part = max(1, len(held) // 6)
+    return statistics.median(held[-part:]) - statistics.median(held[part : 2 * part] or held)
 
 
 def allowed_mb(work: Work) -> float:

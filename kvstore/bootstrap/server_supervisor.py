@@ -7,7 +7,7 @@ Rank 0 starts the scheduler and the servers so, and a rank of each host with an 
 Its members tell it why they end. It prints one root cause, after what the workers print: what comes last is read first.
 
 It is ``python -m kvstore.bootstrap``, with a ``SupervisedJob`` on its standard input. The rank's process has started
-it, but is not its parent: see ``MemberProcesses``. Its standard output says its number, and its end, to that process.
+it, but is not its parent: see ``MemberProcesses``. The end of its standard output tells that process of its end.
 Only a process of its own can do this: SIGKILL cannot be caught, and a parent-death signal would come when the thread
 ends that made the store. The servers get that signal from this process, whose only thread ends with it.
 
@@ -277,8 +277,6 @@ class ServerSupervisor:
 def main() -> int:
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
-    with suppress(BrokenPipeError):
-        os.write(sys.stdout.fileno(), b"%d\n" % os.getpid())
     task = SupervisedJob.loads(sys.stdin.read())
     return ServerSupervisor(task, partial(tell, inherited(task.reporter))).run()
 
@@ -290,8 +288,7 @@ class MemberProcesses:
     """Processes of a job. They run from construction on.
 
     Their supervisor is no child of this process: a program may wait for all of its children (``os.wait``), and the
-    supervisor ends when the program does. So its end is that of a pipe, which nobody else can write to, and it says its
-    number there.
+    supervisor ends when the program does. So its end is that of a pipe, to which nobody else can write.
 
     Args:
         config: the settings of worker ``rank``, which starts them.
@@ -380,7 +377,7 @@ class MemberProcesses:
         return True
 
     def _pid_of_supervisor(self) -> int:
-        """Its number, which it says as soon as it runs. There is none to signal if it has ended before."""
+        """Its number, which the shell that started it has said."""
         while b"\n" not in self._said and not self._ended(0.01):
             pass
         if b"\n" not in self._said:

@@ -4,6 +4,7 @@
 processes execute this file, by its path, with the name of the module:
 
     python our_module.py servers
+    python our_module.py --idle SECONDS kvstore.member.pulse
 
 It imports only the standard library. Its folder is not on the module path, because names such as ``files`` are common.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import select
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -31,7 +33,18 @@ class OurPackages(MetaPathFinder):
         return PathFinder.find_spec(fullname, [ROOT]) if fullname in PACKAGES else None
 
 
+def idle(seconds: float) -> None:
+    """Wait, unless whoever has the other end of standard input closes it: then there is nothing left to do."""
+    poll = select.poll()
+    poll.register(sys.stdin, 0)  # the end alone, not the bytes that are there for the module
+    if poll.poll(1000 * seconds):
+        sys.exit()
+
+
 def main() -> None:
+    if sys.argv[1] == "--idle":
+        idle(float(sys.argv[2]))
+        del sys.argv[1:3]
     here = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]
     sys.meta_path.insert(0, OurPackages())

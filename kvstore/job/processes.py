@@ -27,20 +27,23 @@ MAX_FILES = 1 << 16  # open files of a process that listens: each connection is 
 given_files: int | None = None  # the limit that this process was started with, once it has raised it
 
 
-def words(python: str, module: str) -> tuple[str, ...]:
-    """The command that executes one of our modules, even if a module of the user's has the same name."""
-    return (python, str(_OUR_MODULE), module)
+def words(python: str, module: str, idle_s: float = 0.0) -> tuple[str, ...]:
+    """The command that executes one of our modules, even if a module of the user's has the same name.
+
+    With `idle_s`, it imports nothing for so long, and ends at once if its standard input does meanwhile.
+    """
+    return (python, str(_OUR_MODULE), *(("--idle", str(idle_s)) if idle_s else ()), module)
 
 
 def orphaned(command: Sequence[str]) -> list[str]:
-    """Return a command that starts ``command`` and ends at once, so that the latter is no child of the caller's.
+    """Return a command that starts ``command``, prints its number, and ends, so that it is no child of the caller's.
 
     A program may wait for all of its children (``os.wait``), count them, or end them, and ours must not be among them.
     Ctrl-C is for the caller, and launchers send it to all processes of a job: the command ignores it from its start on.
     Its standard input is the caller's: a shell gives /dev/null to what it starts in the background, so the input takes
     a way around that, over another number. An interpreter between would take 20 ms to start, and a shell takes one.
     """
-    return ["/bin/sh", "-c", 'trap "" INT; exec 9<&0; "$@" <&9 9<&- &', "sh", *command]
+    return ["/bin/sh", "-c", 'trap "" INT; exec 9<&0; "$@" <&9 9<&- & echo $!', "sh", *command]
 
 
 def source_root() -> str | None:

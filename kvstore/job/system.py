@@ -39,6 +39,15 @@ def memory_bytes(statm: Path = STATM) -> int:
         return peak if sys.platform == "darwin" else 1024 * peak
 
 
+def own_memory_bytes(statm: Path = STATM) -> int:
+    """Return how many of these bytes are neither files nor shared; 0 where the system has no /proc."""
+    try:
+        _, resident, shared = statm.read_bytes().split()[:3]
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
 def cpu_us() -> int:
     """The processor time that this process has used, all threads together, in microseconds."""
     return time.process_time_ns() // 1000

@@ -128,6 +128,10 @@ class Links:
 
     # ---- any thread may call these
 
+    def trim(self) -> None:
+        """Give back memory for messages; see ``Transport.trim``. Any thread may call it."""
+        self._routes.transport.trim()
+
     def interrupt(self) -> None:
         self._routes.transport.interrupt()
 

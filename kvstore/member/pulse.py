@@ -95,10 +95,11 @@ class PulseProcess:
             "transport": config.transport,
             "congestion": config.congestion,
         }
-        ended, its_end = os.pipe()  # it never writes to this pipe but its number, at its start
+        ended, its_end = os.pipe()  # it never writes to this pipe, but the shell between says its number
         try:
             between = subprocess.Popen(
-                orphaned(words(sys.executable, "kvstore.member.pulse")),
+                # The first heartbeat is the worker's own, so a job that is over sooner pays for no imports here.
+                orphaned(words(sys.executable, "kvstore.member.pulse", idle_s=config.heartbeat_s / 2)),
                 stdin=subprocess.PIPE,
                 stdout=its_end,
                 env=complete(_nobodys(os.environ), source_root()),
@@ -112,36 +113,20 @@ class PulseProcess:
         finally:
             os.close(its_end)
         self._pipe = cast("IO[bytes]", between.stdin)
-        self._alive = os.fdopen(ended, "rb", buffering=0)
-        os.set_blocking(ended, False)
-        self._said = b""
         between.wait()
+        self._alive = os.fdopen(ended, "rb", buffering=0)
+        self.pid = int(self._alive.readline().strip() or 0)  # 0: the shell could not start it
         with contextlib.suppress(BrokenPipeError):  # it has ended, and has said why
             self._pipe.write(json.dumps(told).encode() + b"\n")
             self._pipe.flush()
-
-    @property
-    def pid(self) -> int:
-        """Its process id, which it says when it has started; 0 if it has ended before."""
-        while b"\n" not in self._said and not self._look(0.01):
-            pass
-        return int(self._said or b"0")
 
     @property
     def ended(self) -> bool:
         return self._look(0.0)
 
     def _look(self, timeout: float) -> bool:
-        """Take what it says; return whether it has ended, when nobody can write to its pipe any more."""
-        if self._alive.closed:
-            return True
-        deadline = time.monotonic() + timeout
-        while select.select([self._alive], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            said = self._alive.read(64)
-            if not said:
-                return True
-            self._said += said
-        return False
+        """Return whether it has ended, when nobody can write to its pipe any more."""
+        return self._alive.closed or bool(select.select([self._alive], [], [], timeout)[0])
 
     def note_place(self, place: str) -> None:
         if self._place is not None:
@@ -150,12 +135,13 @@ class PulseProcess:
     def end(self) -> None:
         self._forget_place()
         with contextlib.suppress(BrokenPipeError):
-            self._pipe.write(b"\n")  # a fork of this process may keep the pipe open
-        with contextlib.suppress(BrokenPipeError):
             self._pipe.close()
-        if not self._look(END_S) and self._said:
+        # Killed: it has nothing to finish, and where it still imports, on a busy machine, asking it took a second. The
+        # end of its input would not do, because a fork of this process may keep the pipe open.
+        if self.pid and not self._look(0.0):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+            self._look(END_S)
         self._alive.close()
 
     def _forget_place(self) -> None:
@@ -253,10 +239,6 @@ class _Pulse:
 
 
 def main() -> None:
-    try:
-        os.write(sys.stdout.fileno(), b"%d\n" % os.getpid())
-    except BrokenPipeError:  # the worker has ended meanwhile
-        return
     told = sys.stdin.buffer.readline(_LONGEST)
     if told:
         _Pulse(json.loads(told)).run()

@@ -32,6 +32,7 @@ from kvstore.member.window import WindowSize
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.tracer import Tracer
 from kvstore.transport import Peer, Transport
+from kvstore.transport.memory import LOOK_S
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Session:
         self._latest_fault = 0
         self._asked: Operation | None = None
         self._heartbeat: Heartbeat | None = None
+        self._trims_at = clock() + LOOK_S
         self.left = False
         if config.trace.last:
             self._trace(config.trace)
@@ -141,7 +143,7 @@ class Session:
                 Listener(self._take_notice, self.client.fail, self._line_is_back, self._trace),
                 partial(PulseProcess, self.config, self.client.node) if self._pulse else None,
                 self._thread,
-                self.activity.report if self.config.role == "worker" else None,
+                self._report_worker if self.config.role == "worker" else None,
                 self.tracer,
             )
             if self.tracer is not None:
@@ -235,6 +237,13 @@ class Session:
         """Send the scheduler a notice over the heartbeat's link, from any thread. Before ``join`` ends it is lost."""
         if self._heartbeat is not None:
             self._heartbeat.say(notice)
+
+    def _report_worker(self) -> wire.WorkerReport:
+        now = self._clock()
+        if now >= self._trims_at:
+            self._trims_at = now + LOOK_S
+            self.client.links.trim()
+        return self.activity.report()
 
     def num_dead_nodes(self) -> int:
         counted = self.client.call(self.scheduler, "asking for the dead", wire.Census)

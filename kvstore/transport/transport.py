@@ -54,10 +54,11 @@ class Transport(Heap, Admission):
     same memory. Received buffers stay valid as long as they are held, whatever happens to the link.
 
     ``allocate`` returns memory that can be sent, whole or in part, in the cheapest way. It is freed when its last view
-    is dropped and no peer can read any more what was sent from it. ``busy`` tells whether a peer still can.
+    is dropped and no peer can read any more what was sent from it. ``busy`` tells whether a peer still can. ``trim``
+    gives back what has not been used since the call before.
 
-    One thread at a time may call the methods, except ``allocate``, ``busy`` and ``interrupt``, which any thread may
-    call.
+    One thread at a time may call the methods, except ``allocate``, ``busy``, ``trim`` and ``interrupt``, which any
+    thread may call.
     """
 
     def bind(self, endpoint: str) -> str:

@@ -32,7 +32,17 @@ from kvstore.wire.arrays import (
     Values,
 )
 from kvstore.wire.checkpoints import AwaitCapture, Capture, Captured
-from kvstore.wire.coding import VERSION, Buffer, decode, encode, frame_groups, pack_arrays, require_short, unpack_arrays
+from kvstore.wire.coding import (
+    VERSION,
+    Buffer,
+    decode,
+    encode,
+    forget_shared,
+    frame_groups,
+    pack_arrays,
+    require_short,
+    unpack_arrays,
+)
 from kvstore.wire.fields import MAX_PRIORITY, MAX_STORES, CodecDescription
 from kvstore.wire.guests import (
     Connect,

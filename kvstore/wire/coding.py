@@ -41,7 +41,7 @@ _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 # the first time. All messages that brought these bytes share them: nobody may change them.
 
 ATTRIBUTE = "_shared"  # of a message that has come: its ``SharedFields``
-MOST = 4096  # packed fields that are remembered
+MOST = 1024  # packed fields that are remembered
 MOST_BYTES = 1 << 20  # of all these; as objects they take some ten times as much
 
 
@@ -100,21 +100,26 @@ class SharedGroup:
         self._remember(made)
         return made
 
+    def forget(self) -> None:
+        """Remember nothing any more. What is in use comes again at once."""
+        self._known = {}
+        self._nbytes = 0
+
     def _remember(self, made: SharedFields) -> None:
         """Remember ``made``. What is remembered is bounded: a peer may send other bytes each time."""
         nbytes = len(made.packed)
         # All go at once. To find the oldest would cost each message of the usual kind, which comes again and again.
         if len(self._known) >= MOST or self._nbytes + nbytes > MOST_BYTES:
-            self._known = {}  # what is in use comes again at once
-            self._nbytes = 0
+            self.forget()
         if nbytes <= MOST_BYTES:
             self._known[made.packed] = made
             self._nbytes += nbytes
 
 
 class _Layout(NamedTuple):
-    """The fields of a message class."""
+    """The code and the fields of a message class."""
 
+    code: int
     names: tuple[str, ...]  # of the fields in the header, in order, without those that are shared
     values: Callable[[Any], Sequence[Any]]  # returns these fields of a message
     first: Callable[[Any], Any] | None  # reads the first field if that is a named tuple; else None
@@ -124,10 +129,48 @@ class _Layout(NamedTuple):
     shared: SharedGroup | None  # the fields that travel packed; None if there are none
 
 
+class _Described(NamedTuple):
+    """What the decorator ``message`` says of a class."""
+
+    code: int
+    shared: Sequence[str]
+    sent: Mapping[str, str]
+
+
+class _Layouts(dict[type[Any], _Layout]):
+    """The layouts of message classes, each worked out when its first message comes or goes.
+
+    Python takes a millisecond for a class with its annotations and its ``__init__``. A process needs some ten of the
+    120 classes, and paid for all of them each time that one started.
+    """
+
+    def __missing__(self, cls: type[Any]) -> _Layout:
+        code, shared, sent = _DESCRIBED[cls]
+        hints = get_type_hints(cls, include_extras=True)
+        buffers = hints.pop("buffers", None) is not None
+        checks = {name: hint.__metadata__[0] for name, hint in hints.items()}
+        own = tuple(name for name in checks if name not in shared)
+        own_checks = [checks[name] for name in own]
+        first = own_checks.pop(0).read if own_checks and isinstance(own_checks[0], Triple) else None
+        require = getattr(cls, "__post_init__", None)
+        group = SharedGroup(shared, [checks[name] for name in shared], _getter(shared)) if shared else None
+        values = _getter([sent.get(name, name) for name in own])
+        # Two threads may come here at once: both then use the layout that was there first.
+        return self.setdefault(cls, _Layout(code, own, values, first, tuple(own_checks), buffers, require, group))
+
+
 _BY_CODE: dict[int, type[Any]] = {}
-_CODE: dict[type[Any], int] = {}
-_LAYOUT: dict[type[Any], _Layout] = {}
+_DESCRIBED: dict[type[Any], _Described] = {}
+_LAYOUT = _Layouts()
 MESSAGES: Mapping[int, type[Any]] = MappingProxyType(_BY_CODE)  # all message classes, by code
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def frozen(cls: type[T]) -> type[T]:
+    """Class decorator: a dataclass whose ``__init__`` is made when the first object is; its base is ``Message``."""
+    made: type[T] = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+    setattr(made, "__init__", _make_init_first)  # noqa: B010 # of each class: that of its base may be made already
+    return made
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -144,24 +187,48 @@ def message(code: int, shared: Sequence[str] = (), sent: Mapping[str, str] = _NO
     """
 
     def register(cls: type[T]) -> type[T]:
-        if "__dataclass_fields__" not in vars(cls):  # not made a dataclass already
-            cls = dataclasses.dataclass(frozen=True)(cls)
-        hints = get_type_hints(cls, include_extras=True)
-        buffers = hints.pop("buffers", None) is not None
-        checks = {name: hint.__metadata__[0] for name, hint in hints.items()}
-        own = tuple(name for name in checks if name not in shared)
-        own_checks = [checks[name] for name in own]
-        first = own_checks.pop(0).read if own_checks and isinstance(own_checks[0], Triple) else None
-        require = getattr(cls, "__post_init__", None)
-        group = SharedGroup(shared, [checks[name] for name in shared], _getter(shared)) if shared else None
-        values = _getter([sent.get(name, name) for name in own])
-        _LAYOUT[cls] = _Layout(own, values, first, tuple(own_checks), buffers, require, group)
+        cls = frozen(cls)
         if code in _BY_CODE:
             raise AssertionError(f"message code {code} is taken by {_BY_CODE[code].__name__}")
-        _BY_CODE[code], _CODE[cls] = cls, code
+        _BY_CODE[code], _DESCRIBED[cls] = cls, _Described(code, shared, sent)
         return cls
 
     return register
+
+
+def _make_init_first(self: Any, *args: Any, **fields: Any) -> None:
+    cls = type(self)
+    cls.__init__ = _init_of(cls)
+    self.__init__(*args, **fields)
+
+
+def _init_of(cls: type[Any]) -> Callable[..., None]:
+    """Return an ``__init__`` that fills ``__dict__``: a frozen dataclass's own takes three times as long."""
+    given: dict[str, Any] = {}
+    parameters, lines = [], []
+    for field in dataclasses.fields(cls):
+        name = field.name
+        given[f"{name}_"] = field.default
+        parameters.append(name)
+        if field.default_factory is not dataclasses.MISSING:
+            given[f"make_{name}"] = field.default_factory
+            lines.append(f"if {name} is {name}_: {name} = make_{name}()")
+        if field.default_factory is not dataclasses.MISSING or field.default is not dataclasses.MISSING:
+            parameters[-1] += f"={name}_"
+        lines.append(f"fields[{name!r}] = {name}")
+    if hasattr(cls, "__post_init__"):
+        lines.append("self.__post_init__()")
+    body = "\n    ".join(["fields = self.__dict__", *lines])
+    exec(f"def __init__(self, {', '.join(parameters)}):\n    {body}", given)  # noqa: S102 (of names in our source)
+    made: Callable[..., None] = given["__init__"]
+    return made
+
+
+def forget_shared() -> None:
+    """Forget the fields that messages have had in common: their store is no more, and its lists are not to stay."""
+    for layout in list(_LAYOUT.values()):
+        if layout.shared is not None:
+            layout.shared.forget()
 
 
 def field_names(cls: type[Any]) -> list[str]:
@@ -175,7 +242,7 @@ def header_of(cls: type[Any], values: Sequence[Any]) -> list[Any]:
     layout = _LAYOUT[cls]
     own = len(layout.names)
     packed = [] if layout.shared is None else [msgpack.packb(values[own:])]
-    return [VERSION, _CODE[cls], *values[:own], *packed]
+    return [VERSION, _DESCRIBED[cls].code, *values[:own], *packed]
 
 
 def encode(msg: Any) -> list[Buffer]:
@@ -183,9 +250,9 @@ def encode(msg: Any) -> list[Buffer]:
     cls = type(msg)
     layout = _LAYOUT[cls]
     if layout.shared is None:
-        header = msgpack.packb((VERSION, _CODE[cls], *layout.values(msg)))
+        header = msgpack.packb((VERSION, layout.code, *layout.values(msg)))
     else:
-        header = msgpack.packb((VERSION, _CODE[cls], *layout.values(msg), layout.shared.pack(msg)))
+        header = msgpack.packb((VERSION, layout.code, *layout.values(msg), layout.shared.pack(msg)))
     return [header, *msg.buffers] if layout.buffers else [header]
 
 
@@ -219,13 +286,13 @@ def decode(frames: Sequence[Buffer]) -> Any:
     cls = _BY_CODE.get(header[1]) if type(header[1]) is int else None
     if cls is None:
         raise WireError(f"unknown message code {shown(header[1])}")
-    names, _, first, checks, buffers, require, shared = _LAYOUT[cls]
+    _, names, _, first, checks, buffers, require, shared = _LAYOUT[cls]
     del header[:2]
     if len(header) != len(names) + (shared is not None):
         raise WireError(f"{cls.__name__} has {len(names) + (shared is not None)} fields, got {len(header)}")
     # The fields are read only after the checks of version and class: those of another version mean something else.
     made = object.__new__(cls)
-    fields = made.__dict__  # filled here: the __init__ of a frozen class takes three times as long
+    fields = made.__dict__
     if shared is not None:
         try:
             fields[ATTRIBUTE] = brought = shared.read(header.pop())

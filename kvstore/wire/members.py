@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from kvstore.errors import WireError
@@ -11,7 +11,7 @@ from kvstore.job.curve_keys import LENGTH
 from kvstore.job.settings import MAX_NODES
 from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS
 from kvstore.wire import fields as f
-from kvstore.wire.coding import message
+from kvstore.wire.coding import frozen, message
 from kvstore.wire.message import (
     Message,
     NodeField,
@@ -65,7 +65,7 @@ class Welcome(Reply):
     aggregator_keys: PublicKeys = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@frozen
 class MemberNotice(Message):
     """A notice of a member, or of a process beside it; it is not answered."""
 

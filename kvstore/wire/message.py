@@ -7,13 +7,13 @@ are notices, of which those about one member carry its ``node``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import FrozenInstanceError, field, fields
 from typing import Annotated, Any, NamedTuple
 
 from kvstore.errors import WireError
 from kvstore.job.contract import member_title
 from kvstore.wire import fields as f
-from kvstore.wire.coding import message
+from kvstore.wire.coding import frozen, message
 
 MAX_REASON = 4000  # characters that an error is cut to, so that no message is refused for its length
 
@@ -40,12 +40,30 @@ class Sender(NamedTuple):
     done: f.Seq  # all requests of the sender below this number have been answered, so answers kept for repeats may go
 
 
-@dataclass(frozen=True)
+@frozen
 class Message:
-    """The base class of all messages."""
+    """The base class of all messages. Two are equal if all their fields are."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, each.name) == getattr(other, each.name) for each in fields(self))
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
+    def __repr__(self) -> str:
+        shown = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr)
+        return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
-@dataclass(frozen=True)
+@frozen
 class Request(Message):
     """Is answered by a ``Reply`` of the same number.
 
@@ -66,7 +84,7 @@ class Request(Message):
         return self.sender.seq
 
 
-@dataclass(frozen=True)
+@frozen
 class Reply(Message):
     """Answers the request ``seq``."""
 

@@ -8,12 +8,12 @@ lays it out. The receiver checks both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_SEED, OWN
 from kvstore.wire import fields as f
-from kvstore.wire.coding import Buffer, message
+from kvstore.wire.coding import Buffer, frozen, message
 from kvstore.wire.message import (
     Reply,
     Request,
@@ -53,7 +53,7 @@ TableList = Annotated[list[list[Any]], f.list_of(table)]
 MaybeTables = Annotated[list[Any], f.list_of(f.optional(table))]  # of kinds of keys; None for those of arrays
 
 
-@dataclass(frozen=True)
+@frozen
 class WorkersOwn(Request):
     """A request that a worker makes for itself alone, for no aggregator knows tables."""
 
@@ -62,7 +62,7 @@ class WorkersOwn(Request):
         return (self.sender.node.rank,)
 
 
-@dataclass(frozen=True)
+@frozen
 class OnceDue(WorkersOwn):
     """A request about table segment ``id`` that waits until round ``clock`` is over."""
 

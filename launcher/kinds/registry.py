@@ -5,27 +5,35 @@ Another package can bring launchers: each is an entry point in the group `kvstor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.metadata import entry_points
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from types import MappingProxyType
 
 from kvstore.job.tracebacks import described
 from launcher.errors import LaunchError
 from launcher.job.description import Job, option
-from launcher.kinds import kubernetes, local, mpi, sge, slurm, ssh, yarn
 from launcher.kinds.kind import Kind
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "local": local.KIND,
-        "ssh": ssh.KIND,
-        "mpi": mpi.KIND,
-        "slurm": slurm.KIND,
-        "sge": sge.KIND,
-        "yarn": yarn.KIND,
-        "kubernetes": kubernetes.KIND,
-    }
-)
+
+class _OurKinds(Mapping[str, Kind]):
+    """Our launchers by name. Each is imported when it is asked for: most jobs are local, and need no pods or agents."""
+
+    _names = ("local", "ssh", "mpi", "slurm", "sge", "yarn", "kubernetes")
+
+    def __getitem__(self, name: str) -> Kind:
+        if name not in self._names:
+            raise KeyError(name)
+        kind: Kind = import_module(f"launcher.kinds.{name}").KIND
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+KINDS: Mapping[str, Kind] = _OurKinds()
 
 # What to do where a launcher does not take an option, by its field.
 INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -43,6 +51,8 @@ def kind_of(name: str) -> Kind | None:
     """The launcher of a name: one of ours, or else an installed package's; None if there is none."""
     if name in KINDS:  # first: looking through all installed packages takes longer than all else before a job starts
         return KINDS[name]
+    from importlib.metadata import entry_points  # brings email, csv and zipfile
+
     for point in entry_points(group=GROUP, name=name):
         try:
             kind = point.load()

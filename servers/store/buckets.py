@@ -158,7 +158,7 @@ class Buckets:
                 raise _initialized(bucket, known)
             bucket.assign([ranges])  # an earlier init was interrupted before any worker knew of it
             return
-        segments = HeldSegments(ids, keys, specs, [0] * len(ids))
+        segments = HeldSegments(ids, keys, specs, (0,) * len(ids))  # of one key always the same tuple
         bucket = Bucket(segments, specs[0].dtype, self._rounds(), self._memory)
         bucket.load(ranges)
         self._put(bucket)

@@ -167,6 +167,7 @@ class ServedStores:
     def _close(self, message: wire.Close) -> list[Answer]:
         if not self._openers.close(message):
             return []
+        wire.forget_shared()
         error = UsageError("this store has been closed by all workers")
         return self.open.pop(message.store).close(error) + self._agreements.pop(message.store).abandon(error)
 

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 _RANK = itemgetter(0)
+NOBODY: frozenset[int] = frozenset()  # one for all rounds: each key has some, and an empty set takes 216 bytes
 
 # The states of round n, and the effect of a worker's push n in each. ``version`` is how many rounds are over.
 #
@@ -68,9 +69,9 @@ class Rounds(Generic[T]):
         self._quorum = quorum
         self._keep = keep
         self.share = self._number
-        self._left: frozenset[int] = frozenset()
+        self._left = NOBODY
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
-        self._absent: set[int] = set()  # the workers that are not in the next round, so that ``_enough`` costs no loop
+        self._absent = NOBODY  # the workers that are not in the next round, so that ``_enough`` costs no loop
         self._open: dict[int, _OpenRound[T]] = {}
         self._late: list[tuple[int, Sequence[int], T]] = []
         self.contributors: Collection[int] = ()
@@ -228,7 +229,7 @@ class Rounds(Generic[T]):
     def leave(self, ranks: Collection[int]) -> None:
         """Note which workers have left. Only with a quorum do rounds go on without them."""
         if self._quorum is not None:
-            self._left = frozenset(ranks) & self._workers
+            self._left = self._workers.intersection(ranks) or NOBODY
             self._look()
 
     def pause(self, rank: int, clock: int) -> None:
@@ -236,7 +237,7 @@ class Rounds(Generic[T]):
         if rank in self._workers:
             self._paused[rank] = clock
             if clock <= self.version:
-                self._absent.add(rank)
+                self._absent |= {rank}
 
     def resume(self) -> None:
         """Let everybody be in the next round again."""
@@ -262,7 +263,7 @@ class Rounds(Generic[T]):
 
     def _look(self) -> None:
         """Find the workers that are not in the next round: they pause before it, or have left."""
-        self._absent = {rank for rank, last in self._paused.items() if last <= self.version} | self._left
+        self._absent = self._left.union(rank for rank, last in self._paused.items() if last <= self.version) or NOBODY
 
 
 class WorkerClocks(Generic[T]):

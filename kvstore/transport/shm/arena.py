@@ -14,6 +14,7 @@ owner's stores of new data after its load of FREE: x86 keeps loads before later 
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import threading
@@ -29,16 +30,18 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore import wire
-from kvstore.transport.shm.presence import CELLS, FREE, SENT, PeerPresence, Presence, create, room, sweep
+from kvstore.transport.shm.presence import CELLS, FREE, SENT, PeerPresence, Presence, create, remove_chunk, room, sweep
 
 # Chunks double, so a job with large models has few of them to map, and one with small models takes little of /dev/shm,
 # which containers give 64 MB. Beyond LARGEST_CHUNK doubling would waste more than it saves.
-FIRST_CHUNK = 16 << 20
+FIRST_CHUNK = 4 << 20
 LARGEST_CHUNK = 256 << 20
+MOST_CHUNKS = 60_000  # a reference has two bytes for the number; from here on none is given back
 POLL_S = 0.001
 # Cells of one block from which on it is worth looking which are free. ``prune_at`` then doubles with what is left, so
 # that a block that many readers keep costs each new reference a constant time, not a look at all cells.
 PRUNE = 16
+NEW = 1 << 20  # bytes of new blocks, at least, between two looks for blocks whose size nobody asks for any more
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -59,10 +62,11 @@ class Block:
     """``size`` bytes of chunk ``chunk`` from ``offset``.
 
     ``cells`` are the cells of the sent references to it, ``prune_at`` is how many there may be before the arena
-    looks which are free, ``lent`` is whether a transport has it that does not tell when it has read it.
+    looks which are free, ``lent`` is whether a transport has it that does not tell when it has read it, ``look`` is
+    how many looks for unused blocks there had been when it was given back last.
     """
 
-    __slots__ = ("cells", "chunk", "key", "lent", "offset", "prune_at", "size")
+    __slots__ = ("cells", "chunk", "key", "lent", "look", "offset", "prune_at", "size")
 
     def __init__(self, key: int, size: int) -> None:
         self.key, self.size = key, size
@@ -70,6 +74,7 @@ class Block:
         self.cells: list[int] = []
         self.prune_at = 0
         self.lent = False
+        self.look = 0
 
 
 class Blocks:
@@ -77,8 +82,12 @@ class Blocks:
 
     A training step asks for the same sizes as the step before. So a block that is given back keeps its size, and the
     next request for that size gets it. Of several, the one with the lowest address goes first. So each step's messages
-    have the blocks of the last step's, and no reader maps what only another one reads. Only when no hole fits are such
-    blocks made holes, and neighboring holes merge.
+    have the blocks of the last step's, and no reader maps what only another one reads. When no hole fits, such blocks
+    are made holes, and neighboring holes merge.
+
+    Where sizes keep changing, as in messages of rows, the blocks of old sizes would fill one chunk after the other, in
+    each process that maps them. So after some bytes of new blocks those that nobody has had since the look before are
+    made holes, too.
     """
 
     def __init__(self) -> None:
@@ -88,6 +97,9 @@ class Blocks:
         self._holes: list[tuple[int, int]] = []  # (size, key), sorted
         self._starts: dict[int, int] = {}  # where a hole starts -> its size
         self._ends: dict[int, int] = {}  # where a hole ends -> where it starts
+        self._nbytes = 0  # of all blocks
+        self._new = 0  # bytes of blocks since the last look for unused ones
+        self._looks = 1
 
     def grow(self, chunk: int, size: int) -> None:
         self._add_hole(chunk << _CHUNK, size)
@@ -98,12 +110,35 @@ class Blocks:
 
     def take(self, size: int) -> Block | None:
         """Return a block of ``size`` bytes, a multiple of ``GRAIN``, or None if there is no room."""
-        block = self.take_same(size) or self._carve(size)
+        block = self.take_same(size)
+        if block is not None:
+            return block
+        # With more blocks there are fewer looks: what a step takes anew must not cost a look at the others each time.
+        if self._new > max(NEW, (self._nbytes - self._new) // 2):
+            self.look()
+        block = self._carve(size)
         if block is None and self._dissolve():
             block = self._carve(size)
         return block
 
+    def look(self) -> None:
+        """Make holes of the blocks that nobody has had since the look before."""
+        self._dissolve(unused_since=self._looks)
+        self._looks += 1
+        self._new = 0
+
+    def remove(self, chunk: int, size: int) -> bool:
+        """Forget a chunk of ``size`` bytes if no block is in it; return whether that is so."""
+        if self._starts.get(chunk << _CHUNK) != size:
+            return False
+        self._drop_hole(chunk << _CHUNK, size)
+        return True
+
     def give(self, block: Block) -> None:
+        block.look = self._looks
+        self._spare_again(block)
+
+    def _spare_again(self, block: Block) -> None:
         heappush(self._spare.setdefault(block.size, []), (block.key, block))
 
     def find(self, chunk: int, offset: int) -> Block | None:
@@ -132,20 +167,27 @@ class Blocks:
         if whole > size:
             self._add_hole(key + size, whole - size)
         block = Block(key, size)
+        self._nbytes += size
+        self._new += size
         insort(self._keys, key)
         self._blocks[key] = block
         return block
 
-    def _dissolve(self) -> bool:
-        """Make holes of the blocks that were given back; return whether there were any."""
+    def _dissolve(self, unused_since: float = math.inf) -> bool:
+        """Make holes of blocks that were given back, before that look; return whether there were any."""
         spare = [block for blocks in self._spare.values() for _, block in blocks]
         self._spare.clear()
+        gone = [block for block in spare if block.look < unused_since]
         for block in spare:
+            if block.look >= unused_since:
+                self._spare_again(block)
+        for block in gone:
             del self._blocks[block.key]
+            self._nbytes -= block.size
             self._merge_hole(block.key, block.size)
-        if spare:
+        if gone:
             self._keys = sorted(self._blocks)
-        return bool(spare)
+        return bool(gone)
 
     def _merge_hole(self, key: int, size: int) -> None:
         before = self._ends.get(key)
@@ -196,7 +238,9 @@ class Arena:
         self._cells = self.presence.cells
         self._lock = threading.Lock()
         self._blocks = Blocks()
-        self._chunks: list[Bytes] = []
+        self._chunks: dict[int, Bytes] = {}
+        self._memory: dict[int, mmap.mmap] = {}
+        self._made = 0  # how many chunks there have been; a number is not used again, because readers keep the chunk
         self._bases: list[tuple[int, int]] = []  # (address, number of the chunk), sorted
         self._views: dict[int, _BlockView] = {}  # by the id of the array; a weak reference must live to be called
         # Those whose array is gone: their callbacks come at any time, in any thread.
@@ -273,9 +317,26 @@ class Arena:
         with self._lock:
             self._same(0)
             self._regain()
-            chunks = tuple(map(len, self._chunks))
+            chunks = tuple(map(len, self._chunks.values()))
             blocks = self._blocks
             return ArenaUsage(chunks, len(blocks.all()), blocks.free, len(self._sent), len(self._free_cells))
+
+    def trim(self) -> None:
+        """Give back chunks in which no block has been used since the call before. Never waits for the lock."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self.usable and self._made < MOST_CHUNKS:
+                self._same(0)
+                self._regain()
+                self._blocks.look()
+                for number, chunk in list(self._chunks.items()):
+                    if self._blocks.remove(number, len(chunk)):
+                        self._bases.remove((chunk.ctypes.data, number))
+                        remove_chunk(self.presence.name, number + 1, self._memory.pop(number))
+                        del self._chunks[number]
+        finally:
+            self._lock.release()
 
     def drain(self, timeout: float) -> None:
         """Wait until all living readers have received what was sent, for at most ``timeout`` seconds."""
@@ -341,8 +402,8 @@ class Arena:
         return True
 
     def _regain(self) -> None:
-        for size, blocks in list(self._read.items()):
-            self._read[size] = [block for block in blocks if not self._returned(block)]
+        read = {size: [block for block in blocks if not self._returned(block)] for size, blocks in self._read.items()}
+        self._read = {size: blocks for size, blocks in read.items() if blocks}
 
     def _forget_the_dead(self) -> bool:
         dead = {reader for reader in set(self._sent.values()) if not reader.lives()}
@@ -376,13 +437,16 @@ class Arena:
         while wanted > free / 2:  # leave room for other processes
             wanted //= 2
         nbytes = max(wanted, -(-size // PAGE) * PAGE)
-        number = len(self._chunks)
+        number = self._made
         fd = create(self.presence.name, number + 1, nbytes)
         try:
-            chunk: Bytes = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+            memory = mmap.mmap(fd, nbytes)
         finally:
             os.close(fd)
-        self._chunks.append(chunk)
+        chunk: Bytes = np.frombuffer(memory, np.uint8)
+        self._chunks[number] = chunk
+        self._memory[number] = memory
+        self._made += 1
         insort(self._bases, (chunk.ctypes.data, number))
         self._blocks.grow(number, nbytes)
 

@@ -141,6 +141,12 @@ def create(name: str, number: int, nbytes: int) -> int:
     return fd
 
 
+def remove_chunk(name: str, number: int, memory: mmap.mmap) -> None:
+    """Remove a chunk of an own arena, to which there are no references, and its pages: readers have mapped it, too."""
+    memory.madvise(mmap.MADV_REMOVE)
+    (DIRECTORY / f"{name}.{number}").unlink(missing_ok=True)
+
+
 def open_peers(name: str, number: int) -> tuple[int, int]:
     """Open a file of another process's arena, whose name came from the wire; return the descriptor and its size.
 
@@ -173,8 +179,8 @@ def open_control(name: str, nonce: bytes) -> int:
     return fd
 
 
-def exists(name: str) -> bool:
-    return (DIRECTORY / f"{name}.0").exists()
+def exists(name: str, number: int = 0) -> bool:
+    return (DIRECTORY / f"{name}.{number}").exists()
 
 
 def sweep() -> list[str]:

@@ -101,6 +101,8 @@ class Mapped:
         """
         chunk = self._chunks.get(number)
         if chunk is None:
+            for old in [old for old in self._chunks if not exists(self.name, old + 1)]:
+                del self._chunks[old]  # its owner has given it back
             fd, size = open_peers(self.name, number + 1)
             chunk = self._chunks[number] = np.frombuffer(_mapping(fd, size), np.uint8)
         if length == 0 or offset + length > len(chunk):
@@ -235,6 +237,11 @@ class SharedMemoryTransport(Transport):
     def usage(self) -> ArenaUsage | None:
         arena = self._arena
         return None if arena is None else arena.usage()
+
+    def trim(self) -> None:
+        arena = self._arena
+        if arena is not None:
+            arena.trim()
 
     def busy(self, buffer: wire.Buffer) -> bool:
         arena = self._arena

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from kvstore import wire
@@ -43,7 +42,6 @@ Words = Annotated[list[bytes], wire.fields.list_of(binary, 1 << 16)]
 
 
 @message(100)
-@dataclass(frozen=True)
 class Hello(wire.Message):
     """An agent has started. Its rank is that among the agents of a manager, -1 if the manager does not number them."""
 
@@ -55,7 +53,6 @@ class Hello(wire.Message):
 
 
 @message(101)
-@dataclass(frozen=True)
 class Survey(wire.Message):
     """Choose the address by which other hosts will reach this one, and look for the directory and the command."""
 
@@ -67,7 +64,6 @@ class Survey(wire.Message):
 
 
 @message(102)
-@dataclass(frozen=True)
 class Surveyed(wire.Message):
     """The address, where `port` listens for probes; or a `problem`."""
 
@@ -79,7 +75,6 @@ class Surveyed(wire.Message):
 
 
 @message(103)
-@dataclass(frozen=True)
 class Probe(wire.Message):
     """Connect to these targets: (name, address, port) of each."""
 
@@ -92,7 +87,6 @@ class Probe(wire.Message):
 
 
 @message(104)
-@dataclass(frozen=True)
 class Probed(wire.Message):
     """The targets that did not answer: (name, reason) of each."""
 
@@ -102,7 +96,6 @@ class Probed(wire.Message):
 
 
 @message(105)
-@dataclass(frozen=True)
 class StartTasks(wire.Message):
     """Run these tasks.
 
@@ -132,13 +125,11 @@ class StartTasks(wire.Message):
 
 
 @message(106)
-@dataclass(frozen=True)
 class Started(wire.Message):
     """All tasks run."""
 
 
 @message(107)
-@dataclass(frozen=True)
 class Refused(wire.Message):
     """The tasks cannot be started, and none runs. `code` is the exit code of a shell."""
 
@@ -147,7 +138,6 @@ class Refused(wire.Message):
 
 
 @message(108)
-@dataclass(frozen=True)
 class Output(wire.Message):
     """A task has written to standard output (1) or error (2). No bytes are the end of that stream."""
 
@@ -157,7 +147,6 @@ class Output(wire.Message):
 
 
 @message(109)
-@dataclass(frozen=True)
 class Exited(wire.Message):
     """A task has ended, with a code or by a signal."""
 
@@ -167,7 +156,6 @@ class Exited(wire.Message):
 
 
 @message(117)
-@dataclass(frozen=True)
 class Reported(wire.Message):
     """A task has said why it ends; see `ExitReport`."""
 
@@ -181,7 +169,6 @@ class Reported(wire.Message):
 
 
 @message(118)
-@dataclass(frozen=True)
 class StartAgain(wire.Message):
     """Start a task that has ended again, with these variables beside, or instead of, those that it had."""
 
@@ -190,13 +177,11 @@ class StartAgain(wire.Message):
 
 
 @message(110)
-@dataclass(frozen=True)
 class Empty(wire.Message):
     """All tasks have ended, and so have the processes that they have started."""
 
 
 @message(111)
-@dataclass(frozen=True)
 class Note(wire.Message):
     """A line for the user."""
 
@@ -204,7 +189,6 @@ class Note(wire.Message):
 
 
 @message(112)
-@dataclass(frozen=True)
 class Signal(wire.Message):
     """Send this signal to all tasks."""
 
@@ -212,7 +196,6 @@ class Signal(wire.Message):
 
 
 @message(119)
-@dataclass(frozen=True)
 class SignalTask(wire.Message):
     """Send this signal to one task."""
 
@@ -221,19 +204,16 @@ class SignalTask(wire.Message):
 
 
 @message(113)
-@dataclass(frozen=True)
 class Ping(wire.Message):
     """launch.py is alive."""
 
 
 @message(114)
-@dataclass(frozen=True)
 class Pong(wire.Message):
     """The agent is alive."""
 
 
 @message(115)
-@dataclass(frozen=True)
 class Bye(wire.Message):
     """Kill all tasks, clean up, and exit. From an agent: it has done so; `why`, if nobody has told it to."""
 
@@ -241,7 +221,6 @@ class Bye(wire.Message):
 
 
 @message(116)
-@dataclass(frozen=True)
 class OutputAck(wire.Message):
     """launch.py has taken so many more bytes of output."""
 

@@ -100,21 +100,23 @@ from kvstore.job.config import Config
 from kvstore.member.pulse import PulseProcess
 from kvstore.wire import Node
 
-process = PulseProcess(Config(root=sys.argv[1], heartbeat_s=0.05), Node("worker", 3, 1))
+interval_s = float(sys.argv[2])
+config = Config(root=sys.argv[1], heartbeat_s=interval_s, heartbeat_timeout_s=9 * interval_s)
+process = PulseProcess(config, Node("worker", 3, 1))
 print(process.pid, flush=True)
 time.sleep(1000)
 """
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Iterator[tuple[Transport, subprocess.Popen[str], int]]:
+def beside(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Transport, subprocess.Popen[str], int]]:
     """A process beside which another beats, what listens, and the number of that other."""
     tmp_path.chmod(0o700)
     config = Config(root=f"ipc://{tmp_path}/scheduler")
     transport = links(config)()
     try:
         transport.bind(config.root)
-        words = [sys.executable, "-c", BESIDE, config.root]
+        words = [sys.executable, "-c", BESIDE, config.root, str(getattr(request, "param", 0.05))]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
@@ -152,6 +154,26 @@ def test_it_ends_with_whom_it_beats_for_however_that_ends(
     process.kill()
     process.wait()
     until(lambda: not Path(f"/proc/{pid}").exists() or state(pid) == "Z", "the other to end")
+
+
+@pytest.mark.parametrize("beside", [2 * LONG], indirect=True)
+def test_before_the_first_heartbeat_is_due_it_imports_nothing_and_ends_with_whom_it_beats_for(
+    beside: tuple[Transport, subprocess.Popen[str], int],
+) -> None:
+    transport, process, pid = beside
+    until(lambda: "--idle" in Path(f"/proc/{pid}/cmdline").read_text(), "the shell to become the other")
+    assert transport.recv(0.0) is None
+    process.kill()
+    process.wait()
+    until(lambda: not Path(f"/proc/{pid}").exists() or state(pid) == "Z", "the other to end")
+
+
+def test_it_is_ended_at_once_even_where_it_has_hardly_begun(tmp_path: Path) -> None:
+    config = Config(root=f"ipc://{tmp_path}/scheduler", heartbeat_s=LONG, heartbeat_timeout_s=9 * LONG)
+    process = PulseProcess(config, NODE)
+    process.end()
+    assert process.ended
+    until(lambda: not Path(f"/proc/{process.pid}").exists(), "the other to be gone")
 
 
 @pytest.mark.parametrize(

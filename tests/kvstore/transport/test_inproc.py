@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from inproc import InprocNetwork
 
 from kvstore.errors import ConfigError
-from kvstore.transport.memory import ALIGN, Heap, ScatteredFrame, keep_freed, space, whole
+from kvstore.job.system import own_memory_bytes
+from kvstore.transport.memory import ALIGN, ENOUGH, LOOK_S, FreedMemory, Heap, ScatteredFrame, keep_freed, space, whole
 
 
 def test_networks_do_not_know_each_other():
@@ -118,3 +120,37 @@ def test_keeping_freed_memory_may_be_asked_for_again() -> None:
     before = keep_freed.cache_info().misses  # more than one where threads of an earlier test asked at the same moment
     keep_freed()
     assert keep_freed.cache_info().misses == before
+
+
+def test_free_memory_is_given_back_once_in_a_while_where_the_process_has_grown() -> None:
+    state, done = {"now": 0.0, "held": 100 << 20}, []
+
+    def what_is_done(now: float, held: int) -> list[str]:
+        state.update(now=now, held=held)
+        done.clear()
+        freed.look()
+        return list(done)
+
+    freed = FreedMemory(
+        lambda: done.append("trim"), lambda: state["now"], lambda: state["held"], lambda: done.append("give back")
+    )
+    assert what_is_done(LOOK_S - 1, 900 << 20) == []
+    assert what_is_done(LOOK_S, 100 << 20) == ["trim", "give back"]
+    assert what_is_done(LOOK_S + 1, 900 << 20) == []
+    assert what_is_done(2 * LOOK_S, (100 << 20) + ENOUGH - 1) == ["trim"]
+    assert what_is_done(3 * LOOK_S, (100 << 20) + ENOUGH) == ["trim", "give back"]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library does not tell")
+def test_pages_between_what_stays_are_given_back() -> None:
+    keep_freed()
+    given = [bytearray(b"x") * 60_000 for _ in range(1000)]
+    kept = given[::20]
+    del given
+    before = own_memory_bytes()
+    now = 0.0
+    freed = FreedMemory(lambda: None, lambda: now)
+    now = LOOK_S
+    freed.look()
+    assert before - own_memory_bytes() > 40_000_000
+    assert len(kept) == 50

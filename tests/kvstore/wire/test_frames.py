@@ -366,3 +366,11 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert group.read(large) is not group.read(large)
     again = [group.read(msgpack.packb([[1] * 20 + [number]])) for number in range(2)]
     assert group.read(again[0].packed) is not again[0]
+
+
+def test_with_a_store_go_the_fields_that_its_pushes_had_in_common() -> None:
+    frames = wire.encode(PUSH)
+    before = wire.decode(frames).shared
+    assert wire.decode(frames).shared is before
+    wire.forget_shared()
+    assert wire.decode(frames).shared is not before

@@ -261,3 +261,39 @@ def test_the_smallest_hole_that_fits_is_taken():
     assert blocks.take(1 << 15).chunk == 0
     assert blocks.find(5, 0) is None
     assert blocks.take(1 << 20) is None
+
+
+def test_chunks_that_are_not_used_any_more_are_given_back(pair: Pair, directory: Path):
+    first = pair.owner.allocate(1000)
+    held = pair.mapped.view(*pair.owner.refer(first, pair.reader))
+    burst = [pair.owner.allocate(100_000) for _ in range(8)]
+    views = [pair.mapped.view(*pair.owner.refer(each, pair.reader)) for each in burst]
+    pair.owner.trim()
+    pair.owner.trim()
+    assert sum(pair.owner.usage().chunks) > 800_000, "they are in use"
+    files = len(list(directory.iterdir()))
+    del burst, views
+    pair.owner.trim()
+    assert sum(pair.owner.usage().chunks) > 800_000, "what was used since the last time may be used again"
+    pair.owner.trim()
+    assert sum(pair.owner.usage().chunks) == 1 << 16
+    assert len(list(directory.iterdir())) < files
+    first[:] = b"x" * 1000
+    assert bytes(held) == b"x" * 1000
+    again = pair.owner.allocate(300_000)
+    again[:] = b"y" * 300_000
+    assert bytes(pair.mapped.view(*pair.owner.refer(again, pair.reader))) == b"y" * 300_000
+
+
+def test_blocks_of_sizes_that_nobody_asks_for_any_more_make_room_for_others():
+    blocks = Blocks()
+    blocks.grow(0, 1 << 30)
+    kept = []
+    for step in range(2000):
+        again = blocks.take(1 << 16)  # of each step
+        other = blocks.take(rounded((1 << 16) + 4096 * (1 + step)))
+        kept.append((again.offset, other.offset + other.size))
+        blocks.give(again)
+        blocks.give(other)
+    assert len({offset for offset, _ in kept}) == 1, "the same size has the same memory in each step"
+    assert max(stop for _, stop in kept) < 6 * (2000 << 12), "a few blocks, not all sizes, which are 8 GB"
