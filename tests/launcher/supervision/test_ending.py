@@ -267,10 +267,11 @@ def test_a_server_with_a_standby_may_die_and_is_started_again(index: int, exit: 
     assert actions == [Lose(index, str(Exit(**exit)), 1, final=False)]
     assert run.ending.phase is Phase.RUNNING
     assert run.ending.wake == run.now + TAKEOVER_S
-    run.now += 0.4
+    died = run.now
+    run.now += 0.8 * TAKEOVER_S
     assert run.tick() == []
-    run.now += 0.1
-    assert run.tick() == [Restart(index, 2, Exit(**exit), run.now - TAKEOVER_S)]
+    run.now += 0.2 * TAKEOVER_S
+    assert run.tick() == [Restart(index, 2, Exit(**exit), died)]
     assert run.ending.wake is None
     run.now += 60
     assert run.exit(index, signum=9)[0] == Lose(index, "was killed by SIGKILL", 2, False)
