@@ -16,7 +16,7 @@ from kvstore.job.processes import allow_many_files
 from kvstore.job.title import entitle
 from kvstore.transport.choose import links
 from servers.endpoints import server_endpoint
-from servers.processes import collect_seldom, importing, run_server
+from servers.processes import collect_seldom, end_with, importing, run_server
 
 TERMINATED = 128 + signal.SIGTERM
 
@@ -99,6 +99,4 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 if __name__ == "__main__":
-    code = main()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(code)
+    end_with(main)

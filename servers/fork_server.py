@@ -13,7 +13,7 @@ import sys
 from kvstore.job.forking import serve
 from kvstore.job.settings import OMP_NUM_THREADS
 from servers import __main__ as server_process
-from servers.processes import importing
+from servers.processes import end_with, importing
 
 
 def main() -> int:
@@ -34,6 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(code)
+    end_with(main)

@@ -1,12 +1,17 @@
-"""How processes of this package start: whether a server is one of a pair, and how often Python collects garbage."""
+"""How processes of this package start and end: whether a server is one of a pair, and how often garbage is collected."""
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from kvstore.job.config import Config
 from kvstore.transport import Transport
@@ -37,6 +42,27 @@ def importing() -> Iterator[None]:
         gc.freeze()
     finally:
         gc.enable()
+
+
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """Run ``main``, and end this process with the code that it returns, or raises ``SystemExit`` with.
+
+    All that was registered for the exit runs. What does not run is the end of the interpreter: with torch imported, it
+    takes 0.3 s to take all modules apart, and gives a forked process copies of the memory that it shares.
+    """
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def run_server(
