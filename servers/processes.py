@@ -1,4 +1,4 @@
-"""How processes of this package start and end: whether a server is one of a pair, and how often garbage is collected."""
+"""How processes of this package start and end: whether a server is one of a pair, how often garbage is collected."""
 
 from __future__ import annotations
 
