@@ -55,6 +55,8 @@ class Packer:
         if not size:
             return torch.empty(shape, dtype=dtype, device="cpu")
         buffer = self._memory.allocate(size * dtype.itemsize)
+        if isinstance(buffer.obj, bytearray):  # a small value in plain memory: only an array can be referred to weakly
+            buffer = np.frombuffer(buffer, np.uint8).data
         tensor = torch.frombuffer(buffer, dtype=dtype)
         self._made[tensor.data_ptr()] = buffer.obj
         return tensor.view(shape)
