@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 MARK = "KVSTORE_JOB"
+SERVER = re.compile(r"\0server-(\d+)[\0 ]*$")
 FIELDS = {"VmRSS": "all", "RssAnon": "own", "RssShmem": "shared", "RssFile": "files"}
 
 
@@ -17,9 +19,10 @@ def memory_of_servers() -> list[dict[str, float]]:
         # Processes come and go while we look, and not all are ours to look at.
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if entry.name.isdigit():
-                env = environment((entry / "environ").read_text())
-                if env.get("DMLC_ROLE") == "server" and env.get(MARK, "") == os.environ[MARK]:
-                    by_rank[int(env["DMLC_TASK_ID"])] = megabytes((entry / "status").read_text())
+                # A server that was forked has the environment of its fork server there, but words of its own.
+                named = SERVER.search((entry / "cmdline").read_text())
+                if named and environment((entry / "environ").read_text()).get(MARK) == os.environ[MARK]:
+                    by_rank[int(named[1])] = megabytes((entry / "status").read_text())
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 

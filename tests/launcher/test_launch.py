@@ -94,11 +94,6 @@ def test_files_in_the_package_do_not_shadow_modules() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_starting_is_quick_because_little_is_imported() -> None:
-    code = "import sys, launcher.launch; print(*{'torch', 'zmq', 'numpy'}.intersection(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == ""
-
-
 def test_the_console_script_is_declared() -> None:
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
