@@ -21,6 +21,8 @@ def main() -> int:
     with importing():
         import torch
 
+        import kvstore.transport.shm.shared_memory
+        import kvstore.transport.sockets.socket_transport  # noqa: F401
         import servers.aggregator.aggregator_process
         import servers.replication.pair_process  # noqa: F401 (for the children)
     loaded_with = os.environ.get(OMP_NUM_THREADS.name)
