@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,11 +18,16 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.layout import read_rows
 from kvstore.rows.row_arguments import Wanted
 from kvstore.rows.sums import Rows
+from kvstore.spec import ITEMSIZE
+from kvstore.transport.shm.own_pages import Adopt, OwnBytes
+from kvstore.transport.shm.shared_memory import own_bytes
 from kvstore.values import (
     Arrays,
     TensorRange,
+    copy_each,
     crossed,
     cut,
+    from_buffer,
     from_host,
     ranges_of,
     scatter,
@@ -42,14 +47,19 @@ class Writer:
         outs: what to write into, for each key an array; or a list of them, of any device and strides.
         copy: if False, let the caller's own tensors become the values themselves where these came in one range of
             memory.
+        adopt: is asked for each whole value that came in shared memory.
     """
 
-    def __init__(self, plan: Plan, outs: Arrays | Sequence[Sequence[torch.Tensor]], copy: bool) -> None:
+    def __init__(
+        self, plan: Plan, outs: Arrays | Sequence[Sequence[torch.Tensor]], copy: bool, adopt: Adopt | None = None
+    ) -> None:
         self._layout = plan.layout
         self._replies = len(plan.parcels)
         self._plain = outs if isinstance(outs, Arrays) else None
         self._outs = () if isinstance(outs, Arrays) else outs
-        self._copy = copy or self._plain is None or not self._plain.given
+        given = self._plain is not None and self._plain.given
+        self._copy = copy or not given
+        self._adopt = adopt if given else None
         self._staged: dict[int, torch.Tensor] = {}  # by position: arrays that are written once they are complete
         self._arrived: dict[int, dict[int, int]] = {}  # by position: how many elements have come, by where they begin
         self._moving: set[torch.cuda.Stream] = set()
@@ -78,8 +88,35 @@ class Writer:
             self._write(parcel, _payload_of(parcel, reply, decode))
         elif decode is not None and self._copy and parcel.dtype == "float32":
             decode(reply, views_of(parcel, self._plain.tensors))
+        elif (
+            self._adopt is not None
+            and decode is None
+            and not parcel.many
+            and len(reply.buffers) == 1
+            and (own := own_bytes(reply.buffers[0])) is not None
+        ):
+            self._give(parcel, self._plain, own, reply.buffers[0], self._adopt)
         else:
             self._write_plain(parcel, self._plain, _payload_of(parcel, reply, decode))
+
+    def _give(self, parcel: Parcel, outs: Arrays, own: OwnBytes, buffer: wire.Buffer, adopt: Adopt) -> None:
+        """Let the caller's arrays become their parts of ``own``, which are those of ``buffer``, or do as without."""
+        at, itemsize = 0, ITEMSIZE[parcel.dtype]
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for position, start, stop, whole in parcel.ranges:
+            out = outs.tensors[position]
+            part = cast("OwnBytes", own[at : at + (stop - start) * itemsize])
+            at += len(part)
+            # Before a view of the array is made: what has other views is not given other memory.
+            if whole and adopt(out, part):
+                continue
+            if whole and not self._copy:
+                out.data = from_buffer(memoryview(buffer)[at - len(part) : at], parcel.dtype).view(out.shape)
+            else:
+                targets.append(out.view(-1)[start:stop])
+                sources.append(torch.from_numpy(part).view(out.dtype))
+        copy_each(targets, sources)
 
     def _write_plain(self, parcel: Parcel, outs: Arrays, payload: Sequence[TensorRange]) -> None:
         if payload and parcel.many and self._copy:

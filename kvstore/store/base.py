@@ -260,6 +260,20 @@ class KVStore:
         """
         self._on_pull = on_pull
 
+    def offer_values(self, adopt: Callable[[Any, Any], bool], end: Callable[[], None]) -> bool:
+        """Have ``adopt`` asked whether an array becomes its value, wherever one comes whole in shared memory.
+
+        Args:
+            adopt: is given an array of ``out`` and the bytes of its value, and returns whether the array has become
+                them; if not, they are copied. A program may write to these bytes as to any of its own: nobody else sees
+                it. ``out`` must be torch tensors, and ``copy`` True.
+            end: is called when the store is closed.
+
+        Returns:
+            Whether this store does that.
+        """
+        return False
+
     # ---- tables: rows by their ids
 
     def row_sparse_pull(

@@ -189,6 +189,10 @@ class BackwardPushes:
         """Handle the gradient of the parameter at ``position``, which backward has just accumulated."""
         raise NotImplementedError
 
+    def room_for(self, position: int, grad: torch.Tensor) -> torch.Tensor:
+        """Return memory for what comes back of the push of ``grad``."""
+        return torch.empty(grad.shape, dtype=grad.dtype, device="cpu")
+
     def paused(self) -> AbstractContextManager[None]:
         return self._hooks.paused()
 
@@ -227,10 +231,7 @@ class BackwardPushes:
         held: dict[int, torch.Tensor] = {}
         if outs is None:
             # Not the gradients or weights themselves: while backward runs, it and the program may still read them.
-            held = {
-                position: torch.empty(grad.shape, dtype=grad.dtype, device="cpu")
-                for position, grad in zip(positions, grads, strict=True)
-            }
+            held = {position: self.room_for(position, grad) for position, grad in zip(positions, grads, strict=True)}
             outs = list(held.values())
         keys = [self._keys[position] for position in positions]
         ticket = self._store.pushpull(keys, grads, outs, priority, wait=False, copy=copy)

@@ -28,6 +28,7 @@ from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.overlap import overlapping
 from workers.trainer.parameters import Key, Parameter
 from workers.trainer.rates import TrainerRates
+from workers.trainer.shared_weights import SharedWeights
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ class GradientSync:
         store: KVStore,
         rates: TrainerRates | None,
         *,
-        share_weights: bool,
+        share_weights: bool | None,
         share_gradients: bool,
         overlap: bool | None,
         forward: nn.Module | None,
@@ -181,7 +182,9 @@ class GradientSync:
     ) -> None:
         self._store = store
         self._rates = rates
-        self._share = {"copy": False} if share_weights else {}
+        tensors = [tensor for param in params for tensor in param.tensors]
+        self._shared = SharedWeights(tensors, store, False if rates is None else share_weights)
+        self._share = {} if self._shared.copy else {"copy": False}
         self._params = params
         self._frozen = frozen
         self._closed = False
@@ -196,7 +199,7 @@ class GradientSync:
             self._tables.rates = rates.apply
             self._take_up(rates.trained)
             self._sparse.refresh(self._sparse.make(rates.tables))
-        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
+        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store), self._shared)
         if self._writes is not None:
             store.watch_pulls(self._writes.pulled)
         self._new_overlap = partial(
@@ -205,7 +208,7 @@ class GradientSync:
             store,
             rates,
             wanted=overlap,
-            share_weights=share_weights,
+            weights=self._shared,
             share_gradients=share_gradients,
             forward=forward,
             frozen=frozen,  # this very set, which ``thaw`` changes

@@ -22,10 +22,11 @@ from torch import nn
 from kvstore import KVStore, KVStoreError, UsageError
 from workers.common.buckets import divide
 from workers.common.pushed import BackwardPushes, PushedGradients, settle
-from workers.trainer.arrivals import Arrivals, require_waiting, write
+from workers.trainer.arrivals import Arrivals, require_waiting
 from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import Snapshot, TrainerRates, changed
+from workers.trainer.shared_weights import SharedWeights
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Overlap(BackwardPushes):
 
     Args:
         rates: the hyper-parameters, if the store updates. If it only sums, neither they nor the factor matter here.
-        share: replace the parameters' ``data`` by new values where that saves a copy.
+        weights: writes new values into the parameters.
         asked: begin after the first step whatever it was like, so that a program that does not fit gets an error.
         forward: the model whose modules wait for new values instead of the steps; only for a store that updates.
         writes: is told of values that are written into parameters between the steps.
@@ -65,7 +66,7 @@ class Overlap(BackwardPushes):
         store: KVStore,
         *,
         rates: TrainerRates | None,
-        share: bool,
+        weights: SharedWeights,
         asked: bool,
         forward: nn.Module | None = None,
         frozen: Collection[int] = (),
@@ -76,13 +77,13 @@ class Overlap(BackwardPushes):
         )
         self._params = params
         self._rates = rates
-        self._share = share and rates is not None
+        self._weights = weights
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
         self._excluded: set[int] = set(frozen)
         self._rescale: float | None = None  # the factor of the watched steps
         self._step = Step()
-        self._arrivals = None if forward is None else Arrivals(forward, self._tensors, self._share, writes)
+        self._arrivals = None if forward is None else Arrivals(forward, self._tensors, weights, writes)
 
     def exclude(self, positions: Collection[int]) -> None:
         """Leave the parameters at ``positions`` to others from now on: their gradients are sparse."""
@@ -181,6 +182,9 @@ class Overlap(BackwardPushes):
         except KVStoreError as exc:  # raised by step(), whose caller expects it
             self._step.refused = exc
 
+    def room_for(self, position: int, grad: torch.Tensor) -> torch.Tensor:
+        return super().room_for(position, grad) if self._rates is None else self._weights.room_for(grad)
+
     # ---- in step
 
     def _require_final(self, grads: Mapping[int, torch.Tensor], rescale: float | None, lasting: bool) -> None:
@@ -225,7 +229,7 @@ class Overlap(BackwardPushes):
             values = [grads[position] for position in missing]
             # Backward is over, so new values may go straight into the tensors, unless forward passes wait for them.
             here = None if later is not None else [outs[position] for position in missing]
-            copy = later is None and not self._share
+            copy = later is None and self._weights.copy
             self._pushpull(missing, values, here, priority=-min(missing), rescale=rescale, copy=copy)
         self._require_unwritten()  # while servers work
         if later is not None:
@@ -236,7 +240,7 @@ class Overlap(BackwardPushes):
         settle([ticket for ticket, _ in self._flight.pushed])
         for _, held in self._flight.pushed:
             for position, value in held.items():
-                write(outs[position], value, self._share)
+                self._weights.write(outs[position], value)
 
     def _judge(self, rescale: float | None) -> None:
         """Decide, after a watched step, whether to begin, to go on watching, or never to begin."""
@@ -260,7 +264,7 @@ def overlapping(
     rates: TrainerRates | None,
     *,
     wanted: bool | None,
-    share_weights: bool,
+    weights: SharedWeights,
     share_gradients: bool,
     forward: nn.Module | None,
     frozen: Collection[int] = (),
@@ -288,7 +292,7 @@ def overlapping(
         buckets,
         store,
         rates=rates,
-        share=share_weights,
+        weights=weights,
         asked=bool(wanted),
         forward=forward,
         frozen=frozen,

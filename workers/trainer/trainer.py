@@ -120,7 +120,7 @@ class Trainer:
         compression_params: Mapping[str, object] | None = None,
         overlap: bool | str | None = "auto",
         share_gradients: bool = False,
-        share_weights: bool = False,
+        share_weights: bool | None = None,
         wait_in_forward: nn.Module | None = None,
         check_finite: bool = False,
     ) -> None:
