@@ -48,7 +48,6 @@ from kvstore.store.registry import canonical
 from kvstore.store.statistics import Statistics
 from kvstore.store.wanted_rows import described as call_of
 from kvstore.ticket import Ticket, WaitLimits
-from kvstore.transport.shm import own_pages
 from kvstore.transport.shm.own_pages import Adopt
 from kvstore.values import Leaving, as_dtype, tensors_of
 
@@ -222,12 +221,9 @@ class DistStore(KVStore):
         operation.result = requests.result()
         return Ticket(operation)
 
-    def offer_values(self, adopt: Adopt, end: Callable[[], None]) -> bool:
-        if not own_pages.available():
-            return False
+    def offer_values(self, adopt: Adopt, end: Callable[[], None]) -> None:
         self._arguments.adopt = adopt
         self._ends.append(end)
-        return True
 
     def _check(self) -> None:
         """Raise what has gone wrong since the last call."""

@@ -260,7 +260,7 @@ class KVStore:
         """
         self._on_pull = on_pull
 
-    def offer_values(self, adopt: Callable[[Any, Any], bool], end: Callable[[], None]) -> bool:
+    def offer_values(self, adopt: Callable[[Any, Any], bool], end: Callable[[], None]) -> None:
         """Have ``adopt`` asked whether an array becomes its value, wherever one comes whole in shared memory.
 
         Args:
@@ -268,11 +268,7 @@ class KVStore:
                 them; if not, they are copied. A program may write to these bytes as to any of its own: nobody else sees
                 it. ``out`` must be torch tensors, and ``copy`` True.
             end: is called when the store is closed.
-
-        Returns:
-            Whether this store does that.
         """
-        return False
 
     # ---- tables: rows by their ids
 

@@ -16,6 +16,7 @@ from torch.autograd.graph import increment_version
 
 from kvstore import KVStore
 from kvstore.transport.shm.own_pages import OwnBytes, has_own_pages
+from workers.common.stores import updates_each_push
 from workers.common.torch_internals import alone_in_memory
 
 LEAST = 1 << 16  # bytes; less is copied in less time than it takes to look
@@ -35,7 +36,9 @@ class SharedWeights:
         self.copy = not share  # of ``KVStore.pull``
         self._own: dict[torch.Tensor, OwnBytes] = {}  # by parameter
         self._tensors = set(tensors)
-        self.automatic = share is None and store.offer_values(self._adopt, self.detach)
+        # Where each push is an update, a server whose memory is kept would copy its weights for each of them.
+        if share is None and not updates_each_push(store.type):
+            store.offer_values(self._adopt, self.detach)
 
     def room_for(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return memory that holds a new value of ``tensor`` until ``write`` is called with both."""

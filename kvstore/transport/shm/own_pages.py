@@ -43,7 +43,7 @@ class OwnPages:
         self.address, self.pristine = address, pristine
         self._first = address // PAGE * PAGE
         self._nbytes = -(-(address + len(pristine)) // PAGE) * PAGE - self._first
-        _known.add(self)
+        _known[id(self)] = self
 
     def detach(self) -> None:
         """Make all pages this process's own, where they are. The bytes stay the same."""
@@ -114,7 +114,7 @@ def available() -> bool:
         seen = seen and bool((whole == 2).all()) and not has_own_pages(whole.ctypes.data, 2 * PAGE)
         half[0] = 3
         written = has_own_pages(half.ctypes.data, PAGE) and not has_own_pages(whole.ctypes.data, PAGE)
-        _detach_all([pages for pages in (whole.pages,) if pages is not None])
+        whole.pages.detach()  # type: ignore[union-attr]
         shared[:] = 4
         return seen and written and [*shared[PAGE:][:2], whole[0], *half[:2]] == [4, 4, 2, 3, 2]
     except (OSError, AttributeError):
@@ -159,10 +159,11 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _detach_all(every: Any = None) -> None:
-    for pages in list(_known) if every is None else every:
-        pages.detach()
+def _detach_all() -> None:
+    for known in _known.valuerefs():  # a list: other threads may add to it
+        if (pages := known()) is not None:
+            pages.detach()
 
 
-_known: weakref.WeakSet[OwnPages] = weakref.WeakSet()
+_known: weakref.WeakValueDictionary[int, OwnPages] = weakref.WeakValueDictionary()
 os.register_at_fork(before=_detach_all)

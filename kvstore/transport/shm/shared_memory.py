@@ -8,6 +8,7 @@ where. The first frame of a message is its header and never goes by reference. E
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
@@ -126,7 +127,11 @@ class Mapped:
     def own(self, number: int, offset: int, pristine: Bytes) -> OwnBytes:
         """Return what ``view`` has returned, ``pristine``, as memory that this process may write to."""
         if number not in self._private:
-            self._private[number] = PrivateFile(*open_peers(self.name, number + 1))
+            fd, size = open_peers(self.name, number + 1)
+            if room()[1] < size:  # while this is kept, the owner needs other memory for its next values
+                os.close(fd)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._private[number] = PrivateFile(fd, size)
         return self._private[number].view(offset, pristine)
 
     def let_go(self, cell: int) -> None:
