@@ -221,9 +221,16 @@ class DistStore(KVStore):
         operation.result = requests.result()
         return Ticket(operation)
 
-    def offer_values(self, adopt: Adopt, end: Callable[[], None]) -> None:
+    @property
+    def pushes_in_place(self) -> bool:
+        config = self._session.config
+        return config.shm and config.one_host and not self._closed and self._pushes.compressing is None
+
+    def offer_values(self, adopt: Adopt) -> None:
         self._arguments.adopt = adopt
-        self._ends.append(end)
+
+    def when_closed(self, act: Callable[[], None]) -> None:
+        self._ends.append(act)
 
     def _check(self) -> None:
         """Raise what has gone wrong since the last call."""

@@ -18,7 +18,6 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.layout import read_rows
 from kvstore.rows.row_arguments import Wanted
 from kvstore.rows.sums import Rows
-from kvstore.spec import ITEMSIZE
 from kvstore.transport.shm.own_pages import Adopt, OwnBytes
 from kvstore.transport.shm.shared_memory import own_bytes
 from kvstore.values import (
@@ -36,6 +35,8 @@ from kvstore.values import (
     without_grad,
 )
 from kvstore.values.any_arrays import Column
+
+WORTH_ADOPTING = 1 << 16  # bytes; less is copied in less time than it takes to look whether that is possible
 
 Decode: TypeAlias = Callable[[wire.Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
 
@@ -101,21 +102,23 @@ class Writer:
 
     def _give(self, parcel: Parcel, outs: Arrays, own: OwnBytes, buffer: wire.Buffer, adopt: Adopt) -> None:
         """Let the caller's arrays become their parts of ``own``, which are those of ``buffer``, or do as without."""
-        at, itemsize = 0, ITEMSIZE[parcel.dtype]
-        targets: list[torch.Tensor] = []
+        sizes = [each.stop - each.start for each in parcel.ranges]
+        parts = torch.split_with_sizes(from_buffer(buffer, parcel.dtype), sizes)
+        left: list[ArrayRange] = []
         sources: list[torch.Tensor] = []
-        for position, start, stop, whole in parcel.ranges:
-            out = outs.tensors[position]
-            part = cast("OwnBytes", own[at : at + (stop - start) * itemsize])
-            at += len(part)
-            # Before a view of the array is made: what has other views is not given other memory.
-            if whole and adopt(out, part):
-                continue
-            if whole and not self._copy:
-                out.data = from_buffer(memoryview(buffer)[at - len(part) : at], parcel.dtype).view(out.shape)
-            else:
-                targets.append(out.view(-1)[start:stop])
-                sources.append(torch.from_numpy(part).view(out.dtype))
+        at = 0
+        for each, part in zip(parcel.ranges, parts, strict=True):
+            start, at = at, at + part.nbytes
+            worth = each.whole and part.nbytes >= WORTH_ADOPTING
+            if not (worth and adopt(outs.tensors[each.position], cast("OwnBytes", own[start:at]))):
+                left.append(each)
+                sources.append(part)
+        if not self._copy:
+            self._share(left, outs, sources)
+            return
+        # Only now: what has views is not given other memory.
+        flats = [outs.tensors[position].view(-1) for position, _, _, _ in left]
+        targets = [flat[start:stop] for flat, (_, start, stop, _) in zip(flats, left, strict=True)]
         copy_each(targets, sources)
 
     def _write_plain(self, parcel: Parcel, outs: Arrays, payload: Sequence[TensorRange]) -> None:

@@ -260,15 +260,22 @@ class KVStore:
         """
         self._on_pull = on_pull
 
-    def offer_values(self, adopt: Callable[[Any, Any], bool], end: Callable[[], None]) -> None:
+    @property
+    def pushes_in_place(self) -> bool:
+        """Whether arrays from ``empty`` are pushed from where they are."""
+        return False
+
+    def offer_values(self, adopt: Callable[[Any, Any], bool]) -> None:
         """Have ``adopt`` asked whether an array becomes its value, wherever one comes whole in shared memory.
 
         Args:
-            adopt: is given an array of ``out`` and the bytes of its value, and returns whether the array has become
-                them; if not, they are copied. A program may write to these bytes as to any of its own: nobody else sees
-                it. ``out`` must be torch tensors, and ``copy`` True.
-            end: is called when the store is closed.
+            adopt: is given a torch tensor of ``out`` and the bytes of its value, and returns whether the tensor has
+                become them; if not, they are copied. A program may write to these bytes as to any of its own: nobody
+                else sees it.
         """
+
+    def when_closed(self, act: Callable[[], None]) -> None:
+        """Have ``act`` called when the store has been closed."""
 
     # ---- tables: rows by their ids
 

@@ -22,7 +22,7 @@ from kvstore.ticket import Ticket
 from kvstore.values import from_buffer, spec_of, to_buffer
 from workers.common.torch_internals import is_compiled
 from workers.trainer.outside_writes import OutsideWrites
-from workers.trainer.shared_weights import SharedWeights
+from workers.trainer.sharing import SharedWeights
 
 
 class Arrivals:

@@ -23,7 +23,7 @@ from kvstore import UsageError
 from workers.common.tensors import as_bits, in_memory_order, memory_order
 from workers.common.torch_internals import write_count
 from workers.trainer.parameters import Key, Parameter
-from workers.trainer.shared_weights import SharedWeights
+from workers.trainer.sharing import SharedWeights
 
 SAMPLE = 1 << 14  # elements: 64 KiB of float32 cost some 20 µs
 FIRST, FIRST_SAMPLE = 10, 1 << 18  # most programs that write do it from the first steps on: look closer at these

@@ -26,7 +26,7 @@ from workers.trainer.arrivals import Arrivals, require_waiting
 from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import Snapshot, TrainerRates, changed
-from workers.trainer.shared_weights import SharedWeights
+from workers.trainer.sharing import SharedWeights
 
 log = logging.getLogger(__name__)
 

@@ -119,7 +119,7 @@ class Trainer:
         update_on_kvstore: bool | str | None = "auto",
         compression_params: Mapping[str, object] | None = None,
         overlap: bool | str | None = "auto",
-        share_gradients: bool = False,
+        share_gradients: bool | None = None,
         share_weights: bool | None = None,
         wait_in_forward: nn.Module | None = None,
         check_finite: bool = False,
