@@ -353,12 +353,13 @@ class GradientSync:
     @contextmanager
     def _in_flight(self) -> Iterator[None]:
         """Gradients are pushed in this block. If it fails, servers may go on reading the memory that they were in."""
+        over = False
         try:
             yield
-        except BaseException:
-            if self._moved is not None:
+            over = not self.overlaps  # else the next backward may push into it, and go on
+        finally:
+            if self._moved is not None and not over:
                 self._moved.detach()
-            raise
 
     def _take_up(self, positions: Sequence[int]) -> bool:
         """Give the store the parameters at ``positions`` that are frozen; return whether there are any."""

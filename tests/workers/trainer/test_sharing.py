@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import mmap
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +17,10 @@ from safetensors.torch import load_model, save_model
 from threaded import ThreadedJob
 from torch import nn
 
-from kvstore import UsageError
+from kvstore import DeadlineExceeded, UsageError
 from kvstore.client import DistStore
+from kvstore.store.local import LocalStore
+from kvstore.ticket import Ticket
 from kvstore.transport.shm import own_pages
 from workers import Trainer
 from workers.common import buckets
@@ -306,3 +310,196 @@ def test_where_each_push_is_an_update_weights_are_copied(job: ThreadedJob) -> No
         return training.taken
 
     assert job.run(work, mode="async") == [[False] * 3] * 2
+
+
+# ---- gradients
+
+
+class Lender(LocalStore):
+    """A store that pushes in place: memory from ``empty`` is shared with other processes, and stays with children."""
+
+    pushes_in_place = True
+    refuses = False
+
+    def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        made = torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+        self.places = {*getattr(self, "places", ()), made.data_ptr()}
+        return made
+
+    def _pushpull(self, *args: Any) -> Ticket:
+        if self.refuses:
+            raise DeadlineExceeded("no answer")
+        return super()._pushpull(*args)
+
+
+class Lent(Training):
+    """A training with a store that pushes in place; ``moved`` says which gradients are in its memory."""
+
+    def __init__(self, kind: str = "dist_sync", **how: Any) -> None:
+        super().__init__(Lender(kind), None, **how)  # type: ignore[arg-type]
+
+    @property
+    def moved(self) -> list[bool]:
+        places = getattr(self.trainer.store, "places", ())
+        return [weight.grad is not None and weight.grad.data_ptr() in places for weight in self.weights]
+
+
+@pytest.fixture
+def lent() -> Lent:
+    return Lent()
+
+
+def test_gradients_move_and_are_the_same(lent: Lent) -> None:
+    plain = Lent(share_gradients=False)
+    for step in range(3):
+        for each in (lent, plain):
+            each.trainer.zero_grad()
+            each.backward(step)
+        assert [*lent.moved, *plain.moved] == [True] * 3 + [False] * 3
+        for one, two in zip(lent.model.parameters(), plain.model.parameters(), strict=True):
+            assert torch.equal(one.grad, two.grad)  # type: ignore[arg-type]
+        lent.trainer.step()
+        plain.trainer.step()
+    assert same(values(lent.model), values(plain.model))
+    lent.trainer.zero_grad()
+    assert [weight.grad for weight in lent.weights] == [None] * 3
+
+
+def test_gradients_add_up_where_they_are(lent: Lent) -> None:
+    plain = layers()
+    for step in range(2):
+        lent.backward(step)
+        plain(torch.randn(4, SIDE, generator=torch.Generator().manual_seed(10 * step))).square().mean().backward()
+    for one, two in zip(lent.model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)  # type: ignore[arg-type]
+    lent.model.zero_grad(set_to_none=False)
+    assert lent.moved == [True] * 3
+    assert not any(param.grad.any() for param in lent.model.parameters())  # type: ignore[union-attr]
+
+
+def test_a_gradient_that_was_kept_stays_as_it_was(lent: Lent) -> None:
+    lent.backward(0)
+    kept = lent.weights[0].grad
+    assert kept is not None
+    before, view = kept.clone(), kept.numpy()
+    lent.trainer.step()
+    for step in (1, 2, 3):
+        lent.step(step)
+    assert torch.equal(kept, before)
+    assert (view == before.numpy()).all()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
+@pytest.mark.parametrize("of", ["buffer", "view", "numpy", "graph", "other order"])
+def test_what_else_refers_to_a_gradient_stays_with_it(lent: Lent, of: str) -> None:
+    weight, held = lent.weights[0], []
+    if of == "buffer":  # as some optimizers have all gradients in one
+        buffer = torch.zeros(SIDE * SIDE + 8)
+        weight.grad = buffer[8:].view(SIDE, SIDE)
+        held.append(buffer[8:])
+    hook: dict[str, Callable[[torch.Tensor], Any]] = {
+        "view": lambda param: param.grad.view(-1),  # type: ignore[union-attr]
+        "numpy": lambda param: param.grad.numpy().reshape(-1),  # type: ignore[union-attr]
+    }
+    if of in hook:
+        lent = Lent(share_gradients=False)
+        weight = lent.weights[0]
+        weight.register_post_accumulate_grad_hook(lambda param: held.append(hook[of](param)))
+        lent.trainer = Trainer(dict(lent.model.named_parameters()), "sgd", {}, Lender("dist_sync"), overlap=False)
+    if of == "other order":
+        weight.data = weight.data.t().contiguous().t()
+    loss = lent.model(torch.ones(4, SIDE)).square().mean()
+    loss.backward(create_graph=of == "graph")
+    assert not weight.untyped_storage().is_shared()
+    assert lent.moved[0] is False
+    assert weight.grad is not None
+    for alias in held:
+        weight.grad += 1
+        assert torch.equal(torch.as_tensor(alias).detach(), weight.grad.detach().view(-1))
+    weight.grad = None  # a graph and its gradients keep each other
+
+
+def test_after_a_push_that_may_not_be_over_nobody_else_reads_the_gradients(lent: Lent) -> None:
+    lent.step(0)
+    lent.trainer.zero_grad()
+    lent.backward(1)
+    sent = [weight.grad for weight in lent.weights]
+    places = [grad.data_ptr() for grad in sent]  # type: ignore[union-attr]
+    lent.store.refuses = True  # type: ignore[attr-defined]
+    with pytest.raises(DeadlineExceeded):
+        lent.trainer.step()
+    assert lent.moved == [False] * 3
+    assert [weight.grad for weight in lent.weights] == sent  # the tensors are the same
+    assert not {grad.data_ptr() for grad in sent} & set(places)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kind": "dist_async"},
+        {"kind": "dist_ssp"},
+        {"share_gradients": False},
+        {"wait_in_forward": True},
+        {"overlap": True},
+    ],
+)
+def test_where_a_push_goes_on_after_the_step_gradients_stay(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "FIRST_BYTES", SIDE * SIDE * 4)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SIDE * SIDE * 4)
+    if "wait_in_forward" in how:
+        model = layers()
+        trainer = Trainer(model.named_parameters(), "sgd", {}, Lender("dist_sync"), wait_in_forward=model)
+        model(torch.ones(1, SIDE)).sum().backward()
+        assert trainer.update_on_kvstore
+        assert all(param.grad.untyped_storage().resizable() for param in model.parameters())  # type: ignore[union-attr]
+        return
+    lent = Lent(**how)
+    for step in range(3):
+        lent.backward(step)  # which adds to what is there
+        lent.trainer.step()
+        lent.model.zero_grad(set_to_none=False)
+    assert lent.moved == [False] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_has_gradients_of_its_own(lent: Lent) -> None:
+    lent.backward(0)
+    assert lent.moved == [True] * 3
+    pid = os.fork()
+    if not pid:
+        for weight in lent.weights:
+            weight.grad.zero_()  # type: ignore[union-attr]
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert all(weight.grad.any() for weight in lent.weights)  # type: ignore[union-attr]
+
+
+def test_with_the_trainer_the_hooks_go(lent: Lent) -> None:
+    lent.trainer.close()
+    lent.backward(0)
+    assert lent.moved == [False] * 3
+
+
+@needs_pages
+def test_gradients_of_a_job_are_read_where_they_are(job: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        training = Training(store)
+        training.step(0, 1)
+        grad = training.weights[0].grad
+        assert grad is not None
+        assert not grad.untyped_storage().resizable()
+        before = grad.clone()
+        training.step(2, 3)
+        assert torch.equal(grad, before)
+        store.set_gradient_compression({"type": "fp16"})
+        training.step(4)
+        assert training.weights[0].grad.untyped_storage().resizable()  # type: ignore[union-attr]
+        store.set_gradient_compression(None)
+        training.step(5)
+        store.close()
+        assert training.weights[0].grad.untyped_storage().resizable()  # type: ignore[union-attr]
+
+    job.run(work)
