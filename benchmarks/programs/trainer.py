@@ -1,4 +1,4 @@
-"""A worker's rounds as ``Trainer`` makes them, each of all arrays of a network; backward is not timed."""
+"""A worker's rounds as ``Trainer`` makes them, each of all arrays of a network: the time of its step."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ from benchmarks.networks import shapes_of
 from benchmarks.programs.stopwatch import measured, parser, report
 from workers import Trainer
 
+WATCHED = 11  # steps before Trainer pushes during backward
+
 
 def main() -> None:
-    """Measure; rank 0 reports. What is pushed during backward would not be timed, so all is pushed in the step."""
+    """Measure; rank 0 reports. ``--in-step``: nothing is pushed during backward, which is not timed."""
     options = parser()
     options.add_argument("--net", default="resnet50")
-    options.add_argument("--type", default="dist_sync")
-    options.add_argument("--optimizer", default="none")
-    options.add_argument("--overlap", action="store_true")
+    options.add_argument("--in-step", action="store_true")
+    options.add_argument("--copied", action="store_true", help="share no memory")
     args = options.parse_args()
 
-    store = kv.create(args.type)
+    store = kv.create("dist_sync")
     torch.manual_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes_of(args.net)])
-    gradients = [torch.randn_like(param) for param in model]
-    on_servers = args.optimizer != "none"
-    how = {"overlap": "auto" if args.overlap else False, "update_on_kvstore": on_servers}
-    trainer = Trainer(model.named_parameters(), "sgd", {"learning_rate": 0.01}, store, **how)
+    factors = [torch.randn_like(param) for param in model]
+    share = False if args.copied else None
+    trainer = Trainer(
+        model.named_parameters(),
+        "sgd",
+        {"learning_rate": 0.01},
+        store,
+        overlap=False if args.in_step else "auto",
+        share_weights=share,
+        share_gradients=share,
+    )
 
-    def before() -> None:
+    def backward() -> None:
         trainer.zero_grad()
-        sum((param * gradient).sum() for param, gradient in zip(model, gradients, strict=True)).backward()
+        losses = [(param * factor).sum() for param, factor in zip(model, factors, strict=True)]
+        torch.stack(losses).sum().backward()
         store.barrier()
 
-    def one_round() -> None:
-        if on_servers:
-            trainer.step()
-        else:
-            trainer.allreduce_grads()
-
-    for _ in range(11 if args.overlap else 0):
-        before()
-        one_round()
-    figures = measured(one_round, args.rounds, before)
+    for _ in range(WATCHED):
+        backward()
+        trainer.step()
+    figures = measured(trainer.step, args.rounds, backward)
     if store.rank == 0:
-        report(args.report, **figures, overlaps=trainer.overlaps)
+        report(args.report, **figures)
     store.close()
 
 

@@ -10,7 +10,7 @@ from benchmarks.options import WHATS, parse
 
 def test_defaults():
     options = parse(["pushpull"])
-    assert options.peers == ("mxnet", "gloo", "openmpi", "sockets")
+    assert options.peers == ("mxnet", "gloo", "openmpi", "sockets", "memory")
     assert options.mtu == 1500
     assert (options.workers, options.servers, options.rounds, options.repeats) == (2, 2, None, None)
     assert not options.one_line
