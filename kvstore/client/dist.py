@@ -48,7 +48,7 @@ from kvstore.store.registry import canonical
 from kvstore.store.statistics import Statistics
 from kvstore.store.wanted_rows import described as call_of
 from kvstore.ticket import Ticket, WaitLimits
-from kvstore.transport.shm.own_pages import Adopt
+from kvstore.transport.shm.own_pages import Adopt, OwnBytes
 from kvstore.values import Leaving, as_dtype, tensors_of
 
 _UNCHANGED = TableChanges(0, 0)
@@ -225,6 +225,9 @@ class DistStore(KVStore):
     def pushes_in_place(self) -> bool:
         config = self._session.config
         return config.shm and config.one_host and not self._closed and self._pushes.compressing is None
+
+    def own(self, value: torch.Tensor) -> OwnBytes | None:
+        return self._requests.packer.own(value)
 
     def offer_values(self, adopt: Adopt) -> None:
         self._arguments.adopt = adopt

@@ -18,6 +18,8 @@ from kvstore.rows.layout import write_rows
 from kvstore.rows.sums import Positions, Rows
 from kvstore.spec import HALVES, sum_dtype
 from kvstore.transport.memory import SMALL, Memory, ScatteredFrame
+from kvstore.transport.shm.own_pages import OwnBytes
+from kvstore.transport.shm.shared_memory import own_bytes
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
 
 MOST_VIEWS = 1 << 10  # frames of a message; more of them are cheaper to copy than to send, and a message has a limit
@@ -60,6 +62,11 @@ class Packer:
         tensor = torch.frombuffer(buffer, dtype=dtype)
         self._made[tensor.data_ptr()] = buffer.obj
         return tensor.view(shape)
+
+    def own(self, tensor: torch.Tensor) -> OwnBytes | None:
+        """Return the memory of a tensor from ``empty`` as memory that may be written to while a push goes on."""
+        array = self._made.get(tensor.data_ptr())
+        return None if array is None else own_bytes(array.data)
 
     def plain(self, values: Leaving) -> Load:
         """Return what a push carries of values that go as they are. They are read when a message is made."""

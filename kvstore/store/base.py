@@ -265,6 +265,13 @@ class KVStore:
         """Whether arrays from ``empty`` are pushed from where they are."""
         return False
 
+    def own(self, value: Any) -> Any:
+        """Return the bytes of a tensor from ``empty`` as memory of the program's own, over the same pages.
+
+        The program may write to them while a push of the tensor goes on: nobody else sees it. None: that is impossible.
+        """
+        return None
+
     def offer_values(self, adopt: Callable[[Any, Any], bool]) -> None:
         """Have ``adopt`` asked whether an array becomes its value, wherever one comes whole in shared memory.
 

@@ -209,7 +209,7 @@ class GradientSync:
             rates,
             wanted=overlap,
             weights=self._shared,
-            share_gradients=bool(share_gradients),
+            share_gradients=share_gradients,
             forward=forward,
             frozen=frozen,  # this very set, which ``thaw`` changes
             writes=self._writes,

@@ -13,14 +13,18 @@ still read the old weights.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from kvstore import KVStore, KVStoreError, UsageError
+from kvstore.transport.shm.own_pages import OwnBytes
 from workers.common.buckets import divide
+from workers.common.own_memory import as_tensor, may_move, put_back
 from workers.common.pushed import BackwardPushes, PushedGradients, settle
 from workers.trainer.arrivals import Arrivals, require_waiting
 from workers.trainer.outside_writes import OutsideWrites
@@ -67,6 +71,7 @@ class Overlap(BackwardPushes):
         *,
         rates: TrainerRates | None,
         weights: SharedWeights,
+        share_gradients: bool | None,
         asked: bool,
         forward: nn.Module | None = None,
         frozen: Collection[int] = (),
@@ -78,6 +83,9 @@ class Overlap(BackwardPushes):
         self._params = params
         self._rates = rates
         self._weights = weights
+        self._shares_gradients = share_gradients is None
+        self._moved: dict[int, int] = {}  # by position, where gradients were moved to
+        store.when_closed(partial(_put_back, weakref.ref(self)))
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
         self._excluded: set[int] = set(frozen)
@@ -168,8 +176,9 @@ class Overlap(BackwardPushes):
                 self._object(f"the gradient of {self._keys[position]!r} was dropped between two backward()")
                 return
             grads.append(grad)
+        values, own = (grads, {}) if self._watching else self._apart(positions, grads)
         if positions:
-            self._flight.seen.append(PushedGradients(dict(zip(positions, grads, strict=True))))
+            self._flight.seen.append(PushedGradients(dict(zip(positions, grads, strict=True)), own=own))
         if self._rates is not None and self._step.rates is None:
             # Servers take hyper-parameters with the push, so they are sent before the first one, and compared in the
             # step.
@@ -178,9 +187,33 @@ class Overlap(BackwardPushes):
             return
         try:
             # The next forward pass needs the first layers' values first, though backward makes their gradients last.
-            self._pushpull(positions, grads, priority=-min(positions), rescale=self._rescale)
+            self._pushpull(positions, values, priority=-min(positions), rescale=self._rescale)
         except KVStoreError as exc:  # raised by step(), whose caller expects it
             self._step.refused = exc
+
+    def _apart(
+        self, positions: Sequence[int], grads: Sequence[torch.Tensor]
+    ) -> tuple[Sequence[torch.Tensor], dict[int, OwnBytes]]:
+        """Copy gradients to memory that servers read, and let them be that memory, as the program's own."""
+        own: dict[int, OwnBytes] = {}
+        # Sums are written into the gradients, which would copy each page.
+        if self._rates is None or not self._shares_gradients or not self._store.pushes_in_place:
+            return grads, own
+        values = list(grads)
+        for place, (position, grad) in enumerate(zip(positions, grads, strict=True)):
+            if may_move(grad):
+                sent = self._store.empty(grad.shape, grad.dtype).copy_(grad)
+                if (mine := self._store.own(sent)) is not None:
+                    values[place], own[position] = sent, mine
+                    grad.data = as_tensor(mine, grad)
+                    self._moved[position] = grad.data_ptr()
+        return values, own
+
+    def put_back(self) -> None:
+        """Give the gradients ordinary memory."""
+        for position, place in self._moved.items():
+            put_back(self._tensors[position].grad, place)
+        self._moved.clear()
 
     def room_for(self, position: int, grad: torch.Tensor) -> torch.Tensor:
         return super().room_for(position, grad) if self._rates is None else self._weights.room_for(grad)
@@ -258,6 +291,11 @@ class Overlap(BackwardPushes):
                     self._arrivals.begin()
 
 
+def _put_back(overlap: weakref.ref[Overlap]) -> None:
+    if (me := overlap()) is not None:
+        me.put_back()
+
+
 def overlapping(
     params: Sequence[Parameter],
     store: KVStore,
@@ -265,7 +303,7 @@ def overlapping(
     *,
     wanted: bool | None,
     weights: SharedWeights,
-    share_gradients: bool,
+    share_gradients: bool | None,
     forward: nn.Module | None,
     frozen: Collection[int] = (),
     writes: OutsideWrites | None = None,
@@ -293,6 +331,7 @@ def overlapping(
         store,
         rates=rates,
         weights=weights,
+        share_gradients=share_gradients,
         asked=bool(wanted),
         forward=forward,
         frozen=frozen,

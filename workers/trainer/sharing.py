@@ -14,16 +14,15 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
 from torch.autograd.graph import increment_version
 
 from kvstore import KVStore
-from kvstore.transport.shm.own_pages import OwnBytes, has_own_pages
+from kvstore.transport.shm.own_pages import OwnBytes
+from workers.common.own_memory import LEAST, as_tensor, differs, is_plain, may_move, put_back
 from workers.common.pushed import Hooks
 from workers.common.stores import updates_each_push
 from workers.common.torch_internals import alone_in_memory
 
-LEAST = 1 << 16  # bytes of a gradient; less is copied in less time than it takes to look
 ALIGNED = 64  # as torch aligns its own memory: libraries may round otherwise elsewhere
 _OWN = "_kvstore_own"  # the attribute of a tensor that holds a new value, with its bytes
 
@@ -65,16 +64,7 @@ class SharedWeights:
 
     def differs(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor``, which was given memory here, has another value since."""
-        own = self._own[tensor]
-        moved = tensor.data_ptr() != own.ctypes.data or not tensor.is_contiguous()
-        if own.pages is None or (not moved and not has_own_pages(own.ctypes.data, own.nbytes)):
-            return False
-        value = tensor.detach()
-        if not value.is_cpu or value.nbytes != own.nbytes:
-            return True
-        start = own.ctypes.data - own.pages.address
-        pristine = torch.from_numpy(own.pages.pristine[start : start + own.nbytes])
-        return not torch.equal(value.contiguous().view(-1).view(torch.uint8), pristine)
+        return differs(tensor, self._own[tensor])
 
     def detach(self) -> None:
         """Give the parameters memory that nobody else has."""
@@ -89,13 +79,13 @@ class SharedWeights:
 
     def _adopt(self, tensor: torch.Tensor, own: OwnBytes) -> bool:
         if hasattr(tensor, _OWN):
-            tensor.data = _as_tensor(own, tensor)
+            tensor.data = as_tensor(own, tensor)
             setattr(tensor, _OWN, own)
             return True
         before = self._own.pop(tensor, None)
         if tensor not in self._tensors or not _may_have(tensor, own, before):
             return False
-        tensor.data = _as_tensor(own, tensor)
+        tensor.data = as_tensor(own, tensor)
         increment_version(tensor)  # as a copy would: backward through what has read the old value is an error
         self._own[tensor] = own
         return True
@@ -119,9 +109,7 @@ class SharedGradients:
     def arrive(self, position: int) -> None:
         tensor = self._tensors[position]
         grad = tensor.grad
-        if grad is None or self._paused() or not self._store.pushes_in_place or not _is_plain(grad):
-            return
-        if grad.untyped_storage().resizable() and alone_in_memory(grad):
+        if grad is not None and not self._paused() and self._store.pushes_in_place and may_move(grad):
             # The tensor stays, and only its memory changes, so whoever holds it has the gradient.
             grad.data = self._store.empty(grad.shape, grad.dtype).copy_(grad)
             self._places[tensor] = grad.data_ptr()
@@ -129,9 +117,7 @@ class SharedGradients:
     def detach(self) -> None:
         """Give the gradients memory that nobody else reads: after a push that may not be over, and before a fork."""
         for tensor, place in self._places.items():
-            grad = tensor.grad
-            if grad is not None and grad.data_ptr() == place and alone_in_memory(grad):
-                grad.data = grad.clone()
+            put_back(tensor.grad, place)
         self._places.clear()
 
     def close(self) -> None:
@@ -142,17 +128,6 @@ class SharedGradients:
 def _leaves_at_once(store: KVStore) -> bool:
     """Whether servers need what was pushed only until they answer: in rounds of all workers."""
     return not updates_each_push(store.type) and getattr(getattr(store, "rule", None), "quorum", None) is None
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` lies in memory as all tensors do, and autograd does not follow it."""
-    if type(tensor) not in (nn.Parameter, torch.Tensor) or tensor.layout != torch.strided or not tensor.is_cpu:
-        return False
-    if tensor.grad_fn is not None or tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
-        return False
-    storage = tensor.untyped_storage()
-    # In inference mode a tensor would be made that cannot be trained.
-    return storage.nbytes() == tensor.nbytes and not storage.is_shared() and not torch.is_inference_mode_enabled()
 
 
 def _detach_all() -> None:
@@ -166,15 +141,10 @@ os.register_at_fork(before=_detach_all)
 
 def _may_have(tensor: torch.Tensor, own: OwnBytes, before: OwnBytes | None) -> bool:
     """Whether ``tensor``, which had the memory ``before``, may be given ``own`` without anybody's noticing."""
-    if own.ctypes.data % ALIGNED or not (tensor.is_leaf and _is_plain(tensor)):
+    if own.ctypes.data % ALIGNED or not (tensor.is_leaf and is_plain(tensor)):
         return False
     # A tensor that requires a gradient has no numpy array over itself: that would be over another tensor. What torch
     # has not allocated is somebody's: numpy's, a file's.
     ours = before is not None and tensor.data_ptr() == before.ctypes.data
     known = not ours and not tensor.untyped_storage().resizable()
     return tensor.requires_grad and not known and alone_in_memory(tensor)
-
-
-def _as_tensor(own: OwnBytes, like: torch.Tensor) -> torch.Tensor:
-    # Of its own storage, not a part of a larger one, which ``torch.save`` would write whole.
-    return torch.from_numpy(own).view(like.dtype).view(like.shape)

@@ -27,7 +27,7 @@ from kvstore.job.config import Config
 from kvstore.rare_log import Drops
 from kvstore.transport.memory import ScatteredFrame
 from kvstore.transport.shm import own_pages
-from kvstore.transport.shm.arena import Arena, ArenaUsage, Bytes
+from kvstore.transport.shm.arena import Arena, ArenaUsage, BlockView, Bytes
 from kvstore.transport.shm.own_pages import OwnBytes, PrivateFile
 from kvstore.transport.shm.presence import (
     CELLS,
@@ -109,6 +109,7 @@ class Mapped:
         if chunk is None:
             for old in [old for old in self._chunks if not exists(self.name, old + 1)]:
                 del self._chunks[old]  # its owner has given it back
+                self._private.pop(old, None)
             fd, size = open_peers(self.name, number + 1)
             chunk = self._chunks[number] = np.frombuffer(_mapping(fd, size), np.uint8)
         if length == 0 or offset + length > len(chunk):
@@ -144,17 +145,21 @@ class Mapped:
 
 
 def own_bytes(buffer: wire.Buffer) -> OwnBytes | None:
-    """Return the bytes of a received ``buffer`` as this process's own, without a copy; None if that is impossible.
+    """Return the bytes of a received ``buffer``, or one to be sent, as this process's own; None if that is impossible.
 
-    They stay as they are for as long as a view of them exists, whatever the sender does. See ``own_pages``.
+    They stay as they are for as long as a view of them exists, and what is written to them nobody else sees. See
+    ``own_pages``.
     """
     array: object = buffer.obj if isinstance(buffer, memoryview) else None
     if not isinstance(array, np.ndarray) or array.nbytes != len(buffer) or not own_pages.available():
         return None
     for view in weakref.getweakrefs(array):
-        if isinstance(view, _ReferenceView):
+        if isinstance(view, _ReferenceView | BlockView):
             try:
-                return view.mapped.own(view.number, view.offset, array)
+                if isinstance(view, _ReferenceView):
+                    return view.mapped.own(view.number, view.offset, array)
+                arena = view.arena()
+                return None if arena is None else arena.own(view, array)
             except (WireError, OSError, ValueError) as exc:  # the owner has removed the file, or there is no more room
                 log.debug("no memory of one's own with a peer: %s", exc)
     return None

@@ -484,6 +484,46 @@ def test_with_the_trainer_the_hooks_go(lent: Lent) -> None:
 
 
 @needs_pages
+@pytest.mark.parametrize("write", ["data", "numpy"])
+def test_gradients_that_are_pushed_during_backward_are_the_programs_own(
+    job: ThreadedJob, write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "FIRST_BYTES", SIDE * SIDE * 4)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SIDE * SIDE * 4)
+
+    def work(store: DistStore) -> list[torch.Tensor]:
+        training, plain = Training(store, overlap=True), layers()
+        training.step(0, 1)
+        plain.load_state_dict(training.model.state_dict())
+        training.trainer.zero_grad()
+        training.backward(2)
+        draws = torch.Generator().manual_seed(20 + store.rank)
+        plain(torch.randn(4, SIDE, generator=draws)).square().mean().backward()
+        grads = [param.grad for param in training.model.parameters()]
+        for one, two in zip(grads, plain.parameters(), strict=True):
+            assert torch.equal(one, two.grad)  # type: ignore[arg-type]
+        assert not grads[0].untyped_storage().resizable()  # type: ignore[union-attr]
+        assert grads[0].untyped_storage().nbytes() == grads[0].nbytes  # type: ignore[union-attr]
+        store.barrier()
+        if store.rank:  # while the others' pushes go on
+            training.trainer.step()
+            return values(training.model)
+        last = grads[0].view(-1)[-1:]  # type: ignore[union-attr]
+        if write == "numpy":
+            last.numpy()[:] += 1
+        else:
+            last.data += 1
+        with pytest.raises(UsageError, match="changed between its push and step"):
+            training.trainer.step()
+        named = {name: torch.empty_like(param) for name, param in training.model.named_parameters()}
+        store.pull(list(named), list(named.values()))
+        return list(named.values())
+
+    one, two = job.run(work)
+    assert same(one, two)
+
+
+@needs_pages
 def test_gradients_of_a_job_are_read_where_they_are(job: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         training = Training(store)
