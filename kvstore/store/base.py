@@ -268,7 +268,13 @@ class KVStore:
     def own(self, value: Any) -> Any:
         """Return the bytes of a tensor from ``empty`` as memory of the program's own, over the same pages.
 
-        The program may write to them while a push of the tensor goes on: nobody else sees it. None: that is impossible.
+        The program may write to them while a push of the tensor goes on: nobody else sees it.
+
+        Args:
+            value: the tensor.
+
+        Returns:
+            An array of bytes; None if that is impossible.
         """
         return None
 
@@ -282,7 +288,11 @@ class KVStore:
         """
 
     def when_closed(self, act: Callable[[], None]) -> None:
-        """Have ``act`` called when the store has been closed."""
+        """Have ``act`` called when the store has been closed.
+
+        Args:
+            act: a function without arguments.
+        """
 
     # ---- tables: rows by their ids
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, MutableMapping, Sequence, Sized
@@ -207,7 +208,12 @@ def alone_in_memory(tensor: torch.Tensor) -> bool:
     count = getattr(torch._C, "_storage_Use_Count", None)
     if count is None:  # a version of torch that does not tell
         return False
-    return _references(tensor, count) == _references(torch.empty(1, device="cpu"), count)
+    return _references(tensor, count) == _references_of_one(count)
+
+
+@functools.cache
+def _references_of_one(count: Callable[[int], int]) -> tuple[int, int]:
+    return _references(torch.empty(1, dtype=torch.float32, device="cpu"), count)
 
 
 def _references(tensor: torch.Tensor, count: Callable[[int], int]) -> tuple[int, int]:

@@ -91,7 +91,7 @@ def has_own_pages(address: int, nbytes: int) -> bool:
     first, stop = address // PAGE * PAGE, -(-(address + nbytes) // PAGE) * PAGE
     pagemap = os.open(PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if _scans():
+        if scans():
             return _scan(pagemap, first, stop)
         entries = np.frombuffer(os.pread(pagemap, (stop - first) // PAGE * 8, first // PAGE * 8), np.uint64)
         return bool(((entries & _THERE != 0) & (entries & _FILE == 0)).any())
@@ -142,7 +142,7 @@ def _scan(pagemap: int, first: int, stop: int) -> bool:
 
 
 @functools.cache
-def _scans() -> bool:
+def scans() -> bool:
     fd = os.open(PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _scan(fd, 0, 0)

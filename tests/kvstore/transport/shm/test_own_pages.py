@@ -37,9 +37,9 @@ def written(part: OwnBytes) -> bool:
 def test_writes_are_nobody_elses_and_are_found(
     owners: tuple[Bytes, PrivateFile], scans: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if scans and not own_pages._scans():
+    if scans and not own_pages.scans():
         pytest.skip("this system has no PAGEMAP_SCAN")
-    monkeypatch.setattr(own_pages, "_scans", lambda: scans)
+    monkeypatch.setattr(own_pages, "scans", lambda: scans)
     memory, file = owners
     mine = file.view(0, memory)
     assert (mine == 1).all()
