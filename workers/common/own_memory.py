@@ -47,5 +47,6 @@ def may_move(grad: torch.Tensor) -> bool:
 
 def put_back(grad: torch.Tensor | None, place: int) -> None:
     """Give ``grad`` ordinary memory, if it is still at ``place``, and nothing else is there."""
-    if grad is not None and grad.data_ptr() == place and alone_in_memory(grad):
-        grad.data = grad.clone()
+    if grad is not None and grad.layout == torch.strided and grad.data_ptr() == place and alone_in_memory(grad):
+        with torch.inference_mode(False):  # what is made in it could not be trained
+            grad.data = grad.clone()

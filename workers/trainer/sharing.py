@@ -72,7 +72,8 @@ class SharedWeights:
             if tensor.data_ptr() != own.ctypes.data:
                 continue
             if alone_in_memory(tensor):
-                tensor.data = tensor.detach().clone()
+                with torch.inference_mode(False):  # what is made in it could not be trained
+                    tensor.data = tensor.detach().clone()
             elif own.pages is not None:
                 own.pages.detach()  # whatever else refers to it stays with it
         self._own.clear()
@@ -146,5 +147,5 @@ def _may_have(tensor: torch.Tensor, own: OwnBytes, before: OwnBytes | None) -> b
     # A tensor that requires a gradient has no numpy array over itself: that would be over another tensor. What torch
     # has not allocated is somebody's: numpy's, a file's.
     ours = before is not None and tensor.data_ptr() == before.ctypes.data
-    known = not ours and not tensor.untyped_storage().resizable()
-    return tensor.requires_grad and not known and alone_in_memory(tensor)
+    made_here = ours or tensor.untyped_storage().resizable()
+    return tensor.requires_grad and made_here and alone_in_memory(tensor)
