@@ -205,6 +205,9 @@ def serve(channel: socket.socket) -> bool:
     address = _tid_address()
     if not address or len(list(Path("/proc/self/task").iterdir())) > 1:
         return False  # a lock that another thread holds would be held in the children for ever
+    with Path(os.devnull).open("r+b") as nothing:  # or the pipes of its starter would never end
+        for number in (1, 2):
+            os.dup2(nothing.fileno(), number)
     while True:
         message, fds, _, _ = socket.recv_fds(channel, 256, _MOST_FDS)
         if not message:

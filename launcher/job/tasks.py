@@ -15,7 +15,7 @@ from kvstore.job.contract import Contract, Member, Role, member_name, member_tit
 from kvstore.job.curve_keys import Keyring
 from kvstore.job.processes import Exit, signal_name
 from kvstore.job.title import title
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, as_launch_error
 from launcher.job.command import argv_of
 from launcher.job.description import RESERVED, Job
 
@@ -173,7 +173,8 @@ def our_servers(python: str, role: Role, rank: int | None) -> tuple[str, ...]:
 def forkable(tasks: Mapping[int, Task]) -> tuple[frozenset[int], dict[str, str]]:
     """Which tasks of a host one fork server makes, and its environment: `kvstore.job.forking.alike`."""
     roles = ("server", "standby", "aggregator")
-    return forking.alike({i: (task.argv, task.env) for i, task in tasks.items() if task.role in roles})
+    with as_launch_error():
+        return forking.alike({i: (task.argv, task.env) for i, task in tasks.items() if task.role in roles})
 
 
 def environment(

@@ -185,6 +185,10 @@ class Child:
         if not self.pid:
             self._cancelled = Exit(signum=signum)
 
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled is not None
+
     def signal(self, signum: int) -> None:
         """Send a signal to its process group, once it exists."""
         if not self.pid:

@@ -105,6 +105,8 @@ class Children(Crew):
             never = self._forks.asked
             self._end_forks()
             for index, child in self._of(never):
+                if child.cancelled:
+                    continue
                 try:
                     child.execute()
                 except LaunchError as error:

@@ -251,6 +251,11 @@ def test_servers_of_another_kind_have_interpreters_of_their_own(options: dict[st
     assert forked(num_servers=2, **options) == ([], {})
 
 
+def test_a_switch_that_is_neither_on_nor_off_is_an_error() -> None:
+    with pytest.raises(LaunchError, match="KVSTORE_FORK='maybe' is not valid"):
+        forked(num_servers=2, env_server={"KVSTORE_FORK": "maybe"})
+
+
 def test_a_server_whose_environment_is_another_has_an_interpreter_of_its_own() -> None:
     tasks = dict(enumerate(render(job(num_servers=3), AT, dataclasses.replace(HERE, python=sys.executable))))
     tasks[2] = dataclasses.replace(tasks[2], env={**tasks[2].env, "PYTHONPATH": "/other"})
