@@ -32,6 +32,8 @@ def main() -> int:
     threads = os.environ.get(OMP_NUM_THREADS.name, "")
     if threads != loaded_with and threads.isdigit():
         torch.set_num_threads(int(threads))
+    if "numpy.random" in sys.modules:  # which numpy 1 imports; all children would draw the same numbers
+        sys.modules["numpy.random"].seed()
     return server_process.main()
 
 

@@ -1,8 +1,8 @@
 """Processes that come from one which has imported their modules already: a fork takes 10 ms, an import of torch 1.4 s.
 
 A fork server (``serve``) imports, and then forks for each request that its starter sends (``ForkServer``). It hands on
-what it does not read: the child's own channel, over which the child gets its environment. So a fork server never has
-the keys of one member in memory that another inherits.
+what it does not read: the child's own channel, over which the starter sends the child its environment, when it knows
+that the child exists. So a fork server never has the keys of one member in memory that another inherits.
 
 Its children are children of its starter (``CLONE_PARENT``), which signals them, waits for them and gets their exit
 codes as if it had executed a program. The death of a fork server therefore costs no process.
@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.job import exec_helper
-from kvstore.job.processes import TiedProcess, child_request, files_of_children, words
+from kvstore.job.processes import EXECUTE_S, TiedProcess, child_request, files_of_children, words
 from kvstore.job.settings import FORK, OMP_NUM_THREADS, REPLICAS, SETTINGS
-from kvstore.job.title import show_command
+from kvstore.job.title import show
 
 # System call `clone`. Its last two arguments are in another order on ARM; both are given by _clone.
 _SYSCALLS = {"x86_64": 56, "aarch64": 220}
@@ -32,6 +32,7 @@ _CLONE_PARENT, _CHILD_CLEARTID, _CHILD_SETTID = 0x00008000, 0x00200000, 0x010000
 _PR_GET_TID_ADDRESS = 40
 _STREAMS = 3
 _MOST_FDS = 16
+_MORE = 1024  # bytes of variables that a child may have beside those that are known when the fork server is started
 _ROOM = " " * 16  # in the command line of a fork server, for the names of its children
 
 
@@ -67,15 +68,32 @@ def alike(servers: Mapping[int, tuple[Sequence[str], Mapping[str, str]]]) -> tup
     common = dict(set(first.items()).intersection(*(env.items() for env in others)))
     fit = frozenset(index for index, env in environments.items() if env.keys() - common.keys() <= _READ_LATE)
     again = REPLICAS.read(first) > 0
-    return (fit, _ONE_THREAD | common) if len(fit) > (0 if again else 1) else (frozenset(), {})
+    if len(fit) <= (0 if again else 1):
+        return frozenset(), {}
+    # Room for what the kernel shows as a child's environment; children get some variables more.
+    most = max(
+        sum(len(os.fsencode(f"{name}={value} ")) for name, value in env.items()) for env in environments.values()
+    )
+    return fit, {**_ONE_THREAD, **common, "_": " " * (most + _MORE)}
 
 
 class Forked:
     """A process that a fork server makes, with what ``subprocess.Popen`` has of it. ``pid`` is 0 until it exists."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: socket.socket, request: bytes) -> None:
         self.pid = 0
         self.returncode: int | None = None
+        self._channel, self._request = channel, request
+
+    def begin(self, pid: int) -> None:
+        """It exists: tell it what to become. A process that is not told so ends."""
+        self.pid = pid
+        with self._channel as channel, suppress(OSError):  # it has ended
+            channel.settimeout(EXECUTE_S)
+            channel.sendall(self._request)
+
+    def give_up(self) -> None:
+        self._channel.close()
 
     def poll(self) -> int | None:
         if self.returncode is None and self.pid:
@@ -159,15 +177,14 @@ class ForkServer:
         request = child_request(argv, env)
         ours, theirs = socket.socketpair()
         numbers = (os.getpid(), len(request), len(argv), files_of_children(), int(keeper_fd >= 0))
-        with ours, theirs:
-            # The child may come late, and nobody waits for it here: the socket holds the whole request until then.
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(request))
-            ours.setblocking(False)
-            if ours.send(request) < len(request):
-                raise OSError("the environment of the process is too large to be handed on")
-            fds = [theirs.fileno(), *streams, *([keeper_fd] if keeper_fd >= 0 else [])]
-            socket.send_fds(self._channel, [" ".join(map(str, numbers)).encode()], fds)
-        self.asked.append(Forked())
+        fds = [theirs.fileno(), *streams, *([keeper_fd] if keeper_fd >= 0 else [])]
+        with theirs:
+            try:
+                socket.send_fds(self._channel, [" ".join(map(str, numbers)).encode()], fds)
+            except BaseException:
+                ours.close()
+                raise
+        self.asked.append(Forked(ours, request))
         return self.asked[-1]
 
     def collect(self) -> list[Forked]:
@@ -182,7 +199,7 @@ class ForkServer:
                 answer = b""
             if answer:
                 made.append(self.asked.pop(0))
-                made[-1].pid = int(answer)
+                made[-1].begin(int(answer))
             else:
                 self.ended = True
         return made
@@ -192,6 +209,8 @@ class ForkServer:
         self._tied.process.kill()  # it has nothing to lose, and imports perhaps, for a second
         self._tied.process.wait()
         made = self.collect()
+        for never in self.asked:
+            never.give_up()
         self._channel.close()
         return made
 
@@ -248,7 +267,7 @@ def _become(parent: int, size: int, words: int, files: int, keeper: int, channel
     os.environb.clear()
     os.environb.update(dict(field.split(b"=", 1) for field in fields[words:]))
     sys.argv[1:] = map(os.fsdecode, fields[3:words])
-    show_command(fields[:words])
+    show(fields[:words], fields[words:])
 
 
 _libc = ctypes.PyDLL(

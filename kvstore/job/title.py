@@ -37,17 +37,20 @@ def entitle(role: str, rank: int) -> None:
         _set_comm(_named[1])
 
 
-def show_command(words: Sequence[bytes]) -> None:
-    """Let ``ps`` show these words as this process's command line, if it was started with one that is as long.
+def show(words: Sequence[bytes], variables: Sequence[bytes]) -> None:
+    """Let ``ps`` and ``/proc`` show these words and ``NAME=value`` as what this process was started with, if they fit.
 
-    The kernel reads the command line from where it has put it when the process began.
+    The kernel reads both from where it has put them when the process began. Nothing may use the old variables: see
+    ``os.environ.clear``.
     """
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        # "pid (name) state ...": the state is the third field, and arg_start and arg_end are the 48th and 49th.
-        start, end = map(int, Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[45:47])
-        text = b"".join(word + b"\0" for word in words)
-        if start and len(text) <= end - start:
-            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    with contextlib.suppress(OSError, ValueError):
+        # "pid (name) state ...": the state is the third field, and arg_start to env_end are the 48th to the 51st.
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        ends = list(map(int, fields[45:49]))
+        for start, end, strings in zip(ends[::2], ends[1::2], (words, variables), strict=True):
+            text = b"".join(string + b"\0" for string in strings)
+            if start and len(text) <= end - start:
+                ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _forget() -> None:

@@ -133,10 +133,13 @@ def aggregators(env: dict[str, str]) -> list[int]:
     ranks = {}
     for pid in living(env):
         with contextlib.suppress(OSError):
-            # Not by its environment: that of a fork, as the kernel shows it, is the fork server's.
-            title = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").rpartition("\0")[2]
-            if title.startswith("aggregator-"):
-                ranks[int(title.removeprefix("aggregator-"))] = pid
+            variables = dict(
+                pair.split("=", 1)
+                for pair in Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+                if "=" in pair
+            )
+            if variables.get("DMLC_ROLE") == "aggregator":
+                ranks[int(variables["DMLC_TASK_ID"])] = pid
     return [ranks[rank] for rank in sorted(ranks)]
 
 

@@ -130,12 +130,10 @@ class Site:
     def member(self, role: str, rank: int, word: str) -> tuple[int, int]:
         """The process of a member with this word in its command line, and the number of its host."""
         wanted = {f"DMLC_ROLE={role}".encode(), b"DMLC_TASK_ID=%d" % rank}
-        title = f"{role}-{rank}"  # of a fork, whose environment the kernel does not show
         for i in range(len(self.hosts)):
-            for pid, line in self.processes(word, i).items():
+            for pid in self.processes(word, i):
                 try:
-                    environ = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-                    if wanted <= environ or line.rstrip("\0 ").endswith(title):
+                    if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
                         return pid, i
                 except OSError:
                     continue

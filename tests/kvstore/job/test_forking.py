@@ -120,12 +120,15 @@ def test_threads_signals_and_processes_work_in_a_child(forks: Forks) -> None:
     assert forks.run(text) == b"[1] 5\n"
 
 
-def test_ps_shows_a_child_by_its_own_words(tmp_path: Path) -> None:
+def test_ps_shows_a_child_by_its_own_words_and_environment(tmp_path: Path) -> None:
     words = [b"python", b"our_module.py", b"servers", b"aggregator-4095"]
-    show = "from kvstore.job.title import show_command; import os, sys"
-    text = f"{show}; show_command({words}); print(open('/proc/self/cmdline').read(), end='')"
+    text = (
+        "import os; from kvstore.job.title import show; os.environ.clear()\n"
+        f"show({words}, [b'A=1', b'B=2 3'])\n"
+        "print(*(open(f'/proc/self/{name}').read().rstrip(chr(0)) for name in ('cmdline', 'environ')), sep='|', end='')"
+    )
     printed = subprocess.run([sys.executable, "-c", text], env=ENV, check=True, capture_output=True).stdout
-    assert printed.rstrip(b"\0").split(b"\0") == words
+    assert [part.split(b"\0") for part in printed.split(b"|")] == [words, [b"A=1", b"B=2 3"]]
 
 
 def test_the_keeper_learns_its_number_before_anybody_else(forks: Forks) -> None:
