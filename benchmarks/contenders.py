@@ -175,37 +175,6 @@ class Sockets:
 
 
 @dataclass(frozen=True)
-class Bound:
-    """Plain copies and one sum: what memory allows on this machine."""
-
-    work: Work
-    name: str = "memory"
-
-    def run(self) -> Samples:
-        """See ``Contender``."""
-        with scratch() as folder:
-            path = folder / "report"
-            command = [*program("bound"), *self.work.size, "-n", str(self.work.workers), "--report", str(path)]
-            return {self.name: run([Member("memory", command)], path)["times"]}
-
-
-@dataclass(frozen=True)
-class TrainerRounds:
-    """Steps of our ``Trainer``, which the servers update, without backward; ``words``: see its program."""
-
-    work: Work
-    name: str
-    words: Sequence[str] = ()
-
-    def run(self) -> Samples:
-        """See ``Contender``."""
-        with scratch() as folder:
-            path = folder / "report"
-            command = [*program("trainer"), *self.work.size, *self.words, "--report", str(path)]
-            return {self.name: run([launched(self.work.workers, self.work.servers, command, {})], path)["times"]}
-
-
-@dataclass(frozen=True)
 class Steps:
     """Training steps.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.jobs import Unavailable
 
-PEERS = ("mxnet", "gloo", "openmpi", "sockets", "memory")
+PEERS = ("mxnet", "gloo", "openmpi", "sockets")
 # The last release; it uses names that later versions of numpy do not have, and those need Python 3.11 or older.
 MXNET = ("mxnet==1.9.1", "numpy<1.24")
 # Its wheel finds the library of whatever MPI starts it.

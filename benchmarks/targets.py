@@ -47,9 +47,6 @@ class Verdict:
 TARGETS: Sequence[Target] = (
     Target("resnet50-none", "kvstore", "mxnet", 1 / 6),
     Target("resnet50-none", "kvstore", "gloo", 1 / 2),
-    Target("resnet50-none", "kvstore", "memory", 1.05),
-    Target("resnet50-trainer", "kvstore, Trainer", "memory", 1 / 2),
-    Target("resnet50-trainer", "kvstore, Trainer", "gloo", 0.3),
     Target("resnet50-none", "kvstore, arena", "mxnet", 1 / 15),
     Target("resnet50-none", "kvstore, arena", "gloo", 1 / 4),
     Target("resnet50-sgd", "kvstore", "mxnet", 1 / 6),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.contenders import Bound, Contender, Gloo, Mxnet, Ours, Sockets, TrainerRounds, Work
+from benchmarks.contenders import Contender, Gloo, Mxnet, Ours, Sockets, Work
 from benchmarks.options import Options
 from benchmarks.peers import Peers
 from benchmarks.session import Case, Session
 
 ROUNDS = {"tiny": 500, "vgg16": 6, "many": 5}
-ROUNDS_OF_MEMORY = ("resnet50", "vgg16")  # large enough for memory to be the limit
 TITLES = {
     "resnet50": "ResNet-50, 161 arrays, 102 MB",
     "vgg16": "VGG-16, 32 arrays, 553 MB",
@@ -33,7 +32,6 @@ def pushpull(session: Session) -> None:
     session.measure(with_check(case(_work(options, optimizer="sgd"), session.peers, ("ordinary", "arena"))))
     session.measure(case(_work(options, "vgg16", "sgd"), session.peers))
     session.measure(case(_work(options), session.peers, transport="tcp"))
-    session.measure(trainers(_work(options), session.peers))
     session.measure(with_default(case(_work(options), Peers((), session.peers.cache), transport="zeromq")))
 
 
@@ -73,24 +71,9 @@ def case(
     sums = work.optimizer == "none" and work.kind == "dist_sync" and work.net != "small"
     if sums and "gloo" in peers:
         contenders.append(Gloo(work))
-    if sums and "memory" in peers and transport == "auto" and work.net in ROUNDS_OF_MEMORY:
-        contenders.append(Bound(work))
     if sums and "sockets" in peers and transport != "auto":
         contenders.append(Sockets(work))
     return Case(name or case_name(work, transport), _title(work, transport), contenders)
-
-
-def trainers(work: Work, peers: Peers) -> Case:
-    """Return the case of ``Trainer``'s steps: by default, with all pushes in the step, and with nothing shared."""
-    ours = [
-        TrainerRounds(work, "kvstore, Trainer"),
-        TrainerRounds(work, "kvstore, Trainer, in step", ["--in-step"]),
-        TrainerRounds(work, "kvstore, Trainer, in step, copied", ["--in-step", "--copied"]),
-    ]
-    bounds: list[Contender] = [Bound(work)] if "memory" in peers else []
-    bounds += [Gloo(work)] if "gloo" in peers else []
-    title = f"{TITLES.get(work.net, work.net)}, Trainer's step with SGD on the servers, without backward"
-    return Case(f"{work.net}-trainer", title, [*ours, *bounds])
 
 
 def with_check(measured: Case) -> Case:

@@ -24,7 +24,6 @@ from kvstore.spec import Key, Spec, require_same
 from kvstore.store.arguments import ROUND, RowRequest, RowRequests, array_outs, group, one_kind, pairs
 from kvstore.store.wanted_rows import described, wanted_rows
 from kvstore.table import Capacity, Table, TableSpec
-from kvstore.transport.shm.own_pages import Adopt
 from kvstore.values import (
     Arrays,
     Layout,
@@ -84,7 +83,6 @@ class Arguments:
         self._rule = rule
         self._rank = rank  # for messages
         self._on_device = on_device  # sum the values of several devices on the first one's device, not on the CPU
-        self.adopt: Adopt | None = None
 
     def check(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
         """Return the call that pushes ``value`` and pulls into ``out``, as ``KVStore`` takes them."""
@@ -212,7 +210,7 @@ class Arguments:
         """Return the plan of ``key``, and what writes its values into ``out``."""
         arrays = None if known is None else known.outputs(out if isinstance(key, list | tuple) else [out])
         if known is not None and arrays is not None:
-            return known, Writer(known, arrays, copy, self.adopt)
+            return known, Writer(known, arrays, copy)
         grouped = self._grouped(key, out)
         plan = self._plans.arrays(grouped)
         outs = [self._checked(key, [as_output(array) for array in arrays]) for key, arrays in grouped.items()]

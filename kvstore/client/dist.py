@@ -24,7 +24,7 @@ from kvstore.client.resuming import TrainedStore
 from kvstore.client.store_options import parse
 from kvstore.client.stored_tables import StoredRows, StoredTables, TableReading
 from kvstore.errors import Unsupported, UsageError
-from kvstore.job.config import Config, bound_of
+from kvstore.job.config import Config
 from kvstore.lineage import Version
 from kvstore.member.session import Session
 from kvstore.member.shared_session import shared
@@ -48,13 +48,9 @@ from kvstore.store.registry import canonical
 from kvstore.store.statistics import Statistics
 from kvstore.store.wanted_rows import described as call_of
 from kvstore.ticket import Ticket, WaitLimits
-from kvstore.transport.shm.own_pages import Adopt, OwnBytes
 from kvstore.values import Leaving, as_dtype, tensors_of
 
 _UNCHANGED = TableChanges(0, 0)
-
-
-SHARES = 4  # parts of a server's share; with arrays of up to one of these, loads are even to 0.4 % (VGG-16)
 
 
 class DistStore(KVStore):
@@ -87,14 +83,13 @@ class DistStore(KVStore):
         self._on_device = on_device
         self._timeout = timeout
         limits = session.limits if timeout is None else WaitLimits(timeout, timeout)
-        self._bound = bound
+        self._bound = session.config.bigarray_bound if bound is None else bound
         self._pieces = Pieces(session.config.piece_bytes, session.config.least_piece_bytes, len(session.servers))
         self._plans = Plans(self._pieces)
         self._entries = self._plans.entries
         self._arguments = Arguments(self._plans, self.rule, session.rank, on_device)
         self._clocks = PushClocks()
         self._closed = False
-        self._ends: list[Callable[[], None]] = []
         self._checkpoints = checkpointing(session, partial(self._beside, "checkpoints")) if checkpoints else None
         ordinal = session.stores + 1
         made = f"a {canonical(name)!r} store of {maker()}"
@@ -145,8 +140,7 @@ class DistStore(KVStore):
         require_shapes(self._optimizing.optimizer, firsts)
         whole = self._optimizing.whole
         piece_bytes = self._pieces.of(self._entries.nbytes + sum(specs[number].nbytes for number in kinds))
-        elements = sum(specs[number].size for number in kinds)
-        bounds = (WHOLE, WHOLE) if whole else (self._cut_from(elements), piece_bytes)
+        bounds = (WHOLE, WHOLE) if whole else (self._bound, piece_bytes)
         entries = self._requests.declare(keys, all_kinds, all_specs, *bounds)
         if self.rank == 0:
             resumed = None if self._checkpoints is None else self._checkpoints.resumed
@@ -166,18 +160,6 @@ class DistStore(KVStore):
         else:
             self._session.client.alone(self._add, entries)
         self._kind = kind
-
-    def _cut_from(self, elements: int) -> int:
-        """Return how many elements an array must have to be cut across servers, when so many are placed together."""
-        config = self._session.config
-        if self._bound is not None:
-            return self._bound
-        usual = bound_of(len(self._session.servers))
-        if not config.one_host or config.bigarray_bound != usual:
-            return config.bigarray_bound
-        # Where no line has to be kept busy, whole arrays are better, as long as the servers' loads are even: a value in
-        # one piece can be handed over without a copy.
-        return max(usual, elements // (SHARES * len(self._session.servers)))
 
     def _add(self, entries: Entries) -> None:
         self._clocks.grow(len(self._entries) + len(entries))
@@ -220,20 +202,6 @@ class DistStore(KVStore):
         operation = self._pushes.make("pushpull", call, priority, wait)
         operation.result = requests.result()
         return Ticket(operation)
-
-    @property
-    def pushes_in_place(self) -> bool:
-        config = self._session.config
-        return config.shm and config.one_host and not self._closed and self._pushes.compressing is None
-
-    def own(self, value: torch.Tensor) -> OwnBytes | None:
-        return self._requests.packer.own(value)
-
-    def offer_values(self, adopt: Adopt) -> None:
-        self._arguments.adopt = adopt
-
-    def when_closed(self, act: Callable[[], None]) -> None:
-        self._ends.append(act)
 
     def _check(self) -> None:
         """Raise what has gone wrong since the last call."""
@@ -579,8 +547,6 @@ class DistStore(KVStore):
             self._checkpoints.remove(self._trained)
         self._requests.close()
         self._closed = True  # not before: after an exception in a line above, close may be called again
-        for end in self._ends:
-            end()
         with suppress(ValueError):
             self._session.flushes.remove(self._pushes.flush)
             self._session.activity.stores.remove(self._pushes.activity)

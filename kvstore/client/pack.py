@@ -18,8 +18,6 @@ from kvstore.rows.layout import write_rows
 from kvstore.rows.sums import Positions, Rows
 from kvstore.spec import HALVES, sum_dtype
 from kvstore.transport.memory import SMALL, Memory, ScatteredFrame
-from kvstore.transport.shm.own_pages import OwnBytes
-from kvstore.transport.shm.shared_memory import own_bytes
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
 
 MOST_VIEWS = 1 << 10  # frames of a message; more of them are cheaper to copy than to send, and a message has a limit
@@ -63,11 +61,6 @@ class Packer:
         self._made[tensor.data_ptr()] = buffer.obj
         return tensor.view(shape)
 
-    def own(self, tensor: torch.Tensor) -> OwnBytes | None:
-        """Return the memory of a tensor from ``empty`` as memory that may be written to while a push goes on."""
-        array = self._made.get(tensor.data_ptr())
-        return None if array is None else own_bytes(array.data)
-
     def plain(self, values: Leaving) -> Load:
         """Return what a push carries of values that go as they are. They are read when a message is made."""
 
@@ -95,7 +88,7 @@ class Packer:
             return [buffer]
         parts = views_of(parcel, arrays.tensors)
         if self._made:
-            views = self._views(parts, parcel.dtype)
+            views = self._views(parts)
             if views is not None:
                 return views
         if gather and parcel.nbytes >= PART * len(parts):
@@ -111,39 +104,21 @@ class Packer:
         small = parcel.nbytes < SMALL
         return memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
 
-    def _views(self, parts: Sequence[torch.Tensor], dtype: str) -> list[wire.Buffer] | None:
-        """Return ``parts`` that are from ``empty`` in place, adjacent ones merged, and copies of the others.
-
-        None: less than half is in place, or it would be too many buffers.
-        """
-        ranges: list[tuple[int, int, int]] = []  # the address of the memory, start and stop in it; 0: among ``parts``
-        in_place = nbytes = 0
-        for number, part in enumerate(parts):
-            size = part.numel() * part.itemsize
-            base, start, stop = part.untyped_storage().data_ptr(), number, number + 1
-            nbytes += size
-            if not size:
-                continue
-            if base in self._made:
-                start = part.data_ptr() - base
-                stop = start + size
-                in_place += size
-            else:
-                base = 0
+    def _views(self, parts: Sequence[torch.Tensor]) -> list[wire.Buffer] | None:
+        """Return ``parts`` in place, adjacent ones merged. None: some are not from ``empty``, or they are too many."""
+        ranges: list[tuple[int, int, int]] = []  # the address of the memory, start and stop in it
+        for part in parts:
+            base = part.untyped_storage().data_ptr()
+            if base not in self._made:
+                return None
+            start = part.data_ptr() - base
+            stop = start + part.numel() * part.itemsize
             if ranges and ranges[-1][0] == base and ranges[-1][2] == start:
                 start = ranges.pop()[1]
             ranges.append((base, start, stop))
-        if 2 * in_place < nbytes or len(ranges) > MOST_VIEWS:
+        if len(ranges) > MOST_VIEWS:
             return None
-        return [
-            self._made[base][start:stop].data if base else self._together(parts[start:stop], dtype)
-            for base, start, stop in ranges
-        ]
-
-    def _together(self, parts: Sequence[torch.Tensor], dtype: str) -> wire.Buffer:
-        buffer = room(sum(part.numel() * part.itemsize for part in parts), self._memory)
-        without_grad(torch.cat, parts, out=from_buffer(buffer, dtype))
-        return buffer
+        return [self._made[base][start:stop].data for base, start, stop in ranges]
 
 
 def is_sum(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,15 +18,11 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.layout import read_rows
 from kvstore.rows.row_arguments import Wanted
 from kvstore.rows.sums import Rows
-from kvstore.transport.shm.own_pages import Adopt, OwnBytes
-from kvstore.transport.shm.shared_memory import own_bytes
 from kvstore.values import (
     Arrays,
     TensorRange,
-    copy_each,
     crossed,
     cut,
-    from_buffer,
     from_host,
     ranges_of,
     scatter,
@@ -35,8 +31,6 @@ from kvstore.values import (
     without_grad,
 )
 from kvstore.values.any_arrays import Column
-
-WORTH_ADOPTING = 1 << 16  # bytes; less is copied in less time than it takes to look whether that is possible
 
 Decode: TypeAlias = Callable[[wire.Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
 
@@ -48,19 +42,14 @@ class Writer:
         outs: what to write into, for each key an array; or a list of them, of any device and strides.
         copy: if False, let the caller's own tensors become the values themselves where these came in one range of
             memory.
-        adopt: is asked for each whole value that came in shared memory.
     """
 
-    def __init__(
-        self, plan: Plan, outs: Arrays | Sequence[Sequence[torch.Tensor]], copy: bool, adopt: Adopt | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, outs: Arrays | Sequence[Sequence[torch.Tensor]], copy: bool) -> None:
         self._layout = plan.layout
         self._replies = len(plan.parcels)
         self._plain = outs if isinstance(outs, Arrays) else None
         self._outs = () if isinstance(outs, Arrays) else outs
-        given = self._plain is not None and self._plain.given
-        self._copy = copy or not given
-        self._adopt = adopt if given else None
+        self._copy = copy or self._plain is None or not self._plain.given
         self._staged: dict[int, torch.Tensor] = {}  # by position: arrays that are written once they are complete
         self._arrived: dict[int, dict[int, int]] = {}  # by position: how many elements have come, by where they begin
         self._moving: set[torch.cuda.Stream] = set()
@@ -89,37 +78,8 @@ class Writer:
             self._write(parcel, _payload_of(parcel, reply, decode))
         elif decode is not None and self._copy and parcel.dtype == "float32":
             decode(reply, views_of(parcel, self._plain.tensors))
-        elif (
-            self._adopt is not None
-            and decode is None
-            and not parcel.many
-            and len(reply.buffers) == 1
-            and (own := own_bytes(reply.buffers[0])) is not None
-        ):
-            self._give(parcel, self._plain, own, reply.buffers[0], self._adopt)
         else:
             self._write_plain(parcel, self._plain, _payload_of(parcel, reply, decode))
-
-    def _give(self, parcel: Parcel, outs: Arrays, own: OwnBytes, buffer: wire.Buffer, adopt: Adopt) -> None:
-        """Let the caller's arrays become their parts of ``own``, which are those of ``buffer``, or do as without."""
-        sizes = [each.stop - each.start for each in parcel.ranges]
-        parts = torch.split_with_sizes(from_buffer(buffer, parcel.dtype), sizes)
-        left: list[ArrayRange] = []
-        sources: list[torch.Tensor] = []
-        at = 0
-        for each, part in zip(parcel.ranges, parts, strict=True):
-            start, at = at, at + part.nbytes
-            worth = each.whole and part.nbytes >= WORTH_ADOPTING
-            if not (worth and adopt(outs.tensors[each.position], cast("OwnBytes", own[start:at]))):
-                left.append(each)
-                sources.append(part)
-        if not self._copy:
-            self._share(left, outs, sources)
-            return
-        # Only now: what has views is not given other memory.
-        flats = [outs.tensors[position].view(-1) for position, _, _, _ in left]
-        targets = [flat[start:stop] for flat, (_, start, stop, _) in zip(flats, left, strict=True)]
-        copy_each(targets, sources)
 
     def _write_plain(self, parcel: Parcel, outs: Arrays, payload: Sequence[TensorRange]) -> None:
         if payload and parcel.many and self._copy:

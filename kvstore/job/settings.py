@@ -153,8 +153,7 @@ BIGARRAY_BOUND = _LINKS.add(
     Integer(1),
     1_000_000,
     "how many elements an array must have to be cut across all servers",
-    shown="1000000, on one host a quarter of a server's share if that is more; with more than 16 servers, 1600000 ÷ "
-    "their number",
+    shown="1000000; with more than 16 servers, 1600000 ÷ their number",
     aliases=("MXNET_KVSTORE_BIGARRAY_BOUND",),
 )
 PIECE_BYTES = _LINKS.add(

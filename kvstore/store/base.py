@@ -260,40 +260,6 @@ class KVStore:
         """
         self._on_pull = on_pull
 
-    @property
-    def pushes_in_place(self) -> bool:
-        """Whether arrays from ``empty`` are pushed from where they are."""
-        return False
-
-    def own(self, value: Any) -> Any:
-        """Return the bytes of a tensor from ``empty`` as memory of the program's own, over the same pages.
-
-        The program may write to them while a push of the tensor goes on: nobody else sees it.
-
-        Args:
-            value: the tensor.
-
-        Returns:
-            An array of bytes; None if that is impossible.
-        """
-        return None
-
-    def offer_values(self, adopt: Callable[[Any, Any], bool]) -> None:
-        """Have ``adopt`` asked whether an array becomes its value, wherever one comes whole in shared memory.
-
-        Args:
-            adopt: is given a torch tensor of ``out`` and the bytes of its value, and returns whether the tensor has
-                become them; if not, they are copied. A program may write to these bytes as to any of its own: nobody
-                else sees it.
-        """
-
-    def when_closed(self, act: Callable[[], None]) -> None:
-        """Have ``act`` called when the store has been closed.
-
-        Args:
-            act: a function without arguments.
-        """
-
     # ---- tables: rows by their ids
 
     def row_sparse_pull(

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from kvstore import DeadlineExceeded, KVStore, KVStoreError
 from kvstore.dynamo import outside_graphs
 from kvstore.ticket import Operation, Ticket, claim
-from kvstore.transport.shm.own_pages import OwnBytes
 from workers.common.buckets import Progress
-from workers.common.own_memory import differs
 from workers.common.tensors import as_bits, in_memory_order
 from workers.common.torch_internals import flatten, write_count
 
@@ -94,22 +91,13 @@ class _Noted(NamedTuple):
 
 
 class PushedGradients:
-    """The gradients of one bucket at the moment of their push.
+    """The gradients of one bucket at the moment of their push. ``noted``: find writes that torch does not count."""
 
-    Args:
-        noted: find writes that torch does not count.
-        own: by position, the memory of gradients that shows by itself whether it was written to.
-    """
-
-    def __init__(
-        self, grads: Mapping[int, torch.Tensor], noted: bool = True, own: Mapping[int, OwnBytes] = MappingProxyType({})
-    ) -> None:
-        self._own = own
+    def __init__(self, grads: Mapping[int, torch.Tensor], noted: bool = True) -> None:
         self._positions = list(grads)
         self._grads = list(grads.values())
         self._counts = list(map(write_count, self._grads))
-        self._looked_at = [place for place, position in enumerate(self._positions) if noted and position not in own]
-        self._noted = _noted(self._grads, self._looked_at)
+        self._noted = _noted(self._grads) if noted else []
 
     def replaced(self, now: Mapping[int, torch.Tensor | None]) -> int | None:
         """Return the position of a gradient that is another tensor ``now``, or to which torch has counted a write."""
@@ -120,10 +108,7 @@ class PushedGradients:
 
     def written(self) -> int | None:
         """Return the position of a gradient whose elements are not what was pushed, whatever wrote to it."""
-        for position, grad in zip(self._positions, self._grads, strict=True):
-            if position in self._own and differs(grad, self._own[position]):
-                return position
-        for before, now in zip(self._noted, _noted(self._grads, self._looked_at), strict=True):
+        for before, now in zip(self._noted, _noted(self._grads) if self._noted else [], strict=True):
             if torch.equal(before.bits, now.bits):
                 continue
             sizes = [self._grads[place].numel() for place in before.places]
@@ -135,21 +120,20 @@ class PushedGradients:
 
 
 @torch.no_grad()
-def _noted(grads: Sequence[torch.Tensor], places: Sequence[int]) -> list[_Noted]:
-    """Return the bits of all strided ``grads`` at ``places``: rows of a sparse gradient are pushed in the step."""
+def _noted(grads: Sequence[torch.Tensor]) -> list[_Noted]:
+    """Return the bits of all strided ones among ``grads``: rows of a sparse gradient are pushed in the step."""
     noted: list[_Noted] = []
     small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for place in places:
-        grad = grads[place]
+    for place, grad in enumerate(grads):
         if grad.layout != torch.strided:
             continue
         if grad.nbytes <= SMALL:
             small.setdefault((grad.dtype, grad.device), []).append(place)
         else:
             noted.append(_Noted([place], _sums(grad)))
-    for together in small.values():
-        flat = flatten([grads[place] for place in together])
-        noted.append(_Noted(together, as_bits(flat)))
+    for places in small.values():
+        flat = flatten([grads[place] for place in places])
+        noted.append(_Noted(places, as_bits(flat)))
     return noted
 
 
@@ -205,10 +189,6 @@ class BackwardPushes:
         """Handle the gradient of the parameter at ``position``, which backward has just accumulated."""
         raise NotImplementedError
 
-    def room_for(self, position: int, grad: torch.Tensor) -> torch.Tensor:
-        """Return memory for what comes back of the push of ``grad``."""
-        return torch.empty(grad.shape, dtype=grad.dtype, device="cpu")
-
     def paused(self) -> AbstractContextManager[None]:
         return self._hooks.paused()
 
@@ -247,7 +227,10 @@ class BackwardPushes:
         held: dict[int, torch.Tensor] = {}
         if outs is None:
             # Not the gradients or weights themselves: while backward runs, it and the program may still read them.
-            held = {position: self.room_for(position, grad) for position, grad in zip(positions, grads, strict=True)}
+            held = {
+                position: torch.empty(grad.shape, dtype=grad.dtype, device="cpu")
+                for position, grad in zip(positions, grads, strict=True)
+            }
             outs = list(held.values())
         keys = [self._keys[position] for position in positions]
         ticket = self._store.pushpull(keys, grads, outs, priority, wait=False, copy=copy)

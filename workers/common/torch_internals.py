@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections.abc import Callable, MutableMapping, Sequence, Sized
@@ -198,24 +197,3 @@ def with_samplers(loader: DataLoader[Any], **samplers: Any) -> Any:
     made = copy(loader)
     vars(made).update(samplers, _iterator=None)
     return made
-
-
-def alone_in_memory(tensor: torch.Tensor) -> bool:
-    """Whether nothing but ``tensor`` itself refers to its memory: no view, numpy array, or storage that somebody holds.
-
-    What torch has not allocated itself, or shares with other processes, may be known to others all the same.
-    """
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None:  # a version of torch that does not tell
-        return False
-    return _references(tensor, count) == _references_of_one(count)
-
-
-@functools.cache
-def _references_of_one(count: Callable[[int], int]) -> tuple[int, int]:
-    return _references(torch.empty(1, dtype=torch.float32, device="cpu"), count)
-
-
-def _references(tensor: torch.Tensor, count: Callable[[int], int]) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    return count(storage._cdata), sys.getrefcount(storage)

@@ -22,7 +22,6 @@ from kvstore.ticket import Ticket
 from kvstore.values import from_buffer, spec_of, to_buffer
 from workers.common.torch_internals import is_compiled
 from workers.trainer.outside_writes import OutsideWrites
-from workers.trainer.sharing import SharedWeights
 
 
 class Arrivals:
@@ -32,16 +31,12 @@ class Arrivals:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        tensors: Sequence[torch.Tensor],
-        weights: SharedWeights,
-        writes: OutsideWrites | None = None,
+        self, model: nn.Module, tensors: Sequence[torch.Tensor], share: bool, writes: OutsideWrites | None = None
     ) -> None:
         self._writes = writes
         self._model = model
         self._tensors = tensors
-        self._weights = weights
+        self._share = share
         self._pending: dict[int, tuple[Ticket, torch.Tensor]] = {}
         self._called: set[nn.Module] = set()
         # First only to see which modules are called at all: one that is never called would never wait.
@@ -95,7 +90,7 @@ class Arrivals:
                 if self._writes is not None:
                     self._writes.require_none_of(position)
                 del self._pending[position]
-                self._weights.write(self._tensors[position], value)
+                write(self._tensors[position], value, self._share)
                 if self._writes is not None:
                     self._writes.note_one(position)
 
@@ -171,6 +166,14 @@ def unshare_for_state_dict(model: nn.Module, tensors: Collection[torch.Tensor]) 
 
     for module in model.modules():
         module.register_state_dict_pre_hook(_Hook(unshare))  # type: ignore[no-untyped-call]
+
+
+def write(tensor: torch.Tensor, value: torch.Tensor, share: bool) -> None:
+    """Give ``tensor`` the value that arrived: by a copy, or with ``share`` and on the CPU by replacing its ``data``."""
+    if share and tensor.is_cpu:
+        tensor.data = value
+    else:
+        tensor.detach().copy_(value)
 
 
 def _lineages(

@@ -28,7 +28,6 @@ from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.overlap import overlapping
 from workers.trainer.parameters import Key, Parameter
 from workers.trainer.rates import TrainerRates
-from workers.trainer.sharing import SharedGradients, SharedWeights
 
 log = logging.getLogger(__name__)
 
@@ -174,17 +173,15 @@ class GradientSync:
         store: KVStore,
         rates: TrainerRates | None,
         *,
-        share_weights: bool | None,
-        share_gradients: bool | None,
+        share_weights: bool,
+        share_gradients: bool,
         overlap: bool | None,
         forward: nn.Module | None,
         frozen: set[int],
     ) -> None:
         self._store = store
         self._rates = rates
-        tensors = [tensor for param in params for tensor in param.tensors]
-        self._shared = SharedWeights(tensors, store, False if rates is None else share_weights)
-        self._share = {} if self._shared.copy else {"copy": False}
+        self._share = {"copy": False} if share_weights else {}
         self._params = params
         self._frozen = frozen
         self._closed = False
@@ -199,7 +196,7 @@ class GradientSync:
             self._tables.rates = rates.apply
             self._take_up(rates.trained)
             self._sparse.refresh(self._sparse.make(rates.tables))
-        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store), self._shared)
+        self._writes = None if rates is None else OutsideWrites(params, frozen, _advice(store))
         if self._writes is not None:
             store.watch_pulls(self._writes.pulled)
         self._new_overlap = partial(
@@ -208,7 +205,7 @@ class GradientSync:
             store,
             rates,
             wanted=overlap,
-            weights=self._shared,
+            share_weights=share_weights,
             share_gradients=share_gradients,
             forward=forward,
             frozen=frozen,  # this very set, which ``thaw`` changes
@@ -216,9 +213,6 @@ class GradientSync:
         )
         self._renew = False
         self._overlap = self._new_overlap()
-        self._moved: SharedGradients | None = None
-        if share_gradients is None and forward is None:  # else a push may go on after the step
-            self._moved = SharedGradients(tensors, store, partial(_overlaps, weakref.ref(self)))
         self._note(self._sparse.positions)
         if self._writes is not None:
             self._writes.note()
@@ -252,7 +246,7 @@ class GradientSync:
         skipped = self._find(left_out)
         self._tables.scale = scale
         self._tables.pushes.step_over()
-        with self._written(), self._in_flight():
+        with self._written():
             # An overlap has sent the rates with its first push. Rows go beside it, in a push of their own.
             if self._sparse.positions or self._overlap is None:
                 self._apply(scale)
@@ -268,11 +262,10 @@ class GradientSync:
     def sum(self, left_out: Sequence[int]) -> None:
         skipped = self._find(left_out)
         rows = self._sparse.push(left_out)
-        with self._in_flight():
-            if self._overlap is not None:
-                self._overlap.finish(left_out=skipped)
-            else:
-                self._pushpull(skipped)
+        if self._overlap is not None:
+            self._overlap.finish(left_out=skipped)
+        else:
+            self._pushpull(skipped)
         if rows is not None:
             self._sparse.write(rows, weights=False)
         self._renew_overlap()
@@ -318,8 +311,6 @@ class GradientSync:
         self._closed = True
         if self._overlap is not None:
             self._overlap.close()
-        if self._moved is not None:
-            self._moved.close()
 
     def _find(self, left_out: Sequence[int]) -> list[int]:
         """Return which positions are not pushed as arrays: tables' positions and ``left_out``."""
@@ -349,17 +340,6 @@ class GradientSync:
             yield
         finally:
             self._writes.note()
-
-    @contextmanager
-    def _in_flight(self) -> Iterator[None]:
-        """Gradients are pushed in this block. If it fails, servers may go on reading the memory that they were in."""
-        over = False
-        try:
-            yield
-            over = not self.overlaps  # else the next backward may push into it, and go on
-        finally:
-            if self._moved is not None and not over:
-                self._moved.detach()
 
     def _take_up(self, positions: Sequence[int]) -> bool:
         """Give the store the parameters at ``positions`` that are frozen; return whether there are any."""
@@ -395,11 +375,6 @@ class GradientSync:
     def _pushpull(self, skipped: Sequence[int], outs: list[Any] | None = None, **share: bool) -> None:
         if grads := self._lists.gradients(skipped):
             self._store.pushpull(self._lists.keys(skipped), grads, grads if outs is None else outs, **share)
-
-
-def _overlaps(sync: weakref.ref[GradientSync]) -> bool:
-    me = sync()
-    return me is None or me.overlaps
 
 
 def _advice(store: KVStore) -> str:

@@ -23,7 +23,6 @@ from kvstore import UsageError
 from workers.common.tensors import as_bits, in_memory_order, memory_order
 from workers.common.torch_internals import write_count
 from workers.trainer.parameters import Key, Parameter
-from workers.trainer.sharing import SharedWeights
 
 SAMPLE = 1 << 14  # elements: 64 KiB of float32 cost some 20 µs
 FIRST, FIRST_SAMPLE = 10, 1 << 18  # most programs that write do it from the first steps on: look closer at these
@@ -43,7 +42,6 @@ class Watched:
         writes: how many writes torch had counted.
         total: the sum of its bits, where it is; None if none is kept.
         pulled: whether the program has pulled the store's value into it since then.
-        shared: whether it was the servers' memory, which tells by itself; then nothing else was noted.
     """
 
     key: Key
@@ -57,7 +55,6 @@ class Watched:
     writes: int = 0
     total: torch.Tensor | None = None
     pulled: bool = False
-    shared: bool = False
 
     def look(self) -> None:
         """Make the view anew, if the parameter has got other memory."""
@@ -70,7 +67,7 @@ class Watched:
 
     def note(self) -> None:
         self.look()
-        self.writes = write_count(self.tensor)
+        self.writes, self.pulled = write_count(self.tensor), False
         large = self.tensor.numel() >= LARGE or not len(self.sample)
         self.total = _total(self.tensor) if self.stride > 1 and large else None
 
@@ -88,6 +85,8 @@ class Watched:
 
     def differs(self) -> bool:
         """Whether the parameter is another one than when it was noted, and no value of the store."""
+        if self.pulled:
+            return False
         tensor, sample = self.tensor.detach(), self.sample
         if self.moved:  # what was kept are values in the order in which they lay
             if tensor.dim() != len(self.strides):
@@ -108,13 +107,10 @@ class OutsideWrites:
 
     Args:
         frozen: positions of parameters that the store does not have; others may take positions out of this set.
-        weights: which parameters are the servers' memory.
     """
 
-    def __init__(
-        self, params: Sequence[Parameter], frozen: Collection[int], advice: str, weights: SharedWeights | None = None
-    ) -> None:
-        self._params, self._frozen, self._advice, self._weights = params, frozen, advice, weights
+    def __init__(self, params: Sequence[Parameter], frozen: Collection[int], advice: str) -> None:
+        self._params, self._frozen, self._advice = params, frozen, advice
         self._steps = self._choices = 0
         self._watched: dict[int, list[Watched]] = {}  # by position, one for each device
         self._kept: list[tuple[list[Watched], torch.Tensor]] = []  # tensors of one dtype, and their samples end to end
@@ -127,11 +123,9 @@ class OutsideWrites:
         if moves or len(self._watched) < len(self._params) - len(self._frozen):
             self._choose()
         for each in self._each():
-            each.shared, each.pulled = self._weights is not None and each.tensor in self._weights, False
-        for each in self._sampled():
             each.note()
         self._kept = []
-        for same in _alike(self._sampled()):
+        for same in _alike(self._each()):
             kept = torch.cat([each.sample for each in same])
             self._kept.append((same, kept))
             for each, piece in zip(same, torch.split(kept, [len(each.sample) for each in same]), strict=True):
@@ -140,10 +134,8 @@ class OutsideWrites:
     @torch.no_grad()
     def note_one(self, position: int) -> None:
         for each in self._watched.get(position, ()):
-            each.shared, each.pulled = self._weights is not None and each.tensor in self._weights, False
-            if not each.shared:
-                each.note()
-                each.kept = each.sample.clone()
+            each.note()
+            each.kept = each.sample.clone()
             self._kept = []
 
     def pulled(self, out: Any) -> None:
@@ -154,30 +146,21 @@ class OutsideWrites:
 
     @torch.no_grad()
     def require_none(self) -> None:
-        suspects = [each for each in self._sampled() if each.suspect]
+        suspects = [each for each in self._each() if each.suspect]
         for same, kept in self._kept:
             if not torch.equal(torch.cat([each.sample for each in same]), kept):
                 suspects += same
         if not self._kept:  # some have been noted one by one
-            suspects = self._sampled()
-        for each in suspects + [each for each in self._each() if each.shared]:
-            self._require_none_of(each)
+            suspects = self._each()
+        for each in suspects:
+            if each.differs():
+                self._refuse(each)
 
     @torch.no_grad()
     def require_none_of(self, position: int) -> None:
         for each in self._watched.get(position, ()):
-            self._require_none_of(each)
-
-    def _require_none_of(self, each: Watched) -> None:
-        # A pull may have left the servers' memory.
-        if each.pulled:
-            return
-        shared = self._weights if each.shared else None
-        if each.differs() if shared is None else shared.differs(each.tensor):
-            self._refuse(each)
-
-    def _sampled(self) -> list[Watched]:
-        return [each for each in self._each() if not each.shared]
+            if each.differs():
+                self._refuse(each)
 
     def _each(self) -> list[Watched]:
         return [each for watched in self._watched.values() for each in watched]

@@ -13,24 +13,19 @@ still read the old weights.
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
 
 from kvstore import KVStore, KVStoreError, UsageError
-from kvstore.transport.shm.own_pages import OwnBytes
 from workers.common.buckets import divide
-from workers.common.own_memory import as_tensor, may_move, put_back
 from workers.common.pushed import BackwardPushes, PushedGradients, settle
-from workers.trainer.arrivals import Arrivals, require_waiting
+from workers.trainer.arrivals import Arrivals, require_waiting, write
 from workers.trainer.outside_writes import OutsideWrites
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import Snapshot, TrainerRates, changed
-from workers.trainer.sharing import SharedWeights
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +52,7 @@ class Overlap(BackwardPushes):
 
     Args:
         rates: the hyper-parameters, if the store updates. If it only sums, neither they nor the factor matter here.
-        weights: writes new values into the parameters.
+        share: replace the parameters' ``data`` by new values where that saves a copy.
         asked: begin after the first step whatever it was like, so that a program that does not fit gets an error.
         forward: the model whose modules wait for new values instead of the steps; only for a store that updates.
         writes: is told of values that are written into parameters between the steps.
@@ -70,8 +65,7 @@ class Overlap(BackwardPushes):
         store: KVStore,
         *,
         rates: TrainerRates | None,
-        weights: SharedWeights,
-        share_gradients: bool | None,
+        share: bool,
         asked: bool,
         forward: nn.Module | None = None,
         frozen: Collection[int] = (),
@@ -82,16 +76,13 @@ class Overlap(BackwardPushes):
         )
         self._params = params
         self._rates = rates
-        self._weights = weights
-        self._shares_gradients = share_gradients is None
-        self._moved: dict[int, int] = {}  # by position, where gradients were moved to
-        store.when_closed(partial(_put_back, weakref.ref(self)))
+        self._share = share and rates is not None
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
         self._excluded: set[int] = set(frozen)
         self._rescale: float | None = None  # the factor of the watched steps
         self._step = Step()
-        self._arrivals = None if forward is None else Arrivals(forward, self._tensors, weights, writes)
+        self._arrivals = None if forward is None else Arrivals(forward, self._tensors, self._share, writes)
 
     def exclude(self, positions: Collection[int]) -> None:
         """Leave the parameters at ``positions`` to others from now on: their gradients are sparse."""
@@ -176,9 +167,8 @@ class Overlap(BackwardPushes):
                 self._object(f"the gradient of {self._keys[position]!r} was dropped between two backward()")
                 return
             grads.append(grad)
-        values, own = (grads, {}) if self._watching else self._apart(positions, grads)
         if positions:
-            self._flight.seen.append(PushedGradients(dict(zip(positions, grads, strict=True)), own=own))
+            self._flight.seen.append(PushedGradients(dict(zip(positions, grads, strict=True))))
         if self._rates is not None and self._step.rates is None:
             # Servers take hyper-parameters with the push, so they are sent before the first one, and compared in the
             # step.
@@ -187,36 +177,9 @@ class Overlap(BackwardPushes):
             return
         try:
             # The next forward pass needs the first layers' values first, though backward makes their gradients last.
-            self._pushpull(positions, values, priority=-min(positions), rescale=self._rescale)
+            self._pushpull(positions, grads, priority=-min(positions), rescale=self._rescale)
         except KVStoreError as exc:  # raised by step(), whose caller expects it
             self._step.refused = exc
-
-    def _apart(
-        self, positions: Sequence[int], grads: Sequence[torch.Tensor]
-    ) -> tuple[Sequence[torch.Tensor], dict[int, OwnBytes]]:
-        """Copy gradients to memory that servers read, and let them be that memory, as the program's own."""
-        own: dict[int, OwnBytes] = {}
-        # Sums are written into the gradients, which would copy each page.
-        if self._rates is None or not self._shares_gradients or not self._store.pushes_in_place:
-            return grads, own
-        values = list(grads)
-        for place, (position, grad) in enumerate(zip(positions, grads, strict=True)):
-            if may_move(grad):
-                sent = self._store.empty(grad.shape, grad.dtype).copy_(grad)
-                if (mine := self._store.own(sent)) is not None:
-                    values[place], own[position] = sent, mine
-                    grad.data = as_tensor(mine, grad)
-                    self._moved[position] = grad.data_ptr()
-        return values, own
-
-    def put_back(self) -> None:
-        """Give the gradients ordinary memory."""
-        for position, place in self._moved.items():
-            put_back(self._tensors[position].grad, place)
-        self._moved.clear()
-
-    def room_for(self, position: int, grad: torch.Tensor) -> torch.Tensor:
-        return super().room_for(position, grad) if self._rates is None else self._weights.room_for(grad)
 
     # ---- in step
 
@@ -262,7 +225,7 @@ class Overlap(BackwardPushes):
             values = [grads[position] for position in missing]
             # Backward is over, so new values may go straight into the tensors, unless forward passes wait for them.
             here = None if later is not None else [outs[position] for position in missing]
-            copy = later is None and self._weights.copy
+            copy = later is None and not self._share
             self._pushpull(missing, values, here, priority=-min(missing), rescale=rescale, copy=copy)
         self._require_unwritten()  # while servers work
         if later is not None:
@@ -273,7 +236,7 @@ class Overlap(BackwardPushes):
         settle([ticket for ticket, _ in self._flight.pushed])
         for _, held in self._flight.pushed:
             for position, value in held.items():
-                self._weights.write(outs[position], value)
+                write(outs[position], value, self._share)
 
     def _judge(self, rescale: float | None) -> None:
         """Decide, after a watched step, whether to begin, to go on watching, or never to begin."""
@@ -291,19 +254,14 @@ class Overlap(BackwardPushes):
                     self._arrivals.begin()
 
 
-def _put_back(overlap: weakref.ref[Overlap]) -> None:
-    if (me := overlap()) is not None:
-        me.put_back()
-
-
 def overlapping(
     params: Sequence[Parameter],
     store: KVStore,
     rates: TrainerRates | None,
     *,
     wanted: bool | None,
-    weights: SharedWeights,
-    share_gradients: bool | None,
+    share_weights: bool,
+    share_gradients: bool,
     forward: nn.Module | None,
     frozen: Collection[int] = (),
     writes: OutsideWrites | None = None,
@@ -330,8 +288,7 @@ def overlapping(
         buckets,
         store,
         rates=rates,
-        weights=weights,
-        share_gradients=share_gradients,
+        share=share_weights,
         asked=bool(wanted),
         forward=forward,
         frozen=frozen,

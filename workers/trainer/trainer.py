@@ -87,17 +87,12 @@ class Trainer:
         overlap: push during backward. ``auto`` decides by the first ten steps, for dist stores and models of more than
             one bucket of 8 MiB. True does it from the second step on, whatever the first was
             like, also with ``step(batch_size)``, which must then always be given the same. False never does.
-        share_gradients: True: keep the gradients of CPU parameters in memory from ``KVStore.empty``, so that a push
-            copies nothing. ``zero_grad`` then sets gradients to zero instead of dropping them, so a parameter that the
-            loss does not depend on has a gradient of zeros. A gradient that something else has replaced is copied as
-            usual. None: large gradients move to such memory when backward has made them, where nobody can tell. False:
-            none do.
-        share_weights: True: replace the ``data`` of CPU parameters by the values that a dist store brings, instead of
-            copying them; only where the store updates. The ``data`` is then new memory after each step, for reading
-            only: do not write into the parameters in place, and keep no views of them. See ``copy`` of
-            ``KVStore.pull``. None: the same for large parameters where nobody can tell. Such ``data`` is the program's
-            own: it may be written to, copied, saved, and kept after the store. A parameter whose memory something else
-            refers to (a view, ``state_dict()``, another process) is copied into. False: all are.
+        share_gradients: keep the gradients of CPU parameters in memory from ``KVStore.empty``, so that a push copies
+            nothing. ``zero_grad`` then sets gradients to zero instead of dropping them, so a parameter that the loss
+            does not depend on has a gradient of zeros. A gradient that something else has replaced is copied as usual.
+        share_weights: replace the ``data`` of CPU parameters by the values that a dist store brings, instead of copying
+            them; only where the store updates. The ``data`` is then new memory after each step, for reading only: do
+            not write into the parameters in place, and keep no views of them. See ``copy`` of ``KVStore.pull``.
         wait_in_forward: the model that the parameters belong to; for a dist store that updates. ``step`` then does not
             wait for new values. Each module waits before its next forward pass, and the first modules' values come
             first. The results are the same to the bit, as long as parameters are read only where their module is
@@ -124,8 +119,8 @@ class Trainer:
         update_on_kvstore: bool | str | None = "auto",
         compression_params: Mapping[str, object] | None = None,
         overlap: bool | str | None = "auto",
-        share_gradients: bool | None = None,
-        share_weights: bool | None = None,
+        share_gradients: bool = False,
+        share_weights: bool = False,
         wait_in_forward: nn.Module | None = None,
         check_finite: bool = False,
     ) -> None:

@@ -30,19 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore import wire
-from kvstore.transport.shm.own_pages import OwnBytes, PrivateFile
-from kvstore.transport.shm.presence import (
-    CELLS,
-    FREE,
-    SENT,
-    PeerPresence,
-    Presence,
-    create,
-    open_peers,
-    remove_chunk,
-    room,
-    sweep,
-)
+from kvstore.transport.shm.presence import CELLS, FREE, SENT, PeerPresence, Presence, create, remove_chunk, room, sweep
 
 # Chunks double, so a job with large models has few of them to map, and one with small models takes little of /dev/shm,
 # which containers give 64 MB. Beyond LARGEST_CHUNK doubling would waste more than it saves.
@@ -232,11 +220,10 @@ class ArenaUsage(NamedTuple):
     free_cells: int
 
 
-class BlockView(weakref.ref[Bytes]):
+class _BlockView(weakref.ref[Bytes]):
     """Notices when the last view of a block is gone: all views refer to one array, and this refers to it."""
 
-    __slots__ = ("arena", "block", "key", "nbytes")
-    arena: weakref.ref[Arena]
+    __slots__ = ("block", "key", "nbytes")
     block: Block
     key: int
     nbytes: int
@@ -255,15 +242,13 @@ class Arena:
         self._memory: dict[int, mmap.mmap] = {}
         self._made = 0  # how many chunks there have been; a number is not used again, because readers keep the chunk
         self._bases: list[tuple[int, int]] = []  # (address, number of the chunk), sorted
-        self._views: dict[int, BlockView] = {}  # by the id of the array; a weak reference must live to be called
+        self._views: dict[int, _BlockView] = {}  # by the id of the array; a weak reference must live to be called
         # Those whose array is gone: their callbacks come at any time, in any thread.
-        self._unseen: deque[BlockView] = deque()
+        self._unseen: deque[_BlockView] = deque()
         self._notice = self._unseen.append
         self._read: dict[int, list[Block]] = {}  # size -> blocks without a view that somebody may still read
         self._free_cells = list(range(CELLS - 1, -1, -1))
         self._sent: dict[int, PeerPresence] = {}
-        self._private: dict[int, PrivateFile] = {}
-        self._me = weakref.ref(self)
         self._closed = False
 
     @property
@@ -278,17 +263,10 @@ class Arena:
                 raise OSError(errno.EBADF, "this process's shared memory is closed")
             block = self._same(size) or self._other(size)
             array = self._chunks[block.chunk][block.offset : block.offset + nbytes]
-            view = BlockView(array, self._notice)
-            view.block, view.key, view.nbytes, view.arena = block, id(array), nbytes, self._me
+            view = _BlockView(array, self._notice)
+            view.block, view.key, view.nbytes = block, id(array), nbytes
             self._views[view.key] = view
         return array.data
-
-    def own(self, view: BlockView, pristine: Bytes) -> OwnBytes:
-        """Return an array from ``allocate`` as memory that the program may write to while peers read it."""
-        number = view.block.chunk
-        if number not in self._private:
-            self._private[number] = PrivateFile(*open_peers(self.presence.name, number + 1))
-        return self._private[number].view(view.block.offset, pristine)
 
     def refer(self, frame: wire.Buffer, reader: PeerPresence) -> tuple[int, int, int, int] | None:
         """Make a reference to ``frame`` for ``reader``. A frame outside of the arena is copied into it.
@@ -357,7 +335,6 @@ class Arena:
                         self._bases.remove((chunk.ctypes.data, number))
                         remove_chunk(self.presence.name, number + 1, self._memory.pop(number))
                         del self._chunks[number]
-                        self._private.pop(number, None)
         finally:
             self._lock.release()
 
@@ -404,7 +381,7 @@ class Arena:
             raise AssertionError("a new chunk is too small for what it was made for")
         return block
 
-    def _bury(self, view: BlockView) -> None:
+    def _bury(self, view: _BlockView) -> None:
         block = view.block
         if self._views.get(view.key) is view:  # else a new array has that place already
             del self._views[view.key]

@@ -8,7 +8,6 @@ where. The first frame of a message is its header and never goes by reference. E
 
 from __future__ import annotations
 
-import errno
 import logging
 import mmap
 import os
@@ -26,9 +25,7 @@ from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.rare_log import Drops
 from kvstore.transport.memory import ScatteredFrame
-from kvstore.transport.shm import own_pages
-from kvstore.transport.shm.arena import Arena, ArenaUsage, BlockView, Bytes
-from kvstore.transport.shm.own_pages import OwnBytes, PrivateFile
+from kvstore.transport.shm.arena import Arena, ArenaUsage, Bytes
 from kvstore.transport.shm.presence import (
     CELLS,
     CELLS_AT,
@@ -68,11 +65,9 @@ REFUSAL = bytes((MARK, CANNOT))
 class _ReferenceView(weakref.ref[Bytes]):
     """Notices when the last view of a reference is gone."""
 
-    __slots__ = ("cell", "mapped", "number", "offset")
+    __slots__ = ("cell", "mapped")
     cell: int
     mapped: Mapped
-    number: int
-    offset: int
 
 
 # A weak reference must live to be called. It keeps our presence locked too, or the peer would take us for dead.
@@ -97,7 +92,6 @@ class Mapped:
         self._presence = presence
         self._cells = memoryview(_mapping(open_control(name, nonce), CONTROL))[CELLS_AT:]
         self._chunks: dict[int, Bytes] = {}
-        self._private: dict[int, PrivateFile] = {}
 
     def view(self, number: int, cell: int, offset: int, length: int) -> memoryview:
         """Return a view of what a reference refers to. The memory does not change until its last view is dropped.
@@ -109,7 +103,6 @@ class Mapped:
         if chunk is None:
             for old in [old for old in self._chunks if not exists(self.name, old + 1)]:
                 del self._chunks[old]  # its owner has given it back
-                self._private.pop(old, None)
             fd, size = open_peers(self.name, number + 1)
             chunk = self._chunks[number] = np.frombuffer(_mapping(fd, size), np.uint8)
         if length == 0 or offset + length > len(chunk):
@@ -118,22 +111,12 @@ class Mapped:
             raise WireError("a reference that was not sent, or was received before")
         array = chunk[offset : offset + length]
         view = _ReferenceView(array, _let_go)
-        view.cell, view.mapped, view.number, view.offset = cell, self, number, offset
+        view.cell, view.mapped = cell, self
         _views[id(view)] = view
         # After the view is known: if an exception came between the two lines the other way round, nobody would ever
         # free the cell. HELD, and not still SENT, so that the same reference cannot be taken twice.
         self._cells[cell] = HELD
         return array.data
-
-    def own(self, number: int, offset: int, pristine: Bytes) -> OwnBytes:
-        """Return what ``view`` has returned, ``pristine``, as memory that this process may write to."""
-        if number not in self._private:
-            fd, size = open_peers(self.name, number + 1)
-            if room()[1] < size:  # while this is kept, the owner needs other memory for its next values
-                os.close(fd)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._private[number] = PrivateFile(fd, size)
-        return self._private[number].view(offset, pristine)
 
     def let_go(self, cell: int) -> None:
         """Give the memory back to the owner. In a child after fork, that is left to the parent."""
@@ -142,27 +125,6 @@ class Mapped:
         # ``presence.available``.
         if not self._presence.inherited:
             self._cells[cell] = FREE
-
-
-def own_bytes(buffer: wire.Buffer) -> OwnBytes | None:
-    """Return the bytes of a received ``buffer``, or one to be sent, as this process's own; None if that is impossible.
-
-    They stay as they are for as long as a view of them exists, and what is written to them nobody else sees. See
-    ``own_pages``.
-    """
-    array: object = buffer.obj if isinstance(buffer, memoryview) else None
-    if not isinstance(array, np.ndarray) or array.nbytes != len(buffer) or not own_pages.available():
-        return None
-    for view in weakref.getweakrefs(array):
-        if isinstance(view, _ReferenceView | BlockView):
-            try:
-                if isinstance(view, _ReferenceView):
-                    return view.mapped.own(view.number, view.offset, array)
-                arena = view.arena()
-                return None if arena is None else arena.own(view, array)
-            except (WireError, OSError, ValueError) as exc:  # the owner has removed the file, or there is no more room
-                log.debug("no memory of one's own with a peer: %s", exc)
-    return None
 
 
 def _mapping(fd: int, size: int) -> mmap.mmap:
