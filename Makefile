@@ -46,7 +46,7 @@ DEMO := --dataset digits --batch-size 16 --num-epochs 6
 demo: $(EXTRA)-examples  ## train a small residual network with two workers and two servers, on digits
 	$(BIN)/launch.py -n 2 -s 2 --launcher local --show 0 "python examples/train_cifar10.py $(DEMO)"
 
-EPOCHS := 9
+EPOCHS := 7
 
 demo-faults: $(EXTRA)-examples $(EXTRA)-test  ## the demo, undisturbed and with a server killed every five seconds: both must end with the same bits
 	mkdir -p build/demo
