@@ -12,8 +12,7 @@ from kvstore.errors import JOB_FAILED_EXIT, KVStoreError, NodeLost
 from kvstore.job import threads, tracebacks
 from kvstore.job.config import Config
 from kvstore.job.exit_report import ExitReport, hand_over
-from kvstore.job.processes import allow_many_files
-from kvstore.job.title import entitle
+from kvstore.job.processes import allow_many_files, entitle
 from kvstore.transport.choose import links
 from servers.endpoints import server_endpoint
 from servers.processes import collect_seldom, end_with, importing, run_server

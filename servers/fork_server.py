@@ -27,7 +27,7 @@ def main() -> int:
         import servers.replication.pair_process  # noqa: F401 (for the children)
     loaded_with = os.environ.get(OMP_NUM_THREADS.name)
     if not serve(socket.socket(fileno=int(sys.argv[1]))):
-        os._exit(0)  # the interpreter's own end takes 0.1 s
+        os._exit(0)  # at once: a thread that keeps it from forking could keep it from ending, too
     # Of the variables that torch reads when it is loaded, this one may differ between the children.
     threads = os.environ.get(OMP_NUM_THREADS.name, "")
     if threads != loaded_with and threads.isdigit():

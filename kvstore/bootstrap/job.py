@@ -26,11 +26,10 @@ from kvstore.job.config import Config, inherited
 from kvstore.job.contract import Contract, Member, Role, aggregated, members
 from kvstore.job.directory import make_private, require_private, temporary_root
 from kvstore.job.place import FILE, MAX_COMMAND, ObservingPlace, address_and_key
-from kvstore.job.processes import words
+from kvstore.job.processes import title, words
 from kvstore.job.ranks import Ranks
 from kvstore.job.settings import LOCAL_RANK, LOCAL_SIZE, NODE_HOST, REPLICAS
 from kvstore.job.system import cores
-from kvstore.job.title import title
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # tells machines of one name apart
 

@@ -171,8 +171,9 @@ class ServerSupervisor:
         forked, env = alike({i: (each.argv, self._env(each)) for i, each in members if each.role != "scheduler"})
         if forked:
             with suppress(OSError):  # an interpreter for each is tried then
-                self._forks = ForkServer(FORK_SERVER, env, -1, STDERR)
-                self._forks.execute()
+                forks = ForkServer(FORK_SERVER, env, -1, STDERR)
+                forks.execute()
+                self._forks = forks
         prepared = []
         for i, member in enumerate(self._task.members):
             process: subprocess.Popen[bytes] | Forked | None = self._fork(member) if i in forked else None
@@ -185,8 +186,8 @@ class ServerSupervisor:
 
     def _fork(self, member: SupervisedProcess) -> Forked | None:
         if self._forks is not None:
-            with suppress(OSError), Path(os.devnull).open("rb") as nothing:
-                return self._forks.fork(member.argv, self._env(member), (nothing.fileno(), STDERR, STDERR), -1)
+            with suppress(OSError):
+                return self._forks.fork(member.argv, self._env(member), STDERR, STDERR, -1)
         return None
 
     def _note_forked(self) -> None:

@@ -22,9 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.job import exec_helper
-from kvstore.job.processes import EXECUTE_S, TiedProcess, child_request, files_of_children, words
+from kvstore.job.processes import EXECUTE_S, TiedProcess, child_request, files_of_children, show, words
 from kvstore.job.settings import FORK, OMP_NUM_THREADS, REPLICAS, SETTINGS
-from kvstore.job.title import show
 
 # System call `clone`. Its last two arguments are in another order on ARM; both are given by _clone.
 _SYSCALLS = {"x86_64": 56, "aarch64": 220}
@@ -158,17 +157,21 @@ class ForkServer:
         return self._channel.fileno()
 
     def execute(self) -> None:
-        """Let it begin to import. Raises as ``TiedProcess.execute``."""
-        self._tied.execute()
+        """Let it begin to import. Raises as ``TiedProcess.execute``; it has ended then."""
         self._channel.setblocking(False)
+        try:
+            self._tied.execute()
+        except BaseException:
+            self.close()
+            raise
 
-    def fork(self, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int], keeper_fd: int) -> Forked:
-        """Ask for a process. It exists once ``collect`` has returned it.
+    def fork(self, argv: Sequence[str], env: Mapping[str, str], out: int, err: int, keeper_fd: int) -> Forked:
+        """Ask for a process, with /dev/null as its standard input. It exists once ``collect`` has returned it.
 
         Args:
             argv: the words that ``ps`` shows, of which those after the second are the process's arguments.
             env: its whole environment.
-            streams: its standard input, output and error.
+            out, err: its standard output and error.
             keeper_fd: as of ``TiedProcess``; -1 for none.
 
         Raises:
@@ -177,8 +180,8 @@ class ForkServer:
         request = child_request(argv, env)
         ours, theirs = socket.socketpair()
         numbers = (os.getpid(), len(request), len(argv), files_of_children(), int(keeper_fd >= 0))
-        fds = [theirs.fileno(), *streams, *([keeper_fd] if keeper_fd >= 0 else [])]
-        with theirs:
+        with theirs, Path(os.devnull).open("rb") as nothing:
+            fds = [theirs.fileno(), nothing.fileno(), out, err, *([keeper_fd] if keeper_fd >= 0 else [])]
             try:
                 socket.send_fds(self._channel, [" ".join(map(str, numbers)).encode()], fds)
             except BaseException:

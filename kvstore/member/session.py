@@ -21,7 +21,7 @@ from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
-from kvstore.job.title import host_name
+from kvstore.job.processes import host_name
 from kvstore.job.valid_values import RoundWindow
 from kvstore.member.activity import WorkerActivity
 from kvstore.member.client import Client

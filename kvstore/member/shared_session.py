@@ -16,7 +16,7 @@ from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError
 from kvstore.job import tracebacks
 from kvstore.job.config import Config
 from kvstore.job.exit_report import note_joined, require_own
-from kvstore.job.title import entitle
+from kvstore.job.processes import entitle
 from kvstore.job.tracebacks import described
 from kvstore.member.pulse import available
 from kvstore.member.session import Session

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from kvstore.job import contract, forking, processes, settings, threads
 from kvstore.job.contract import Contract, Member, Role, member_name, member_title
 from kvstore.job.curve_keys import Keyring
-from kvstore.job.processes import Exit, signal_name
-from kvstore.job.title import title
+from kvstore.job.processes import Exit, signal_name, title
 from launcher.errors import LaunchError, as_launch_error
 from launcher.job.command import argv_of
 from launcher.job.description import RESERVED, Job

@@ -159,9 +159,9 @@ class Child:
         Call it again, without a fork server, if that does not make the process.
         """
         if self._tied is None and forks is not None:
-            with suppress(OSError), Path(os.devnull).open("rb") as nothing:
-                streams = (nothing.fileno(), *self.ends)
-                self._process = forks.fork(self.task.argv, self._env, streams, self._keeper_fd)
+            out, err = self.ends
+            with suppress(OSError):
+                self._process = forks.fork(self.task.argv, self._env, out, err, self._keeper_fd)
                 return
         if self._tied is None:
             self._make()

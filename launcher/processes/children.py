@@ -69,8 +69,8 @@ class Children(Crew):
         self._reading = True
         self._forkable: frozenset[int] = frozenset()
         self._forks: ForkServer | None = None
-        # Whether processes are started again. If not, the fork server ends when it has made all.
-        self._may_return = any(task.env.get(REPLICAS.name, "0") not in ("", "0") for task in tasks.values())
+        # Whether what it makes is started again when it dies. If not, the fork server ends when it has made all.
+        self._may_return = False
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
         self._selector, self._sink = selector, sink
@@ -86,8 +86,9 @@ class Children(Crew):
     def _start_forks(self, env: Mapping[str, str]) -> None:
         first = next(self._children[index] for index in self._tasks if index in self._forkable)
         with suppress(OSError):  # an interpreter for each task is tried then, and its error is shown
-            self._forks = ForkServer(FORK_SERVER, env, self._guard.fileno(), stderr=first.ends[1])
-            self._forks.execute()
+            forks = ForkServer(FORK_SERVER, env, self._guard.fileno(), stderr=first.ends[1])
+            forks.execute()
+            self._forks, self._may_return = forks, REPLICAS.read(env) > 0
             self._selector.register(self._forks, selectors.EVENT_READ, self._begin)
 
     def _end_forks(self) -> None:

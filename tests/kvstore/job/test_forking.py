@@ -45,10 +45,9 @@ class Forks:
     def ask(self, text: str, env: Mapping[str, str] = ENV, keeper_fd: int = -1, name: str = "child") -> Path:
         """Ask for a child that executes `text`. Returns the file with its output."""
         output = self._folder / f"output-{len(self.children)}"
-        with Path(os.devnull).open("rb") as nothing, output.open("wb") as out:
-            streams = (nothing.fileno(), out.fileno(), out.fileno())
+        with output.open("wb") as out:
             argv = (sys.executable, "program.py", "-", text, name)
-            self.children.append(self.server.fork(argv, env, streams, keeper_fd))
+            self.children.append(self.server.fork(argv, env, out.fileno(), out.fileno(), keeper_fd))
         return output
 
     def begin(self) -> None:
@@ -123,7 +122,7 @@ def test_threads_signals_and_processes_work_in_a_child(forks: Forks) -> None:
 def test_ps_shows_a_child_by_its_own_words_and_environment(tmp_path: Path) -> None:
     words = [b"python", b"our_module.py", b"servers", b"aggregator-4095"]
     text = (
-        "import os; from kvstore.job.title import show; os.environ.clear()\n"
+        "import os; from kvstore.job.processes import show; os.environ.clear()\n"
         f"show({words}, [b'A=1', b'B=2 3'])\n"
         "print(*(open(f'/proc/self/{name}').read().rstrip(chr(0)) for name in ('cmdline', 'environ')), sep='|', end='')"
     )
@@ -194,7 +193,7 @@ def test_all_end_with_the_starter(tmp_path: Path) -> None:
         f"server = ForkServer((sys.executable, {str(tmp_path / 'program.py')!r}), dict(os.environ), -1, 2)\n"
         "server.execute()\n"
         "argv = (sys.executable, 'x', '-', 'import time; time.sleep(60)')\n"
-        "child = server.fork(argv, dict(os.environ), (0, 1, 2), -1)\n"
+        "child = server.fork(argv, dict(os.environ), 1, 2, -1)\n"
         "while not server.collect(): time.sleep(0.01)\n"
         "print(server.pid, child.pid, flush=True); time.sleep(60)"
     )

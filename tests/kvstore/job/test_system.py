@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from waiting import LONG
 
+from kvstore.job.processes import host_name, title
 from kvstore.job.system import cores, cpu_us, memory_bytes, unsupported
 from kvstore.job.threads import WAITING, variables
-from kvstore.job.title import host_name, title
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -97,7 +97,7 @@ def test_processor_time_grows():
 
 PROGRAM = """
 import ctypes, os, sys, threading
-from kvstore.job.title import entitle
+from kvstore.job.processes import entitle
 
 def called():
     return open("/proc/self/comm").read().strip()
