@@ -1,8 +1,8 @@
 """Processes that come from one which has imported their modules already: a fork takes 10 ms, an import of torch 1.4 s.
 
-A fork server (``serve``) imports, and then forks for each request that its starter sends (``ForkServer``). It hands on
-what it does not read: the child's own channel, over which the starter sends the child its environment, when it knows
-that the child exists. So a fork server never has the keys of one member in memory that another inherits.
+A fork server (``serve``) imports, and then forks for each request that its starter sends (``ForkServer``). It passes
+the child a socket, and does not read from it. The starter sends the child's environment over this socket once the child
+exists. So no child inherits the keys of another one in its memory.
 
 Its children are children of its starter (``CLONE_PARENT``), which signals them, waits for them and gets their exit
 codes as if it had executed a program. The death of a fork server therefore costs no process.

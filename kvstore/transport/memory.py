@@ -33,7 +33,7 @@ class FreedMemory:
     """Gives back what this process has not used of late: memory for messages, and more of what glibc keeps for it.
 
     Checkpoints, saved tables and stores that come and go leave free pages between what stays: a server grew by 80 MB.
-    What a round needs again is given back with them, and costs some milliseconds of page faults, once in ``LOOK_S``.
+    Pages that the next round needs are given back, too. Their page faults cost some milliseconds, once in ``LOOK_S``.
 
     Args:
         trim: of the transport.

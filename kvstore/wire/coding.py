@@ -225,7 +225,7 @@ def _init_of(cls: type[Any]) -> Callable[..., None]:
 
 
 def forget_shared() -> None:
-    """Forget the fields that messages have had in common: their store is no more, and its lists are not to stay."""
+    """Forget the fields that messages had in common. A store that closes calls it: its lists need not stay."""
     for layout in list(_LAYOUT.values()):
         if layout.shared is not None:
             layout.shared.forget()

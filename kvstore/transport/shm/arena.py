@@ -85,9 +85,9 @@ class Blocks:
     have the blocks of the last step's, and no reader maps what only another one reads. When no hole fits, such blocks
     are made holes, and neighboring holes merge.
 
-    Where sizes keep changing, as in messages of rows, the blocks of old sizes would fill one chunk after the other, in
-    each process that maps them. So after some bytes of new blocks those that nobody has had since the look before are
-    made holes, too.
+    Messages of rows change their sizes all the time, and blocks of old sizes would fill chunk after chunk, in each
+    process that maps them. So now and then the allocator makes holes of all blocks that were not used since the look
+    before.
     """
 
     def __init__(self) -> None:
