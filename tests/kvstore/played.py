@@ -30,6 +30,9 @@ class Played:
     def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
         return endpoint.encode()
 
+    def disconnect(self, peer: bytes) -> None:
+        """Nothing comes over it any more."""
+
     def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
         request = wire.decode(frames)
         self.asked.append((peer, request))

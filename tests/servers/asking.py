@@ -194,6 +194,10 @@ class Desk:
             worker = self.workers[0]
             assert self.reply(worker, worker.init(values)) == wire.Ack(worker.seq)
 
+    def and_workers(self) -> tuple[Any, ...]:
+        """Itself and its workers, for a test to name."""
+        return self, *self.workers
+
     def ask(self, worker: Worker, message: wire.Message) -> dict[tuple[int | str, int], Any]:
         return self.named(self.shard.handle(worker.peer, sent(message)))
 

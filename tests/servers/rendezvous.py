@@ -122,6 +122,13 @@ class Job:
             member.incarnation = 1
             assert self.beat(member)[0] == wire.Alive()
 
+    def and_workers(self) -> tuple[Any, ...]:
+        """Itself and its workers, for a test to name."""
+        return self, *self.workers
+
+    def and_members(self) -> tuple[Any, ...]:
+        return self, *self.everyone
+
     @property
     def everyone(self) -> list[Member]:
         return self.workers + self.servers + self.standbys + self.aggregators

@@ -37,8 +37,7 @@ def test_a_push_without_rows_is_a_contribution_all_the_same():
 
 
 def test_tables_and_arrays_have_rounds_of_their_own_in_one_store():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     ask(desk, a.init({1: floats(0, 0)}))
     optimized(desk, lr=1.0)
     desk.reply(a, a.push({1: floats(1, 2)}))
@@ -59,8 +58,7 @@ def test_tables_of_one_message_may_be_at_different_rounds():
 
 
 def test_a_pull_waits_for_its_round_and_says_for_whom():
-    desk = with_tables()
-    a, b = desk.workers
+    desk, a, b = with_tables().and_workers()
     desk.ask(a, push_rows(a, {7: {1: (1, 1)}}))
     pull = pull_rows(a, {7: [1]}, clock=1)
     assert desk.ask(a, pull) == {}
@@ -71,8 +69,7 @@ def test_a_pull_waits_for_its_round_and_says_for_whom():
 
 
 def test_a_priority_comes_back():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     assert desk.reply(a, push_rows(a, {7: {1: (1, 0)}}, wanted={7: [1]}, priority=5)).priority == 5
 
 
@@ -136,8 +133,7 @@ def test_a_worker_inside_join_is_in_no_later_round():
 
 
 def test_a_worker_that_has_left_is_named_to_those_who_wait_for_its_rows():
-    desk = with_tables(2)
-    a, _ = desk.workers
+    desk, a, _ = with_tables(2).and_workers()
     mine = push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]})
     desk.ask(a, mine)
     replies = desk.named(desk.shard.depart([1]))
@@ -146,8 +142,7 @@ def test_a_worker_that_has_left_is_named_to_those_who_wait_for_its_rows():
 
 
 def test_with_a_quorum_rounds_do_without_a_worker_that_has_left():
-    desk = with_tables(2, quorum=2)
-    a, _ = desk.workers
+    desk, a, _ = with_tables(2, quorum=2).and_workers()
     mine = push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]})
     desk.ask(a, mine)
     assert rows_in(desk.named(desk.shard.depart([1]))[0, mine.seq]) == [[[2, 2]]]
@@ -198,8 +193,7 @@ def test_a_repeat_in_an_async_store_is_answered_with_the_rows_of_now_that_it_wan
 
 
 def test_a_repeat_of_a_push_that_waits_is_answered_once_and_counts_once():
-    desk = with_tables(2)
-    a, b = desk.workers
+    desk, a, b = with_tables(2).and_workers()
     mine = push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]})
     assert desk.ask(a, mine) == desk.ask(a, mine) == {}
     theirs = push_rows(b, {7: {1: (1, 1)}})
@@ -211,15 +205,13 @@ def test_a_repeat_of_a_push_that_waits_is_answered_once_and_counts_once():
 
 
 def test_a_store_that_all_have_closed_has_no_tables_any_more():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     desk.reply(a, wire.Close(a.me(), 0))
     assert "not open" in text_of(desk.reply(a, pull_rows(a, {7: [1]})), "UsageError")
 
 
 def test_answers_hold_the_rows_of_their_round():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     outbox = desk.shard.handle(a.peer, push_rows(a, {7: {1: (1, 1)}}, wanted={7: [1]}))
     ((_, reply),) = outbox
     assert isinstance(reply, wire.Rows)

@@ -169,11 +169,17 @@ def test_a_request_that_cannot_be_encoded_leaves_nothing_behind():
 # ---- endings
 
 
-def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
+def asking() -> tuple[Played, Client, bytes, Operation]:
+    """A client that has asked server 0 something, over a transport where nothing comes."""
     transport = Played()
     client, a, _ = client_of(transport)
     operation = Operation("x", (), client)
     ask(client, a, operation)
+    return transport, client, a, operation
+
+
+def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
+    transport, client, a, operation = asking()
     client.fail(NodeLost("server 1 is lost"))
     client.fail(NodeLost("something later"))
     for action in (operation.wait, client.check, lambda: client.call(a, "y", wire.Barrier, **BARRIER)):
@@ -184,10 +190,7 @@ def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
 
 
 def test_an_answer_that_was_there_before_the_end_of_the_job_is_taken():
-    transport = Played()
-    client, a, _ = client_of(transport)
-    operation = Operation("x", (), client)
-    ask(client, a, operation)
+    transport, client, a, operation = asking()
     transport.arrive(a, wire.Failure(1, "NotFinite", "push 3 by this worker"))
     client.fail(NodeLost("worker 0 has failed"))
     with pytest.raises(NotFinite, match="push 3 by this worker"):
@@ -195,10 +198,7 @@ def test_an_answer_that_was_there_before_the_end_of_the_job_is_taken():
 
 
 def test_after_closing_every_call_says_so():
-    transport = Played()
-    client, a, _ = client_of(transport)
-    operation = Operation("x", (), client)
-    ask(client, a, operation)
+    transport, client, a, operation = asking()
     client.close()
     assert transport.closed
     for action in (operation.wait, operation.done, lambda: client.call(a, "y", wire.Barrier, **BARRIER)):

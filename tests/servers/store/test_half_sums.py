@@ -104,8 +104,7 @@ def test_counts_are_not_multiplied():
 
 
 def test_workers_that_disagree_on_the_factor_get_an_error():
-    desk = Desk(2, values={1: floats(5)})
-    first, second = desk.workers
+    desk, first, second = Desk(2, values={1: floats(5)}).and_workers()
     one = first.push({1: floats(1)}, rescale=0.5)
     desk.ask(first, one)
     replies = desk.ask(second, second.push({1: floats(1)}, rescale=0.25))
@@ -166,8 +165,7 @@ def test_check_finite_looks_at_what_is_used():
 
 
 def test_check_finite_refuses_a_sum_that_would_be_stored_as_infinite():
-    desk = Desk(2, values={1: halves(5)}, finite=True)
-    first, second = desk.workers
+    desk, first, second = Desk(2, values={1: halves(5)}, finite=True).and_workers()
     one = first.push({1: halves(BIG)})
     desk.ask(first, one)
     replies = desk.ask(second, second.push({1: halves(BIG)}))

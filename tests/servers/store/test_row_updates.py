@@ -48,8 +48,7 @@ def test_a_round_sums_each_row_over_all_workers_and_answers_with_the_rows_that_e
 
 
 def test_without_an_optimizer_the_sums_are_the_new_rows_and_other_rows_stay():
-    desk = with_tables()
-    a, b = desk.workers
+    desk, a, b = with_tables().and_workers()
     ask(desk, put_rows(a, 7, {1: (5, 5), 2: (6, 6)}))
     desk.ask(a, push_rows(a, {7: {1: (1, 2)}}))
     desk.ask(b, push_rows(b, {7: {1: (1, 1)}}))
@@ -135,8 +134,7 @@ def test_in_async_stores_a_rate_holds_until_another_is_given():
 
 
 def test_async_needs_an_optimizer():
-    desk = with_tables(1, "async")
-    (a,) = desk.workers
+    desk, a = with_tables(1, "async").and_workers()
     text = text_of(desk.reply(a, push_rows(a, {7: {1: (1, 1)}})), "UsageError")
     assert text.startswith("a push to an async store needs an optimizer")
 
@@ -156,8 +154,7 @@ def test_check_finite_names_key_row_position_and_worker_and_every_worker_of_the_
 
 
 def test_a_sum_that_overflows_is_not_finite_either():
-    desk = with_tables(2, finite=True)
-    a, b = desk.workers
+    desk, a, b = with_tables(2, finite=True).and_workers()
     desk.ask(a, push_rows(a, {7: {1: (3e38, 1)}}))
     replies = desk.ask(b, push_rows(b, {7: {1: (3e38, 1)}}))
     assert all("their sum is not in float32" in text_of(reply, "NotFinite") for reply in replies.values())
@@ -174,8 +171,7 @@ class Broken:
 
 
 def test_if_the_optimizer_fails_before_a_row_has_changed_the_round_is_over_with_an_error():
-    desk = with_tables(2)
-    a, b = desk.workers
+    desk, a, b = with_tables(2).and_workers()
     target = desk.shard.stores[0].buckets.table(7)
     target.use(Broken())  # type: ignore[arg-type]
     desk.ask(a, push_rows(a, {7: {1: (1, 1)}}))
@@ -190,8 +186,7 @@ def test_if_the_optimizer_fails_before_a_row_has_changed_the_round_is_over_with_
 
 
 def test_if_it_fails_in_the_middle_of_all_rows_that_table_is_not_served_any_more():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     broken = Broken()
     broken.lazy = False
     desk.shard.stores[0].buckets.table(7).use(broken)  # type: ignore[arg-type]
@@ -359,8 +354,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_who_wants_what_it_has_pushed_gets_it_from_the_update(taken: list[bool], mode: str) -> None:
-    desk = _desk(mode)
-    a, b = desk.workers
+    desk, a, b = _desk(mode).and_workers()
     mine, theirs = _grads(a), _grads(b)
     early, late = _pushed(a, mine), _pushed(b, theirs)
     replies = desk.ask(a, early) | desk.ask(b, late)
@@ -371,8 +365,7 @@ def test_who_wants_what_it_has_pushed_gets_it_from_the_update(taken: list[bool],
 
 
 def test_a_message_whose_tables_rounds_close_apart_is_answered_whole(taken: list[bool]) -> None:
-    desk = _desk()
-    a, b = desk.workers
+    desk, a, b = _desk().and_workers()
     mine, theirs = _grads(a), _grads(b)
     whole, *apart = _pushed(a, mine), *(_pushed(b, {number: rows}) for number, rows in theirs.items())
     replies = desk.ask(a, whole) | desk.ask(b, apart[0]) | desk.ask(b, apart[1])

@@ -25,8 +25,7 @@ from servers.store.served_tables import MOST
 
 
 def test_an_optimizer_without_a_rule_for_rows_is_refused_when_there_are_tables():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     text = text_of(desk.reply(a, a.set_optimizer("rmsprop")), "UsageError")
     assert "'t7'" in text
     assert "adam" in text
@@ -76,8 +75,7 @@ def test_evict_waits_for_its_round():
 
 
 def test_an_interrupted_init_may_come_again_until_the_table_is_used():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     ask(desk, init_tables(a, {7: Table(shape=(3, 2), init="constant", scale=2.0)}))
     assert table_rows(desk, [2]) == [[2, 2]]
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}))
@@ -85,8 +83,7 @@ def test_an_interrupted_init_may_come_again_until_the_table_is_used():
 
 
 def test_arrays_and_tables_are_not_asked_for_alike():
-    desk = with_tables(1)
-    (a,) = desk.workers
+    desk, a = with_tables(1).and_workers()
     ask(desk, a.init({1: floats(0)}))
     said = "key 't7' is a table of float32[10, 2]: its rows are pushed and pulled by their ids"
     for message in (
@@ -103,14 +100,12 @@ def test_arrays_and_tables_are_not_asked_for_alike():
 
 
 def test_a_table_cannot_be_in_a_store_with_delay_compensation():
-    desk = Desk(1, "async", compensation=0.5)
-    (a,) = desk.workers
+    desk, a = Desk(1, "async", compensation=0.5).and_workers()
     assert "delay_compensation" in text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)})), "UsageError")
 
 
 def test_rows_that_are_put_are_checked():
-    desk = with_tables(1, stripes=2)
-    (a,) = desk.workers
+    desk, a = with_tables(1, stripes=2).and_workers()
     assert "position 0" in text_of(desk.reply(a, put_rows(a, 7, {1: (1, 1)})), "UsageError")
     short = put_rows(a, 7, {2: (1, 1)})
     short = type(short)(**{**vars(short), "count": 2})
@@ -159,8 +154,7 @@ def test_what_a_frozen_table_gives_can_be_put_with_its_states():
 
 
 def test_a_worker_keeps_its_last_few_freezes_and_nobody_elses():
-    desk = with_tables(2)
-    a, b = desk.workers
+    desk, a, b = with_tables(2).and_workers()
     others = desk.reply(b, freeze(b, 7)).number
     numbers = [desk.reply(a, freeze(a, 7)).number for _ in range(MOST + 1)]
     assert "more than 4" in text_of(desk.reply(a, read_frozen(a, numbers[0])), "UsageError")
@@ -189,7 +183,6 @@ def test_the_ids_of_rows_that_have_gone_are_read_too_and_too_long_pages_are_refu
 
 
 def test_a_stripe_that_there_cannot_be_is_refused():
-    desk = Desk(1)
-    (a,) = desk.workers
+    desk, a = Desk(1).and_workers()
     text = text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)}, stripe=2, stripes=2)), "UsageError")
     assert text == "stripe 2 of 2: stripes count from 0"

@@ -24,8 +24,7 @@ from servers.store.target import HeldSegments
 
 
 def test_a_gradient_is_corrected_for_what_others_have_changed() -> None:
-    desk = updating(2, compensation=0.5)
-    a, b = desk.workers
+    desk, a, b = updating(2, compensation=0.5).and_workers()
     assert read(desk, desk.reply(a, a.pull([1]))) == 0
     desk.ask(b, b.push({1: floats(4)}, 1))  # b has read nothing: as it is
     assert desk.value() == -4
@@ -116,8 +115,7 @@ DOUBT = (
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_what_an_optimizer_may_have_half_updated_is_not_served_any_more_and_all_else_is(monkeypatch, mode):
-    desk = failing(monkeypatch, 2, workers=2, mode=mode)
-    a, b = desk.workers
+    desk, a, b = failing(monkeypatch, 2, workers=2, mode=mode).and_workers()
     early = a.push({1: floats(1), 2: floats(1, 1)}, want=True)
     replies = desk.ask(a, early)
     ahead = a.push({1: floats(1), 2: floats(1, 1)}, 2)
@@ -135,16 +133,14 @@ def test_what_an_optimizer_may_have_half_updated_is_not_served_any_more_and_all_
 
 
 def test_where_torch_does_not_count_changes_each_array_of_the_update_is_in_doubt(monkeypatch):
-    desk = failing(monkeypatch, 1, unseen=True)
-    (a,) = desk.workers
+    desk, a = failing(monkeypatch, 1, unseen=True).and_workers()
     reply = desk.reply(a, a.push({1: floats(1), 2: floats(1, 1)}))
     assert text_of(reply, "WeightsInDoubt") == DOUBT
 
 
 @pytest.mark.parametrize("fails_too", [False, True])
 def test_a_standby_refuses_the_same_arrays_whether_it_has_followed_or_is_new(monkeypatch, fails_too):
-    desk = failing(monkeypatch, 2, make=Pair)
-    (a,) = desk.workers
+    desk, a = failing(monkeypatch, 2, make=Pair).and_workers()
     desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}))
     monkeypatch.setattr(Fails, "at", 2 if fails_too else 0)
     desk.catch_up()
@@ -155,8 +151,7 @@ def test_a_standby_refuses_the_same_arrays_whether_it_has_followed_or_is_new(mon
 
 
 def test_of_arrays_in_doubt_there_is_no_checkpoint_and_readers_are_told(monkeypatch, tmp_path):
-    desk = failing(monkeypatch, 2)
-    (a,) = desk.workers
+    desk, a = failing(monkeypatch, 2).and_workers()
     written = []
     saver = Saver(desk.shard.checkpoints.memory, tmp_path, 0, lambda *outcome: written.append(outcome[2]))
     desk.shard.checkpoints.save = saver.save
@@ -171,8 +166,7 @@ def test_of_arrays_in_doubt_there_is_no_checkpoint_and_readers_are_told(monkeypa
 
 
 def test_an_update_that_fails_before_it_has_changed_anything_is_over_and_others_follow(monkeypatch):
-    desk = failing(monkeypatch, 1)
-    (a,) = desk.workers
+    desk, a = failing(monkeypatch, 1).and_workers()
     push = a.push({1: floats(1), 2: floats(1, 1)})
     replies = desk.ask(a, push)
     assert text_of(replies[0, push.seq], "ServerError") == (
@@ -222,15 +216,13 @@ def test_async_every_push_is_an_update_at_once():
 
 
 def test_async_without_an_optimizer_a_push_says_what_to_call():
-    desk = Desk(1, "async", values={1: floats(0)})
-    (a,) = desk.workers
+    desk, a = Desk(1, "async", values={1: floats(0)}).and_workers()
     assert "call set_optimizer(name, ...) first" in text_of(desk.reply(a, a.push({1: floats(1)})), "UsageError")
     assert desk.value().tolist() == [0]
 
 
 def test_an_optimizer_refuses_integers_whichever_came_first():
-    desk = Desk(1, values={1: torch.zeros(2, dtype=torch.int32)})
-    (a,) = desk.workers
+    desk, a = Desk(1, values={1: torch.zeros(2, dtype=torch.int32)}).and_workers()
     assert "floating point only" in text_of(desk.reply(a, a.set_optimizer()), "Mismatch")
     push = a.push({1: torch.ones(2, dtype=torch.int32)})
     assert desk.reply(a, push) == wire.Ack(push.seq), "without one they are summed"
@@ -273,8 +265,7 @@ def test_values_that_are_not_finite_fail_their_round_and_name_who_pushed_them(op
 
 
 def test_a_sum_that_is_not_finite_although_all_its_parts_are():
-    desk = Desk(2, values={1: torch.zeros(2, dtype=torch.float16)}, finite=True)
-    a, b = desk.workers
+    desk, a, b = Desk(2, values={1: torch.zeros(2, dtype=torch.float16)}, finite=True).and_workers()
     desk.ask(a, a.push({1: torch.full((2,), 60000.0, dtype=torch.float16)}))
     push = b.push({1: torch.full((2,), 60000.0, dtype=torch.float16)})
     text = text_of(desk.ask(b, push)[1, push.seq], "NotFinite")
