@@ -25,7 +25,7 @@ from benchmarks.tables import curve_table, number, result_table, verdict_table
 from benchmarks.targets import TARGETS, Target, judge
 from benchmarks.wire import bytes_a_ms, host_bytes, wire_ms
 
-# ---- A session: contenders take turns, and what becomes of their figures
+# ---- a session: contenders take turns, and what becomes of their figures
 
 
 def test_contenders_take_turns(session, fake):

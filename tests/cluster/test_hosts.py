@@ -177,7 +177,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing("sh") == "hosts are made of namespaces, which need root"
 
 
-# ---- open MPI and MPICH over the hosts: that they are what they are said to be, and what a launcher relies on
+# ---- Open MPI and MPICH over the hosts: that they are what they are said to be, and what a launcher relies on
 
 
 RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
@@ -218,7 +218,7 @@ def test_nothing_is_left_when_mpirun_is_killed(mpirun: Mpi, tmp_path: Path) -> N
         until(lambda: not any(mpirun.hosts.processes(i) for i in range(4)), "the hosts to be empty")
 
 
-# ---- A real Slurm: that it runs what it is given, on both nodes, and says how it ended
+# ---- a real Slurm: that it runs what it is given, on both nodes, and says how it ended
 
 
 def test_srun_runs_on_all_nodes(slurm: Slurm) -> None:
@@ -268,7 +268,7 @@ def test_scancel(slurm: Slurm) -> None:
     assert tasks() == []
 
 
-# ---- A real Grid Engine: that it runs what it is given, on both hosts, and says how it ended
+# ---- a real Grid Engine: that it runs what it is given, on both hosts, and says how it ended
 
 
 def test_qsub_waits_and_ends_as_the_job_does(sge: Sge, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_job_of_launch_py_from_outside(slurm: Slurm, tmp_path: Path) -> None:
     assert shown(tmp_path / "trace.json") == {"scheduler", "worker 0", "worker 1", "server 0"}
 
 
-# ---- A reader and an observer on another host than the job's, over encrypted links, with the files of launch.py
+# ---- a reader and an observer on another host than the job's, over encrypted links, with the files of launch.py
 
 
 # The array is one segment: only then are all of its values of one round.

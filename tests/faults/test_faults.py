@@ -21,7 +21,7 @@ from faults.processes import WRONG_EXIT
 from faults.running import ran
 from faults.runs import judge
 
-# ---- A few of the runs that ``make faults`` makes by the hundred: whatever happens, sums are exact or the job says so
+# ---- a few of the runs that ``make faults`` makes by the hundred: whatever happens, sums are exact or the job says so
 
 
 EACH_S = 5 * LONG  # a run has deadlines of its own
@@ -102,7 +102,7 @@ def test_the_sum_of_what_is_pushed() -> None:
     assert total(2, 2) == pushed(0, 1) + pushed(1, 1) + pushed(0, 2) + pushed(1, 2)
 
 
-# ---- real processes of a job that are killed, stopped and continued in orders by seeds; see ``orders.py``
+# ---- real processes of a job that are killed, stopped and continued in orders by seeds
 
 
 LIMIT_S = 4.0  # of the heartbeat
@@ -189,7 +189,7 @@ def test_only_what_has_ended_a_job_is_named_and_who_comes_back_never_ends_it(see
             assert "SIGKILL" not in last, said
 
 
-# ---- A few of the kills that ``make faults`` makes by the hundred, and a full disk: no checkpoint is ever torn
+# ---- a few of the kills that ``make faults`` makes by the hundred, and a full disk: no checkpoint is ever torn
 
 
 @pytest.mark.long

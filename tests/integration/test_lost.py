@@ -15,7 +15,7 @@ from waiting import LONG, PROMPT
 
 import kvstore as kv
 
-# ---- A reader of a real job, which loses a server and its scheduler meanwhile, and then ends
+# ---- a reader of a real job, which loses a server and its scheduler meanwhile, and then ends
 
 
 ROUNDS = 20  # between two faults
@@ -77,7 +77,7 @@ def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest
     assert not file.exists()
 
 
-# ---- A real job whose scheduler is killed again and again
+# ---- a real job whose scheduler is killed again and again
 
 
 COUNTS = """
@@ -144,7 +144,7 @@ def test_a_scheduler_that_is_killed_again_and_again_delays_no_round(tmp_path: Pa
         assert max(each.values()) < PROMPT
 
 
-# ---- A real job that goes on with more servers, which have standbys: the bits of one server
+# ---- a real job that goes on with more servers, which have standbys: the bits of one server
 
 
 STEPS = 12

@@ -99,7 +99,7 @@ def test_a_job_that_hangs_says_who_is_awaited_and_where_that_one_is(tmp_path: Pa
         assert status(running).returncode == 1, "its directory is gone"
 
 
-# ---- A worker that hangs, in whatever call: those who wait for it say at which line it is
+# ---- a worker that hangs, in whatever call: those who wait for it say at which line it is
 
 
 # Worker 1 hangs in one call after the other. Worker 0 asks until it hears of that call, and then ends it.

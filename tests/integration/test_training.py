@@ -76,7 +76,7 @@ def test_the_servers_operator_decides(tmp_path: Path) -> None:
     assert (tmp_path / "sneaky.imported").read_text() == "x\n", "by the worker alone"
 
 
-# ---- diLoCo as a real job: two processes, two servers, fragments on their way while workers train
+# ---- DiLoCo as a real job: two processes, two servers, fragments on their way while workers train
 
 
 HALVES = [(["0.weight", "0.bias"], 2), (["2.weight", "2.bias"], 4)]
@@ -279,7 +279,7 @@ def test_replicas_are_equal_after_uneven_batches_and_other_rates_or_stores_are_n
     assert "store of worker 0 is a 'dist_sync' store" in running.output, running.output
 
 
-# ---- A worker's own processes, and two workers that wait for each other, in a real job
+# ---- a worker's own processes, and two workers that wait for each other, in a real job
 
 
 FORKS = """

@@ -239,9 +239,10 @@ def text_of(reply: Any, kind: str) -> str:
     return reply.text
 
 
-def optimized(desk: Desk, name: str = "sgd", lr: float = 0.5, **hyper: object) -> None:
+def optimized(desk: Desk, name: str = "sgd", lr: float = 0.5, **hyper: object) -> Desk:
     first = desk.workers[0]
     assert desk.reply(first, first.set_optimizer(name, lr, **hyper)) == wire.Ack(first.seq)
+    return desk
 
 
 def updating(workers: int, mode: str = "async", **rule: Any) -> Desk:

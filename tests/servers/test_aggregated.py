@@ -324,8 +324,7 @@ def test_a_sum_with_the_push_of_a_worker_that_has_paused_before_is_refused():
 
 
 def test_errors_of_a_round_name_the_workers_of_each_sum():
-    desk = hosts(finite=True)
-    optimized(desk, lr=1.0)
+    desk = optimized(hosts(finite=True), lr=1.0)
     host, other = desk.aggregators
     desk.ask(host, host.push({1: floats(3)}, ranks=[0, 1], lr=0.5))
     reply = desk.ask(other, other.push({1: floats(3)}, ranks=[2, 3], lr=0.25))[other.name, other.seq]
@@ -339,8 +338,7 @@ def test_values_that_an_aggregator_reads_are_those_that_its_workers_have_read():
     """Delay compensation corrects a worker's gradient by what has changed since the worker has read."""
     ends = []
     for carried in ({}, {"ranks": [1]}):
-        desk = Desk(2, "async", {1: floats(1)}, aggregated=[[0, 1]], compensation=0.5)
-        optimized(desk, lr=1.0)
+        desk = optimized(Desk(2, "async", {1: floats(1)}, aggregated=[[0, 1]], compensation=0.5), lr=1.0)
         (host,) = desk.aggregators
         sender = host if carried else desk.workers[1]
         reads = sender.pull([1], ranks=[0, 1]) if carried else sender.pull([1])
@@ -355,8 +353,7 @@ def test_values_that_an_aggregator_reads_are_those_that_its_workers_have_read():
 
 
 def test_each_worker_of_a_sum_has_its_own_clock():
-    desk = hosts(mode="async", staleness=1, aggregate="host")
-    optimized(desk, lr=1.0)
+    desk = optimized(hosts(mode="async", staleness=1, aggregate="host"), lr=1.0)
     host, other = desk.aggregators
     desk.ask(other, other.push({1: floats(1)}, 3, ranks=[2, 3]))
     desk.ask(host, host.push({1: floats(10)}, 3, ranks=[0, 1], rank_clocks=[1, 3]))
@@ -383,8 +380,7 @@ def test_each_worker_of_a_sum_has_its_own_clock():
     ],
 )
 def test_sums_that_a_store_does_not_take(rule: dict[str, Any], sum_of: dict[str, Any], words: str):
-    desk = hosts(**rule)
-    optimized(desk, lr=1.0)
+    desk = optimized(hosts(**rule), lr=1.0)
     host = desk.aggregators[0]
     assert words in text_of(desk.reply(host, host.push({1: floats(1)}, **sum_of)), "UsageError")
     assert desk.value(1) == 0

@@ -140,7 +140,7 @@ def test_what_is_imported_is_not_looked_at(error: type[Exception] | None) -> Non
     assert (after > before) == (error is None)
 
 
-# ---- A member with a shard: what its thread has written is reported in the loop, as an answer
+# ---- a member with a shard: what its thread has written is reported in the loop, as an answer
 
 
 class Noting(Server):

@@ -119,7 +119,7 @@ def test_good_messages_decode_so_that_mutations_are_near_misses():
     assert [wire.decode(wire.encode(message)) for message in good(Worker(0))]
 
 
-# ---- A server and a scheduler as real processes, trained through real sockets, while strangers throw nonsense at them
+# ---- a server and a scheduler as real processes, trained through real sockets, while strangers throw nonsense at them
 
 
 FRAMES = 300  # more would take long: strangers get little of the time
@@ -249,7 +249,7 @@ def test_a_process_outside_a_job_says_so_and_exits(role: str, directory: Path):
     assert process.stderr.startswith("ConfigError: this process is not part of a distributed job")
 
 
-# ---- A job over TCP with keys trains on, and trains right, while strangers do what they can
+# ---- a job over TCP with keys trains on, and trains right, while strangers do what they can
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ def test_what_cannot_be_is_refused():
         SplitSampler(2, 3, even_size=True)
 
 
-# ---- A sampler's position counts what the program has been given, however its loader reads
+# ---- a sampler's position counts what the program has been given, however its loader reads
 
 SAMPLES, EPOCHS = 22, 2  # 11 for each of two parts: batches of 3, 3, 3 and 2
 

@@ -189,7 +189,7 @@ def test_without_room_for_a_directory_the_error_says_what_to_set(monkeypatch: py
         start_servers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
 
 
-# ---- rank 0's supervisor: starts the scheduler and servers, reports one that fails, and ends all when rank 0 has
+# ---- rank 0's supervisor: starts the scheduler and servers, reports one that fails, and ends all with rank 0
 
 
 FOREVER = "import time; time.sleep(1000)"

@@ -221,7 +221,7 @@ def test_what_cannot_be_written_is_named_by_its_own_path_whoever_writes(tmp_path
     assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
 
 
-# ---- places of jobs, and the private directories that hold them; ``tests/kvstore/reading/test_session.py`` has readers
+# ---- places of jobs, and the private directories that hold them
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pytest
 from inproc import InprocNetwork
 from played import Played
 from proc import state
-from waiting import LONG, until
+from waiting import LONG, came, until
 
 from kvstore import wire
 from kvstore.errors import KVStoreError, NodeLost
@@ -398,12 +398,10 @@ def hears(transport: Transport, timeout: float = LONG) -> bool:
 
 def answer_of(transport: Transport, number: int) -> wire.Stacks:
     """What the process says to the question where the other is: after beats that were on their way."""
-    received = transport.recv(LONG)
-    assert received is not None
+    received = came(transport)
     transport.send(received[0], wire.encode(wire.Where(number)))
     while True:
-        received = transport.recv(LONG)
-        assert received is not None
+        received = came(transport)
         message = wire.decode(received[1])
         if isinstance(message, wire.Stacks):
             return message
@@ -471,8 +469,7 @@ def beside(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Tra
 
 def test_a_process_that_is_stopped_has_no_pulse(beside: tuple[Transport, subprocess.Popen[str], int]) -> None:
     transport, process, _ = beside
-    first = transport.recv(LONG)
-    assert first is not None
+    first = came(transport)
     pulse = first[0]
     os.kill(process.pid, signal.SIGSTOP)
     until(lambda: state(process.pid) == "T", "the process to stop")
@@ -481,8 +478,7 @@ def test_a_process_that_is_stopped_has_no_pulse(beside: tuple[Transport, subproc
     assert wire.decode(received[1]) == wire.Stacks(NODE, UNASKED, "", "is stopped by a signal", [])
     assert transport.recv(0.5) is None
     transport.send(pulse, wire.encode(wire.Where(5)))
-    received = transport.recv(LONG)
-    assert received is not None
+    received = came(transport)
     assert wire.decode(received[1]) == wire.Stacks(NODE, 5, "", "is stopped by a signal", [])
     os.kill(process.pid, signal.SIGCONT)
     assert hears(transport)

@@ -124,7 +124,7 @@ def test_where_nobody_listens_there_is_no_job(tmp_path: Path) -> None:
         kv.connect(f"ipc://{tmp_path}/scheduler", timeout=0.05)
 
 
-# ---- A reader's links, to a scheduler and servers that are functions, with a clock that moves while nothing comes
+# ---- a reader's links, to a scheduler and servers that are functions, with a clock that moves while nothing comes
 
 
 ROOT = "tcp://10.0.0.1:5555"

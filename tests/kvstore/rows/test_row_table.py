@@ -22,7 +22,7 @@ from kvstore.rows.row_table import RowStates, RowTable, split
 from kvstore.rows.stripe import PartSpec
 from kvstore.table import CODECS, DTYPES, Capacity, MinCount, Probability, Table, Unseen
 
-# ---- A table against what a dict does
+# ---- a table against what a dict does
 
 
 WIDTH = 3

@@ -380,7 +380,7 @@ def test_values_of_the_wrong_size_are_refused():
         landed(values(1, 2, 3), exchange, Heap(), Encoding(known.key, known.size))
 
 
-# ---- memory of devices at an aggregator: it is opened, named by pushes, summed, and closed; files stand in for
+# ---- memory of devices at an aggregator: it is opened, named by pushes, summed, and closed; files stand in for it
 
 
 CPU = torch.device("cpu")

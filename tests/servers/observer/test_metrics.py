@@ -502,7 +502,7 @@ def test_members() -> None:
     assert (q.members("worker", [3]), q.members("server", [1, 0])) == ("worker 3", "servers 0, 1")
 
 
-# ---- the Grafana board and the alerts ask for what is there. see below for a real one
+# ---- the Grafana board and the alerts ask for what is there, of what is played and of a real Prometheus
 
 
 SCRAPED = {"job", "instance"}  # labels that Prometheus adds

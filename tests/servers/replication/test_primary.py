@@ -17,7 +17,7 @@ from servers.replication import primary as primary_module
 from servers.replication.primary import Gate, Journal, Primary
 from servers.replication.standby import KEPT, MOST, Backlog, Standby
 
-# ---- A primary: it records what changes, and answers when its standby has it
+# ---- a primary: it records what changes, and answers when its standby has it
 
 
 class Setup:
@@ -271,7 +271,7 @@ def test_a_small_capture_is_one_piece() -> None:
     assert link == [(1, 10), (2, 20), (3, 50)]
 
 
-# ---- A standby: whose records it takes, in which order, and when they are applied
+# ---- a standby: whose records it takes, in which order, and when they are applied
 
 
 VIEW = wire.View(SERVER, 2, "its key", ["standby", 1], "inproc://standby", "my key", False)

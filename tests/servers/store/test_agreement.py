@@ -125,9 +125,7 @@ def test_the_nth_call_meets_the_nth():
 
 
 def test_a_learning_rate_holds_for_its_round_whoever_gave_it():
-    desk = Desk(2, values={1: floats(0)})
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, values={1: floats(0)}), lr=1.0).and_workers()
     for clock, (first, second) in enumerate([(None, None), (0.25, None), (None, 0.5), (0.125, 0.125)], start=1):
         desk.ask(a, a.push({1: floats(1)}, clock, lr=first))
         desk.ask(b, b.push({1: floats(1)}, clock, lr=second))
@@ -135,18 +133,14 @@ def test_a_learning_rate_holds_for_its_round_whoever_gave_it():
 
 
 def test_numbers_of_one_round_do_not_leak_into_another_that_comes_later():
-    desk = Desk(1, values={1: floats(0), 2: floats(0)})
-    optimized(desk, lr=1.0)
-    (a,) = desk.workers
+    desk, a = optimized(Desk(1, values={1: floats(0), 2: floats(0)}), lr=1.0).and_workers()
     desk.ask(a, a.push({2: floats(1)}, lr=0.5, rescale=0.5))
     desk.ask(a, a.push({1: floats(1)}))
     assert desk.value(1, clock=1).tolist() == [-1.0]
 
 
 def test_workers_that_disagree_on_the_learning_rate_all_learn_it():
-    desk = Desk(2, values={1: floats(0), 2: floats(0)})
-    optimized(desk)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, values={1: floats(0), 2: floats(0)})).and_workers()
     push, pull = a.push({1: floats(1)}, lr=0.1), a.pull([1], 1)
     desk.ask(a, push)
     desk.ask(a, pull)
@@ -164,9 +158,7 @@ def test_workers_that_disagree_on_the_learning_rate_all_learn_it():
 
 
 def test_async_a_learning_rate_stays_until_another_comes():
-    desk = Desk(2, "async", values={1: floats(0)})
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, "async", values={1: floats(0)}), lr=1.0).and_workers()
     desk.ask(a, a.push({1: floats(1)}, lr=0.25))
     desk.ask(b, b.push({1: floats(1)}))
     assert desk.value().tolist() == [-0.5]

@@ -91,8 +91,7 @@ def test_a_row_of_another_servers_stripe_is_refused(table: Table):
 
 
 def test_rows_that_are_pushed_and_wanted_are_checked_once_and_well():
-    desk, a = with_tables(1).and_workers()
-    optimized(desk, lr=1.0)
+    desk, a = optimized(with_tables(1), lr=1.0).and_workers()
     for wrong in ((4, 1), (1, 10)):
         assert text_of(desk.reply(a, refused(a, **of(wrong, 16, wrong))), "UsageError")
     message = push_rows(a, {7: {1: (1, 2), 4: (3, 3)}}, wanted={7: [1, 4]})
@@ -381,9 +380,7 @@ def test_tables_at_different_points_are_no_group() -> None:
 
 
 def test_union_answers_with_all_rows_that_the_round_has_changed_and_their_ids():
-    desk = with_tables()
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(), lr=1.0).and_workers()
     mine, theirs = push_rows(a, {7: {1: (1, 0), 5: (1, 0)}}, union=True), push_rows(b, {7: {2: (1, 0)}}, union=True)
     desk.ask(a, mine)
     replies = desk.ask(b, theirs)

@@ -36,9 +36,7 @@ from servers.store.row_updates import RowAnswers, RowUpdates
 
 
 def test_a_round_sums_each_row_over_all_workers_and_answers_with_the_rows_that_each_wants():
-    desk = with_tables()
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(), lr=1.0).and_workers()
     mine = push_rows(a, {7: {1: (1, 2), 4: (3, 3)}}, wanted={7: [4, 9]})
     assert desk.ask(a, mine) == {}
     theirs = push_rows(b, {7: {4: (1, 1)}}, wanted={7: [1]})
@@ -73,8 +71,7 @@ def test_many_tables_in_a_message_have_the_bits_of_messages_of_their_own():
     described = {number: Table(dim=4, init="normal", admit=MinCount(number)) for number in (1, 2, 3)}
 
     def rows(together: bool) -> Any:
-        desk = with_tables(2, tables=described)
-        optimized(desk, "adam", lr=0.1)
+        desk = optimized(with_tables(2, tables=described), "adam", lr=0.1)
         for clock in (1, 2, 3):
             for worker in desk.workers:
                 ids = [worker.rank + clock, 7, 8 + worker.rank]
@@ -91,8 +88,7 @@ def test_many_tables_in_a_message_have_the_bits_of_messages_of_their_own():
 
 
 def test_of_many_tables_in_a_message_the_one_whose_sum_is_not_finite_is_not_updated():
-    desk = with_tables(1, tables={number: Table(dim=4) for number in (1, 2)}, finite=True)
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(1, tables={number: Table(dim=4) for number in (1, 2)}, finite=True), lr=1.0)
     (a,) = desk.workers
     push = push_rows(a, {1: {5: (1, 1, 1, 1)}, 2: {6: (1, 1, 1, float("inf"))}})
     assert "of 't2' by worker 0" in text_of(desk.reply(a, push), "NotFinite")
@@ -100,8 +96,7 @@ def test_of_many_tables_in_a_message_the_one_whose_sum_is_not_finite_is_not_upda
 
 
 def test_a_round_is_updated_with_the_rate_of_its_pushes():
-    desk = with_tables(2)
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(2), lr=1.0)
     for worker in desk.workers:
         desk.ask(worker, push_rows(worker, {7: {1: (1, 1)}}, lr=0.25, rescale=2.0))
     assert table_rows(desk, [1], clock=1) == [[-1, -1]]
@@ -111,9 +106,7 @@ def test_a_round_is_updated_with_the_rate_of_its_pushes():
 
 
 def test_workers_that_disagree_on_the_rate_all_get_an_error_and_the_round_is_over():
-    desk = with_tables(2)
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2), lr=1.0).and_workers()
     mine, theirs = push_rows(a, {7: {1: (1, 1)}}, lr=0.25), push_rows(b, {7: {1: (1, 1)}}, lr=0.5)
     desk.ask(a, mine)
     replies = desk.ask(b, theirs)
@@ -126,9 +119,7 @@ def test_workers_that_disagree_on_the_rate_all_get_an_error_and_the_round_is_ove
 
 
 def test_in_async_stores_a_rate_holds_until_another_is_given():
-    desk = with_tables(1, "async")
-    optimized(desk, lr=1.0)
-    (a,) = desk.workers
+    desk, a = optimized(with_tables(1, "async"), lr=1.0).and_workers()
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, lr=0.5))
     assert rows_in(desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, 2, {7: [1]}))) == [[[-1, -1]]]
 
@@ -140,9 +131,7 @@ def test_async_needs_an_optimizer():
 
 
 def test_check_finite_names_key_row_position_and_worker_and_every_worker_of_the_round_is_told():
-    desk = with_tables(2, finite=True)
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2, finite=True), lr=1.0).and_workers()
     mine = push_rows(a, {7: {1: (1, 1)}})
     desk.ask(a, mine)
     replies = desk.ask(b, push_rows(b, {7: {1: (1, 1), 3: (float("inf"), 0)}}))
@@ -316,8 +305,7 @@ TABLES = {number: Table(shape=(90, 4), init="constant") for number in (7, 8)}
 
 
 def _desk(mode: str = "sync") -> Desk:
-    desk = with_tables(2, mode, tables=TABLES)
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(2, mode, tables=TABLES), lr=1.0)
     for clock, ids in ((1, range(90)), (2, ())):
         for worker in desk.workers:
             desk.ask(worker, push_rows(worker, {n: dict.fromkeys(ids, (0, 0, 0, 0)) for n in TABLES}, clock))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from asking import Desk, Worker, floats, optimized, sender, text_of, updating, values_in
 from asking_rows import evict, init_tables, put_rows, with_tables
-from pairs import Pair, state
+from pairs import Pair
 
 from kvstore import wire
 from kvstore.errors import UsageError, WireError
@@ -28,9 +28,7 @@ from servers.store.target import FAILURES, HeldSegments, ParkedRequest, Target
 
 
 def test_a_contribution_that_no_round_can_take_is_refused():
-    desk = Desk(2, values={1: floats(0), 2: floats(0)})
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, values={1: floats(0), 2: floats(0)}), lr=1.0).and_workers()
     desk.ask(a, a.push({1: floats(1)}, 1))
     refused = "push 1 of 'k1' by worker 0 belongs to no open round: 0 rounds are over, and no push may come twice"
     for again in (a.push({1: floats(100)}, 1), a.push({2: floats(100), 1: floats(100)}, 1)):
@@ -58,9 +56,7 @@ def test_with_a_quorum_a_late_contribution_is_counted_and_one_that_comes_twice_i
 
 
 def test_an_async_push_that_another_has_overtaken_is_an_update_too():
-    desk = Desk(1, "async", values={1: floats(0)})
-    optimized(desk, lr=1.0)
-    (a,) = desk.workers
+    desk, a = optimized(Desk(1, "async", values={1: floats(0)}), lr=1.0).and_workers()
     for clock, value in ((2, 10), (1, 1)):
         desk.ask(a, a.push({1: floats(value)}, clock))
     assert desk.value(clock=2).tolist() == [-11]
@@ -155,9 +151,7 @@ def test_a_pull_of_several_waits_for_the_last_of_them():
 
 
 def test_rounds_that_come_in_the_wrong_order_are_applied_in_the_right_one():
-    desk = Desk(1, values={1: floats(0)})
-    optimized(desk, momentum=0.5)
-    (a,) = desk.workers
+    desk, a = optimized(Desk(1, values={1: floats(0)}), momentum=0.5).and_workers()
     plain = torch.zeros(1, requires_grad=True)
     expected = torch.optim.SGD([plain], lr=0.5, momentum=0.5)
     for grad in (1.0, -2.0, 4.0):
@@ -232,8 +226,7 @@ def test_a_store_that_all_have_closed_is_gone_at_the_standby_too():
     pair = Pair(2, values={1: floats(1)})
     for worker in pair.workers:
         pair.ask(worker, wire.Close(worker.me(), 0))
-        pair.catch_up()
-        assert state(pair.standby) == state(pair.shard)
+        pair.require_same()
     assert pair.standby.stores == {}
 
 

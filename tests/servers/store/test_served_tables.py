@@ -34,24 +34,20 @@ def test_an_optimizer_without_a_rule_for_rows_is_refused_when_there_are_tables()
 
 
 def test_a_table_is_refused_when_the_optimizer_has_no_rule_for_its_rows():
-    desk = Desk(1, values={1: floats(0)})
-    optimized(desk, "rmsprop")
-    (a,) = desk.workers
+    desk, a = optimized(Desk(1, values={1: floats(0)}), "rmsprop").and_workers()
     assert "'t7'" in text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)})), "UsageError")
     assert "no value" in text_of(desk.reply(a, pull_rows(a, {7: [1]})), "KeyNotInitialized")
 
 
 def test_union_needs_rounds_of_all_workers():
-    desk = with_tables(2, "async")
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(2, "async"), lr=1.0)
     a = desk.workers[0]
     text = text_of(desk.reply(a, push_rows(a, {7: {1: (1, 0)}}, union=True)), "UsageError")
     assert "only a store has whose rounds are of all workers: this one is async" in text
 
 
 def test_rows_that_are_not_admitted_give_zeros_and_a_pull_makes_none():
-    desk = with_tables(1, tables={7: Table(dim=2, init="constant", scale=0.5, admit=MinCount(2))})
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(1, tables={7: Table(dim=2, init="constant", scale=0.5, admit=MinCount(2))}), lr=1.0)
     (a,) = desk.workers
     assert table_rows(desk, [5]) == [[0, 0]]
     desk.reply(a, push_rows(a, {7: {5: (1, 1)}}))
@@ -64,9 +60,7 @@ def test_rows_that_are_not_admitted_give_zeros_and_a_pull_makes_none():
 
 
 def test_evict_waits_for_its_round():
-    desk = with_tables(2, tables={7: Table(dim=2, evict=Capacity(1))})
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(with_tables(2, tables={7: Table(dim=2, evict=Capacity(1))}), lr=1.0).and_workers()
     desk.ask(a, push_rows(a, {7: {5: (1, 1)}}))
     due = evict(a, 7, clock=1)
     assert desk.ask(a, due) == {}
@@ -117,9 +111,7 @@ def test_rows_that_are_put_are_checked():
 
 
 def test_a_table_is_frozen_after_its_round_and_read_while_it_changes():
-    desk = with_tables(1)
-    optimized(desk, lr=1.0, momentum=0.5)
-    (a,) = desk.workers
+    desk, a = optimized(with_tables(1), lr=1.0, momentum=0.5).and_workers()
     desk.reply(a, push_rows(a, {7: {1: (1, 1), 2: (2, 2)}}))
     frozen = desk.reply(a, freeze(a, 7, clock=1))
     assert isinstance(frozen, wire.Frozen)
@@ -139,9 +131,7 @@ def test_a_table_is_frozen_after_its_round_and_read_while_it_changes():
 
 
 def test_what_a_frozen_table_gives_can_be_put_with_its_states():
-    desk = with_tables(1)
-    optimized(desk, lr=1.0, momentum=0.5)
-    (a,) = desk.workers
+    desk, a = optimized(with_tables(1), lr=1.0, momentum=0.5).and_workers()
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}))
     frozen = desk.reply(a, freeze(a, 7, clock=1))
     page = desk.reply(a, read_frozen(a, frozen.number, state=True))
@@ -167,8 +157,7 @@ def test_a_worker_keeps_its_last_few_freezes_and_nobody_elses():
 
 
 def test_the_ids_of_rows_that_have_gone_are_read_too_and_too_long_pages_are_refused():
-    desk = with_tables(1, tables={7: Table(dim=2, evict=Capacity(1)), 8: Table(shape=(1 << 20, 64))})
-    optimized(desk, lr=1.0)
+    desk = optimized(with_tables(1, tables={7: Table(dim=2, evict=Capacity(1)), 8: Table(shape=(1 << 20, 64))}), lr=1.0)
     (a,) = desk.workers
     desk.reply(a, push_rows(a, {7: {1: (1, 1)}}, 1))
     first = desk.reply(a, freeze(a, 7, clock=1))

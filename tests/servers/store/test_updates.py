@@ -56,8 +56,7 @@ def test_what_was_read_goes_along_when_buckets_change() -> None:
 
 
 def test_an_update_uses_the_sum_and_the_rescaled_gradient():
-    desk = Desk(2, values={1: floats(10)})
-    optimized(desk, lr=0.5)
+    desk = optimized(Desk(2, values={1: floats(10)}), lr=0.5)
     for worker in desk.workers:
         desk.ask(worker, worker.push({1: floats(4)}, rescale=0.5))
     assert desk.value(clock=1).tolist() == [10 - 0.5 * 0.5 * 8]
@@ -66,8 +65,7 @@ def test_an_update_uses_the_sum_and_the_rescaled_gradient():
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_optimizer_that_throws_is_told_to_all_who_pushed(monkeypatch, workers, mode):
-    desk = Desk(workers, mode, values={1: floats(0)})
-    optimized(desk)
+    desk = optimized(Desk(workers, mode, values={1: floats(0)}))
     step = Updater.step
     monkeypatch.setattr(Updater, "step", lambda *args, **kwargs: 1 / 0)
     replies = {}
@@ -178,9 +176,7 @@ def test_an_update_that_fails_before_it_has_changed_anything_is_over_and_others_
 
 
 def test_one_key_that_fails_does_not_fail_those_beside_it():
-    desk = Desk(2, values={1: floats(0), 2: floats(0)})
-    optimized(desk)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, values={1: floats(0), 2: floats(0)})).and_workers()
     one, two = a.push({1: floats(1)}, lr=0.1), a.push({2: floats(1)}, lr=0.2)
     desk.ask(a, one)
     desk.ask(a, two)
@@ -190,8 +186,7 @@ def test_one_key_that_fails_does_not_fail_those_beside_it():
 
 
 def test_all_segments_of_a_message_are_updated_in_one_call(monkeypatch):
-    desk = Desk(1, values={1: floats(0), 2: floats(0, 0)})
-    optimized(desk)
+    desk = optimized(Desk(1, values={1: floats(0), 2: floats(0, 0)}))
     calls = []
     step = Updater.step
     monkeypatch.setattr(
@@ -207,9 +202,7 @@ def test_all_segments_of_a_message_are_updated_in_one_call(monkeypatch):
 
 
 def test_async_every_push_is_an_update_at_once():
-    desk = Desk(2, "async", values={1: floats(0)})
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, "async", values={1: floats(0)}), lr=1.0).and_workers()
     for count, (worker, clock) in enumerate([(a, 1), (b, 1), (b, 2), (a, 2)], start=1):
         reply = desk.reply(worker, worker.push({1: floats(1)}, clock, want=True))
         assert values_in(reply, [Spec((1,), "float32")])[0].tolist() == [-count]
@@ -273,9 +266,7 @@ def test_a_sum_that_is_not_finite_although_all_its_parts_are():
 
 
 def test_async_pushes_that_are_not_finite_are_refused_alone():
-    desk = Desk(2, "async", values={1: floats(0)}, finite=True)
-    optimized(desk, lr=1.0)
-    a, b = desk.workers
+    desk, a, b = optimized(Desk(2, "async", values={1: floats(0)}, finite=True), lr=1.0).and_workers()
     push = a.push({1: floats(float("nan"))}, 1)
     assert "by worker 0" in text_of(desk.ask(a, push)[0, push.seq], "NotFinite")
     desk.ask(b, b.push({1: floats(3)}, 1))
@@ -316,8 +307,7 @@ def test_states_travel_and_come_back():
 
 
 def test_states_that_were_sent_do_not_change():
-    desk = Desk(1, values={1: floats(0)})
-    optimized(desk, momentum=0.5)
+    desk = optimized(Desk(1, values={1: floats(0)}), momentum=0.5)
     a = desk.workers[0]
     desk.ask(a, a.push({1: floats(1)}, 1))
     ((_, reply),) = desk.shard.handle(a.peer, a.get_states([1]))
@@ -348,8 +338,7 @@ def test_without_an_optimizer_there_are_no_states():
     ],
 )
 def test_states_that_do_not_fit_are_refused_and_change_nothing(states):
-    desk = Desk(1, values={1: torch.zeros(50_000), 2: floats(0, 0)})
-    optimized(desk, momentum=0.5)
+    desk = optimized(Desk(1, values={1: torch.zeros(50_000), 2: floats(0, 0)}), momentum=0.5)
     a = desk.workers[0]
     desk.ask(a, a.push({1: torch.ones(50_000), 2: floats(1, 1)}, 1))
     text = text_of(desk.reply(a, a.put_states(states)), "Mismatch")

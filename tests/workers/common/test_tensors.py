@@ -305,7 +305,7 @@ def test_a_store_is_used_as_it_is() -> None:
     assert store_type(store) == "local"
 
 
-# ---- A few integers of every worker, for all
+# ---- a few integers of every worker, for all
 
 
 def test_every_worker_gets_the_rows_of_all_by_rank(cluster: ThreadedJob) -> None:

@@ -29,7 +29,7 @@ from kvstore.client import DistStore
 from workers import DistributedOptimizer, partition_dataset
 from workers.ddp.partition import batch_sizes
 
-# ---- distributedOptimizer in jobs made of threads: two workers do as one does with both their batches
+# ---- DistributedOptimizer in jobs made of threads: two workers do as one does with both their batches
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -262,7 +262,7 @@ def test_buffers_of_modules_that_differ_are_left_alone_with_a_warning(
     assert "leaves each worker's buffers as they are" in caplog.text
 
 
-# ---- distributedOptimizer in two processes, beside torch's DistributedDataParallel in the same two
+# ---- DistributedOptimizer in two processes, beside torch's DistributedDataParallel in the same two
 
 
 SCRIPT = """

@@ -37,7 +37,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, torch.Tensor
     save_file(tensors, path, {"about": json.dumps(about)})
 
 
-# ---- A run that was interrupted ends with the bits of one that was not; what does not fit together is refused
+# ---- a run that was interrupted ends with the bits of one that was not; what does not fit together is refused
 
 
 HOWS: dict[str, dict[str, Any]] = {

@@ -172,7 +172,7 @@ def test_a_gradient_that_is_not_finite_ends_it_on_all_workers(pair: ThreadedJob)
     run(pair, work, finite=True)
 
 
-# ---- A run: uneven shares, and who ends it
+# ---- a run: uneven shares, and who ends it
 
 
 def test_early_stopping_ends_training(caplog: pytest.LogCaptureFixture) -> None:

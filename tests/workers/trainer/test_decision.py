@@ -241,7 +241,7 @@ def test_optimizers_that_have_no_rule_for_rows() -> None:
         LocalRows(describe("rmsprop", {})).begin("w", torch.zeros(4, 2), {})
 
 
-# ---- what every worker has from rank 0 when a Trainer is made, and what is trained of parameters that are frozen
+# ---- what every worker has from rank 0 when a Trainer is made, and what becomes of frozen parameters
 
 
 FREEZE = 3  # steps for which the first layer is frozen

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from socket_kinds import Kind, connected, hear
-from waiting import LONG, until
+from waiting import LONG, came, until
 
 from kvstore.errors import WireError
 from kvstore.transport.memory import SMALL
@@ -29,8 +29,7 @@ from kvstore.transport.transport import MAX_FRAME
 def test_what_fits_leaves_in_the_call_that_sends_it(ends: tuple[SocketTransport, SocketTransport, bytes]):
     listener, other, link = ends
     other.send(link, [b"first"])  # which has perhaps waited for the connection
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     listener.send(received[0], [b"head", b"x" * 1000])
     assert not listener.courier.needed, "no thread was needed"
     assert other.recv(LONG) is not None
@@ -39,8 +38,7 @@ def test_what_fits_leaves_in_the_call_that_sends_it(ends: tuple[SocketTransport,
 def test_a_link_that_is_lost_is_made_anew_and_says_so(ends: tuple[SocketTransport, SocketTransport, bytes]):
     listener, other, link = ends
     other.send(link, [b"before"])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     (made,) = [link.socket for link in other.links.values()]
     assert made is not None
     listener.send(received[0], [b"read before the end"])
@@ -51,8 +49,7 @@ def test_a_link_that_is_lost_is_made_anew_and_says_so(ends: tuple[SocketTranspor
         other.send(link, [b"lost"])
     assert other.recv(LONG) == (link, [])
     other.send(link, [b"after"])
-    again = listener.recv(LONG)
-    assert again is not None
+    again = came(listener)
     assert again[1] == [b"after"]
     assert again[0] != received[0]
     listener.send(received[0], [b"nobody reads this"])
@@ -107,11 +104,9 @@ def test_a_peer_that_does_not_read_delays_nobody_else(kind: Kind):
     listener.send(peers[0], [b"head", bytes(64 << 20)])
     for _ in range(20):
         listener.send(peers[1], [b"head", bytes(1 << 20)])
-        received = quick.recv(LONG)
-        assert received is not None
+        received = came(quick)
         assert len(received[1][1]) == 1 << 20
-    received = slow.recv(LONG)
-    assert received is not None
+    received = came(slow)
     assert len(received[1][1]) == 64 << 20
 
 
@@ -167,15 +162,13 @@ def test_who_is_refused_is_made_anew_and_asks_again(ends: tuple[SocketTransport,
     listener, other, link = ends
     for frames in ([b"bad"], [b"never looked at"]):
         other.send(link, frames)
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     assert received[1] == [b"bad"]
     listener.refuse(received[0])
     assert listener.gone(received[0])
     assert other.recv(LONG) == (link, [])
     other.send(link, [b"here"])
-    again = listener.recv(LONG)
-    assert again is not None
+    again = came(listener)
     assert again[0] != received[0]
     assert again[1] == [b"here"]
     assert not listener.gone(again[0])
@@ -184,8 +177,7 @@ def test_who_is_refused_is_made_anew_and_asks_again(ends: tuple[SocketTransport,
 def test_a_link_of_this_side_cannot_be_refused(ends: tuple[SocketTransport, SocketTransport, bytes]):
     listener, other, link = ends
     other.send(link, [b"question"])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     for answer in (b"bad", b"good"):
         listener.send(received[0], [answer])
     assert other.recv(LONG) == (link, [b"bad"])
@@ -194,8 +186,7 @@ def test_a_link_of_this_side_cannot_be_refused(ends: tuple[SocketTransport, Sock
     other.admit(link)
     assert not other.gone(link)
     other.send(link, [b"still"])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     assert received[1] == [b"still"]
 
 
@@ -206,8 +197,7 @@ def test_no_thread_is_started_after_connecting(
     listener, other, link = ends
     monkeypatch.setattr(threading.Thread, "start", None)
     other.send(link, [bytes(8 << 20)])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     assert len(received[1][0]) == 8 << 20
     listener.close()
     assert other.recv(0.1) is None
@@ -223,26 +213,22 @@ def test_what_does_not_fit_leaves_although_its_sender_does_nothing_more(
         other.send(link, [b"head", large])
     other.send(link, [b"last"])
     for _ in range(3):
-        received = listener.recv(LONG)
-        assert received is not None
+        received = came(listener)
         assert bytes(received[1][1]) == large
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     assert received[1] == [b"last"]
 
 
 def test_both_may_send_more_than_fits_before_either_receives(ends: tuple[SocketTransport, SocketTransport, bytes]):
     listener, other, link = ends
     other.send(link, [b"hello"])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     for _ in range(4):
         other.send(link, [b"to", bytes(1 << 22)])
         listener.send(received[0], [b"back", bytes(1 << 22)])
     for end in (listener, other):
         for _ in range(4):
-            message = end.recv(LONG)
-            assert message is not None
+            message = came(end)
             assert len(message[1][1]) == 1 << 22
 
 
@@ -267,8 +253,7 @@ def test_what_is_sent_last_arrives_although_answers_are_not_read(kind: Kind):
         other.send(b"to:0", [b"last", bytes([number]) * (1 << 18)])
         closing = threading.Thread(target=other.close, args=(LONG,))
         closing.start()
-        received = listener.recv(LONG)
-        assert received is not None
+        received = came(listener)
         assert bytes(received[1][1]) == bytes([number]) * (1 << 18)
         closing.join(LONG)
         assert not closing.is_alive()
@@ -279,8 +264,7 @@ def test_who_takes_nothing_of_what_is_sent_is_dropped_and_what_waited_is_freed(
 ):
     listener, other, link = ends
     other.send(link, [b"question"])
-    received = listener.recv(LONG)
-    assert received is not None
+    received = came(listener)
     for _ in range(8):
         listener.send(received[0], [bytes(8 << 20)])
     (answers,) = (link.queue for link in listener.links.values())
