@@ -73,6 +73,10 @@ def client_of(transport: Any, timeout_s: float = 10.0, patience_s: float = 0.0) 
     return client, client.connect("server 0", "server 0"), client.connect("server 1", "server 1")
 
 
+def over(transport: Any, **limits: float) -> tuple[Any, Client, bytes, bytes]:
+    return transport, *client_of(transport, **limits)
+
+
 def ask(client: Client, peer: bytes, operation: Operation, take: Callable[[Any], None] | None = None) -> None:
     client.ask(operation, Question(peer, operation, wire.Barrier, BARRIER, take))
 

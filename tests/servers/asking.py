@@ -198,6 +198,9 @@ class Desk:
         """Itself and its workers, for a test to name."""
         return self, *self.workers
 
+    def and_aggregators(self) -> tuple[Any, ...]:
+        return self, *self.aggregators
+
     def ask(self, worker: Worker, message: wire.Message) -> dict[tuple[int | str, int], Any]:
         return self.named(self.shard.handle(worker.peer, sent(message)))
 

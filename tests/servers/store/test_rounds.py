@@ -191,8 +191,7 @@ def test_workers_that_have_left_are_done_without() -> None:
 
 
 def test_the_sum_of_a_host_weighs_as_much_as_its_workers_in_a_quorum() -> None:
-    desk = Desk(4, values={1: floats(0)}, quorum=3, aggregated=[[0, 1], [2, 3]])
-    host, other = desk.aggregators
+    desk, host, other = Desk(4, values={1: floats(0)}, quorum=3, aggregated=[[0, 1], [2, 3]]).and_aggregators()
     assert desk.ask(host, host.push({1: floats(3)}, ranks=[0, 1])) == {}
     waiting = other.push({1: floats(3)}, ranks=[3], want=True)
     replies = desk.ask(other, waiting)

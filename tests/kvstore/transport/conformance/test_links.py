@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_transport import MEMBERS, SIZES, Ends, acquaint, pattern, receive
+from every_transport import MEMBERS, SIZES, Ends, acquainted, pattern, receive
 from waiting import LONG
 
 from kvstore.errors import ConfigError
@@ -269,8 +269,7 @@ def test_recv_returns_after_its_timeout(ends: Ends, timeout: float):
 
 
 def test_a_received_buffer_outlives_the_messages_after_it_the_link_and_its_sender(ends: Ends):
-    listener, other, link = ends.pair()
-    acquaint(listener, other, link)
+    listener, other, link = acquainted(ends)
     held = []
     for number in range(4):
         for size in (100, 1 << 20):
@@ -299,8 +298,7 @@ def test_large_buffers_are_read_where_they_are(ends: Ends):
 
 @pytest.mark.parametrize("size", [0, 1, 100, 64 << 10, (1 << 20) + 1])
 def test_allocated_memory_is_sent_whole_or_in_parts(ends: Ends, size: int):
-    listener, other, link = ends.pair()
-    acquaint(listener, other, link)
+    listener, other, link = acquainted(ends)
     memory = other.allocate(size)
     assert (len(memory), memory.readonly, memory.format) == (size, False, "B")
     memory[:] = expected = pattern(size)
@@ -315,8 +313,7 @@ def test_allocated_memory_is_sent_whole_or_in_parts(ends: Ends, size: int):
 
 
 def test_what_was_sent_of_allocated_memory_stays_although_more_is_allocated(ends: Ends):
-    listener, other, link = ends.pair()
-    acquaint(listener, other, link)
+    listener, other, link = acquainted(ends)
     held = []
     for number in range(20):
         memory = other.allocate(100_000)
@@ -332,8 +329,7 @@ def test_what_was_sent_of_allocated_memory_stays_although_more_is_allocated(ends
 
 
 def test_memory_that_may_be_read_is_busy(ends: Ends):
-    listener, other, link = ends.pair()
-    acquaint(listener, other, link)
+    listener, other, link = acquainted(ends)
     memory = other.allocate(100_000)
     other.send(link, [b"head", memory])
     frames = receive(listener)[1]
@@ -344,8 +340,7 @@ def test_memory_that_may_be_read_is_busy(ends: Ends):
 
 
 def test_who_reads_our_memory_is_known_once_we_are_acquainted(ends: Ends):
-    listener, other, link = ends.pair()
-    acquaint(listener, other, link)
+    _, other, link = acquainted(ends)
     assert other.shares(link) == (ends.kind == "inproc" or ends.kind.startswith("shm"))
     assert not other.shares(b"nobody") or ends.kind == "inproc"
 
