@@ -30,10 +30,7 @@ from launcher.cli import parse
 def test_hosts_need_iproute2_and_say_so(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(hosts_module.shutil, "which", lambda tool: None)
-    with pytest.raises(
-        Unavailable,
-        match=r"ip and tc and mount and unshare and hostname; on Debian .* iproute2",
-    ):
+    with pytest.raises(Unavailable, match=r"ip and tc and mount and unshare and hostname; on Debian .* iproute2"):
         require()
 
 

@@ -303,11 +303,7 @@ def test_a_host_sends_one_gradient_for_the_parts_of_others_and_its_own_values_to
 
 @pytest.mark.parametrize(
     ("nbytes", "hosts", "rate", "expected"),
-    [
-        (10_000_000, 2, "200mbit", 400),
-        (10_000_000, 4, "200mbit", 600),
-        (102_228_128, 4, "1gbit", 1227),
-    ],
+    [(10_000_000, 2, "200mbit", 400), (10_000_000, 4, "200mbit", 600), (102_228_128, 4, "1gbit", 1227)],
 )
 def test_what_the_wire_allows(nbytes, hosts, rate, expected):
     assert wire_ms(nbytes, hosts, rate) == pytest.approx(expected, abs=1)

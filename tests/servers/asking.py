@@ -120,13 +120,7 @@ class Worker:
         )
 
     def pull(
-        self,
-        ids: list[int],
-        clock: int | list[int] = 0,
-        store: int = 0,
-        *,
-        ranks: Sequence[int] = (),
-        back: Any = None,
+        self, ids: list[int], clock: int | list[int] = 0, store: int = 0, *, ranks: Sequence[int] = (), back: Any = None
     ) -> wire.Pull:
         clocks = [clock] * len(ids) if isinstance(clock, int) else clock
         return wire.Pull(self.me(), store=store, ids=ids, clocks=clocks, back=back, ranks=list(ranks))

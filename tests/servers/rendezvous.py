@@ -94,13 +94,7 @@ class Job:
         door: Door | None = None,
     ) -> None:
         self.scheduler = Scheduler(
-            workers,
-            servers,
-            LIMIT,
-            farewell_s,
-            door,
-            num_aggregators=len(aggregated),
-            replicas=replicas,
+            workers, servers, LIMIT, farewell_s, door, num_aggregators=len(aggregated), replicas=replicas
         )
         self.now = 1000.0
         self.workers = [Member("worker", 100 + n, n) for n in range(workers)]

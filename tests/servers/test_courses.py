@@ -305,8 +305,7 @@ def alone(workers: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "servers", "update_on_kvstore"),
-    [*itertools.product((1, 2, 3), (1, 2, 3), (True,)), (3, 2, False)],
+    ("workers", "servers", "update_on_kvstore"), [*itertools.product((1, 2, 3), (1, 2, 3), (True,)), (3, 2, False)]
 )
 def test_n_workers_do_as_one(workers: int, servers: int, update_on_kvstore: bool):
     models = [network(seed=rank) for rank in range(workers)]  # rank 0's weights are the ones that count

@@ -175,14 +175,7 @@ def test_what_is_no_request_is_dropped(message: wire.Message):
         wire.Leave(sender(0, 50), error=None),
         wire.Census(sender(0, 50)),
         wire.Declare(
-            sender(0, 50),
-            store=0,
-            keys=["a"],
-            kinds=[0],
-            shapes=[[1]],
-            dtypes=["float32"],
-            bound=1,
-            longest=2**40,
+            sender(0, 50), store=0, keys=["a"], kinds=[0], shapes=[[1]], dtypes=["float32"], bound=1, longest=2**40
         ),
     ],
 )

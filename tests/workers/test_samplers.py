@@ -99,11 +99,7 @@ def test_batches_are_gluons(split, size, last, epochs):
 
 
 @given(
-    splits,
-    st.integers(1, 7),
-    st.sampled_from(["keep", "discard", "rollover", None]),
-    st.integers(0, 60),
-    st.booleans(),
+    splits, st.integers(1, 7), st.sampled_from(["keep", "discard", "rollover", None]), st.integers(0, 60), st.booleans()
 )
 def test_a_resumed_run_goes_on_to_the_item(split, size, last, stop, other_part):
     length, parts = split

@@ -245,10 +245,7 @@ def test_when_all_have_ended_in_order_it_ends_and_removes_what_is_the_jobs(tmp_p
 
 @pytest.mark.parametrize(
     ("code", "how"),
-    [
-        ("raise SystemExit(7)", "exited with code 7"),
-        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
-    ],
+    [("raise SystemExit(7)", "exited with code 7"), ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL")],
 )
 def test_one_that_fails_is_reported_and_the_others_have_time_to_end(
     code: str, how: str, capfd: pytest.CaptureFixture[str]

@@ -484,9 +484,7 @@ def test_a_process_that_is_stopped_has_no_pulse(beside: tuple[Transport, subproc
     assert hears(transport)
 
 
-def test_it_ends_with_whom_it_beats_for_however_that_ends(
-    beside: tuple[Transport, subprocess.Popen[str], int],
-) -> None:
+def test_it_ends_with_whom_it_beats_for_however_that_ends(beside: tuple[Transport, subprocess.Popen[str], int]) -> None:
     transport, process, pid = beside
     assert hears(transport)
     process.kill()

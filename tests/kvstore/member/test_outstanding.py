@@ -447,10 +447,7 @@ def test_who_yields_neither_calls_nor_interrupts() -> None:
 
 def test_a_thread_that_keeps_the_links_too_long_is_an_error_of_who_waits() -> None:
     alone, links = access(0.0)
-    with (
-        used(alone),
-        pytest.raises(DeadlineExceeded, match=r"another thread .* used the links for 0 s"),
-    ):
+    with used(alone), pytest.raises(DeadlineExceeded, match=r"another thread .* used the links for 0 s"):
         alone.alone(print)
     assert links.interrupted.is_set()
 

@@ -487,9 +487,7 @@ def test_files_are_named_from_the_working_directory(monkeypatch: pytest.MonkeyPa
         assert where(NODE, 1, thread).place.endswith("inside/train_here.py:2 in load")
 
 
-def test_a_thread_of_the_program_and_a_timer_may_act_and_a_thread_of_a_library_may_not(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_thread_of_the_program_and_a_timer_may_act_and_a_thread_of_a_library_may_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(signal, "getitimer", lambda _: (0.0, 0.0))
     held: queue.Queue[int] = queue.Queue()
     library = threading.Thread(target=held.get)

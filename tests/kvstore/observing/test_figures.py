@@ -385,9 +385,7 @@ EVEN = ([34, 33, 33], [0.01, 0.01, 0.01])
 
 
 def view(
-    workers: list[Span[wire.WorkerReport]],
-    servers: list[Span[wire.ServerReport]],
-    state: str = "ready",
+    workers: list[Span[wire.WorkerReport]], servers: list[Span[wire.ServerReport]], state: str = "ready"
 ) -> JobView:
     members = [MemberView("worker", rank, 1, state, 0.1, "", span) for rank, span in enumerate(workers)]
     members += [MemberView("server", rank, 1, "ready", 0.1, "", None, span) for rank, span in enumerate(servers)]

@@ -131,10 +131,7 @@ def test_keys_that_are_not_there_yet(job: ThreadedJob) -> None:
                 reader.pull("x")
             with pytest.raises(DeadlineExceeded, match="'x'"):
                 reader.wait_for("x", timeout=0)
-        with (
-            reader_of(job, store=2) as other,
-            pytest.raises(KeyNotInitialized, match=r"no store 2.*; store 1 has"),
-        ):
+        with reader_of(job, store=2) as other, pytest.raises(KeyNotInitialized, match=r"no store 2.*; store 1 has"):
             other.pull("w")
 
     job.run(work)
@@ -207,10 +204,7 @@ def test_rows_are_read_by_their_ids(job: ThreadedJob) -> None:
         push_row(store, "fixed", 3, 7.0)
         push_row(store, "grows", 10**15, 5.0)
         with reader_of(job) as reader:
-            assert (reader.spec("fixed"), reader.spec("grows")) == (
-                Table(shape=(10, 2), init="constant"),
-                Table(dim=2),
-            )
+            assert (reader.spec("fixed"), reader.spec("grows")) == (Table(shape=(10, 2), init="constant"), Table(dim=2))
             fixed, grows = reader.row_sparse_pull(
                 ["fixed", "grows"], row_ids=[torch.tensor([[3, 2], [2, 3]]), [10**15, -4]]
             )

@@ -29,8 +29,7 @@ LARGEST = 2**63 - 1
 
 
 @pytest.mark.parametrize(
-    "given",
-    [[[1, 2], [3, 4]], torch.tensor([[1, 2], [3, 4]], dtype=torch.int32), np.array([[1, 2], [3, 4]], np.uint8)],
+    "given", [[[1, 2], [3, 4]], torch.tensor([[1, 2], [3, 4]], dtype=torch.int32), np.array([[1, 2], [3, 4]], np.uint8)]
 )
 def test_integers_of_any_kind_and_shape_are_taken(given):
     ids = require_ids("ids", given, FIXED)

@@ -157,10 +157,7 @@ def test_the_collector_rests_only_while_a_long_header_is_unpacked(
 
 
 def test_what_no_peer_would_take_is_refused_by_the_sender() -> None:
-    for message in (
-        wire.Values(1, buffers=[b""] * ((1 << 16) - 1)),
-        wire.Values(1, clocks=[0] * MAX_ITEMS),
-    ):
+    for message in (wire.Values(1, buffers=[b""] * ((1 << 16) - 1)), wire.Values(1, clocks=[0] * MAX_ITEMS)):
         wire.require_short(message, frames := wire.encode(message))
         wire.decode(frames)
     for message in (
@@ -448,8 +445,7 @@ def test_rows_are_checked(row: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [b"", b"\xc1", b"\x81\x01\x01", b"\xdd\xff\xff\xff\xff", b"\x01", b"\x92\x90", b"\x92\x91\x01\x90"],
+    "words", [b"", b"\xc1", b"\x81\x01\x01", b"\xdd\xff\xff\xff\xff", b"\x01", b"\x92\x90", b"\x92\x91\x01\x90"]
 )
 def test_words_are_checked(words: bytes) -> None:
     with pytest.raises(WireError):

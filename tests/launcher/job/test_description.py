@@ -340,8 +340,7 @@ def test_other_commands_have_a_program(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "root"),
-    [("", ROOT), ("{}", ROOT), ("./:{}/none", ROOT), (f"{{}}:{ROOT}", ROOT), ("{}", None)],
+    ("path", "root"), [("", ROOT), ("{}", ROOT), ("./:{}/none", ROOT), (f"{{}}:{ROOT}", ROOT), ("{}", None)]
 )
 def test_an_agent_is_ours_whatever_the_working_directory_and_the_path_hold(
     shadowed: Path, path: str, root: Path | None

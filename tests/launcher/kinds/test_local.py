@@ -422,10 +422,7 @@ def test_live_on_a_terminal(start: Start, tmp_path: Path) -> None:
             received += os.read(ours, 1 << 16)
     lines = [re.sub("  +", "  ", line.rstrip()) for line in screen.seen(received.decode())]
     above = lines.index("process  state  for  silent  last line")
-    assert lines[:2] == [
-        f"launch.py: warning: {DEPRECATED}",
-        "launch.py: starting 2 workers, 1 server on this machine",
-    ]
+    assert lines[:2] == [f"launch.py: warning: {DEPRECATED}", "launch.py: starting 2 workers, 1 server on this machine"]
     assert sorted(lines[2:above]) == ["[worker 1] step 1", "[worker 1] step 2"]
     assert re.fullmatch(r"worker 1  failed  \S+  exited with code 3; step [12]", lines[above + 1])
     assert lines[-2:] == ["launch.py: worker 1 exited with code 3; the last that it printed: step 2", ""]
@@ -518,10 +515,7 @@ def test_input_from_a_file_is_for_the_only_worker_and_for_the_one_that_is_named(
     (tmp_path / "asks.py").write_text(ASKS)
     (tmp_path / "answers").write_text("one\ntwo\n")
     said = []
-    for words, env in (
-        (("-n", "1"), {}),
-        (("-n", "1", "--attach", "0"), {"KVSTORE_PATIENCE_S": "7"}),
-    ):
+    for words, env in ((("-n", "1"), {}), (("-n", "1", "--attach", "0"), {"KVSTORE_PATIENCE_S": "7"})):
         with (tmp_path / "answers").open() as answers:
             launched = start(*words, "python", "-S", "asks.py", stdin=answers.fileno(), env=env)
             launched.wait()

@@ -88,10 +88,7 @@ def test_only_the_workers_that_are_asked_for(shown: Show, tmp_path: Path) -> Non
     for index in (SERVER, FIRST, SECOND):
         few.lines(index, "hi")
         few.lines(index, "oh", number=2)
-    assert read(tmp_path, few) == (
-        "[server 0] hi\n[worker 1] hi\n",
-        "[server 0] oh\n[worker 1] oh\n",
-    )
+    assert read(tmp_path, few) == ("[server 0] hi\n[worker 1] hi\n", "[server 0] oh\n[worker 1] oh\n")
 
 
 def test_the_last_lines_of_a_worker_that_fails_are_shown_once(shown: Show, tmp_path: Path) -> None:
@@ -147,10 +144,7 @@ def test_a_file_for_each_process_and_one_for_launch_py(shown: Show, tmp_path: Pa
             b"stderr F   ValueError: no",
             b"stderr F launch.py: exited with code 1",
         ],
-        "worker-1.log": [
-            b"stderr F launch.py: start 1 of worker 1 on node7",
-            b"stderr F NodeLost: worker 0",
-        ],
+        "worker-1.log": [b"stderr F launch.py: start 1 of worker 1 on node7", b"stderr F NodeLost: worker 0"],
     }
     shown_lines = "".join(read(tmp_path, logged))
     assert "Epoch" not in shown_lines

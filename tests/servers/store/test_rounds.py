@@ -451,8 +451,7 @@ def test_without_a_bound_nobody_waits():
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 1.0)), min_size=1, max_size=40),
-    st.sampled_from([None, 0, 2]),
+    st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 1.0)), min_size=1, max_size=40), st.sampled_from([None, 0, 2])
 )
 def test_nobody_is_awaited_alone_for_longer_than_the_run(steps: list[tuple[int, float]], staleness: int | None):
     """Whatever the order: intervals do not overlap, and add up to no more than the time that has passed."""

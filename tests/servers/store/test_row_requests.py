@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asking import Worker, floats, optimized, sender, text_of
-from asking_rows import (
-    ask,
-    pull_rows,
-    push_rows,
-    rows_in,
-    with_tables,
-)
+from asking_rows import ask, pull_rows, push_rows, rows_in, with_tables
 
 from kvstore import wire
 from kvstore.errors import WireError

@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asking import Desk, Worker, optimized, text_of
-from asking_rows import (
-    ask,
-    pull_rows,
-    push_rows,
-    put_rows,
-    rows_in,
-    table_rows,
-    with_tables,
-)
+from asking_rows import ask, pull_rows, push_rows, put_rows, rows_in, table_rows, with_tables
 
 from kvstore import wire
 from kvstore.errors import Mismatch, ServerError, WeightsInDoubt

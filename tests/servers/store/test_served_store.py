@@ -283,8 +283,7 @@ def test_what_a_server_holds_and_has_done(mode: str):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda w: init_tables(w, {8: Table(dim=2)}), lambda w: put_rows(w, 7, {1: (1, 1)}), lambda w: evict(w, 7)],
+    "make", [lambda w: init_tables(w, {8: Table(dim=2)}), lambda w: put_rows(w, 7, {1: (1, 1)}), lambda w: evict(w, 7)]
 )
 def test_what_changes_a_whole_table_is_worker_zeros(make: Any):
     desk = with_tables(2)

@@ -309,11 +309,7 @@ lists = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    lists,
-    lists,
-    st.randoms(use_true_random=False),
-    st.sampled_from([None, *HYPER]),
-    st.sampled_from([LENGTHS, LANES]),
+    lists, lists, st.randoms(use_true_random=False), st.sampled_from([None, *HYPER]), st.sampled_from([LENGTHS, LANES])
 )
 def test_lists_of_any_kind_give_what_single_keys_give(
     one: list[list[int]], two: list[list[int]], random: Any, optimizer: str | None, sizes: dict[int, int]

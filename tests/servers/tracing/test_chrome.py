@@ -142,10 +142,7 @@ def test_spans_are_those_of_the_members_with_what_is_known_of_them() -> None:
     assert (push["name"], push["args"]) == ("pushpull w and 1 more", {"round": 1, "keys": 2})
     first, last = trace.spans("server 0", "Push")
     assert first["name"] == "Push w and 1 more"
-    assert (first["args"], last["args"]["answers"]) == (
-        {"round": 1, "bytes": 400, "from": "worker 0", "request": 1},
-        2,
-    )
+    assert (first["args"], last["args"]["answers"]) == ({"round": 1, "bytes": 400, "from": "worker 0", "request": 1}, 2)
     (update,) = trace.spans("server 0", "update")
     assert update["args"] == {"round": 1, "keys": 1, "came last": "worker 1"}
     assert update["dur"] == round(1e6 * PUSH_S, 3)

@@ -478,8 +478,7 @@ def test_a_metric_that_is_not_there_is_an_error_that_lists_those_that_are() -> N
 
 
 @pytest.mark.parametrize(
-    ("environment", "rank"),
-    [({}, 0), ({"DMLC_TASK_ID": "2"}, 2), ({"RANK": "3", "WORLD_SIZE": "4"}, 3)],
+    ("environment", "rank"), [({}, 0), ({"DMLC_TASK_ID": "2"}, 2), ({"RANK": "3", "WORLD_SIZE": "4"}, 3)]
 )
 def test_the_rank_is_the_runs_or_else_the_environments(
     environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch

@@ -159,10 +159,7 @@ def test_numbers_are_compared_whatever_holds_them() -> None:
 
 def test_what_is_no_number_is_left_out() -> None:
     groups: list[dict[str, Any]] = [{"params": [], "lr": 0.5, "odd": object(), "many": torch.ones(3), "name": "a"}]
-    assert [(item.name, item.group, item.value) for item in named(groups)] == [
-        ("lr", 0, 0.5),
-        ("name", 0, "a"),
-    ]
+    assert [(item.name, item.group, item.value) for item in named(groups)] == [("lr", 0, 0.5), ("name", 0, "a")]
 
 
 def test_a_difference_names_its_group_if_there_are_several() -> None:

@@ -428,8 +428,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "batches", "sizes"),
-    [(7, 2, [4, 3]), (8, 2, [4, 4]), (8, 3, [4, 3, 1]), (4, 1, [4]), (4, 2, [3, 1])],
+    ("samples", "batches", "sizes"), [(7, 2, [4, 3]), (8, 2, [4, 4]), (8, 3, [4, 3, 1]), (4, 1, [4]), (4, 2, [3, 1])]
 )
 def test_the_sizes_of_batches(samples: int, batches: int, sizes: list[int]) -> None:
     assert batch_sizes(samples, batches, 4) == sizes

@@ -18,9 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from threaded import ThreadedJob
 from torch import nn
-from torch.optim.lr_scheduler import (
-    StepLR,
-)
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 import kvstore as kv
@@ -49,7 +47,7 @@ HOWS: dict[str, dict[str, Any]] = {
         "compression_params": {"type": "2bit", "threshold": 0.05},
     },
     "a schedule": {
-        "optimizer_params": {"learning_rate": 0.1, "lr_scheduler": schedules.MultiFactorScheduler([7, 13], 0.5)},
+        "optimizer_params": {"learning_rate": 0.1, "lr_scheduler": schedules.MultiFactorScheduler([7, 13], 0.5)}
     },
     "updates in the workers": {"optimizer_params": SGD, "update_on_kvstore": False},
 }

@@ -421,12 +421,7 @@ def test_several_devices() -> None:
 
 def test_a_checkpoint_has_them(tmp_path: Path) -> None:
     prefix = str(tmp_path / "model")
-    fit(
-        *(Odd(3), loader(8, 4)),
-        num_epoch=1,
-        optimizer_params=SGD,
-        epoch_end_callback=callbacks.do_checkpoint(prefix),
-    )
+    fit(*(Odd(3), loader(8, 4)), num_epoch=1, optimizer_params=SGD, epoch_end_callback=callbacks.do_checkpoint(prefix))
     again = Odd(0)
     fit(again, loader(8, 4), num_epoch=2, optimizer_params=SGD, resume=Checkpoint(prefix, 1))
     assert prints(again) == prints(Odd(3))

@@ -442,8 +442,7 @@ def test_a_process_that_ends_without_closing_leaves_nothing(directory: Path, beg
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", "x", "../kvstore-0-job-1-0000000000000000", "kvstore-0-a/b-1-0000000000000000", "/etc/passwd"],
+    "name", ["", "x", "../kvstore-0-job-1-0000000000000000", "kvstore-0-a/b-1-0000000000000000", "/etc/passwd"]
 )
 def test_a_name_that_is_none_is_refused(name: str):
     with pytest.raises(WireError, match="is not the name of an arena"):

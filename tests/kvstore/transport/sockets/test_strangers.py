@@ -85,9 +85,7 @@ def test_who_says_nothing_is_cut_off_and_who_is_known_is_not(kind: Kind, said: b
     assert other.recv(LONG) is not None
 
 
-def test_of_too_many_strangers_the_one_that_has_been_silent_for_longest_goes(
-    kind: Kind,
-):
+def test_of_too_many_strangers_the_one_that_has_been_silent_for_longest_goes(kind: Kind):
     listener = kind.listening(StrangerLimits(links=4))
     strangers = [connected(kind, [b"%d" % number]) for number in range(4)]
     for _ in strangers:

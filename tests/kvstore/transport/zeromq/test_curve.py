@@ -231,11 +231,7 @@ def test_what_somebody_adds_to_a_members_link_is_not_taken(listener: Listener, m
         member.send(link, [b"second"])
         assert listener.transport.recv(LONG) is not None
         message = bytes(tap.recorded[before:])
-        forged = {
-            "plain": frame(b"forged"),
-            "again": message,
-            "flipped": message[:-1] + bytes([message[-1] ^ 1]),
-        }[what]
+        forged = {"plain": frame(b"forged"), "again": message, "flipped": message[:-1] + bytes([message[-1] ^ 1])}[what]
         tap.inject(forged)
         assert tap.ended.wait(LONG), "it costs the connection"
         listener.hears_only_the_honest()

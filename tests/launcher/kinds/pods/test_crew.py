@@ -536,11 +536,7 @@ def test_output_is_followed_and_the_last_of_it_comes_before_the_exit(cluster: Be
     assert list(rest.words[-2:]) == ["--since-time", "2024-01-01T00:00:01.5Z"]
     rest.prints(STAMP % 1 + b"one\n" + STAMP % 2 + b"two")
     rest.ends()
-    assert cluster.sink.events[-3:] == [
-        ("output", 1, 1, b"two"),
-        ("output", 1, 1, b""),
-        ("exited", 1, Exit(code=7)),
-    ]
+    assert cluster.sink.events[-3:] == [("output", 1, 1, b"two"), ("output", 1, 1, b""), ("exited", 1, Exit(code=7))]
 
 
 def test_what_is_not_wanted_is_left_to_the_cluster(cluster: Believed) -> None:
