@@ -16,6 +16,7 @@ from servers.requests.replies import Outbox
 from servers.requests.request_tracer import RequestTracer
 
 if TYPE_CHECKING:
+    from kvstore.rows.slab_space import GrownTables
     from servers.reading.pace import ReaderPace
     from servers.store.lateness import ArrivalTimes
 
@@ -25,6 +26,8 @@ Handle: TypeAlias = Callable[[bytes, wire.Message], Outbox]
 Take: TypeAlias = Callable[[bytes, "list[wire.Buffer]"], "Outbox | None"]
 
 
+# Work that is not due waits until no message has come for so long. Right after an answer, workers need the cores.
+QUIET_S = 0.001
 PATIENCE_S = 0.05  # work that is due waits no longer than this for a moment in which no message waits
 
 
@@ -34,6 +37,7 @@ class Service:
     Attributes:
         now: when the message came that is being handled, by ``clock``.
         timed: is told when each message came, as its ``now``; None tells nobody.
+        grown: tables that memory is touched for while no message comes.
         busy_s: the seconds in which messages have been handled, and their answers sent.
         received, sent: bytes of what messages carry, their headers apart.
         tracer: notes what is handled, for the job's trace; None notes nothing.
@@ -55,6 +59,7 @@ class Service:
         self._stopped = False
         self.tracer: RequestTracer | None = None
         self.timed: ArrivalTimes | None = None
+        self.grown: GrownTables | None = None
         self._drops = Drops(log)
 
     def run(
@@ -75,15 +80,19 @@ class Service:
             take: is given each message first, in frames; returns what to send, or None to leave it to ``handle``.
             between: what is done when no message waits; in a flood of messages, it waits ``PATIENCE_S`` for that.
         """
-        due = now = self._clock()
+        due = quiet = now = self._clock()
         while not self._stopped:
             wished = soon()
             spare = None if between is None else between.due()
             until = due if wished is None else min(due, wished)
-            received = self._transport.recv(max(0.0, (until if spare is None else min(until, spare)) - now))
+            wait = max(0.0, (until if spare is None else min(until, spare)) - now)
+            if self.grown:
+                wait = min(wait, max(0.0, quiet - now))
+            received = self._transport.recv(wait)
             came = received is not None
             self.now = self._clock()
             if received is not None:
+                quiet = self.now + QUIET_S
                 if self.timed is not None:
                     self.timed.now = self.now
                 outbox = None if take is None else take(*received)
@@ -94,6 +103,8 @@ class Service:
                 if len(received[1]) > 1:  # counted when the answer has left; no loop variable, which would hold memory
                     self.received += sum(map(len, received[1][1:]))
                 del received  # its sender waits for the memory
+            elif self.grown and self.now >= quiet:
+                self.grown.touch_ahead()
             while not self._posted.empty():
                 self._send(self._posted.get()())
             now = self._clock()

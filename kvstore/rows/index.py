@@ -15,7 +15,7 @@ import numpy as np
 
 from kvstore.errors import UsageError
 from kvstore.rows.ids import Hashes, Ids, mixed
-from kvstore.rows.slabs import Array, Slab
+from kvstore.rows.slabs import Slab
 
 Entries: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -28,17 +28,12 @@ MOST_SLOTS = 2**31 - 2  # entries are int32
 # time computes the least; the few with a long way cost calls only, so eight entries are looked at with the same calls.
 FEW = 1024  # ids; of so many the next entries are looked at together
 WINDOW = 8  # of those entries
+SINGLE = 64  # ids that are given an entry one by one: with all of numpy's calls, the last few would cost most
 _AHEAD = np.arange(1, WINDOW + 1)
 
 
 class SlotIndex:
-    """See the module. Slots of ids that have been removed are used again, the last first.
-
-    Attributes:
-        full: whether every id has a slot; see ``FixedSlots``.
-    """
-
-    full = False
+    """See the module. Slots of ids that have been removed are used again, the last first."""
 
     def __init__(self) -> None:
         self.ids = Slab(None, np.int64)
@@ -54,6 +49,11 @@ class SlotIndex:
         return self._used
 
     @property
+    def slab(self) -> Slab:
+        """What lies by slot."""
+        return self.ids
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the entries and the ids."""
         return self.entries.nbytes + self.top * 8 + sum(batch.nbytes for batch in self._released)
@@ -62,8 +62,11 @@ class SlotIndex:
         """Return the slot of each id, ``ABSENT`` where there is none. The ids may repeat and have any order."""
         return probe(self.entries, self.ids.items, ids)
 
-    def insert(self, ids: Ids) -> Entries:
+    def insert(self, ids: Ids, hashes: Hashes | None = None) -> Entries:
         """Give a slot to each of ``ids``, none of which has one or is there twice; return the slots.
+
+        Args:
+            hashes: of the ids, ``mixed``, if they are known; they are not changed.
 
         Raises:
             UsageError: there would be more than 2^31 rows. Nothing has changed.
@@ -76,8 +79,9 @@ class SlotIndex:
         slots = self._take_slots(count)
         self.ids.items[slots] = ids
         self._used += count
+        hashes = mixed(ids) if hashes is None else hashes
         for start in range(0, count, CHUNK):
-            self._place(ids[start : start + CHUNK], slots[start : start + CHUNK])
+            self._place(hashes[start : start + CHUNK], slots[start : start + CHUNK])
         return slots
 
     def _take_slots(self, count: int) -> Entries:
@@ -92,24 +96,31 @@ class SlotIndex:
             taken.append(np.arange(self.top, self.top + count, dtype=np.int32))
             self.top += count
             self.ids.reserve(self.top)
+            self.ids.fill(self.top)
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
-    def _place(self, ids: Ids, slots: Entries) -> None:
+    def _place(self, hashes: Hashes, slots: Entries) -> None:
         entries, mask = self.entries, len(self.entries) - 1
-        at = _homes(ids, mask)
-        while len(slots):
+        at = _homes(hashes, mask)
+        while len(slots) > SINGLE:
             there = entries.take(at)
             open_ = there < 0
             # Of ids that want the same entry, the last gets it; the others see that they have not, and go on.
             entries[at[open_]] = slots[open_]
-            self._deleted -= int(np.count_nonzero((there == DELETED) & (entries.take(at) == slots)))
             left = entries.take(at) != slots
+            if self._deleted:
+                self._deleted -= int(np.count_nonzero((there == DELETED) & ~left))
             at, slots = (at[left] + 1) & mask, slots[left]
+        for home, slot in zip(at.tolist(), slots.tolist(), strict=True):
+            while (entry := entries.item(home)) >= 0:
+                home = (home + 1) & mask
+            self._deleted -= entry == DELETED
+            entries[home] = slot
 
     def remove(self, slots: Entries) -> None:
         """Take ids out, by their slots, each of which is in use and given once."""
         entries, mask = self.entries, len(self.entries) - 1
-        at, left = _homes(self.ids.items[slots], mask), slots
+        at, left = _homes(mixed(self.ids.items[slots]), mask), slots
         while len(left):
             here = entries.take(at) == left
             # Not FREE: a search ends at a free entry, and would not reach ids that were placed behind this one.
@@ -143,14 +154,13 @@ class SlotIndex:
         self._deleted = 0
         for start in range(0, len(used), CHUNK):
             part = used[start : start + CHUNK]
-            self._place(self.ids.items[part], part)
+            self._place(mixed(self.ids.items[part]), part)
 
 
-def _homes(ids: Ids, mask: int) -> Positions:
-    """Return the entry at which the search for each id begins."""
-    hashes: Hashes = mixed(ids)
-    hashes &= np.uint64(mask)
-    return hashes.view(np.int64)
+def _homes(hashes: Hashes, mask: int) -> Positions:
+    """Return the entry at which the search for each id begins, in new memory."""
+    homes: Positions = (hashes & np.uint64(mask)).view(np.int64)
+    return homes
 
 
 def find_in_all(indexes: Sequence[SlotIndex], whole: Ids, starts: Sequence[int]) -> Entries:
@@ -224,7 +234,7 @@ def probe(entries: Entries, known: Ids, ids: Ids) -> Entries:
 
 def _probe(entries: Entries, known: Ids, ids: Ids, out: Entries) -> None:
     mask = len(entries) - 1
-    at = _homes(ids, mask)
+    at = _homes(mixed(ids), mask)
     entries.take(at, out=out, mode="clip")
     # A free entry is read as slot 0; the id of that does not count, since the entry itself is looked at as well.
     same = known.take(out, mode="clip") == ids
@@ -272,24 +282,17 @@ def find_in_fixed(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]) 
     Args:
         starts: where the part of each begins, and where that of the last ends.
     """
-    slots = fixed[0].slots_of(ids)
-    if not all(each.full for each in fixed):
-        slots[~_made(fixed, slots, starts)] = ABSENT
+    places, whole = fixed[0].places_of(ids), fixed[0].entries.whole
+    if len(whole) and all(each.entries.whole is whole for each in fixed):
+        places += np.repeat([each.entries.first for each in fixed], np.diff(starts))
+        slots: Entries = whole.take(places, mode="clip")
+    else:
+        slots = np.zeros(len(ids), np.int32)
+        for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
+            if each.most:
+                each.entries.items.take(places[start:stop], out=slots[start:stop], mode="clip")
+    slots -= 1
     return slots
-
-
-def _made(fixed: Sequence[FixedSlots], slots: Entries, starts: Sequence[int]) -> Array:
-    """Return whether the row of each slot is made; see ``find_in_fixed``."""
-    whole = fixed[0].made.whole
-    if len(whole) and all(each.made.whole is whole for each in fixed):
-        firsts = np.repeat([each.made.first for each in fixed], np.diff(starts))
-        made: Array = whole.take(slots + firsts, mode="clip")
-        return made
-    made = np.empty(len(slots), bool)
-    for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
-        if each.top:
-            each.made.items.take(slots[start:stop], out=made[start:stop], mode="clip")
-    return made
 
 
 def slots_in(rows: int, stripe: int, stripes: int) -> int:
@@ -299,62 +302,102 @@ def slots_in(rows: int, stripe: int, stripes: int) -> int:
 class FixedSlots:
     """Stripe ``stripe`` of ``stripes`` of a table of ``rows`` rows; the interface is ``SlotIndex``'s.
 
-    Args:
-        made: for what ``made`` says, of as many items as there are slots; None: in memory of its own.
+    Slots are given in the order in which rows come. By their ids, rows that come at random would lie one to a page: of
+    8,160 new rows of 256 bytes each would have the system add a page, where 510 are enough.
 
-    Attributes:
-        made: whether the row of each slot is made.
+    Args:
+        entries: for 1 + the slot of each place, of as many items as there can be rows; 0 is free. None: in memory of
+            its own.
+        places: for the place of each slot.
     """
 
-    def __init__(self, rows: int, stripe: int, stripes: int, made: Slab | None = None) -> None:
+    def __init__(
+        self, rows: int, stripe: int, stripes: int, entries: Slab | None = None, places: Slab | None = None
+    ) -> None:
         self._stripe, self._stripes = stripe, stripes
         # For a power of two: a division takes longer.
         self._shift = stripes.bit_length() - 1 if not stripes & (stripes - 1) else None
-        self.top = slots_in(rows, stripe, stripes)
-        self.made = Slab(None, np.bool_, self.top) if made is None else made
-        self.made.reserve(self.top)
-        self._count = 0
+        self.most = slots_in(rows, stripe, stripes)
+        self.top = 0
+        self.entries = Slab(None, np.int32, self.most) if entries is None else entries
+        self.entries.reserve(self.most)
+        self.places = Slab(None, place_dtype(self.most), self.most) if places is None else places
+        self.places.reserve(self.most)
 
     def __len__(self) -> int:
-        return self._count
+        return self.top
+
+    @property
+    def slab(self) -> Slab:
+        """What lies by slot."""
+        return self.places
 
     @property
     def nbytes(self) -> int:
-        return self.top
+        return 4 * self.most + int(self.places.item_bytes) * self.top
 
     def find(self, ids: Ids) -> Entries:
         """Return the slot of each id, ``ABSENT`` for those whose row is not made yet."""
-        slots = self.slots_of(ids)
-        if not self.full:
-            slots[~self.made.items.take(slots, mode="clip")] = ABSENT
+        slots: Entries = self.entries.items.take(self.places_of(ids), mode="clip")
+        slots -= 1
         return slots
 
-    @property
-    def full(self) -> bool:
-        return self._count == self.top
-
-    def insert(self, ids: Ids) -> Entries:
-        """Note that the rows of ``ids`` are made; return their slots."""
-        slots = self.slots_of(ids)
-        self.made.items[slots] = True
-        self._count += len(slots)
-        return slots
+    def insert(self, ids: Ids, _: Hashes | None = None) -> Entries:
+        """Give a slot to each of ``ids``, none of which has one or is there twice; return the slots."""
+        return insert_in_fixed([self], ids, [0, len(ids)])
 
     def ids_of(self, slots: Positions | Entries) -> Ids:
-        ids = slots.astype(np.int64)
+        ids = self.places.items.take(slots).astype(np.int64, copy=False)
+        ids *= self._stripes
+        ids += self._stripe
+        return ids
+
+    def missing(self) -> Ids:
+        """Return the ids that have no slot, rising."""
+        ids: Ids = np.flatnonzero(self.entries.items[: self.most] == 0)
         ids *= self._stripes
         ids += self._stripe
         return ids
 
     def slots(self) -> Positions:
         """Return the slots of all rows that are made, rising."""
-        return np.flatnonzero(self.made.items[: self.top])
+        return np.arange(self.top)
 
     def remove(self, slots: Entries) -> None:
         raise AssertionError("a row of a table with a shape cannot go")
 
-    def slots_of(self, ids: Ids) -> Entries:
-        """Return the slots that the rows of ``ids`` have, made or not; in new memory."""
+    def places_of(self, ids: Ids) -> Positions:
+        """Return which of the rows here each of ``ids`` is, counted from 0 in the order of ids; in new memory."""
         if self._shift is not None:
             return np.right_shift(ids, self._shift, dtype=np.int64)
         return np.floor_divide(ids, self._stripes, dtype=np.int64)
+
+
+def place_dtype(most: int) -> type[np.int32 | np.int64]:
+    return np.int32 if most < MOST_SLOTS else np.int64
+
+
+def insert_in_fixed(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]) -> Entries:
+    """Do what ``insert`` of each of ``fixed``, which are of equally many stripes, does for its part of ``ids``."""
+    counts = np.diff(starts)
+    tops = [each.top for each in fixed]
+    for each, count in zip(fixed, counts.tolist(), strict=True):
+        if each.top + count > MOST_SLOTS:
+            raise UsageError(f"a server holds at most {MOST_SLOTS} rows of a table: start more servers")
+    places = fixed[0].places_of(ids)
+    slots = np.arange(1, len(ids) + 1, dtype=np.int32)
+    slots += np.repeat(np.subtract(tops, starts[:-1], dtype=np.int32), counts)
+    whole, known = fixed[0].entries.whole, fixed[0].places.whole
+    if all(each.entries.whole is whole and each.places.whole is known for each in fixed):
+        whole[places + np.repeat([each.entries.first for each in fixed], counts)] = slots
+        slots -= 1
+        known[slots + np.repeat([each.places.first for each in fixed], counts)] = places
+    else:
+        for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
+            each.entries.items[places[start:stop]] = slots[start:stop]
+            each.places.items[slots[start:stop] - 1] = places[start:stop]
+        slots -= 1
+    for each, count in zip(fixed, counts.tolist(), strict=True):
+        each.top += count
+        each.places.fill(each.top)
+    return slots

@@ -1,7 +1,8 @@
 """Slabs: columns of a table in memory that grows without being copied.
 
-Virtual memory is reserved once; the system adds pages as they are first written. All slabs of a table are parallel: an
-item's number, its *slot*, is the same in each. Slabs of several tables can lie in one array; see ``SlabSpace``.
+Virtual memory is reserved once; the system adds pages as they are first written, or touched ahead. All slabs of a table
+are parallel: an item's number, its *slot*, is the same in each. Slabs of several tables can lie in one array; see
+``SlabSpace``.
 """
 
 from __future__ import annotations
@@ -27,11 +28,7 @@ SMALL = 1 << 30  # bytes that are never too much
 PAGE = mmap.PAGESIZE
 HUGE = 2 << 20  # bytes of a page that one entry of the processor's address cache covers, where the system has such
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # how Linux is asked for them
-# How Linux is told to make them of what is there, from 6.1 on; before, it is an error. Python does not name it.
-COLLAPSE = 25 if sys.platform == "linux" else None
-# Each stretch of huge pages makes two mappings more, of which Linux gives a process 65,530.
-STRETCHES = 256
-MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # whether Linux gives huge pages, as its owner wants it
+AHEAD = 64 << 10  # bytes that are touched ahead at a time: 16 pages take 10 us, or 100 in a virtual machine
 # Not to be counted against the limit of memory that the system promises. Python names it from 3.13 on; this is Linux's.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
@@ -39,66 +36,35 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" el
 class MappedMemory:
     """``nbytes`` of zeros. From half a huge page on, they begin where a huge page can begin.
 
-    Attributes:
-        huge_pages: how many huge pages they fill; the last may have room that nobody uses.
-
     Raises:
         OSError: the system does not give so much virtual memory.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.huge_pages = -(-nbytes // HUGE) if nbytes >= HUGE // 2 else 0
-        mapped = (self.huge_pages + 1) * HUGE if self.huge_pages else max(PAGE, nbytes)
+        huge_pages = -(-nbytes // HUGE) if nbytes >= HUGE // 2 else 0
+        mapped = (huge_pages + 1) * HUGE if huge_pages else max(PAGE, nbytes)
         self._memory = mmap.mmap(-1, mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
         address = np.frombuffer(self._memory, np.uint8, 1).ctypes.data
-        self._first = -address % HUGE if self.huge_pages else 0
-        self._asked: set[int] = set()
-        self._stretches = 0
+        self._first = -address % HUGE if huge_pages else 0
 
     def array(self, dtype: np.dtype[np.generic], count: int) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         return np.frombuffer(self._memory, dtype, count, self._first)
 
     def advise(self, start: int, stop: int) -> None:
-        """Have huge pages from byte ``start`` to ``stop``, made at the first touch, if that is as much as one."""
-        start = start // PAGE * PAGE
-        if stop - start >= HUGE:
-            self._call(ADVICE, start, stop - start)
+        """Have huge pages from byte ``start`` to ``stop``: at the first touch; those that are there, Linux makes later.
 
-    def ask(self, number: int) -> bool:
-        """Have page ``number`` be a huge one; return False if it has been asked for, or makes too many stretches."""
-        stretches = self._stretches + 1 - (number - 1 in self._asked) - (number + 1 in self._asked)
-        if number in self._asked or stretches > max(STRETCHES, self._stretches):
-            return False
-        self._asked.add(number)
-        self._stretches = stretches
-        self._call(ADVICE, number * HUGE, HUGE)
-        return True
-
-    def asked(self, number: int) -> bool:
-        return number in self._asked
-
-    def collapse(self, number: int) -> None:
-        """Have huge page ``number`` now, if the system can: what is there of it is copied, which takes 0.5 ms.
-
-        Else Linux does that itself, but slowly: 16 MB in 10 seconds.
+        Linux collapses 16 MB in 10 seconds. To have it done at once takes 0.5 ms a page, but 5 to 20 in a virtual
+        machine that gives free memory back to its host.
         """
-        if huge_pages_allowed():
-            self._call(COLLAPSE, number * HUGE, HUGE)
-
-    def _call(self, advice: int | None, start: int, nbytes: int) -> None:
-        if advice is not None:
+        if ADVICE is not None:
             with contextlib.suppress(OSError):  # a system without huge pages, or with none left
-                self._memory.madvise(advice, self._first + start, nbytes)
+                self._memory.madvise(ADVICE, self._first + start, stop - start)
 
-
-@functools.cache
-def huge_pages_allowed() -> bool:
-    """Return whether the system gives huge pages to processes that ask. A collapse does not heed it."""
-    try:
-        return "[never]" not in MODE.read_text()
-    except OSError:
-        return False
+    def touch(self, start: int, stop: int) -> None:
+        """Have the system add the pages that begin from byte ``start`` on and before ``stop``, which are zero."""
+        first = self._first + -(-start // PAGE) * PAGE
+        np.frombuffer(self._memory, np.uint8)[first : self._first + stop : PAGE] = 0
 
 
 class Slab:
@@ -122,6 +88,7 @@ class Slab:
         self.first = 0
         self.items: Array = np.empty((0, *self._shape), self.dtype)
         self.whole = self.items
+        self._begin()
 
     def part(self, first: int, count: int, grows: bool) -> Slab:
         """Return a slab of ``count`` of this one's items, which are there, from ``first`` on.
@@ -133,8 +100,7 @@ class Slab:
         made = Slab(self._shape[0] if self._shape else None, self.dtype, None if grows else count)
         made.memory, made.whole, made.first = self.memory, self.whole, first
         made.items = self.whole[first : first + count]
-        if grows:
-            made.fill(HUGE // self.item_bytes, count)
+        made._begin()
         return made
 
     @classmethod
@@ -142,10 +108,10 @@ class Slab:
         """Return an empty slab of the same kind of items, of which there can be ``most``."""
         return cls(other._shape[0] if other._shape else None, other.dtype, most)
 
-    def reserve(self, count: int) -> None:
-        """See to it that there are ``count`` items; what is there keeps its values."""
+    def reserve(self, count: int) -> bool:
+        """See to it that there are ``count`` items; what is there keeps its values. Return whether they have moved."""
         if count <= len(self.items):
-            return
+            return False
         old = self.items
         if self._most is not None and count <= self._most:
             wanted = self._most
@@ -154,25 +120,35 @@ class Slab:
         self.items, self.first = self._reserved(wanted, count), 0
         self.whole = self.items
         self.items[: len(old)] = old
-        if self._most is None:  # all items are going to be used, in their order; little memory is to stay little
-            self.fill(HUGE // self.item_bytes, wanted)
+        self._begin()
+        return True
 
-    def fill(self, start: int, stop: int) -> None:
-        """Let the system back items ``start`` to ``stop``, most of which are used, with huge pages.
+    def _begin(self) -> None:
+        self._touched = self.first * self.item_bytes
+        self._huge = -(-self._touched // HUGE) * HUGE
 
-        Random rows are gathered and scattered in four fifths of the time then. A huge page takes all its memory at the
-        first touch, so this is not for items of which few are ever used.
+    def fill(self, count: int) -> None:
+        """Note that the first ``count`` items, which are there, are written next.
+
+        Huge pages that are used whole are asked for: random rows are gathered and scattered in four fifths of the time
+        then. Others are not, since such a page takes all its memory at the first touch.
         """
-        if self.memory is not None:
-            last = self.first + min(stop, len(self.items))
-            self.memory.advise((self.first + start) * self.item_bytes, last * self.item_bytes)
+        stop = (self.first + count) * self.item_bytes
+        if stop > self._touched:
+            self._touched = stop
+        if stop >= self._huge + HUGE and self.memory is not None:
+            start, self._huge = self._huge, stop // HUGE * HUGE
+            self.memory.advise(start, self._huge)
 
-    def huge_pages(self, start: int, stop: int) -> range:
-        """Return the numbers of the pages of ``memory`` that have items ``start`` to ``stop``, if they can be huge."""
-        if self.memory is None:
-            return range(0)
-        last = (self.first + min(stop, len(self.items))) * self.item_bytes
-        return range((self.first + start) * self.item_bytes // HUGE, min(self.memory.huge_pages, -(-last // HUGE)))
+    def touch(self, count: int) -> bool:
+        """Have memory for a few more of the first ``count`` items, before they are written; return whether it has."""
+        stop = (self.first + min(count, len(self.items))) * self.item_bytes
+        start = self._touched
+        if start >= stop or self.memory is None:
+            return False
+        self._touched = min(stop, start + AHEAD)
+        self.memory.touch(start, self._touched)
+        return True
 
     def _reserved(self, wanted: int, least: int) -> Array:
         memory: MappedMemory | None = None

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import wire
 from kvstore.errors import WireError
-from servers.service import Service
+from servers.service import QUIET_S, Service
 
 
 class Links:
@@ -166,3 +166,35 @@ def test_the_message_that_stops_it_is_still_answered():
 
     serve(links, handle)
     assert links.sent == [(b"peer", wire.Ack(1))]
+
+
+class Grown:
+    """Tables with so many pieces of memory to touch."""
+
+    def __init__(self, pieces: int) -> None:
+        self.pieces = pieces
+        self.at: list[float] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.pieces)
+
+    def touch_ahead(self) -> None:
+        self.pieces -= 1
+        self.at.append(self.links.now)  # type: ignore[attr-defined]
+
+
+def test_memory_is_touched_ahead_once_no_message_has_come_for_a_moment():
+    grown, message = Grown(0), (b"a", wire.encode(wire.Ack(1)))
+
+    def handle(*_: Any) -> list[Any]:
+        grown.pieces = 3
+        return []
+
+    links = Links(message, message, None, None, None, message, None, None, None, None, None)
+    service = Service(links, 1.0, lambda: links.now)  # type: ignore[arg-type]
+    grown.links = links  # type: ignore[attr-defined]
+    links.service = service  # type: ignore[attr-defined]
+    service.grown = grown  # type: ignore[assignment]
+    service.run(handle)
+    assert links.now >= 1.0, "then it waits as long as ever"
+    assert grown.at == [QUIET_S] * 2 + [2 * QUIET_S] * 3, "a message that comes is not kept waiting by all pieces"

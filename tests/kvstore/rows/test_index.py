@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
 from kvstore.rows import index
-from kvstore.rows.index import ABSENT, FixedSlots, SlotIndex, find_in_all, find_in_fixed
+from kvstore.rows.index import ABSENT, FixedSlots, SlotIndex, find_in_all, find_in_fixed, insert_in_fixed
+from kvstore.rows.slab_space import SlabSpace
 
 EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1, -2]
 IDS = st.integers(-8, 40) | st.sampled_from(EXTREMES)
@@ -102,13 +103,14 @@ def test_long_searches_in_several_tables(monkeypatch):
 @pytest.mark.parametrize(("stripe", "ids"), [(0, [0, 3, 6, 9]), (1, [1, 4, 7]), (2, [2, 5, 8])])
 def test_ids_of_a_stripe_have_slots_in_sequence_once_they_are_made(stripe, ids):
     slots = FixedSlots(10, stripe, 3)
-    assert slots.top == len(ids)
+    assert (slots.top, slots.most) == (0, len(ids))
     assert (slots.find(np.array(ids)) == ABSENT).all()
-    assert slots.insert(np.array(ids[1:])).tolist() == list(range(1, len(ids)))
-    assert slots.find(np.array([ids[-1], ids[0]])).tolist() == [len(ids) - 1, ABSENT]
-    assert len(slots) == len(ids) - 1
+    assert slots.insert(np.array(ids[1:])).tolist() == list(range(len(ids) - 1))
+    assert slots.find(np.array([ids[-1], ids[0]])).tolist() == [len(ids) - 2, ABSENT]
+    assert (len(slots), slots.missing().tolist()) == (len(ids) - 1, ids[:1])
     slots.insert(np.array(ids[:1]))
-    assert slots.ids_of(slots.slots()).tolist() == ids
+    assert slots.ids_of(slots.slots()).tolist() == ids[1:] + ids[:1], "in the order in which they came"
+    assert not len(slots.missing())
 
 
 def test_a_stripe_may_have_no_row():
@@ -118,12 +120,29 @@ def test_a_stripe_may_have_no_row():
         slots.remove(np.array([0]))
 
 
-def test_ids_of_several_tables_with_fixed_slots_are_found_as_those_of_each():
-    tables = [FixedSlots(rows, 1, 3) for rows in (10, 40, 1)]
+@pytest.mark.parametrize("together", [False, True])
+def test_ids_of_several_tables_with_fixed_slots_are_found_as_those_of_each(together):
+    sizes = (10, 40, 1)
+    tables, apart = [FixedSlots(rows, 1, 3) for rows in sizes], [FixedSlots(rows, 1, 3) for rows in sizes]
+    if together:
+        space = SlabSpace(4, 1 << 20)
+        slabs = [[space.place(20).slab(name, None, np.int32) for name in ("entries", "places")] for _ in sizes]
+        tables = [FixedSlots(rows, 1, 3, *own) for rows, own in zip(sizes, slabs, strict=True)]
     ids = [np.array([1, 4, 7]), np.array([1, 34, 37]), np.array([], np.int64)]
     for made in ([], [4, 7], [1]):
-        tables[0].insert(np.array(made, np.int64))
-        tables[1].insert(np.array(made, np.int64) + 30)
-        expected = [slot for each, own in zip(tables, ids, strict=True) for slot in each.find(own).tolist()]
+        new = [np.array(made, np.int64), np.array(made, np.int64) + 30]
+        slots = insert_in_fixed(tables, np.concatenate(new), [0, len(made), 2 * len(made), 2 * len(made)])
+        assert slots.tolist() == [slot for each, own in zip(apart, new, strict=False) for slot in each.insert(own)]
+        expected = [slot for each, own in zip(apart, ids, strict=True) for slot in each.find(own).tolist()]
         assert find_in_fixed(tables, np.concatenate(ids), [0, 3, 6, 6]).tolist() == expected
-    assert tables[0].full
+    for each, other in zip(tables, apart, strict=True):
+        assert each.ids_of(each.slots()).tolist() == other.ids_of(other.slots()).tolist()
+
+
+def test_more_rows_of_a_table_with_a_shape_than_entries_can_number_are_refused(monkeypatch):
+    monkeypatch.setattr(index, "MOST_SLOTS", 3)
+    slots = FixedSlots(9, 0, 1)
+    slots.insert(np.array([1, 2]))
+    with pytest.raises(UsageError, match="at most 3 rows"):
+        slots.insert(np.array([3, 4]))
+    assert (len(slots), slots.find(np.array([3, 4])).tolist()) == (2, [ABSENT] * 2)

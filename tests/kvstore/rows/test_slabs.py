@@ -5,18 +5,7 @@ import pytest
 
 from kvstore.rows import slabs
 from kvstore.rows.slab_space import SlabSpace
-from kvstore.rows.slabs import (
-    ADVICE,
-    COLLAPSE,
-    HUGE,
-    PAGE,
-    STRETCHES,
-    MappedMemory,
-    Slab,
-    gather,
-    huge_pages_allowed,
-    scatter,
-)
+from kvstore.rows.slabs import HUGE, PAGE, MappedMemory, Slab, gather, scatter
 
 
 @pytest.mark.parametrize("columns", [None, 1, 3])
@@ -96,28 +85,21 @@ def test_gathered_items_are_scattered_back(columns):
     assert np.count_nonzero(slab.items[:50].reshape(50, -1).any(axis=1)) <= 3
 
 
-def test_a_growing_slab_has_huge_pages_beyond_the_first(monkeypatch):
+@pytest.mark.parametrize("most", [None, 100_000])
+def test_huge_pages_are_asked_for_that_are_used_whole(monkeypatch, most):
     asked = []
     monkeypatch.setattr(MappedMemory, "advise", lambda _, start, stop: asked.append((start, stop)))
-    growing = Slab(64, np.float32)
-    growing.reserve(1)
-    assert asked == [(HUGE, slabs.RESERVED)], "a small table takes little memory"
-    Slab(64, np.float32, most=100_000).reserve(1)
-    assert len(asked) == 1, "of one whose size is known few items may be used"
-
-
-def test_pages_that_have_items_are_counted_from_the_start_of_the_memory():
-    slab = Slab(64, np.float32, most=100_000)
-    assert list(slab.huge_pages(0, 100_000)) == [], "there is no memory yet"
+    slab = Slab(64, np.float32, most)
     slab.reserve(1)
-    assert slab.huge_pages(0, 100_000) == range(13)
-    assert slab.huge_pages(8191, 8193) == range(2)
-    part = slab.part(8192 * 3 - 1, 2, False)
-    assert part.huge_pages(0, 2) == range(2, 4)
-    assert part.huge_pages(1, 99) == range(3, 4)
-    small = Slab(64, np.float32, most=4095)
-    small.reserve(1)
-    assert list(small.huge_pages(0, 4095)) == [], "less than half of one"
+    page = HUGE // 256
+    for count in (1, page - 1, page, page + 1, 4 * page - 1, 4 * page + 5, 4 * page + 5):
+        slab.fill(count)
+    assert asked == [(0, HUGE), (HUGE, 3 * HUGE), (3 * HUGE, 4 * HUGE)], "a small table takes little memory"
+    asked.clear()
+    part = slab.part(page // 2, 3 * page, False)
+    for count in (page, page * 3 // 2, 3 * page):
+        part.fill(count)
+    assert asked == [(HUGE, 2 * HUGE), (2 * HUGE, 3 * HUGE)], "no page in which items of others begin"
 
 
 @pytest.fixture
@@ -131,8 +113,6 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(mmap, "mmap", Noted)
     monkeypatch.setattr(slabs, "ADVICE", 14)
-    monkeypatch.setattr(slabs, "COLLAPSE", 25)
-    monkeypatch.setattr(slabs, "huge_pages_allowed", lambda: True)
     return asked
 
 
@@ -141,53 +121,14 @@ def test_it_begins_where_a_huge_page_can_and_has_whole_ones(calls, nbytes):
     memory = MappedMemory(nbytes)
     array = memory.array(np.dtype(np.uint8), nbytes)
     assert array.ctypes.data % HUGE == 0
-    assert memory.huge_pages == -(-nbytes // HUGE)
-    memory.ask(memory.huge_pages - 1)
+    last = -(-nbytes // HUGE) - 1
+    memory.advise(last * HUGE, (last + 1) * HUGE)
     (option, start, length), mapped = calls[0], len(memory.array(np.dtype(np.uint8), -1))
     assert (option, length) == (14, HUGE)
     assert start % PAGE == 0
     assert start + length <= start % HUGE + mapped, "no byte behind the mapping"
     array[:] = 1
     assert array.all()
-
-
-def test_what_is_small_has_no_huge_pages():
-    memory = MappedMemory(HUGE // 2 - 1)
-    assert memory.huge_pages == 0
-    assert not memory.array(np.dtype(np.int64), 10).any()
-
-
-def test_a_range_is_advised_from_the_size_of_a_huge_page_on(calls):
-    memory = MappedMemory(4 * HUGE)
-    first = -memory.array(np.dtype(np.uint8), 1).ctypes.data % HUGE
-    memory.advise(PAGE, HUGE)
-    assert calls == []
-    memory.advise(PAGE + 5, 3 * HUGE)
-    ((option, start, length),) = calls
-    assert (option, length) == (14, 3 * HUGE - PAGE)
-    assert (start - PAGE - first) % PAGE == 0
-
-
-def test_each_page_is_asked_for_once(calls):
-    memory = MappedMemory(9 * HUGE)
-    assert memory.ask(3)
-    assert not memory.ask(3)
-    assert memory.asked(3)
-    assert not memory.asked(4)
-    memory.collapse(3)
-    (_, start, length), collapsed = calls
-    assert collapsed == (25, start, length)
-
-
-def test_stretches_are_no_more_than_the_system_has_mappings_for(calls):
-    memory = MappedMemory(4 * STRETCHES * HUGE)
-    assert all(memory.ask(2 * number) for number in range(STRETCHES))
-    assert not memory.ask(2 * STRETCHES + 1)
-    assert not memory.asked(2 * STRETCHES + 1), "it may be asked for later"
-    assert memory.ask(2 * STRETCHES - 1), "it makes one longer"
-    assert memory.ask(1), "it joins two"
-    assert memory.ask(2 * STRETCHES + 1)
-    assert not memory.ask(2 * STRETCHES + 3)
 
 
 @pytest.mark.parametrize("error", ["EINVAL", "EAGAIN", "ENOMEM"])
@@ -201,53 +142,17 @@ def test_a_system_that_has_none_does_without(monkeypatch, error):
 
     monkeypatch.setattr(mmap, "mmap", Refusing)
     monkeypatch.setattr(slabs, "ADVICE", 14)
-    monkeypatch.setattr(slabs, "COLLAPSE", 25)
-    monkeypatch.setattr(slabs, "huge_pages_allowed", lambda: True)
     memory = MappedMemory(2 * HUGE)
     memory.advise(0, 2 * HUGE)
-    memory.ask(1)
-    memory.collapse(1)
-    assert tried == [14, 14, 25]
+    assert tried == [14]
     assert not memory.array(np.dtype(np.int64), 10).any()
 
 
 def test_a_system_that_does_not_know_them_is_not_asked(calls, monkeypatch):
     monkeypatch.setattr(slabs, "ADVICE", None)
-    monkeypatch.setattr(slabs, "COLLAPSE", None)
     memory = MappedMemory(2 * HUGE)
     memory.advise(0, 2 * HUGE)
-    memory.ask(1)
-    memory.collapse(1)
     assert calls == []
-
-
-@pytest.mark.parametrize(
-    ("mode", "allowed"),
-    [("always [madvise] never", True), ("[always] madvise never", True), ("always madvise [never]", False)],
-)
-def test_where_huge_pages_are_turned_off_nothing_is_collapsed(calls, monkeypatch, tmp_path, mode, allowed):
-    monkeypatch.setattr(slabs, "huge_pages_allowed", huge_pages_allowed)
-    file = tmp_path / "enabled"
-    monkeypatch.setattr(slabs, "MODE", file)
-    slabs.huge_pages_allowed.cache_clear()
-    assert not slabs.huge_pages_allowed(), "the system does not say"
-    file.write_text(mode)
-    slabs.huge_pages_allowed.cache_clear()
-    memory = MappedMemory(HUGE)
-    memory.collapse(0)
-    assert bool(calls) is allowed
-    slabs.huge_pages_allowed.cache_clear()
-
-
-@pytest.mark.skipif(None in (ADVICE, COLLAPSE) or not huge_pages_allowed(), reason="the system gives no huge pages")
-def test_what_is_there_keeps_its_values_in_a_huge_page():
-    memory = MappedMemory(3 * HUGE)
-    array = memory.array(np.dtype(np.int64), 3 * HUGE // 8)
-    array[:: PAGE // 8] = np.arange(3 * HUGE // PAGE)
-    assert memory.ask(1)
-    memory.collapse(1)
-    assert np.array_equal(array[:: PAGE // 8], np.arange(3 * HUGE // PAGE))
-    assert not array[1 :: PAGE // 8].any()
 
 
 def test_slabs_of_one_name_lie_one_after_the_other_at_the_same_place_in_each_array():
