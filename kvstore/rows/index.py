@@ -54,6 +54,11 @@ class SlotIndex:
         return self.ids
 
     @property
+    def clean(self) -> bool:
+        """Whether no entries of removed ids are left."""
+        return not self._deleted
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the entries and the ids."""
         return self.entries.nbytes + self.top * 8 + sum(batch.nbytes for batch in self._released)
@@ -62,15 +67,20 @@ class SlotIndex:
         """Return the slot of each id, ``ABSENT`` where there is none. The ids may repeat and have any order."""
         return probe(self.entries, self.ids.items, ids)
 
-    def insert(self, ids: Ids, hashes: Hashes | None = None) -> Entries:
+    def insert(self, ids: Ids) -> Entries:
         """Give a slot to each of ``ids``, none of which has one or is there twice; return the slots.
-
-        Args:
-            hashes: of the ids, ``mixed``, if they are known; they are not changed.
 
         Raises:
             UsageError: there would be more than 2^31 rows. Nothing has changed.
         """
+        slots = self.begin(ids)
+        hashes = mixed(ids)
+        for start in range(0, len(ids), CHUNK):
+            self._place(hashes[start : start + CHUNK], slots[start : start + CHUNK])
+        return slots
+
+    def begin(self, ids: Ids) -> Entries:
+        """Begin to ``insert``: what is left is to give each of the slots that are returned an entry."""
         count = len(ids)
         if self._used + count > MOST_SLOTS:
             raise UsageError(f"a server holds at most {MOST_SLOTS} rows of a table: start more servers, or evict rows")
@@ -79,9 +89,6 @@ class SlotIndex:
         slots = self._take_slots(count)
         self.ids.items[slots] = ids
         self._used += count
-        hashes = mixed(ids) if hashes is None else hashes
-        for start in range(0, count, CHUNK):
-            self._place(hashes[start : start + CHUNK], slots[start : start + CHUNK])
         return slots
 
     def _take_slots(self, count: int) -> Entries:
@@ -112,10 +119,15 @@ class SlotIndex:
                 self._deleted -= int(np.count_nonzero((there == DELETED) & ~left))
             at, slots = (at[left] + 1) & mask, slots[left]
         for home, slot in zip(at.tolist(), slots.tolist(), strict=True):
-            while (entry := entries.item(home)) >= 0:
-                home = (home + 1) & mask
-            self._deleted -= entry == DELETED
-            entries[home] = slot
+            self.place(home, slot)
+
+    def place(self, home: int, slot: int) -> None:
+        """Give ``slot`` the first entry from ``home`` on that is open."""
+        entries = self.entries
+        while (entry := entries.item(home)) >= 0:
+            home = (home + 1) & (len(entries) - 1)
+        self._deleted -= entry == DELETED
+        entries[home] = slot
 
     def remove(self, slots: Entries) -> None:
         """Take ids out, by their slots, each of which is in use and given once."""
@@ -161,6 +173,39 @@ def _homes(hashes: Hashes, mask: int) -> Positions:
     """Return the entry at which the search for each id begins, in new memory."""
     homes: Positions = (hashes & np.uint64(mask)).view(np.int64)
     return homes
+
+
+def insert_in_all(indexes: Sequence[SlotIndex], ids: Ids, starts: Sequence[int]) -> Entries:
+    """Do what ``insert`` of each of ``indexes`` does for its part of ``ids``, with few calls for each of them.
+
+    Args:
+        starts: where the part of each begins, and where that of the last ends.
+    """
+    parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
+    if starts[-1] > len(indexes) * CHUNK or not all(index.clean for index in indexes):  # calls are not what it costs
+        return np.concatenate([index.insert(ids[part]) for index, part in zip(indexes, parts, strict=True)])
+    slots = np.concatenate([index.begin(ids[part]) for index, part in zip(indexes, parts, strict=True)])
+    masks = np.repeat([len(index.entries) - 1 for index in indexes], np.diff(starts))
+    at, left = mixed(ids).view(np.int64) & masks, np.arange(len(ids))
+    while len(left) > SINGLE:  # as in ``SlotIndex._place``
+        bounds = np.searchsorted(left, starts).tolist()
+        here, own = at[left], slots[left]
+        there = np.empty(len(left), np.int32)
+        for index, (start, stop) in zip(indexes, itertools.pairwise(bounds), strict=True):
+            index.entries.take(here[start:stop], out=there[start:stop], mode="clip")
+        open_ = np.flatnonzero(there < 0)
+        open_at, open_slots = here[open_], own[open_]
+        open_bounds = np.searchsorted(open_, bounds).tolist()
+        each = zip(indexes, itertools.pairwise(bounds), itertools.pairwise(open_bounds), strict=True)
+        for index, (start, stop), (first, last) in each:
+            index.entries.put(open_at[first:last], open_slots[first:last], mode="clip")
+            index.entries.take(here[start:stop], out=there[start:stop], mode="clip")
+        left = left[there != own]
+        at[left] = (at[left] + 1) & masks[left]
+    which = np.searchsorted(starts, left, side="right") - 1
+    for number, home, slot in zip(which.tolist(), at[left].tolist(), slots[left].tolist(), strict=True):
+        indexes[number].place(home, slot)
+    return slots
 
 
 def find_in_all(indexes: Sequence[SlotIndex], whole: Ids, starts: Sequence[int]) -> Entries:
@@ -342,7 +387,7 @@ class FixedSlots:
         slots -= 1
         return slots
 
-    def insert(self, ids: Ids, _: Hashes | None = None) -> Entries:
+    def insert(self, ids: Ids) -> Entries:
         """Give a slot to each of ``ids``, none of which has one or is there twice; return the slots."""
         return insert_in_fixed([self], ids, [0, len(ids)])
 

@@ -14,8 +14,16 @@ from kvstore.lineage import UNKNOWN, Version
 from kvstore.optim.row_rules import RowState
 from kvstore.rows.admission import AdmissionRule, EvictionRule, GoneIds, write_beginnings
 from kvstore.rows.frozen_rows import SEEN, FrozenRows
-from kvstore.rows.ids import Ids, joined, mixed, starts_of, stripes_of
-from kvstore.rows.index import FixedSlots, SlotIndex, find_in_fixed, insert_in_fixed, place_dtype, slots_in
+from kvstore.rows.ids import Ids, joined, starts_of, stripes_of
+from kvstore.rows.index import (
+    FixedSlots,
+    SlotIndex,
+    find_in_fixed,
+    insert_in_all,
+    insert_in_fixed,
+    place_dtype,
+    slots_in,
+)
 from kvstore.rows.index import find_in_all as find_in_indexes
 from kvstore.rows.slab_space import SlabSpace
 from kvstore.rows.slabs import Array, Slab, Slots, scatter
@@ -200,18 +208,18 @@ class TableStripe:
     def inserted_in_all(tables: Sequence[TableStripe], ids: Ids, starts: Sequence[int]) -> tuple[Slots, bool]:
         """Give slots to ``ids``, which have none; return them, and whether slabs have moved. See ``found_in_all``."""
         fixed = [table._slots for table in tables if isinstance(table._slots, FixedSlots)]
-        parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
-        if len(fixed) == len(tables) and len({table.stripes for table in tables}) == 1:
+        indexes = [table._slots for table in tables if isinstance(table._slots, SlotIndex)]
+        if len(indexes) == len(tables):
+            slots = insert_in_all(indexes, ids, starts)
+        elif len(fixed) == len(tables) and len({table.stripes for table in tables}) == 1:
             slots = insert_in_fixed(fixed, ids, starts)
         else:
-            slots, hashes = np.empty(len(ids), np.int32), mixed(ids)
-            for table, part in zip(tables, parts, strict=True):
-                if part.start < part.stop:
-                    slots[part] = table._slots.insert(ids[part], hashes[part])
+            parts = zip(tables, itertools.pairwise(starts), strict=True)
+            slots = np.concatenate([table._slots.insert(ids[start:stop]) for table, (start, stop) in parts])
         moved = False
-        for table, part in zip(tables, parts, strict=True):
-            if part.start < part.stop:
-                moved |= table.made(part.stop - part.start)
+        for table, count in zip(tables, np.diff(starts).tolist(), strict=True):
+            if count:
+                moved |= table.made(count)
         return slots, moved
 
     def _live(self, ids: Ids, found: Slots | None = None) -> Slots:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
 from kvstore.rows import index
-from kvstore.rows.index import ABSENT, FixedSlots, SlotIndex, find_in_all, find_in_fixed, insert_in_fixed
+from kvstore.rows.index import ABSENT, FixedSlots, SlotIndex, find_in_all, find_in_fixed, insert_in_all, insert_in_fixed
 from kvstore.rows.slab_space import SlabSpace
 
 EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1, -2]
@@ -88,6 +88,26 @@ def test_ids_of_several_tables_are_found_as_those_of_each(tables):
     expected = [slot for each, own in zip(indexes, ids, strict=True) for slot in each.find(own).tolist()]
     starts = list(itertools.accumulate(map(len, ids), initial=0))
     assert find_in_all(indexes, np.concatenate(ids), starts).tolist() == expected
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.lists(IDS, unique=True, max_size=40), min_size=3, max_size=3), max_size=4), st.booleans())
+def test_ids_of_several_tables_get_the_slots_that_they_get_one_by_one(rounds, removed):
+    together, apart = ([SlotIndex() for _ in range(3)] for _ in range(2))
+    for wanted in rounds:
+        new = [
+            np.array([each for each in ids if index.find(np.array([each])) == ABSENT], np.int64)
+            for index, ids in zip(apart, wanted, strict=True)
+        ]
+        starts = list(itertools.accumulate(map(len, new), initial=0))
+        slots = insert_in_all(together, np.concatenate(new), starts)
+        assert slots.tolist() == [slot for each, ids in zip(apart, new, strict=True) for slot in each.insert(ids)]
+        for one, other in zip(together, apart, strict=True):
+            known = np.array([*range(-8, 41), *EXTREMES])
+            assert one.find(known).tolist() == other.find(known).tolist()
+            if removed and len(one):
+                one.remove(one.slots()[:3].astype(np.int32))
+                other.remove(other.slots()[:3].astype(np.int32))
 
 
 def test_long_searches_in_several_tables(monkeypatch):
