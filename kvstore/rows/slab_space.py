@@ -6,6 +6,7 @@ memory, which costs nothing until it is written.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -24,20 +25,22 @@ class GrownTables:
     """
 
     def __init__(self) -> None:
-        self._pieces: dict[Callable[[], bool], None] = {}
+        # Weak: tables refer to this, and the memory of a closed store must not wait for the collector of cycles.
+        self._pieces: dict[weakref.WeakMethod[Callable[[], bool]], None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
     def add(self, piece: Callable[[], bool]) -> None:
         """Have ``piece`` called until it returns that there is nothing more to do for its table."""
-        self._pieces[piece] = None
+        self._pieces[weakref.WeakMethod(piece)] = None
 
     def touch_ahead(self) -> None:
         """Do a piece of the work, of some 10 to 100 us."""
-        piece = next(iter(self._pieces))
-        if not piece():
-            del self._pieces[piece]
+        known = next(iter(self._pieces))
+        piece = known()
+        if piece is None or not piece():
+            del self._pieces[known]
 
 
 class SlabSpace:

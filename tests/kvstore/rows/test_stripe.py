@@ -1,5 +1,8 @@
 """How rows go, and what each of them has, in one stripe of a table."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from row_rules import Momentum
@@ -174,3 +177,18 @@ def test_what_is_touched_ahead_are_no_rows_of_others():
         grown.touch_ahead()
     for number, table in enumerate(tables[::-1]):
         assert (table.slabs[""].items[:900] == number + 1).all()
+
+
+def test_a_table_that_is_dropped_goes_at_once_and_is_not_touched():
+    grown = GrownTables()
+    table = _wide_table(SlabSpace(1024, grown=grown), dim=256)
+    table.update(np.arange(100), np.ones((100, 256), np.float32), Momentum())
+    gone = weakref.ref(table)
+    gc.disable()
+    try:
+        del table
+        assert gone() is None
+    finally:
+        gc.enable()
+    grown.touch_ahead()
+    assert not grown
