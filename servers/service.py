@@ -26,8 +26,6 @@ Handle: TypeAlias = Callable[[bytes, wire.Message], Outbox]
 Take: TypeAlias = Callable[[bytes, "list[wire.Buffer]"], "Outbox | None"]
 
 
-# Work that is not due waits until no message has come for so long. Right after an answer, workers need the cores.
-QUIET_S = 0.001
 PATIENCE_S = 0.05  # work that is due waits no longer than this for a moment in which no message waits
 
 
@@ -37,7 +35,7 @@ class Service:
     Attributes:
         now: when the message came that is being handled, by ``clock``.
         timed: is told when each message came, as its ``now``; None tells nobody.
-        grown: tables that memory is touched for while no message comes.
+        grown: tables that have work done for them while no message comes.
         busy_s: the seconds in which messages have been handled, and their answers sent.
         received, sent: bytes of what messages carry, their headers apart.
         tracer: notes what is handled, for the job's trace; None notes nothing.
@@ -80,19 +78,18 @@ class Service:
             take: is given each message first, in frames; returns what to send, or None to leave it to ``handle``.
             between: what is done when no message waits; in a flood of messages, it waits ``PATIENCE_S`` for that.
         """
-        due = quiet = now = self._clock()
+        due = heard = now = self._clock()
         while not self._stopped:
             wished = soon()
             spare = None if between is None else between.due()
             until = due if wished is None else min(due, wished)
             wait = max(0.0, (until if spare is None else min(until, spare)) - now)
             if self.grown:
-                wait = min(wait, max(0.0, quiet - now))
+                wait = min(wait, max(0.0, heard + self.grown.patience_s - now))
             received = self._transport.recv(wait)
             came = received is not None
             self.now = self._clock()
             if received is not None:
-                quiet = self.now + QUIET_S
                 if self.timed is not None:
                     self.timed.now = self.now
                 outbox = None if take is None else take(*received)
@@ -103,12 +100,13 @@ class Service:
                 if len(received[1]) > 1:  # counted when the answer has left; no loop variable, which would hold memory
                     self.received += sum(map(len, received[1][1:]))
                 del received  # its sender waits for the memory
-            elif self.grown and self.now >= quiet:
-                self.grown.touch_ahead()
+            elif self.grown and self.now >= heard + self.grown.patience_s:
+                self.grown.work()
             while not self._posted.empty():
                 self._send(self._posted.get()())
             now = self._clock()
             self.busy_s += now - self.now
+            heard = now if came else heard
             ticks = now >= due + (self._interval_s if came else 0.0)
             if ticks:
                 due = now + self._interval_s

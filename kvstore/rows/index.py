@@ -321,23 +321,26 @@ def _probe_far(
     out[which] = ABSENT
 
 
-def find_in_fixed(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]) -> Entries:
+def find_in_fixed(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]) -> Positions:
     """Return what ``find`` of each of ``fixed``, which are of equally many stripes, does for its part of ``ids``.
 
     Args:
         starts: where the part of each begins, and where that of the last ends.
     """
     places, whole = fixed[0].places_of(ids), fixed[0].entries.whole
+    if all(each.ordered for each in fixed):
+        if not all(each.full for each in fixed):
+            places[places >= np.repeat([each.top for each in fixed], np.diff(starts))] = ABSENT
+        return places
     if len(whole) and all(each.entries.whole is whole for each in fixed):
         places += np.repeat([each.entries.first for each in fixed], np.diff(starts))
-        slots: Entries = whole.take(places, mode="clip")
+        slots = whole.take(places, mode="clip")
     else:
         slots = np.zeros(len(ids), np.int32)
         for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
             if each.most:
                 each.entries.items.take(places[start:stop], out=slots[start:stop], mode="clip")
-    slots -= 1
-    return slots
+    return np.subtract(slots, 1, dtype=np.int64)
 
 
 def slots_in(rows: int, stripe: int, stripes: int) -> int:
@@ -354,6 +357,10 @@ class FixedSlots:
         entries: for 1 + the slot of each place, of as many items as there can be rows; 0 is free. None: in memory of
             its own.
         places: for the place of each slot.
+
+    Attributes:
+        ordered: whether rows have come in the order of their ids, without a gap, as those of a table that is loaded.
+            Then each slot is its place, and nothing is looked up.
     """
 
     def __init__(
@@ -364,6 +371,7 @@ class FixedSlots:
         self._shift = stripes.bit_length() - 1 if not stripes & (stripes - 1) else None
         self.most = slots_in(rows, stripe, stripes)
         self.top = 0
+        self.ordered = True
         self.entries = Slab(None, np.int32, self.most) if entries is None else entries
         self.entries.reserve(self.most)
         self.places = Slab(None, place_dtype(self.most), self.most) if places is None else places
@@ -371,6 +379,10 @@ class FixedSlots:
 
     def __len__(self) -> int:
         return self.top
+
+    @property
+    def full(self) -> bool:
+        return self.top == self.most
 
     @property
     def slab(self) -> Slab:
@@ -381,13 +393,11 @@ class FixedSlots:
     def nbytes(self) -> int:
         return 4 * self.most + int(self.places.item_bytes) * self.top
 
-    def find(self, ids: Ids) -> Entries:
+    def find(self, ids: Ids) -> Positions:
         """Return the slot of each id, ``ABSENT`` for those whose row is not made yet."""
-        slots: Entries = self.entries.items.take(self.places_of(ids), mode="clip")
-        slots -= 1
-        return slots
+        return find_in_fixed([self], ids, [0, len(ids)])
 
-    def insert(self, ids: Ids) -> Entries:
+    def insert(self, ids: Ids) -> Positions:
         """Give a slot to each of ``ids``, none of which has one or is there twice; return the slots."""
         return insert_in_fixed([self], ids, [0, len(ids)])
 
@@ -422,27 +432,20 @@ def place_dtype(most: int) -> type[np.int32 | np.int64]:
     return np.int32 if most < MOST_SLOTS else np.int64
 
 
-def insert_in_fixed(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]) -> Entries:
+def insert_in_fixed(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]) -> Positions:
     """Do what ``insert`` of each of ``fixed``, which are of equally many stripes, does for its part of ``ids``."""
     counts = np.diff(starts)
-    tops = [each.top for each in fixed]
     for each, count in zip(fixed, counts.tolist(), strict=True):
         if each.top + count > MOST_SLOTS:
             raise UsageError(f"a server holds at most {MOST_SLOTS} rows of a table: start more servers")
     places = fixed[0].places_of(ids)
-    slots = np.arange(1, len(ids) + 1, dtype=np.int32)
-    slots += np.repeat(np.subtract(tops, starts[:-1], dtype=np.int32), counts)
-    whole, known = fixed[0].entries.whole, fixed[0].places.whole
-    if all(each.entries.whole is whole and each.places.whole is known for each in fixed):
-        whole[places + np.repeat([each.entries.first for each in fixed], counts)] = slots
-        slots -= 1
-        known[slots + np.repeat([each.places.first for each in fixed], counts)] = places
-    else:
-        for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
-            each.entries.items[places[start:stop]] = slots[start:stop]
-            each.places.items[slots[start:stop] - 1] = places[start:stop]
-        slots -= 1
-    for each, count in zip(fixed, counts.tolist(), strict=True):
-        each.top += count
+    slots = np.arange(len(ids))
+    slots += np.repeat(np.subtract([each.top for each in fixed], starts[:-1]), counts)
+    for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
+        own, own_places = slots[start:stop], places[start:stop]
+        each.ordered = each.ordered and np.array_equal(own, own_places)
+        each.top += len(own)
         each.places.fill(each.top)
+        each.places.items[each.top - len(own) : each.top] = own_places
+        each.entries.items[own_places] = own + 1
     return slots

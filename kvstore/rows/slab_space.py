@@ -6,6 +6,7 @@ memory, which costs nothing until it is written.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -14,33 +15,56 @@ import numpy as np
 
 from kvstore.rows.slabs import RESERVED, Slab
 
+QUIET_S = 0.001
 SPACE = 1 << 41  # bytes of virtual memory for the rows of all tables
 _Kind: TypeAlias = "tuple[str, int | None, np.dtype[Any]]"
 
 
 class GrownTables:
-    """Tables to which rows have come. Whoever has time touches memory for the next ones: the system takes long for it.
+    """Tables to which rows have come. Whoever has time has memory for the next ones: the system takes long for it.
 
     A page of 4 KB that is new costs 0.3 us; 3 to 25 in a virtual machine that gets it from its host.
+
+    Args:
+        clock: in seconds of this thread: in those of others, it waits for a core.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         # Weak: tables refer to this, and the memory of a closed store must not wait for the collector of cycles.
-        self._pieces: dict[weakref.WeakMethod[Callable[[], bool]], None] = {}
+        self._short: dict[weakref.WeakMethod[Callable[[], bool]], None] = {}
+        self._long: dict[weakref.WeakMethod[Callable[[], bool]], None] = {}
+        self._took = 0.0
+        self._clock = clock
 
     def __bool__(self) -> bool:
-        return bool(self._pieces)
+        return bool(self._short or self._long)
 
-    def add(self, piece: Callable[[], bool]) -> None:
-        """Have ``piece`` called until it returns that there is nothing more to do for its table."""
-        self._pieces[weakref.WeakMethod(piece)] = None
+    @property
+    def patience_s(self) -> float:
+        """For how long no message should have come before ``work``.
 
-    def touch_ahead(self) -> None:
-        """Do a piece of the work, of some 10 to 100 us."""
-        known = next(iter(self._pieces))
-        piece = known()
+        Right after an answer, workers need the cores. Then as long as it takes: so the next message waits at most as
+        long as there has been nothing to do.
+        """
+        return QUIET_S if self._short else max(QUIET_S, self._took)
+
+    def add(self, piece: Callable[[], bool], long: bool = False) -> None:
+        """Have ``piece`` called until it returns that there is nothing more to do for its table.
+
+        Args:
+            long: whether it takes more than some 100 us.
+        """
+        (self._long if long else self._short)[weakref.WeakMethod(piece)] = None
+
+    def work(self) -> None:
+        """Do a piece of the work."""
+        pieces = self._short or self._long
+        known = next(iter(pieces))
+        piece, began = known(), self._clock()
         if piece is None or not piece():
-            del self._pieces[known]
+            del pieces[known]
+        if piece is not None and pieces is self._long:
+            self._took = self._clock() - began
 
 
 class SlabSpace:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import mmap
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,6 +29,11 @@ SMALL = 1 << 30  # bytes that are never too much
 PAGE = mmap.PAGESIZE
 HUGE = 2 << 20  # bytes of a page that one entry of the processor's address cache covers, where the system has such
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # how Linux is asked for them
+# How Linux is told to make them of what is there, from 6.1 on; before, it is an error. Python does not name it.
+COLLAPSE = 25 if sys.platform == "linux" else None
+# Each stretch of huge pages makes two mappings more, of which Linux gives a process 65,530.
+STRETCHES = 256
+MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # whether Linux gives huge pages, as its owner wants it
 AHEAD = 64 << 10  # bytes that are touched ahead at a time: 16 pages take 10 us, or 100 in a virtual machine
 # Not to be counted against the limit of memory that the system promises. Python names it from 3.13 on; this is Linux's.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -47,24 +53,63 @@ class MappedMemory:
         self._memory = mmap.mmap(-1, mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
         address = np.frombuffer(self._memory, np.uint8, 1).ctypes.data
         self._first = -address % HUGE if huge_pages else 0
+        self._pages = huge_pages
+        self._used: dict[int, int] = {}  # bytes, by huge page, of those that are not huge ones yet
+        self._asked: set[int] = set()
+        self._stretches = 0
+        self._waiting: deque[int] = deque()  # huge pages that are there in small ones
 
     def array(self, dtype: np.dtype[np.generic], count: int) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         return np.frombuffer(self._memory, dtype, count, self._first)
 
-    def advise(self, start: int, stop: int) -> None:
-        """Have huge pages from byte ``start`` to ``stop``: at the first touch; those that are there, Linux makes later.
+    def use(self, number: int, nbytes: int) -> bool:
+        """Note that so many more bytes of huge page ``number`` are used; return whether it is to be a huge one now.
 
-        Linux collapses 16 MB in 10 seconds. To have it done at once takes 0.5 ms a page, but 5 to 20 in a virtual
-        machine that gives free memory back to its host.
+        That is where half of it is used, so that memory at most doubles. Slabs of several tables can lie in one page.
+        Then all that lies there counts, whosever it is.
         """
-        if ADVICE is not None:
-            with contextlib.suppress(OSError):  # a system without huge pages, or with none left
-                self._memory.madvise(ADVICE, self._first + start, stop - start)
+        if number in self._asked or number >= self._pages:
+            return False
+        self._used[number] = used = self._used.get(number, 0) + nbytes
+        stretches = self._stretches + 1 - (number - 1 in self._asked) - (number + 1 in self._asked)
+        if 2 * used < HUGE or stretches > max(STRETCHES, self._stretches):
+            return False
+        del self._used[number]
+        self._asked.add(number)
+        self._waiting.append(number)
+        self._stretches = stretches
+        self._call(ADVICE, number * HUGE, HUGE)
+        return True
+
+    def collapse(self) -> bool:
+        """Make a huge page of small ones that are there, if the system can; return whether there are more of them.
+
+        That takes 0.5 to 1 ms, or 20 in a virtual machine. Else Linux does it itself, but slowly: 16 MB in 10 seconds.
+        """
+        if self._waiting:
+            number = self._waiting.popleft()
+            if huge_pages_allowed():
+                self._call(COLLAPSE, number * HUGE, HUGE)
+        return bool(self._waiting)
 
     def touch(self, start: int, stop: int) -> None:
         """Have the system add the pages that begin from byte ``start`` on and before ``stop``, which are zero."""
         first = self._first + -(-start // PAGE) * PAGE
         np.frombuffer(self._memory, np.uint8)[first : self._first + stop : PAGE] = 0
+
+    def _call(self, advice: int | None, start: int, nbytes: int) -> None:
+        if advice is not None:
+            with contextlib.suppress(OSError):  # a system without huge pages, or with none left
+                self._memory.madvise(advice, self._first + start, nbytes)
+
+
+@functools.cache
+def huge_pages_allowed() -> bool:
+    """Return whether the system gives huge pages to processes that ask. A collapse does not heed it."""
+    try:
+        return "[never]" not in MODE.read_text()
+    except OSError:
+        return False
 
 
 class Slab:
@@ -124,21 +169,35 @@ class Slab:
         return True
 
     def _begin(self) -> None:
-        self._touched = self.first * self.item_bytes
-        self._huge = -(-self._touched // HUGE) * HUGE
+        self._filled = self._touched = self.first * self.item_bytes
 
-    def fill(self, count: int) -> None:
+    def fill(self, count: int, loaded: bool = False) -> bool:
         """Note that the first ``count`` items, which are there, are written next.
 
-        Huge pages that are used whole are asked for: random rows are gathered and scattered in four fifths of the time
-        then. Others are not, since such a page takes all its memory at the first touch.
+        Random rows are gathered and scattered in four fifths of the time where they lie in huge pages.
+
+        Args:
+            loaded: whether that may take long, so that huge pages are made at once. In a virtual machine that gives
+                memory back to its host, one takes as long as 5 to 10 times as much memory in small ones.
+
+        Returns:
+            Whether there is something to ``collapse`` now.
         """
-        stop = (self.first + count) * self.item_bytes
-        if stop > self._touched:
-            self._touched = stop
-        if stop >= self._huge + HUGE and self.memory is not None:
-            start, self._huge = self._huge, stop // HUGE * HUGE
-            self.memory.advise(start, self._huge)
+        start, stop = self._filled, (self.first + count) * self.item_bytes
+        if start >= stop or self.memory is None:
+            return False
+        self._filled, self._touched = stop, max(stop, self._touched)
+        more = False
+        while start < stop:
+            page = start // HUGE
+            end = min(stop, (page + 1) * HUGE)
+            if not loaded and end - start >= HUGE // 2:
+                self.memory.touch(start, start + PAGE)  # of which one small page is there, a touch makes no huge one
+            more |= self.memory.use(page, end - start)
+            start = end
+        while more and loaded:
+            more = self.memory.collapse()
+        return more
 
     def touch(self, count: int) -> bool:
         """Have memory for a few more of the first ``count`` items, before they are written; return whether it has."""
@@ -149,6 +208,9 @@ class Slab:
         self._touched = min(stop, start + AHEAD)
         self.memory.touch(start, self._touched)
         return True
+
+    def collapse(self) -> bool:
+        return self.memory is not None and self.memory.collapse()
 
     def _reserved(self, wanted: int, least: int) -> Array:
         memory: MappedMemory | None = None

@@ -31,7 +31,8 @@ from kvstore.table import Table
 
 DENSE = 1 << 20  # elements of rows that are made, or updated, at a time where it is all rows of a table
 FORESEEN = 2 << 20  # bytes of rows for which memory is touched ahead however small the table is, if as many came
-LOADED = 8 << 20  # bytes of rows
+# So many bytes of rows that come at once are a load: no worker waits, and more of them say nothing of what comes next.
+LOADED = 8 << 20
 COUNT, STATE = "count", "state."  # names of what a row has beside ``SEEN``; states have a prefix
 
 
@@ -210,16 +211,16 @@ class TableStripe:
         fixed = [table._slots for table in tables if isinstance(table._slots, FixedSlots)]
         indexes = [table._slots for table in tables if isinstance(table._slots, SlotIndex)]
         if len(indexes) == len(tables):
-            slots = insert_in_all(indexes, ids, starts)
+            slots: Slots = insert_in_all(indexes, ids, starts)
         elif len(fixed) == len(tables) and len({table.stripes for table in tables}) == 1:
             slots = insert_in_fixed(fixed, ids, starts)
         else:
             parts = zip(tables, itertools.pairwise(starts), strict=True)
             slots = np.concatenate([table._slots.insert(ids[start:stop]) for table, (start, stop) in parts])
-        moved = False
+        moved, loaded = False, len(ids) * tables[0].table.row_bytes >= LOADED
         for table, count in zip(tables, np.diff(starts).tolist(), strict=True):
             if count:
-                moved |= table.made(count)
+                moved |= table.made(count, loaded)
         return slots, moved
 
     def _live(self, ids: Ids, found: Slots | None = None) -> Slots:
@@ -245,7 +246,7 @@ class TableStripe:
         """Return the slots of ``ids``, which are all about to change, with slots for those at ``new``."""
         if len(new):
             slots[new] = self._slots.insert(ids[new])
-            self.made(len(new))
+            self.made(len(new), len(new) * self.table.row_bytes >= LOADED)
         self.keep(slots)
         return slots
 
@@ -257,18 +258,24 @@ class TableStripe:
         for frozen in self._frozen:
             frozen.keep(slots)
 
-    def made(self, count: int) -> bool:
+    def made(self, count: int, loaded: bool) -> bool:
         """Have memory for the rows of ``count`` ids that have got slots now; return whether slabs have moved."""
         top = self._slots.top
-        moved = False
+        moved = collapses = False
         for slab in self.slabs.values():
             moved |= slab.reserve(top)
-            slab.fill(top)
+            collapses |= slab.fill(top, loaded)
         self._made += count
-        self._came += count
-        if self._space is not None:
+        if self._space is not None and not loaded:
+            self._came += count
             self._space.grown.add(self.touch_ahead)
+            if collapses:
+                self._space.grown.add(self.collapse, long=True)
         return moved
+
+    def collapse(self) -> bool:
+        """Make a huge page for rows that are there; return whether there are more to be made."""
+        return any(slab.collapse() for slab in self.slabs.values())
 
     def touch_ahead(self) -> bool:
         """Touch memory for a few of the rows that may come next; return whether there is more of it.
@@ -277,12 +284,8 @@ class TableStripe:
         a quarter of what is there, or ``FORESEEN``.
         """
         if self._came:
-            nbytes = self._came * self.table.row_bytes
-            # Where so many come at once, the table is loaded: no worker waits, and what is not touched yet can be had
-            # in huge pages.
-            if nbytes < LOADED:
-                most = max(self._slots.top // 4, FORESEEN // self.table.row_bytes)
-                self._ahead = self._slots.top + min(self._came + self._came // 4, most)
+            most = max(self._slots.top // 4, FORESEEN // self.table.row_bytes)
+            self._ahead = self._slots.top + min(self._came + self._came // 4, most)
             self._came = 0
         return any(slab.touch(self._ahead) for slab in (*self.slabs.values(), self._slots.slab))
 

@@ -159,6 +159,21 @@ def test_ids_of_several_tables_with_fixed_slots_are_found_as_those_of_each(toget
         assert each.ids_of(each.slots()).tolist() == other.ids_of(other.slots()).tolist()
 
 
+def test_rows_that_come_in_the_order_of_ids_are_found_without_a_look_until_one_does_not():
+    """Of one table and of several: of a part of one, of the next one, of a full one, and after one has come apart."""
+    tables, ids = [FixedSlots(rows, 0, 1) for rows in (6, 4)], np.arange(6)
+    both, starts = np.concatenate([ids, ids[:4]]), [0, 6, 10]
+    for number, new in ((0, [0, 1]), (0, [2]), (1, [0, 1, 2, 3]), (0, [5, 3])):
+        ordered = new != [5, 3]
+        tables[number].insert(np.array(new))
+        assert tables[number].ordered == ordered
+        first = [0, 1, 2, 4, ABSENT, 3] if not ordered else [*range(tables[0].top), *[ABSENT] * 6][:6]
+        expected = [first, [0, 1, 2, 3] if tables[1].full else [ABSENT] * 4]
+        assert [each.find(ids[: each.most]).tolist() for each in tables] == expected
+        assert find_in_fixed(tables, both, starts).tolist() == expected[0] + expected[1]
+        assert tables[0].ids_of(tables[0].slots()).tolist() == [0, 1, 2, 5, 3][: tables[0].top]
+
+
 def test_more_rows_of_a_table_with_a_shape_than_entries_can_number_are_refused(monkeypatch):
     monkeypatch.setattr(index, "MOST_SLOTS", 3)
     slots = FixedSlots(9, 0, 1)

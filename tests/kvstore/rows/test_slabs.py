@@ -85,23 +85,6 @@ def test_gathered_items_are_scattered_back(columns):
     assert np.count_nonzero(slab.items[:50].reshape(50, -1).any(axis=1)) <= 3
 
 
-@pytest.mark.parametrize("most", [None, 100_000])
-def test_huge_pages_are_asked_for_that_are_used_whole(monkeypatch, most):
-    asked = []
-    monkeypatch.setattr(MappedMemory, "advise", lambda _, start, stop: asked.append((start, stop)))
-    slab = Slab(64, np.float32, most)
-    slab.reserve(1)
-    page = HUGE // 256
-    for count in (1, page - 1, page, page + 1, 4 * page - 1, 4 * page + 5, 4 * page + 5):
-        slab.fill(count)
-    assert asked == [(0, HUGE), (HUGE, 3 * HUGE), (3 * HUGE, 4 * HUGE)], "a small table takes little memory"
-    asked.clear()
-    part = slab.part(page // 2, 3 * page, False)
-    for count in (page, page * 3 // 2, 3 * page):
-        part.fill(count)
-    assert asked == [(HUGE, 2 * HUGE), (2 * HUGE, 3 * HUGE)], "no page in which items of others begin"
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """What the system is asked for, instead of asking it: advice, start from the mapping's, bytes."""
@@ -113,7 +96,59 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(mmap, "mmap", Noted)
     monkeypatch.setattr(slabs, "ADVICE", 14)
+    monkeypatch.setattr(slabs, "COLLAPSE", 25)
+    monkeypatch.setattr(slabs, "huge_pages_allowed", lambda: True)
     return asked
+
+
+def _pages(calls, advice=14):
+    """The numbers of the huge pages that have been asked for in this way since the last time."""
+    assert {length for _, _, length in calls} <= {HUGE}
+    pages = [start // HUGE for option, start, _ in calls if option == advice]
+    calls[:] = [call for call in calls if call[0] != advice]
+    return pages
+
+
+ROWS = HUGE // 256  # of 64 columns, in a huge page
+
+
+@pytest.mark.parametrize("most", [None, 100_000])
+def test_huge_pages_are_asked_for_once_half_of_them_is_used_and_collapsed_one_by_one(calls, most):
+    slab = Slab(64, np.float32, most)
+    slab.reserve(1)
+    for count, pages in ((ROWS // 2 - 1, []), (ROWS // 2, [0]), (4 * ROWS - 1, [1, 2, 3]), (4 * ROWS + 5, [])):
+        assert slab.fill(count) == bool(pages)
+        assert _pages(calls) == pages
+        assert slab.items[:count].tobytes() == bytes(256 * count)
+    for number in range(4):
+        assert slab.collapse() == (number < 3)
+        assert _pages(calls, 25) == [number]
+    assert not slab.collapse()
+    assert calls == []
+
+
+def test_of_what_is_loaded_they_are_made_at_once(calls):
+    slab = Slab(64, np.float32)
+    slab.reserve(1)
+    assert not slab.fill(5 * ROWS // 2, loaded=True)
+    assert (_pages(calls), _pages(calls, 25)) == ([0, 1, 2], [0, 1, 2])
+
+
+def test_what_slabs_of_several_tables_have_in_a_page_counts(calls):
+    space = SlabSpace(256, 1 << 30)
+    tables = [space.place(ROWS // 4).slab("", 64, np.float32) for _ in range(5)]
+    for number, pages in zip((4, 3, 0, 2, 1), ([], [], [0], [], []), strict=True):
+        tables[number].fill(ROWS // 4)
+        assert _pages(calls) == pages
+
+
+def test_where_mappings_would_become_many_no_more_pages_are_asked_for(calls, monkeypatch):
+    monkeypatch.setattr(slabs, "STRETCHES", 2)
+    space = SlabSpace(256, 1 << 30)
+    tables = [space.place(ROWS).slab("", 64, np.float32) for _ in range(6)]
+    for number in (0, 2, 4, 1, 5, 3):
+        tables[number].fill(ROWS)
+    assert _pages(calls) == [0, 2, 1, 5, 3], "4 would have been a third stretch"
 
 
 @pytest.mark.parametrize("nbytes", [HUGE // 2, HUGE, HUGE + 1, 5 * HUGE])
@@ -122,8 +157,9 @@ def test_it_begins_where_a_huge_page_can_and_has_whole_ones(calls, nbytes):
     array = memory.array(np.dtype(np.uint8), nbytes)
     assert array.ctypes.data % HUGE == 0
     last = -(-nbytes // HUGE) - 1
-    memory.advise(last * HUGE, (last + 1) * HUGE)
-    (option, start, length), mapped = calls[0], len(memory.array(np.dtype(np.uint8), -1))
+    assert memory.use(last, HUGE)
+    assert not memory.use(last + 1, HUGE)
+    ((option, start, length),), mapped = calls, len(memory.array(np.dtype(np.uint8), -1))
     assert (option, length) == (14, HUGE)
     assert start % PAGE == 0
     assert start + length <= start % HUGE + mapped, "no byte behind the mapping"
@@ -132,26 +168,26 @@ def test_it_begins_where_a_huge_page_can_and_has_whole_ones(calls, nbytes):
 
 
 @pytest.mark.parametrize("error", ["EINVAL", "EAGAIN", "ENOMEM"])
-def test_a_system_that_has_none_does_without(monkeypatch, error):
-    tried = []
-
+def test_a_system_that_has_none_does_without(calls, monkeypatch, error):
     class Refusing(mmap.mmap):
         def madvise(self, option, start, length):
-            tried.append(option)
+            calls.append(option)
             raise OSError(error)
 
     monkeypatch.setattr(mmap, "mmap", Refusing)
-    monkeypatch.setattr(slabs, "ADVICE", 14)
     memory = MappedMemory(2 * HUGE)
-    memory.advise(0, 2 * HUGE)
-    assert tried == [14]
+    assert memory.use(0, HUGE)
+    assert not memory.collapse()
+    assert calls == [14, 25]
     assert not memory.array(np.dtype(np.int64), 10).any()
 
 
-def test_a_system_that_does_not_know_them_is_not_asked(calls, monkeypatch):
+def test_a_system_that_does_not_know_them_or_gives_none_is_not_asked(calls, monkeypatch):
     monkeypatch.setattr(slabs, "ADVICE", None)
+    monkeypatch.setattr(slabs, "huge_pages_allowed", lambda: False)
     memory = MappedMemory(2 * HUGE)
-    memory.advise(0, 2 * HUGE)
+    assert memory.use(0, HUGE)
+    assert not memory.collapse()
     assert calls == []
 
 

@@ -131,7 +131,7 @@ def test_memory_is_touched_for_as_many_rows_as_came_and_a_quarter_more(touched, 
         before = [slab.items[:came].copy() for slab in table.slabs.values()]
         touched.clear()
         while grown:
-            grown.touch_ahead()
+            grown.work()
         wanted = {
             slab.memory: (slab.item_bytes * came, slab.item_bytes * (came + count * 5 // 4))
             for slab in table.slabs.values()
@@ -152,7 +152,7 @@ def test_no_more_memory_is_touched_than_a_quarter_of_what_is_there_or_what_is_al
         ids = np.arange(100 * number, 100 * (number + 1))
         table.update(ids, np.ones((100, 256), np.float32), Momentum())
         while grown:
-            grown.touch_ahead()
+            grown.work()
         assert touched.pop(rows.memory)[1] == (100 * (number + 1) + ahead) * 1024
         touched.clear()
 
@@ -163,7 +163,7 @@ def test_for_a_table_that_is_loaded_nothing_is_touched(touched, monkeypatch):
     table = _wide_table(SlabSpace(1024, grown=grown), dim=256)
     table.update(np.arange(100), np.ones((100, 256), np.float32), Momentum())
     while grown:
-        grown.touch_ahead()
+        grown.work()
     assert not touched
 
 
@@ -174,7 +174,7 @@ def test_what_is_touched_ahead_are_no_rows_of_others():
     for number, table in enumerate(tables[::-1]):
         table.update(np.arange(900), np.full((900, WIDTH), number + 1, np.float32), None)
     while grown:
-        grown.touch_ahead()
+        grown.work()
     for number, table in enumerate(tables[::-1]):
         assert (table.slabs[""].items[:900] == number + 1).all()
 
@@ -190,5 +190,5 @@ def test_a_table_that_is_dropped_goes_at_once_and_is_not_touched():
         assert gone() is None
     finally:
         gc.enable()
-    grown.touch_ahead()
+    grown.work()
     assert not grown
