@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from kvstore.errors import UsageError
-from kvstore.rows.ids import Hashes, Ids, mixed
+from kvstore.rows.ids import Ids, mixed
 from kvstore.rows.slabs import Slab
 
 Entries: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 FREE, DELETED, ABSENT = -1, -2, -1
 LEAST = 64  # entries
@@ -33,12 +34,18 @@ _AHEAD = np.arange(1, WINDOW + 1)
 
 
 class SlotIndex:
-    """See the module. Slots of ids that have been removed are used again, the last first."""
+    """See the module. Slots of ids that have been removed are used again, the last first.
 
-    def __init__(self) -> None:
-        self.ids = Slab(None, np.int64)
+    Args:
+        entries, ids: for what its entries and the ids of its slots are, of int32 and int64; None: in memory of its own.
+            Indexes that have them in the same arrays are looked into together.
+    """
+
+    def __init__(self, entries: Slab | None = None, ids: Slab | None = None) -> None:
+        self.ids = Slab(None, np.int64) if ids is None else ids
+        self.room = Slab(None, np.int32) if entries is None else entries
         self.top = 0
-        self.entries: Entries = np.full(LEAST, FREE, np.int32)
+        self.entries = self._free_entries(LEAST)
         self._deleted = 0  # entries of removed ids
         # Slots of removed ids, in batches as they were removed: a list of single numbers would take ten times the
         # memory.
@@ -73,11 +80,7 @@ class SlotIndex:
         Raises:
             UsageError: there would be more than 2^31 rows. Nothing has changed.
         """
-        slots = self.begin(ids)
-        hashes = mixed(ids)
-        for start in range(0, len(ids), CHUNK):
-            self._place(hashes[start : start + CHUNK], slots[start : start + CHUNK])
-        return slots
+        return insert_in_all([self], ids, [0, len(ids)])
 
     def begin(self, ids: Ids) -> Entries:
         """Begin to ``insert``: what is left is to give each of the slots that are returned an entry."""
@@ -86,12 +89,7 @@ class SlotIndex:
             raise UsageError(f"a server holds at most {MOST_SLOTS} rows of a table: start more servers, or evict rows")
         if (self._used + self._deleted + count) * 2 > len(self.entries):
             self._rebuild(self._used + count)
-        slots = self._take_slots(count)
-        self.ids.items[slots] = ids
         self._used += count
-        return slots
-
-    def _take_slots(self, count: int) -> Entries:
         taken: list[Entries] = []
         while count and self._released:
             batch = self._released.pop()
@@ -99,40 +97,27 @@ class SlotIndex:
             if len(batch) > count:
                 self._released.append(batch[: len(batch) - count])
             count -= len(taken[-1])
-        if count or not taken:
-            taken.append(np.arange(self.top, self.top + count, dtype=np.int32))
-            self.top += count
-            self.ids.reserve(self.top)
-            self.ids.fill(self.top)
-        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+        start, self.top = self.top, self.top + count
+        self.ids.reserve(self.top)
+        self.ids.fill(self.top)
+        self.ids.items[start : self.top] = ids[len(ids) - count :]
+        slots = np.arange(start, self.top, dtype=np.int32)
+        if taken:
+            again = np.concatenate(taken)
+            self.ids.items[again] = ids[: len(again)]
+            slots = np.concatenate([again, slots])
+        return slots
 
-    def _place(self, hashes: Hashes, slots: Entries) -> None:
-        entries, mask = self.entries, len(self.entries) - 1
-        at = _homes(hashes, mask)
-        while len(slots) > SINGLE:
-            there = entries.take(at)
-            open_ = there < 0
-            # Of ids that want the same entry, the last gets it; the others see that they have not, and go on.
-            entries[at[open_]] = slots[open_]
-            left = entries.take(at) != slots
-            if self._deleted:
-                self._deleted -= int(np.count_nonzero((there == DELETED) & ~left))
-            at, slots = (at[left] + 1) & mask, slots[left]
-        for home, slot in zip(at.tolist(), slots.tolist(), strict=True):
-            self.place(home, slot)
-
-    def place(self, home: int, slot: int) -> None:
-        """Give ``slot`` the first entry from ``home`` on that is open."""
-        entries = self.entries
-        while (entry := entries.item(home)) >= 0:
-            home = (home + 1) & (len(entries) - 1)
-        self._deleted -= entry == DELETED
-        entries[home] = slot
+    def enter(self, ids: Ids, slots: Entries) -> None:
+        """Give each of ``slots``, which have ``ids``, an entry."""
+        for start in range(0, len(ids), CHUNK):
+            part = slice(start, start + CHUNK)
+            self._deleted -= _enter(self.entries, _Place(len(self.entries) - 1), ids[part], slots[part], self.clean)
 
     def remove(self, slots: Entries) -> None:
         """Take ids out, by their slots, each of which is in use and given once."""
         entries, mask = self.entries, len(self.entries) - 1
-        at, left = _homes(mixed(self.ids.items[slots]), mask), slots
+        at, left = _homes(self.ids.items[slots], mask), slots
         while len(left):
             here = entries.take(at) == left
             # Not FREE: a search ends at a free entry, and would not reach ids that were placed behind this one.
@@ -162,104 +147,111 @@ class SlotIndex:
         while wanted < 2 * count + count // 2:
             wanted *= 2
         used = self.slots().astype(np.int32)
-        self.entries = np.full(wanted, FREE, np.int32)
+        self.entries = self._free_entries(wanted)
         self._deleted = 0
-        for start in range(0, len(used), CHUNK):
-            part = used[start : start + CHUNK]
-            self._place(mixed(self.ids.items[part]), part)
+        self.enter(self.ids.items[used], used)
+
+    def _free_entries(self, count: int) -> Entries:
+        self.room.reserve(count)
+        entries = self.room.items[:count]
+        entries[:] = FREE
+        return entries
 
 
-def _homes(hashes: Hashes, mask: int) -> Positions:
-    """Return the entry at which the search for each id begins, in new memory."""
-    homes: Positions = (hashes & np.uint64(mask)).view(np.int64)
-    return homes
+class _Place(NamedTuple):
+    """Where what is looked at lies: for one index, or as arrays with what is so for each id."""
+
+    mask: Any  # how many entries there are, less one
+    base: Any = None  # the first entry; None for 0
+    first: Any = None  # the first slot
+
+    def of(self, which: Any) -> _Place:
+        return self if self.base is None else _Place(*(each[which] for each in self))
+
+    def column(self) -> _Place:
+        return self if self.base is None else _Place(*(each[:, None] for each in self))
+
+
+def _moved(numbers: Positions | Entries, by: Any) -> Any:
+    return numbers if by is None else numbers + by
+
+
+def _joint(indexes: Sequence[SlotIndex], starts: Sequence[int]) -> _Place | None:
+    """Return where the entries for each id are in the arrays that ``indexes`` have in common, if they have such."""
+    first = indexes[0]
+    if len(indexes) < 2 or starts[-1] > len(indexes) * CHUNK:  # else calls are not what it costs
+        return None
+    if not all(each.room.whole is first.room.whole and each.ids.whole is first.ids.whole for each in indexes):
+        return None
+    of_each = [(len(each.entries) - 1, each.room.first, each.ids.first) for each in indexes]
+    return _Place(*np.repeat(np.array(of_each).T, np.diff(starts), axis=1))
 
 
 def insert_in_all(indexes: Sequence[SlotIndex], ids: Ids, starts: Sequence[int]) -> Entries:
-    """Do what ``insert`` of each of ``indexes`` does for its part of ``ids``, with few calls for each of them.
+    """Do what ``insert`` of each of ``indexes`` does for its part of ``ids``.
 
     Args:
         starts: where the part of each begins, and where that of the last ends.
     """
     parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
-    if starts[-1] > len(indexes) * CHUNK or not all(index.clean for index in indexes):  # calls are not what it costs
-        return np.concatenate([index.insert(ids[part]) for index, part in zip(indexes, parts, strict=True)])
-    slots = np.concatenate([index.begin(ids[part]) for index, part in zip(indexes, parts, strict=True)])
-    masks = np.repeat([len(index.entries) - 1 for index in indexes], np.diff(starts))
-    at, left = mixed(ids).view(np.int64) & masks, np.arange(len(ids))
-    while len(left) > SINGLE:  # as in ``SlotIndex._place``
-        bounds = np.searchsorted(left, starts).tolist()
-        here, own = at[left], slots[left]
-        there = np.empty(len(left), np.int32)
-        for index, (start, stop) in zip(indexes, itertools.pairwise(bounds), strict=True):
-            index.entries.take(here[start:stop], out=there[start:stop], mode="clip")
-        open_ = np.flatnonzero(there < 0)
-        open_at, open_slots = here[open_], own[open_]
-        open_bounds = np.searchsorted(open_, bounds).tolist()
-        each = zip(indexes, itertools.pairwise(bounds), itertools.pairwise(open_bounds), strict=True)
-        for index, (start, stop), (first, last) in each:
-            index.entries.put(open_at[first:last], open_slots[first:last], mode="clip")
-            index.entries.take(here[start:stop], out=there[start:stop], mode="clip")
-        left = left[there != own]
-        at[left] = (at[left] + 1) & masks[left]
-    which = np.searchsorted(starts, left, side="right") - 1
-    for number, home, slot in zip(which.tolist(), at[left].tolist(), slots[left].tolist(), strict=True):
-        indexes[number].place(home, slot)
+    taken = [index.begin(ids[part]) for index, part in zip(indexes, parts, strict=True)]
+    slots = taken[0] if len(taken) == 1 else np.concatenate(taken)
+    place = _joint(indexes, starts)
+    if place is not None and all(index.clean for index in indexes):
+        _enter(indexes[0].room.whole, place, ids, slots, clean=True)
+    else:
+        for index, part in zip(indexes, parts, strict=True):
+            index.enter(ids[part], slots[part])
     return slots
 
 
-def find_in_all(indexes: Sequence[SlotIndex], whole: Ids, starts: Sequence[int]) -> Entries:
-    """Return what ``find`` of each of ``indexes`` does for its part of ``whole``, with few calls for each of them.
+def _enter(entries: Entries, place: _Place, ids: Ids, slots: Entries, clean: bool) -> int:
+    """Give each of ``slots``, which have ``ids``, an entry; return how many of these were ``DELETED``.
 
-    What is computed of hashes, and of what the entries say, is computed of all ids together.
+    Args:
+        clean: whether there are none such.
+    """
+    at, deleted = _homes(ids, place.mask), 0
+    while len(slots) > SINGLE:
+        here = _moved(at, place.base)
+        there = entries.take(here)
+        open_ = np.flatnonzero(there < 0)
+        # Of ids that want the same entry, the last gets it; the others see that they have not, and go on.
+        entries.put(here[open_], slots[open_], mode="clip")
+        own = entries.take(here) == slots
+        if not clean:
+            deleted += int(np.count_nonzero((there == DELETED) & own))
+        left = np.flatnonzero(~own)
+        place = place.of(left)
+        at, slots = (at[left] + 1) & place.mask, slots[left]
+    bases = 0 if place.base is None else place.base
+    each = (np.broadcast_to(value, len(slots)).tolist() for value in (place.mask, bases))
+    for home, slot, mask, base in zip(at.tolist(), slots.tolist(), *each, strict=True):
+        while (entry := entries.item(base + home)) >= 0:
+            home = (home + 1) & mask
+        deleted += entry == DELETED
+        entries[base + home] = slot
+    return deleted
+
+
+def _homes(ids: Ids, mask: int | Positions) -> Positions:
+    """Return the entry at which the search for each id begins, in new memory."""
+    homes: Positions = mixed(ids).view(np.int64)
+    homes &= mask
+    return homes
+
+
+def find_in_all(indexes: Sequence[SlotIndex], ids: Ids, starts: Sequence[int]) -> Entries:
+    """Return what ``find`` of each of ``indexes`` does for its part of ``ids``.
 
     Args:
         starts: where the part of each begins, and where that of the last ends.
     """
-    if starts[-1] > len(indexes) * CHUNK or not starts[-1]:  # calls are not what it costs
-        own = [whole[start:stop] for start, stop in itertools.pairwise(starts)]
-        return np.concatenate([index.find(each) for index, each in zip(indexes, own, strict=True)])
-    masks = np.repeat([len(index.entries) - 1 for index in indexes], np.diff(starts))
-    at = mixed(whole).view(np.int64) & masks
-    out = np.full(len(whole), ABSENT, np.int32)
-    there = np.zeros(len(whole), np.int64)  # the ids that the entries say
-    parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
-    for index, part in zip(indexes, parts, strict=True):
-        if index.top and part.start < part.stop:
-            index.entries.take(at[part], out=out[part], mode="clip")
-            index.ids.items.take(out[part], out=there[part], mode="clip")
-    same = there == whole
-    same &= out >= 0
-    left = np.flatnonzero(~same & (out != FREE))
-    if len(left):
-        windows = (at[left][:, None] + _AHEAD) & masks[left][:, None]
-        _find_far_in_all(indexes, whole, out, left, windows, np.searchsorted(left, starts).tolist())
-    return out
-
-
-def _find_far_in_all(
-    indexes: Sequence[SlotIndex], ids: Ids, out: Entries, left: Positions, windows: Positions, starts: Sequence[int]
-) -> None:
-    """Look for the ids at ``left`` in the entries ``windows`` of each; ``starts``: where each index's ids begin."""
-    found = np.empty(windows.shape, np.int32)
-    there = np.empty(windows.shape, np.int64)
-    parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
-    for index, part in zip(indexes, parts, strict=True):
-        if part.start < part.stop:
-            index.entries.take(windows[part], out=found[part], mode="clip")
-            index.ids.items.take(found[part], out=there[part], mode="clip")
-    same = there == ids[left][:, None]
-    same &= found >= 0
-    ends = same | (found == FREE)
-    first = ends.argmax(axis=1)
-    rows = np.arange(len(left))
-    out[left] = found[rows, first]
-    more = np.flatnonzero(~ends[rows, first])
-    if len(more):
-        for index, which in zip(indexes, np.split(more, np.searchsorted(more, starts[1:-1])), strict=True):
-            if len(which):
-                far = left[which], windows[which, -1]
-                _probe_far(index.entries, index.ids.items, ids, out, far, 1 + WINDOW)
+    place = _joint(indexes, starts)
+    if place is not None:
+        return _find(indexes[0].room.whole, indexes[0].ids.whole, ids, place)
+    own = [ids[start:stop] for start, stop in itertools.pairwise(starts)]
+    return np.concatenate([index.find(each) for index, each in zip(indexes, own, strict=True)])
 
 
 def probe(entries: Entries, known: Ids, ids: Ids) -> Entries:
@@ -270,55 +262,55 @@ def probe(entries: Entries, known: Ids, ids: Ids) -> Entries:
             modulo their number, and ends at a free one.
         known: the id of each slot.
     """
-    slots = np.full(len(ids), ABSENT, np.int32)
-    if len(known):
-        for start in range(0, len(ids), CHUNK):
-            _probe(entries, known, ids[start : start + CHUNK], slots[start : start + CHUNK])
+    if not len(known):
+        return np.full(len(ids), ABSENT, np.int32)
+    return _find(entries, known, ids, _Place(len(entries) - 1))
+
+
+def _find(entries: Entries, known: Ids, ids: Ids, place: _Place) -> Entries:
+    slots = np.empty(len(ids), np.int32)
+    for start in range(0, len(ids), CHUNK):
+        part = slice(start, start + CHUNK)
+        _probe(entries, known, ids[part], slots[part], place.of(part))
     return slots
 
 
-def _probe(entries: Entries, known: Ids, ids: Ids, out: Entries) -> None:
-    mask = len(entries) - 1
-    at = _homes(mixed(ids), mask)
-    entries.take(at, out=out, mode="clip")
-    # A free entry is read as slot 0; the id of that does not count, since the entry itself is looked at as well.
-    same = known.take(out, mode="clip") == ids
-    same &= out >= 0
-    left = np.flatnonzero(~same & (out != FREE))
-    looked = 1
-    while len(left) > FEW and looked <= mask:  # in a damaged file, no entry may be free
-        at_left = at[left]
-        at_left += 1
-        at_left &= mask
-        at[left] = at_left
-        found = entries.take(at_left)
-        out[left] = found
-        same = known.take(found, mode="clip") == ids[left]
-        same &= found >= 0
-        left = left[~same & (found != FREE)]
+def _probe(entries: Entries, known: Ids, ids: Ids, out: Entries, place: _Place) -> None:
+    at = _homes(ids, place.mask)
+    entries.take(_moved(at, place.base), out=out, mode="clip")
+    left = np.flatnonzero(~_same(known, ids, out, place.first) & (out != FREE))
+    if not len(left):
+        return
+    looked, most = 1, np.max(place.mask)
+    place = place.of(left)
+    at = at[left]
+    while len(left) > FEW and looked <= most:  # in a damaged file, no entry may be free
+        at += 1
+        at &= place.mask
+        out[left] = found = entries.take(_moved(at, place.base))
+        more = np.flatnonzero(~_same(known, ids[left], found, place.first) & (found != FREE))
+        left, at, place = left[more], at[more], place.of(more)
         looked += 1
-    if len(left):
-        _probe_far(entries, known, ids, out, (left, at[left]), looked)
-
-
-def _probe_far(
-    entries: Entries, known: Ids, ids: Ids, out: Entries, left: tuple[Positions, Positions], looked: int
-) -> None:
-    """Look for a few ids, ``left``, from the entries after those on: in windows, since calls are what it costs."""
-    mask = len(entries) - 1
-    which, at = left
-    while len(which) and looked <= mask:
-        found = entries.take((at[:, None] + _AHEAD) & mask)
-        same = known.take(found, mode="clip") == ids[which][:, None]
-        same &= found >= 0
-        ends = same | (found == FREE)
+    # The few that are left are looked for in windows, since calls are what it costs.
+    place, at = place.column(), at[:, None]
+    while len(left) and looked <= most:
+        found = entries.take(_moved((at + _AHEAD) & place.mask, place.base))
+        ends = _same(known, ids[left][:, None], found, place.first) | (found == FREE)
         first = ends.argmax(axis=1)
-        rows = np.arange(len(which))
-        out[which] = found[rows, first]
-        more = ~ends[rows, first]
-        which, at = which[more], at[more] + WINDOW
+        rows = np.arange(len(left))
+        out[left] = found[rows, first]
+        more = np.flatnonzero(~ends[rows, first])
+        left, at, place = left[more], at[more] + WINDOW, place.of(more)
         looked += WINDOW
-    out[which] = ABSENT
+    out[left] = ABSENT
+
+
+def _same(known: Ids, ids: Ids, slots: Entries, first: Any) -> Flags:
+    """Return whether each of ``slots`` is that of its id."""
+    # A free entry is read as some slot; the id of that does not count, since the entry itself is looked at as well.
+    same: Flags = known.take(_moved(slots, first), mode="clip") == ids
+    same &= slots >= 0
+    return same
 
 
 def find_in_fixed(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]) -> Positions:

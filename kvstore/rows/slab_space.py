@@ -31,39 +31,37 @@ class GrownTables:
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         # Weak: tables refer to this, and the memory of a closed store must not wait for the collector of cycles.
-        self._short: dict[weakref.WeakMethod[Callable[[], bool]], None] = {}
-        self._long: dict[weakref.WeakMethod[Callable[[], bool]], None] = {}
+        self._touched: dict[weakref.ref[Any], None] = {}
+        self._collapsed: dict[weakref.ref[Any], None] = {}
         self._took = 0.0
         self._clock = clock
 
     def __bool__(self) -> bool:
-        return bool(self._short or self._long)
+        return bool(self._touched or self._collapsed)
 
     @property
     def patience_s(self) -> float:
         """For how long no message should have come before ``work``.
 
-        Right after an answer, workers need the cores. Then as long as it takes: so the next message waits at most as
-        long as there has been nothing to do.
+        Right after an answer, workers need the cores. A huge page is made after as long as it takes: so the next
+        message waits at most as long as there has been nothing to do.
         """
-        return QUIET_S if self._short else max(QUIET_S, self._took)
+        return QUIET_S if self._touched else max(QUIET_S, self._took)
 
-    def add(self, piece: Callable[[], bool], long: bool = False) -> None:
-        """Have ``piece`` called until it returns that there is nothing more to do for its table.
-
-        Args:
-            long: whether it takes more than some 100 us.
-        """
-        (self._long if long else self._short)[weakref.WeakMethod(piece)] = None
+    def add(self, table: Any, collapses: bool) -> None:
+        """Have memory touched ahead for ``table``, a ``TableStripe``, and huge pages made if it ``collapses``."""
+        self._touched[weakref.ref(table)] = None
+        if collapses:
+            self._collapsed[weakref.ref(table)] = None
 
     def work(self) -> None:
-        """Do a piece of the work."""
-        pieces = self._short or self._long
-        known = next(iter(pieces))
-        piece, began = known(), self._clock()
-        if piece is None or not piece():
-            del pieces[known]
-        if piece is not None and pieces is self._long:
+        """Do a piece of the work: of some 10 to 100 us, or a huge page."""
+        tables = self._touched or self._collapsed
+        known = next(iter(tables))
+        table, began = known(), self._clock()
+        if table is None or not (table.touch_ahead() if tables is self._touched else table.collapse()):
+            del tables[known]
+        if tables is self._collapsed:
             self._took = self._clock() - began
 
 

@@ -184,15 +184,16 @@ class Slab:
             Whether there is something to ``collapse`` now.
         """
         start, stop = self._filled, (self.first + count) * self.item_bytes
-        if start >= stop or self.memory is None:
+        self._touched = max(stop, self._touched)
+        if stop - start < AHEAD or self.memory is None:  # a little more is noted together with what comes next
             return False
-        self._filled, self._touched = stop, max(stop, self._touched)
+        self._filled = stop
         more = False
         while start < stop:
             page = start // HUGE
             end = min(stop, (page + 1) * HUGE)
             if not loaded and end - start >= HUGE // 2:
-                self.memory.touch(start, start + PAGE)  # of which one small page is there, a touch makes no huge one
+                self.memory.touch(end - PAGE, end)  # of which one small page is there, a touch makes no huge one
             more |= self.memory.use(page, end - start)
             start = end
         while more and loaded:

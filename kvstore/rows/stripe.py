@@ -61,10 +61,13 @@ class TableStripe:
         self._most = None if table.rows is None else slots_in(table.rows, stripe, stripes)
         self._space = space
         self._place = None if space is None else space.place(self._most)
-        self._slots: SlotIndex | FixedSlots = SlotIndex()
-        if table.rows is not None and self._most is not None:
-            slabs = self._slab("entries", None, np.int32), self._slab("places", None, place_dtype(self._most))
-            self._slots = FixedSlots(table.rows, stripe, stripes, *slabs)
+        self._slots: SlotIndex | FixedSlots
+        entries = self._slab("entries", None, np.int32)
+        if table.rows is None or self._most is None:
+            self._slots = SlotIndex(entries, self._slab("ids", None, np.int64))
+        else:
+            places = self._slab("places", None, place_dtype(self._most))
+            self._slots = FixedSlots(table.rows, stripe, stripes, entries, places)
         self._admission, self._eviction = AdmissionRule(table), EvictionRule(table, stripe, stripes)
         self._rows = self._slab("", table.width, table.dtype)
         self._seen = self._slab(SEEN, None, np.int64)
@@ -268,9 +271,7 @@ class TableStripe:
         self._made += count
         if self._space is not None and not loaded:
             self._came += count
-            self._space.grown.add(self.touch_ahead)
-            if collapses:
-                self._space.grown.add(self.collapse, long=True)
+            self._space.grown.add(self, collapses)
         return moved
 
     def collapse(self) -> bool:

@@ -69,21 +69,29 @@ def test_more_rows_than_slots_can_be_numbered_are_refused(monkeypatch):
     _check(slots, {5, 6})
 
 
+def _indexes(count, joint):
+    """Indexes whose entries and ids lie in the same arrays, or in memory of their own."""
+    if not joint:
+        return [SlotIndex() for _ in range(count)]
+    space = SlabSpace(8, 1 << 30)
+    places = [space.place(1000) for _ in range(count)]
+    return [SlotIndex(place.slab("entries", None, np.int32), place.slab("ids", None, np.int64)) for place in places]
+
+
 @given(
     st.lists(
         st.tuples(st.sets(st.integers(-40, 40)), st.sets(st.integers(-40, 40)), st.lists(st.integers(-45, 45))),
         min_size=1,
-    )
+    ),
+    st.booleans(),
 )
 @settings(max_examples=60)
-def test_ids_of_several_tables_are_found_as_those_of_each(tables):
+def test_ids_of_several_tables_are_found_as_those_of_each(tables, joint):
     """Also where others have been removed, and in tables that are empty."""
-    indexes, ids = [], []
-    for there, removed, wanted in tables:
-        each = SlotIndex()
+    indexes, ids = _indexes(len(tables), joint), []
+    for each, (there, removed, wanted) in zip(indexes, tables, strict=True):
         each.insert(np.array(sorted(there), np.int64) * 2**40)
         each.remove(each.find(np.array(sorted(there & removed), np.int64) * 2**40))
-        indexes.append(each)
         ids.append(np.array(wanted, np.int64) * 2**40)
     expected = [slot for each, own in zip(indexes, ids, strict=True) for slot in each.find(own).tolist()]
     starts = list(itertools.accumulate(map(len, ids), initial=0))
@@ -91,9 +99,13 @@ def test_ids_of_several_tables_are_found_as_those_of_each(tables):
 
 
 @settings(max_examples=60)
-@given(st.lists(st.lists(st.lists(IDS, unique=True, max_size=40), min_size=3, max_size=3), max_size=4), st.booleans())
-def test_ids_of_several_tables_get_the_slots_that_they_get_one_by_one(rounds, removed):
-    together, apart = ([SlotIndex() for _ in range(3)] for _ in range(2))
+@given(
+    st.lists(st.lists(st.lists(IDS, unique=True, max_size=40), min_size=3, max_size=3), max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_ids_of_several_tables_get_the_slots_that_they_get_one_by_one(rounds, removed, joint):
+    together, apart = _indexes(3, joint), _indexes(3, joint=False)
     for wanted in rounds:
         new = [
             np.array([each for each in ids if index.find(np.array([each])) == ABSENT], np.int64)
@@ -110,10 +122,13 @@ def test_ids_of_several_tables_get_the_slots_that_they_get_one_by_one(rounds, re
                 other.remove(other.slots()[:3].astype(np.int32))
 
 
-def test_long_searches_in_several_tables(monkeypatch):
+@pytest.mark.parametrize("few", [0, index.FEW])
+@pytest.mark.parametrize("joint", [False, True])
+def test_long_searches_in_several_tables(monkeypatch, joint, few):
     """All ids begin at one entry, so that most are further than one window away."""
     monkeypatch.setattr(index, "mixed", lambda ids: np.zeros(len(ids), np.uint64))
-    indexes, ids = [SlotIndex() for _ in range(3)], [np.arange(30), np.arange(5), np.arange(25, 70)]
+    monkeypatch.setattr(index, "FEW", few)
+    indexes, ids = _indexes(3, joint), [np.arange(30), np.arange(5), np.arange(25, 70)]
     for each in indexes:
         each.insert(np.arange(50))
     found = find_in_all(indexes, np.concatenate(ids), [0, 30, 35, 80])

@@ -116,7 +116,7 @@ ROWS = HUGE // 256  # of 64 columns, in a huge page
 def test_huge_pages_are_asked_for_once_half_of_them_is_used_and_collapsed_one_by_one(calls, most):
     slab = Slab(64, np.float32, most)
     slab.reserve(1)
-    for count, pages in ((ROWS // 2 - 1, []), (ROWS // 2, [0]), (4 * ROWS - 1, [1, 2, 3]), (4 * ROWS + 5, [])):
+    for count, pages in ((ROWS // 4, []), (ROWS // 2, [0]), (4 * ROWS - 1, [1, 2, 3]), (4 * ROWS + 5, [])):
         assert slab.fill(count) == bool(pages)
         assert _pages(calls) == pages
         assert slab.items[:count].tobytes() == bytes(256 * count)
