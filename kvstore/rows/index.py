@@ -434,10 +434,15 @@ def insert_in_fixed(fixed: Sequence[FixedSlots], ids: Ids, starts: Sequence[int]
     slots = np.arange(len(ids))
     slots += np.repeat(np.subtract([each.top for each in fixed], starts[:-1]), counts)
     for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
-        own, own_places = slots[start:stop], places[start:stop]
-        each.ordered = each.ordered and np.array_equal(own, own_places)
-        each.top += len(own)
+        each.ordered = each.ordered and np.array_equal(slots[start:stop], places[start:stop])
+        each.top += stop - start
         each.places.fill(each.top)
-        each.places.items[each.top - len(own) : each.top] = own_places
-        each.entries.items[own_places] = own + 1
+    entries, known = fixed[0].entries.whole, fixed[0].places.whole
+    if all(each.entries.whole is entries and each.places.whole is known for each in fixed):
+        entries[places + np.repeat([each.entries.first for each in fixed], counts)] = slots + 1
+        known[slots + np.repeat([each.places.first for each in fixed], counts)] = places
+    else:
+        for each, (start, stop) in zip(fixed, itertools.pairwise(starts), strict=True):
+            each.entries.items[places[start:stop]] = slots[start:stop] + 1
+            each.places.items[slots[start:stop]] = places[start:stop]
     return slots
