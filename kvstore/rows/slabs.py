@@ -166,6 +166,7 @@ class Slab:
         self.whole = self.items
         self.items[: len(old)] = old
         self._begin()
+        self._touched = old.nbytes
         return True
 
     def _begin(self) -> None:
@@ -184,7 +185,7 @@ class Slab:
             Whether there is something to ``collapse`` now.
         """
         start, stop = self._filled, (self.first + count) * self.item_bytes
-        self._touched = max(stop, self._touched)
+        there, self._touched = self._touched, max(stop, self._touched)
         if stop - start < AHEAD or self.memory is None:  # a little more is noted together with what comes next
             return False
         self._filled = stop
@@ -192,7 +193,7 @@ class Slab:
         while start < stop:
             page = start // HUGE
             end = min(stop, (page + 1) * HUGE)
-            if not loaded and end - start >= HUGE // 2:
+            if not loaded and end - max(start, there) >= HUGE // 2:
                 self.memory.touch(end - PAGE, end)  # of which one small page is there, a touch makes no huge one
             more |= self.memory.use(page, end - start)
             start = end

@@ -267,7 +267,7 @@ class TableStripe:
         moved = collapses = False
         for slab in self.slabs.values():
             moved |= slab.reserve(top)
-            collapses |= slab.fill(top, loaded)
+            collapses |= slab.fill(top, loaded or self._space is None)  # then nobody makes huge pages later
         self._made += count
         if self._space is not None and not loaded:
             self._came += count
@@ -276,7 +276,7 @@ class TableStripe:
 
     def collapse(self) -> bool:
         """Make a huge page for rows that are there; return whether there are more to be made."""
-        return any(slab.collapse() for slab in self.slabs.values())
+        return any(slab.collapse() for slab in (*self.slabs.values(), self._slots.slab))
 
     def touch_ahead(self) -> bool:
         """Touch memory for a few of the rows that may come next; return whether there is more of it.

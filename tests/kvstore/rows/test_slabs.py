@@ -127,6 +127,19 @@ def test_huge_pages_are_asked_for_once_half_of_them_is_used_and_collapsed_one_by
     assert calls == []
 
 
+def test_what_has_moved_keeps_its_values(calls, monkeypatch):
+    monkeypatch.setattr(slabs, "RESERVED", 0)
+    slab = Slab(64, np.float32)
+    for count in (ROWS, 3 * ROWS):
+        slab.reserve(count)
+        slab.fill(count)
+        slab.items[:] = 1.1
+    slab.reserve(7 * ROWS)
+    slab.fill(3 * ROWS + 1)
+    assert (slab.items[: 3 * ROWS] == np.float32(1.1)).all()
+    assert 2 in _pages(calls)
+
+
 def test_of_what_is_loaded_they_are_made_at_once(calls):
     slab = Slab(64, np.float32)
     slab.reserve(1)
