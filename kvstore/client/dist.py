@@ -18,6 +18,7 @@ from kvstore.client.entries import Entries, Entry, PushClocks
 from kvstore.client.lending import Lending
 from kvstore.client.optimizing import Optimizing, StoredStates, advice, described, warn
 from kvstore.client.plans import Pieces, Plan, Plans, RowPlan
+from kvstore.client.publishing import Publishing
 from kvstore.client.push_pull import Pushes
 from kvstore.client.requests import Joining, Requests, WorkerBarriers
 from kvstore.client.resuming import TrainedStore
@@ -110,6 +111,7 @@ class DistStore(KVStore):
                 session.config.device_sum, self._requests, session.client, session.aggregator, self._stored_bytes
             )
         self._trained = TrainedStore(ordinal, self._entries, self._optimizing, self._pushes, self._stored)
+        self._publishing = Publishing(self._requests, self._trained)
         if self._checkpoints is not None:
             self._checkpoints.add(self._trained)
             self._pushes.before = partial(self._checkpoints.before, self._trained)
@@ -417,6 +419,12 @@ class DistStore(KVStore):
         self._check()
         super().attach(name, thing, shared=shared)
         return self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)
+
+    def publish(self, keys: Any = None, *, label: str = "", dtype: Any = None) -> int:
+        self._check()
+        if self.rule.mode == "async":  # no round says which of these a version has
+            self._pushes.flush()
+        return self._publishing.publish(keys, label, dtype)
 
     # ---- the job
 
