@@ -114,7 +114,9 @@ class DistStore(KVStore):
         self._publishing = Publishing(self._requests, self._trained)
         if self._checkpoints is not None:
             self._checkpoints.add(self._trained)
-            self._pushes.before = partial(self._checkpoints.before, self._trained)
+            self._pushes.before.append(partial(self._checkpoints.before, self._trained))
+        if checkpoints and session.config.publish_every:
+            self._pushes.before.append(partial(self._publishing.before, session.config.publish_every))
         session.flushes.append(self._pushes.flush)
         session.activity.stores.append(self._pushes.activity)
         session.stores = ordinal  # last: if an exception has ended this before, the next store is made in its place
@@ -425,6 +427,18 @@ class DistStore(KVStore):
         if self.rule.mode == "async":  # no round says which of these a version has
             self._pushes.flush()
         return self._publishing.publish(keys, label, dtype)
+
+    def publish_state(self, state_dict: Mapping[str, Any], *, label: str = "", dtype: Any = None) -> int:
+        self._check()
+        if self.rank == 0:
+            state = self._publishing.rounded(state_dict, dtype)
+            new = [key for key in state if key not in self._entries]
+            self._publishing.put(state)
+            if new:
+                most = self._pieces.of(self._entries.nbytes + sum(state[key].nbytes for key in new))
+                self.init(new, [state[key] for key in new])
+                self._publishing.put_first(new, most)
+        return self._publishing.publish(list(state_dict), label, None)
 
     # ---- the job
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from kvstore import wire
 from kvstore.client.entries import Entries
+from kvstore.client.plans import Plan
 from kvstore.client.requests import Requests
 from kvstore.client.resuming import TrainedStore
 from kvstore.errors import UsageError
 from kvstore.lineage import new_lineage
 from kvstore.member.outstanding import Question, ready
-from kvstore.spec import Key
-from kvstore.wire.versions import PUBLISHED
+from kvstore.spec import Key, require_same, shorten
+from kvstore.values import Leaving, as_dtype, as_tensor, spec_of
+from kvstore.values.any_arrays import Column
+from kvstore.wire.versions import PUBLISHED, WIDE
 
 
 class Publishing:
@@ -22,6 +28,17 @@ class Publishing:
         self.number = 0
         self._requests, self._store = requests, store
         self._lineage = new_lineage()
+        self._put: list[tuple[list[Key], int]] = []  # keys whose values ``put`` gives, with the bytes of a message
+        self._begun = 0  # the highest round that this worker has begun
+
+    def before(self, every: int, places: Column) -> None:
+        """Publish after ``every`` rounds, if a push of the keys at ``places`` begins the next one."""
+        rounds = int(self._store.clocks.pushed[places].max(initial=0))
+        if rounds < self._begun:  # a step may push its keys one by one: the first of these pushes begins the round
+            return
+        self._begun = rounds + 1
+        if rounds and rounds % every == 0 and self._store.trains:
+            self.publish(None, f"round {rounds}", None)
 
     def publish(self, keys: Any, label: str, dtype: Any) -> int:
         """Have all servers make a version of what this worker has pushed; return its number.
@@ -38,6 +55,38 @@ class Publishing:
             self._ask(chosen, number, label, rounded)
         self.number = number
         return number
+
+    # ---- states of arrays that are elsewhere
+
+    def rounded(self, state: Mapping[Any, Any], dtype: Any) -> dict[Any, torch.Tensor]:
+        """Return the arrays of ``state`` as they are published."""
+        rounded = _rounded(dtype)
+        tensors = {key: as_tensor(array) for key, array in state.items()}
+        return {
+            key: (tensor.to(as_dtype(rounded)) if rounded and spec_of(tensor).dtype in WIDE else tensor).contiguous()
+            for key, tensor in tensors.items()
+        }
+
+    def put_first(self, keys: Sequence[Key], most: int) -> None:
+        """Note that ``keys`` have been given their first values, in messages of ``most`` bytes."""
+        self._put.append((list(keys), most))
+
+    def put(self, state: Mapping[Any, torch.Tensor]) -> None:
+        """Replace the values on the servers by those of ``state``; keys that it adds come later."""
+        entries = self._store.entries
+        known = {key for keys, _ in self._put for key in keys}
+        for key, tensor in state.items():
+            if key in entries and key not in known:
+                raise UsageError(f"key {key!r} has a value that init() gave it: publish() publishes that")
+            if key in known:
+                require_same(key, entries[key].spec, spec_of(tensor), "state_dict has")
+        if missing := [key for key in known if key not in state]:
+            raise UsageError(f"state_dict lacks {shorten(missing)}, which it has had before")
+        for keys, most in self._put:
+            # As init has sent them: servers take the same segments together, as often as they come.
+            self._requests.put_values(Plan(entries, keys, most), Leaving([state[key] for key in keys]))
+
+    # ---- helpers
 
     def _chosen(self, keys: Any, entries: Entries) -> list[Key]:
         """Return the keys of arrays among ``keys``; the rows of tables are not published."""

@@ -590,6 +590,27 @@ class KVStore:
         """
         raise self._unsupported("publish")
 
+    def publish_state(self, state_dict: Mapping[str, Any], *, label: str = "", dtype: Any = None) -> int:
+        """Publish arrays that are trained elsewhere: worker 0's, by their names, in a store without an optimizer.
+
+        Worker 0 alone may call it; if others do, theirs do not count. Servers compare with what they had, so that
+        readers get what has changed. The caller's arrays may change as soon as it returns.
+
+        Args:
+            state_dict: arrays by name. Later calls have the same, and perhaps more.
+            label: as for ``publish``.
+            dtype: as for ``publish``; the same in each call.
+
+        Returns:
+            The number of the version.
+
+        Raises:
+            UsageError: an array is missing, or its key has a value of ``init``.
+            Mismatch: an array has another shape or dtype than before.
+            Unsupported: this is no dist store.
+        """
+        raise self._unsupported("publish_state")
+
     def attach(self, name: str, thing: Any, *, shared: bool = False) -> bool:
         """Let checkpoints of the job save the state of ``thing``, too, and load it now if the job was resumed.
 

@@ -16,6 +16,7 @@ from kvstore.wire.coding import Buffer, message
 from kvstore.wire.message import Message, Reply, Request, same_length
 
 PIECE = 1 << 19  # elements. A server looks at one piece at a time; workers' messages come in between
+WIDE = ("float32", "float64")  # what may be rounded
 PUBLISHED = ("float16", "bfloat16")  # what values may be published as, beside their own dtype
 
 Number = Annotated[int, f.integer(0, 2**62)]  # of a version; 0 for none

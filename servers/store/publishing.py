@@ -16,14 +16,12 @@ from kvstore import wire
 from kvstore.errors import KeyNotInitialized, UsageError
 from kvstore.lineage import UNKNOWN
 from kvstore.spec import Key
-from kvstore.wire.versions import pieces
+from kvstore.wire.versions import WIDE, pieces
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.published import PublishedValues
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-
-WIDE = ("float32", "float64")  # what may be rounded
 
 
 @dataclass(slots=True)
@@ -140,7 +138,8 @@ class Publishing:
             for place, piece in enumerate(values):
                 tensors, plain = piece.state()
                 buffers: list[wire.Buffer] = [tensors[name].numpy().tobytes() for name in ("bits", "marks")]
-                newest, versions = plain["newest"] or 0, plain["changes"]
+                versions: list[int] = plain["changes"]  # type: ignore[assignment]
+                newest = piece.newest or 0
                 yield wire.PublishedState(self._store, number, place, piece.dtype, newest, versions, buffers)
         for number, label in sorted(self.whole.items()):
             yield wire.VersionState(self._store, self.lineage, number, label, [], [])
