@@ -7,10 +7,10 @@ if nothing has changed. Else it is
     n bytes           positions, up to a multiple of 8 bytes
     the other bytes   values
 
-Forms of positions are: none, for values of all elements; a bit for each element; or gaps, codes of 4, 8, 16 or 32 bits.
-A gap is the number of unchanged elements before a changed one. The highest code is an escape: as many unchanged elements
-as its number, and no changed one. The shortest form is chosen. At 1 % of the elements a position takes 1.08 bytes, at
-10 % 0.63; the entropy is 1.01 and 0.59.
+Forms of positions are: none, for values of all elements; a bit for each element; or gaps, codes of 4, 8, 16 or 32
+bits. A gap is the number of unchanged elements before a changed one. The highest code is an escape: as many unchanged
+elements as its number, and no changed one. The shortest form is chosen. At 1 % of the elements a position takes 1.08
+bytes, at 10 % 0.63; the entropy is 1.01 and 0.59.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvstore.errors import WireError
-from kvstore.wire import Buffer
+from kvstore.wire.coding import Buffer, padded
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -49,13 +49,13 @@ def encode_changes(positions: Array | None, values: Array) -> list[Buffer]:
     form, where, chosen = _WHOLE, np.empty(0, np.uint8), None
     if positions is not None and may_be_shorter(len(positions), size, itemsize):
         form, where = _encoded(positions, size)
-        if where.nbytes + len(positions) * itemsize < size * itemsize:
+        if padded(where.nbytes, 8) + len(positions) * itemsize < size * itemsize:
             chosen = values.take(positions)
         else:
             form, where = _WHOLE, where[:0]
     if chosen is None:
         chosen = values.copy()
-    head = np.zeros(_HEAD + -(-where.nbytes // 8) * 8, np.uint8)
+    head = np.zeros(_HEAD + padded(where.nbytes, 8), np.uint8)
     head[:_HEAD].view(np.uint64)[0] = len(chosen) << 8 | form
     head[_HEAD : _HEAD + where.nbytes] = where.view(np.uint8)
     return [head.data, chosen.data.cast("B")]
@@ -99,7 +99,7 @@ def decode_changes(buffers: Sequence[Buffer], dtype: np.dtype[Any], size: int) -
     if form == _BITMAP and len(where) == -(-size // 64) * 8:
         positions = np.flatnonzero(np.unpackbits(where, bitorder="little").view(np.bool_))
     elif form in _GAPS:
-        positions = _positions(where, form)
+        positions = _positions(where, form, size)
     else:
         raise WireError(f"changes of form {form} with {len(where)} bytes for positions of {count} of {size} elements")
     if len(positions) != count or positions[-1] >= size:
@@ -149,7 +149,7 @@ def _encoded(positions: Array, size: int) -> tuple[int, Array]:
     return form, encoded
 
 
-def _positions(where: Array, bits: int) -> Array:
+def _positions(where: Array, bits: int, size: int) -> Array:
     """Return the positions that gaps of so many ``bits`` say, int64; they rise."""
     if bits == 4:
         pairs = where.astype(np.uint16)
@@ -157,11 +157,13 @@ def _positions(where: Array, bits: int) -> Array:
     else:
         codes = where.view(f"u{bits // 8}")
     escape = (1 << bits) - 1
-    if len(codes) * (escape + 1) >= 2**63:
-        raise WireError(f"changes with {len(codes)} gaps of {bits} bits")  # their sum might wrap around
+    # The sum of codes must not wrap around, nor take more memory than the array justifies. Some codes are padding.
+    if len(codes) > size + 16 or len(codes) << bits >= 2**63:
+        raise WireError(f"changes with {len(codes)} gaps of {bits} bits in {size} elements")
     found = codes != escape
     reached = np.cumsum(codes + found, dtype=np.int64)
-    return reached[found] - 1
+    positions: Array = reached[found] - 1
+    return positions
 
 
 def checksum(values: Array) -> int:
@@ -191,4 +193,5 @@ def _odd(first: int, count: int) -> Array:
     mixed = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
-    return (mixed ^ mixed >> np.uint64(31)) | np.uint64(1)
+    odd: Array = (mixed ^ mixed >> np.uint64(31)) | np.uint64(1)
+    return odd

@@ -7,6 +7,7 @@ any version to the newest, and no list of past changes is kept.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,9 +24,9 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 BLOCK = 1 << 18  # elements at a time: what is rounded is compared while the cache has it
 
-# Marks are the numbers of changes, 1 to 255; 0 is older than all of these. When 255 is in use, the oldest become 0 and the
-# others move down, in one pass over the marks. With more at a time, versions would be forgotten earlier; with fewer, the
-# passes would cost more than 1 % of the time of all versions.
+# Marks are the numbers of changes, 1 to 255; 0 is older than all of these. When 255 is in use, the oldest become 0 and
+# the others move down, in one pass over the marks. With more at a time, versions would be forgotten earlier; with
+# fewer, the passes would cost more than 1 % of the time of all versions.
 _MARKS = 256
 _FORGOTTEN = 16  # numbers at a time: the last 240 changes are known
 
@@ -122,26 +123,25 @@ class PublishedValues:
         reached = len(self._changes) - 1
         if at == self.previous and self._replaced:
             reached -= 1
-        known = (
-            -1
-            if since is None or self.newest is None or since > self.newest
-            else bisect_right(self._changes, since) - 1
-        )
+        known = -1
+        if since is not None and since <= (self.newest or 0):
+            known = bisect_right(self._changes, since) - 1
         if known == reached:
             return []
         bits = self._bits_at(at)
         if known < 0:
             return encode_changes(None, bits)
         # A reader that has the newest version, and is asked to be at the one before like all others, goes back.
-        marks = self._marks if at == self.newest or known > reached else self._marks_before()
+        marks = self._marks
+        if at != self.newest and known < reached:
+            marks = self._with([(each, each.marks) for each in self._replaced], marks)
         oldest = min(known, reached)
-        if (
-            self._replaced
-            and oldest == len(self._changes) - 2
-            and all(each.positions is not None for each in self._replaced)
-        ):
-            positions = np.concatenate([each.start + each.positions.astype(np.int64) for each in self._replaced])
-            return encode_changes(positions, bits)
+        if oldest == len(self._changes) - 2 and self._replaced:  # the last change alone: without a pass over the marks
+            few = [
+                each.start + each.positions.astype(np.int64) for each in self._replaced if each.positions is not None
+            ]
+            if len(few) == len(self._replaced):
+                return encode_changes(np.concatenate(few), bits)
         changed = marks > oldest
         if not may_be_shorter(int(np.count_nonzero(changed)), self.size, bits.itemsize):
             return encode_changes(None, bits)
@@ -182,7 +182,7 @@ class PublishedValues:
             numbers is None
             or len(numbers) > _MARKS
             or bool(numbers) != bool(ends)
-            or any(later <= number for number, later in zip(numbers, numbers[1:], strict=False))
+            or any(later <= number for number, later in itertools.pairwise(numbers))
             or numbers[-1:] > ends
             or (self.size and int(marks.max()) >= max(1, len(numbers)))
         ):
@@ -196,8 +196,8 @@ class PublishedValues:
         """Return the bits of ``values``, a block at most, in the published dtype; valid until the next call."""
         if values.dtype != self._rounded.dtype:
             values = self._rounded[: len(values)].copy_(values)
-        signed: Array = values.view(_SIGNED[values.itemsize]).numpy()
-        return signed.view(self._unsigned)
+        bits: Array = values.view(_SIGNED[values.itemsize]).numpy().view(self._unsigned)
+        return bits
 
     def _make_canonical(self, bits: Array) -> bool:
         """Give all NaNs the published bits; return whether there are any."""
@@ -243,16 +243,15 @@ class PublishedValues:
     def _bits_at(self, at: int) -> Array:
         if at == self.newest or not self._replaced:
             return self._bits
-        bits = self._bits.copy()
-        for start, positions, old, _ in self._replaced:
-            bits[start : start + BLOCK][slice(None) if positions is None else positions] = old
-        return bits
+        return self._with([(each, each.bits) for each in self._replaced], self._bits)
 
-    def _marks_before(self) -> Array:
-        marks = self._marks.copy()
-        for start, positions, _, old in self._replaced:
-            marks[start : start + BLOCK][slice(None) if positions is None else positions] = old
-        return marks
+    @staticmethod
+    def _with(replaced: list[tuple[_Replaced, Array]], now: Array) -> Array:
+        """Return a copy of ``now`` with what was replaced."""
+        before: Array = now.copy()
+        for (start, positions, *_), old in replaced:
+            before[start : start + BLOCK][slice(None) if positions is None else positions] = old
+        return before
 
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bfloat16
