@@ -25,6 +25,7 @@ from kvstore.wire.message import (
 from kvstore.wire.rows import (
     MaybeTables,
 )
+from kvstore.wire.versions import ReadVersion
 
 MOST_LOCATED = 64  # members that one question may be about
 MOST_VALUES = 32  # named values of a report
@@ -301,4 +302,5 @@ def aligned(nbytes: int) -> int:
     return padded(nbytes, ALIGN)
 
 
-READS = (Connect, FindKeys, ListKeys, ReadValues, ReadRows)  # the requests that readers make, beside Explain and Leave
+# the requests that readers make, beside Explain and Leave
+READS = (Connect, FindKeys, ListKeys, ReadValues, ReadRows, ReadVersion)
