@@ -6,9 +6,11 @@ from argparse import Namespace
 import pytest
 import torch
 
+from benchmarks.figures import Result, Row
 from benchmarks.networks import decoder, elements, small_decoder
 from benchmarks.programs.publish import published
 from benchmarks.suites import publishing
+from benchmarks.targets import TARGETS, judge
 from kvstore.codecs.changes import checksum
 
 
@@ -22,7 +24,13 @@ def test_bytes_are_counted_beside_the_ideal_and_readers_beside_peers(session, mo
     monkeypatch.setattr(publishing, "COUNTED", 600_000)
     cases = []
     made = session("publish", "--peers", "gloo", "--rounds", "2")
-    made.measure = lambda case, show: cases.append(case) or publishing.Result(case.name, case.title, [])
+
+    def measure(case, show):
+        cases.append(case)
+        names = [one.name for one in case.contenders] + ["kvstore, publish_state"]
+        return Result(case.name, case.title, [Row(first + name, [1.0]) for name in names for first in ("", "first: ")])
+
+    made.measure = measure
     publishing.publish(made)
     rows = {result.name: {row.name: row.median for row in result.rows} for result in made.results[:4]}
     assert list(rows) == ["publish-bytes-1", "publish-bytes-3", "publish-bytes-10", "publish-bytes-1-behind"]
@@ -31,6 +39,9 @@ def test_bytes_are_counted_beside_the_ideal_and_readers_beside_peers(session, mo
     assert rows["publish-bytes-1-behind"]["ideal"] == pytest.approx(10.2, abs=0.3)  # 1 - 0.99^8 of the elements
     assert [case.name for case in cases] == ["publish-1", "publish-4"]
     assert [one.name for one in cases[0].contenders] == ["kvstore", "gloo", "safetensors"]
+    asked = [target for target in TARGETS if target.result.startswith("publish-")]
+    assert len(judge(made.results)) == len(asked)
+    assert all(verdict.ratio is not None for verdict in judge(made.results))
 
 
 def test_a_version_is_visible_when_the_last_reader_has_it(tmp_path):
