@@ -240,7 +240,8 @@ class Follower:
     Args:
         arrays: what is written, by name.
         names: the key under which each is published.
-        strict, on_update: see ``Reader.follow``.
+        strict: see ``Reader.follow``.
+        on_update: see ``Reader.follow``.
         source: its reader.
 
     Attributes:
