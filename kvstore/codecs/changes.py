@@ -177,10 +177,12 @@ def checksum(values: Array) -> int:
     """
     data = np.frombuffer(values, np.uint8) if values.size else np.empty(0, np.uint8)
     whole = len(data) // 8 // _WORDS * _WORDS * 8
-    last = np.zeros(8 * _WORDS, np.uint8)
-    last[: len(data) - whole] = data[whole:]
+    parts = [data[:whole]]
+    if whole < len(data):
+        parts.append(np.zeros(8 * _WORDS, np.uint8))
+        parts[1][: len(data) - whole] = data[whole:]
     total = 0
-    for start, words in ((0, data[:whole]), (whole, last)):
+    for start, words in zip((0, whole), parts, strict=False):
         rows = words.view(np.uint64).reshape(-1, _WORDS)
         sums = np.einsum("ij,j->i", rows, _odd(0, _WORDS))
         total += int(np.dot(sums, _odd((1 << 32) + start // 8 // _WORDS, len(sums))))

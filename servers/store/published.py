@@ -8,6 +8,7 @@ any version to the newest, and no list of past changes is kept.
 from __future__ import annotations
 
 import itertools
+import threading
 from bisect import bisect_right
 from typing import Any, NamedTuple, TypeAlias
 
@@ -38,6 +39,18 @@ _NAN = {
     "float32": (0x7FFFFFFF, 0x7F800000, 0x7FC00000),
 }
 
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bfloat16
+
+_mine = threading.local()  # a job in one process has servers in threads
+
+
+def _scratch(dtype: torch.dtype) -> torch.Tensor:
+    """Return room for a block, the same for each call of a thread: segments are many, and often shorter."""
+    kept: dict[torch.dtype, torch.Tensor] = _mine.__dict__.setdefault("kept", {})
+    if dtype not in kept:
+        kept[dtype] = torch.empty(BLOCK, dtype=dtype, device="cpu")
+    return kept[dtype]
+
 
 class _Replaced(NamedTuple):
     """What the newest version has replaced in one block: old bits and marks, at ``positions`` of the block or all."""
@@ -65,17 +78,13 @@ class PublishedValues:
         self.dtype = dtype
         self.newest: int | None = None
         self.previous: int | None = None
-        self._source_dtype = as_dtype(source_dtype)
-        unsigned = np.dtype(f"u{ITEMSIZE[dtype]}")
-        self._bits: Array = np.zeros(size, unsigned)
+        self._bits: Array = np.zeros(size, f"u{ITEMSIZE[dtype]}")
         self._marks: Array = np.zeros(size, np.uint8)
         self._changes: list[int] = []  # by mark: the version that made this change
         self._replaced: list[_Replaced] = []
         self._sums: dict[int, int] = {}
         self._nan = _NAN.get(dtype) if dtype != source_dtype else None
-        self._differs = np.empty(min(size, BLOCK), np.bool_)
-        self._rounded = torch.empty(min(size, BLOCK), dtype=as_dtype(dtype), device="cpu")
-        self._unsigned = unsigned
+        self._published_dtype = as_dtype(dtype)
 
     @property
     def nbytes(self) -> int:
@@ -194,41 +203,47 @@ class PublishedValues:
 
     def _round(self, values: torch.Tensor) -> Array:
         """Return the bits of ``values``, a block at most, in the published dtype; valid until the next call."""
-        if values.dtype != self._rounded.dtype:
-            values = self._rounded[: len(values)].copy_(values)
-        bits: Array = values.view(_SIGNED[values.itemsize]).numpy().view(self._unsigned)
+        if values.dtype != self._published_dtype:
+            values = _scratch(self._published_dtype)[: len(values)].copy_(values)
+        bits: Array = values.view(_SIGNED[values.itemsize]).numpy().view(self._bits.dtype)
         return bits
 
     def _make_canonical(self, bits: Array) -> bool:
         """Give all NaNs the published bits; return whether there are any."""
-        if self._nan is None:
+        if self._nan is None or not len(bits):
             return False
         without_sign, infinity, published = self._nan
-        found = (bits & without_sign) > infinity
-        if not found.any():
+        magnitudes = bits & without_sign
+        if magnitudes.max() <= infinity:
             return False
-        bits[found] = published
+        bits[magnitudes > infinity] = published
         return True
 
     def _replace(self, start: int, new: Array) -> int:
         """Publish ``new`` bits of the block at ``start``; return how many have changed."""
         bits, marks = self._bits[start : start + len(new)], self._marks[start : start + len(new)]
-        positions = np.flatnonzero(np.not_equal(bits, new, out=self._differs[: len(new)]))
-        if not len(positions):
-            return 0
+        mark = len(self._changes)
+        differs = np.not_equal(bits, new, out=_scratch(torch.bool).numpy()[: len(new)])
+        count = int(np.count_nonzero(differs))
+        if count * (bits.itemsize + 5) >= len(bits) * (bits.itemsize + 1):  # all take less than some with positions
+            if self._make_canonical(new):
+                count = int(np.count_nonzero(np.not_equal(bits, new, out=differs)))
+            if count:
+                self._replaced.append(_Replaced(start, None, bits.copy(), marks.copy()))
+                bits[:] = new
+                # This mark is the highest. Where each second element differs, copyto(where=) takes ten times as long.
+                np.maximum(marks, differs.view(np.uint8) * np.uint8(mark), out=marks)
+            return count
+        positions = np.flatnonzero(differs) if count else np.empty(0, np.int64)
         chosen = new.take(positions)
-        if self._make_canonical(chosen):  # published NaNs are canonical: each NaN of ``new`` that is not is among these
+        if self._make_canonical(chosen):  # what is published is canonical, so each NaN that is not is among these
             really = chosen != bits.take(positions)
             positions, chosen = positions[really], chosen[really]
-            if not len(positions):
-                return 0
-        if len(positions) * (bits.itemsize + 5) < len(bits) * (bits.itemsize + 1):
+        if len(positions):
             few = positions.astype(np.uint32)
             self._replaced.append(_Replaced(start, few, bits.take(positions), marks.take(positions)))
-        else:
-            self._replaced.append(_Replaced(start, None, bits.copy(), marks.copy()))
-        bits[positions] = chosen
-        marks[positions] = len(self._changes)
+            bits[positions] = chosen
+            marks[positions] = mark
         return len(positions)
 
     def _renew_marks(self) -> None:
@@ -252,6 +267,3 @@ class PublishedValues:
         for (start, positions, *_), old in replaced:
             before[start : start + BLOCK][slice(None) if positions is None else positions] = old
         return before
-
-
-_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # numpy has no bfloat16
