@@ -28,15 +28,15 @@ LISTED = $(if $(wildcard $(EXTRA)-*),,c["options"]["install_requires"] + )c["opt
 NAMES = $(PYTHON) -c 'import configparser, re; c = configparser.ConfigParser(); c.read("setup.cfg"); \
   print(*re.findall(r"^[\w-]+", $(LISTED), re.M), sep=", ")'
 
-# An extra of setup.cfg; a file in .venv says that it is installed. pip shows its progress on a terminal. It compiles
-# nothing: all of torch would take longer than the rest together, and Python compiles what it imports.
+# An extra of setup.cfg; a file in .venv says that it is installed. Nothing is compiled: all of torch would take longer
+# than the rest together, and Python compiles what it imports.
 # The project was called kvstore before: what is left under that name would be a second owner of launch.py.
 $(EXTRA)-%: setup.cfg pyproject.toml $(CONSTRAINTS) | $(BIN)/pip
 	@rm -rf kvstore.egg-info
 	@! ls -d $(VENV)/lib/python3*/site-packages/kvstore-*.dist-info >/dev/null 2>&1 || \
 	  $(BIN)/pip uninstall --quiet --yes kvstore
 	@echo "installing $$($(NAMES)) into $(VENV) (once; less than a minute, and the time to download them)"
-	@$(BIN)/pip install $(if $(MAKE_TERMOUT),,--quiet) --no-compile --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$*]'
+	@tools/install.sh $(VENV) -c $(CONSTRAINTS) -e '.[$*]'
 	@touch $@
 
 install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-bench $(EXTRA)-docs  ## make .venv with everything that the other commands need
@@ -46,9 +46,9 @@ DEMO := --dataset digits --batch-size 16 --num-epochs 6
 demo: $(EXTRA)-examples  ## train a small residual network with two workers and two servers, on digits
 	$(BIN)/launch.py -n 2 -s 2 --launcher local --show 0 "python examples/train_cifar10.py $(DEMO)"
 
-EPOCHS := 7
+EPOCHS := 4
 
-demo-faults: $(EXTRA)-examples $(EXTRA)-test  ## the demo, undisturbed and with a server killed every five seconds: both must end with the same bits
+demo-faults: $(EXTRA)-examples $(EXTRA)-test  ## the demo, undisturbed and with a server killed every other second: both must end with the same bits
 	mkdir -p build/demo
 	OMP_NUM_THREADS=1 $(BIN)/launch.py -n 2 -s 2 "python examples/train_cifar10.py \
 	  --dataset digits --batch-size 16 --num-epochs $(EPOCHS) --model-prefix build/demo/undisturbed"

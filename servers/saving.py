@@ -19,7 +19,7 @@ from kvstore import wire
 from kvstore.checkpoint.folders import folder_of
 from kvstore.checkpoint.tensors import write_tensors
 from kvstore.errors import CheckpointError, KVStoreError, UsageError
-from kvstore.manifests import FileRecord
+from kvstore.sealed_folders import FileRecord
 from servers.requests.replies import Answer, refuse
 from servers.store.capture import CaptureMemory, StoreCapture
 from servers.store.open_stores import ServedStores

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvstore import wire
 from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.manifests import FileRecord
+from kvstore.sealed_folders import FileRecord
 from servers.activity import ServedActivity
 from servers.member import ServingMember, Surroundings
 from servers.reading.pace import IdleCores, ReaderPace

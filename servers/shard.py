@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore import wire
 from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
-from kvstore.manifests import FileRecord
+from kvstore.sealed_folders import FileRecord
 from kvstore.tracer import Tracer
 from kvstore.transport.memory import Heap, Memory
 from kvstore.transport.transport import Admission
@@ -17,8 +17,8 @@ from servers.activity import ServedActivity
 from servers.names import workers
 from servers.reading.desk import ReadDesk
 from servers.requests.guest_links import ReaderLinks
-from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
+from servers.requests.repeats import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
 from servers.saving import CheckpointRequests

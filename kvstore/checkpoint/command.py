@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from kvstore.checkpoint.checkpoint_reader import CheckpointReader, verify
 from kvstore.checkpoint.folders import found, listed
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.tensors import DTYPES, TensorHeader, require_names, write_tensors
-from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
 from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.manifests import FileRecord
 from kvstore.rows.open_table import whole_pages
 from kvstore.rows.stripe import STATE
+from kvstore.sealed_folders import FileRecord
 from kvstore.spec import Key
 from kvstore.table import Table, TableSpec
 from kvstore.values import to_buffer

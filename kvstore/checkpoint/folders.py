@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvstore.errors import CheckpointError
 from kvstore.job.files import sync_directory
 from kvstore.job.valid_values import Interval
-from kvstore.manifests import MANIFEST, numbered
+from kvstore.sealed_folders import MANIFEST, numbered
 
 _NAME = re.compile(r"checkpoint-(\d{8,18})")
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvstore import manifests
+from kvstore import sealed_folders
 from kvstore.errors import CheckpointError
 from kvstore.job.settings import MAX_NODES
-from kvstore.manifests import FileRecord, integer
 from kvstore.rule import MODES
+from kvstore.sealed_folders import FileRecord, integer
 from kvstore.spec import Key, Spec, check_key
 from kvstore.table import Table, TableSpec
 from kvstore.wire.rows import table as require_described
@@ -68,7 +68,7 @@ class Manifest:
 
 def save_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, which makes the files in ``folder`` a checkpoint."""
-    manifests.write(folder, to_json(manifest))
+    sealed_folders.write(folder, to_json(manifest))
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -77,7 +77,7 @@ def load_manifest(folder: Path) -> Manifest:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    return manifests.read(folder, MAX_MANIFEST, "checkpoint", from_json)[0]
+    return sealed_folders.read(folder, MAX_MANIFEST, "checkpoint", from_json)[0]
 
 
 def to_json(manifest: Manifest) -> str:
@@ -119,7 +119,7 @@ def from_json(text: str) -> Manifest:
     Raises:
         CheckpointError: it is not one, or does not hold together.
     """
-    return manifests.parsed(text, FORMAT, _checked)
+    return sealed_folders.parsed(text, FORMAT, _checked)
 
 
 def _checked(given: Mapping[str, Any]) -> Manifest:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from kvstore.errors import CheckpointError
 from kvstore.job.files import replacing, require_plain
-from kvstore.manifests import FileRecord, HashedFile
+from kvstore.sealed_folders import FileRecord, HashedFile
 from kvstore.spec import ITEMSIZE
 from kvstore.values import spec_of
 

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from kvstore.checkpoint.checkpoint_reader import verify
 from kvstore.checkpoint.folders import (
     NEVER,
     CheckpointSchedule,
@@ -36,13 +37,12 @@ from kvstore.checkpoint.folders import (
 )
 from kvstore.checkpoint.stateful import joined, packed
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors
-from kvstore.checkpoint.whole_arrays import verify
-from kvstore.client.checkpoint_files import Answers, CheckpointInProgress, ask
+from kvstore.client.checkpoint_in_progress import Answers, CheckpointInProgress, ask
 from kvstore.client.resuming import Resumed, TrainedStore
 from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError
 from kvstore.job.valid_values import Interval
-from kvstore.manifests import MANIFEST
 from kvstore.member.session import Session
+from kvstore.sealed_folders import MANIFEST
 from kvstore.store.base import KVStore
 from kvstore.values import to_buffer
 from kvstore.values.any_arrays import Column

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvstore.checkpoint.checkpoint_reader import CheckpointReader
 from kvstore.checkpoint.stateful import unpacked
 from kvstore.checkpoint.tables import NUMBERS, Rest, shared_out
-from kvstore.checkpoint.whole_arrays import CheckpointReader
-from kvstore.client.checkpoint_files import SavedStore
+from kvstore.client.checkpoint_in_progress import SavedStore
 from kvstore.client.entries import Entries
 from kvstore.client.optimizing import Optimizing
 from kvstore.client.plans import RowPlan

@@ -9,7 +9,7 @@ changed since its pieces were fetched; so it catches up, and no server keeps any
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -237,6 +237,13 @@ class Follower:
     Read the arrays, and do not write into them: an update writes what has changed, and no more. One thread at a time
     uses a follower.
 
+    Args:
+        arrays: what is written, by name.
+        names: the key under which each is published.
+        strict: see ``Reader.follow``.
+        on_update: see ``Reader.follow``.
+        source: its reader.
+
     Attributes:
         version: the number of the version that the arrays are of; 0 before the first.
         label: what was given to ``publish`` with it.
@@ -315,13 +322,16 @@ class Follower:
         """Return what is fetched, once the arrays are known; None while nothing is published."""
         if self._copy is not None:
             return self._copy
-        missing = set(self._missing(deadline))
-        values = {value.key: value for value in self._found_values(missing, deadline)}
-        if not values:
+        keys = self._source.keys(deadline)
+        if not keys:
             return None
-        first = next(iter(values.values()))
-        if not self._newest(first.segments[0].server, first.store, deadline)[1]:
+        known = set(keys)
+        missing = {key for key in self._names.values() if key not in known}
+        wanted = [key for key in dict.fromkeys(self._names.values()) if key in known]
+        some, *found = self._source.find([keys[0], *wanted], deadline)
+        if not self._newest(some.segments[0].server, some.store, deadline)[1]:
             return None
+        values = {value.key: value for value in found}
         tables = [key for key, value in values.items() if isinstance(value.spec, TableSpec)]
         left_out = {
             *missing,
@@ -351,10 +361,6 @@ class Follower:
         self._store = followed[0].store if followed else 0
         self._copy = PublishedCopy({value.key: (value.spec.size, value.segments) for value in followed})
         return self._copy
-
-    def _found_values(self, missing: Collection[Key], deadline: float) -> list[HeldValue]:
-        keys = [key for key in dict.fromkeys(self._names.values()) if key not in missing]
-        return self._source.find(keys, deadline) if keys else []
 
     def _unpublished(self, values: Sequence[HeldValue], deadline: float) -> list[Key]:
         """Return which of ``values`` are in no version, by asking for one that is not there yet."""

@@ -17,13 +17,13 @@ import torch
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import replacing, require_plain
-from kvstore.manifests import record_of
 from kvstore.rows.admission import write_beginnings
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.index import Entries, probe
 from kvstore.rows.slabs import Array, scatter
 from kvstore.rows.table_files import GONE, IDS, INDEX, ROWS, Save, TableManifest, load_manifest, newest
+from kvstore.sealed_folders import record_of
 from kvstore.spec import Key
 from kvstore.table import Table
 

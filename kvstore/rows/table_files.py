@@ -31,16 +31,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvstore import manifests
+from kvstore import sealed_folders
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import sync_directory
 from kvstore.lineage import UNKNOWN, Version
-from kvstore.manifests import MANIFEST, FileRecord, HashedFile, integer, numbered, sha256, text
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.slabs import Array
 from kvstore.rows.stripe import PartSpec
+from kvstore.sealed_folders import MANIFEST, FileRecord, HashedFile, integer, numbered, sha256, text
 from kvstore.spec import ITEMSIZE, Key, check_key
 from kvstore.table import DTYPES, Table
 
@@ -112,7 +112,7 @@ def file_sizes(manifest: TableManifest) -> dict[str, int | None]:
 
 def save_manifest(folder: Path, manifest: TableManifest) -> None:
     """Write the manifest, which makes the files in ``folder`` a save."""
-    manifests.write(folder, to_json(manifest))
+    sealed_folders.write(folder, to_json(manifest))
 
 
 def load_manifest(folder: Path) -> tuple[TableManifest, str]:
@@ -121,7 +121,7 @@ def load_manifest(folder: Path) -> tuple[TableManifest, str]:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    return manifests.read(folder, MAX_MANIFEST, "saved table", from_json)
+    return sealed_folders.read(folder, MAX_MANIFEST, "saved table", from_json)
 
 
 def to_json(manifest: TableManifest) -> str:
@@ -149,7 +149,7 @@ def from_json(manifest: str) -> TableManifest:
     Raises:
         CheckpointError: it is something else, or a field cannot be right.
     """
-    return manifests.parsed(manifest, FORMAT, _checked)
+    return sealed_folders.parsed(manifest, FORMAT, _checked)
 
 
 def _checked(fields: Mapping[str, Any]) -> TableManifest:

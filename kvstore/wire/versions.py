@@ -81,7 +81,7 @@ class PublishedState(Message):
 
     store: f.Store
     id: f.SegmentId
-    place: f.Count
+    place: Number
     dtype: Annotated[str, f.dtype]
     newest: Number  # the version that it is of
     versions: f.Clocks  # by mark, the version that changed the elements with the mark

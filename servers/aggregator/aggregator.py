@@ -13,9 +13,9 @@ from servers.activity import ServedActivity, together
 from servers.aggregator.exchanges import Exchange, Servers
 from servers.aggregator.loans import Loans
 from servers.aggregator.store import HostStore
-from servers.requests.ledger import Ledger, Verdict
 from servers.requests.openers import Openers
 from servers.requests.reasons import Reason
+from servers.requests.repeats import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.store.lateness import ArrivalTimes

@@ -16,7 +16,7 @@ from kvstore import wire
 from kvstore.errors import UsageError
 from kvstore.rare_log import Drops
 from kvstore.transport.transport import Admission
-from servers.requests.ledger import Ledger
+from servers.requests.repeats import Ledger
 from servers.requests.replies import Answer, Outbox, refuse
 
 log = logging.getLogger(__name__)

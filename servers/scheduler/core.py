@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from kvstore import wire
 from kvstore.errors import NodeLost, UsageError, WireError
 from kvstore.transport.transport import Admission
-from servers.requests.ledger import Ledger, Verdict
 from servers.requests.reasons import Reason
+from servers.requests.repeats import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.deadlocks import Deadlocks

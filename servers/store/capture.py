@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvstore.checkpoint.checkpoint_reader import state_name, value_name
 from kvstore.checkpoint.tables import IDS, VALUES, page_name, rest_name
 from kvstore.checkpoint.tensors import TensorHeader
-from kvstore.checkpoint.whole_arrays import state_name, value_name
 from kvstore.errors import WeightsInDoubt
 from kvstore.optim.updater import Updater
 from kvstore.spec import ITEMSIZE

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from kvstore import wire
+from kvstore.checkpoint.checkpoint_reader import CheckpointReader, verify
 from kvstore.checkpoint.folders import begin, listed
-from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
-from kvstore.client.checkpoint_files import CheckpointInProgress, SavedStore
+from kvstore.client.checkpoint_in_progress import CheckpointInProgress, SavedStore
 from kvstore.client.entries import Entries, SegmentColumns
 from kvstore.errors import CheckpointError, ServerError
-from kvstore.manifests import FileRecord
+from kvstore.sealed_folders import FileRecord
 from kvstore.spec import Spec
 from kvstore.table import Table, TableSpec
 from kvstore.values import to_buffer

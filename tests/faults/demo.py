@@ -1,4 +1,4 @@
-"""``python -m faults.demo PREFIX --epochs 3``: the README's demo, in which a server is killed every five seconds.
+"""``python -m faults.demo PREFIX --epochs 3``: the README's demo, in which a server is killed every other second.
 
 It must end with the weights, bit by bit, that an undisturbed run has saved under PREFIX (``--model-prefix``). Ends with
 1 if it does not, or if nobody was killed.
@@ -26,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults.demo", description=__doc__)
     parser.add_argument("prefix", type=Path, help="of the checkpoints of the undisturbed run")
     parser.add_argument("--epochs", type=int, default=3, help="to train; default %(default)s")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills; default %(default)s")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds between two kills; default %(default)s")
     options = parser.parse_args()
     script = ROOT / "examples" / "train_cifar10.py"
     command = f'{sys.executable} {script} {DEMO} --num-epochs {options.epochs} --model-prefix "$FAULTS_RUN/model"'

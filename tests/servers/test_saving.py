@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from kvstore import wire
 from kvstore.checkpoint.folders import begin
 from kvstore.errors import CheckpointError, UsageError
-from kvstore.manifests import FileRecord, record_of
+from kvstore.sealed_folders import FileRecord, record_of
 from servers.saving import MOST, CaptureDesk, Saver
 from servers.store.capture import StoreCapture
 

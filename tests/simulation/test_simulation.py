@@ -15,7 +15,7 @@ from simulation.runs import MEMBERS, Plan, carry_out, crashes, verdict
 from simulation.transport import SimulatedTransport
 
 from kvstore.member.links import Links
-from servers.requests.ledger import Ledger, Verdict
+from servers.requests.repeats import Ledger, Verdict
 from servers.shard import Shard
 from servers.store.bucket import Bucket
 from servers.store.rounds import Rounds

@@ -19,7 +19,7 @@ from kvstore.rows.admission import AdmissionRule
 from servers.replication.primary import Gate
 from servers.replication.replica import Replica
 from servers.replication.standby import Backlog
-from servers.requests.ledger import Ledger, Verdict
+from servers.requests.repeats import Ledger, Verdict
 from servers.requests.replies import Outbox
 from servers.store.bucket import Bucket
 from servers.store.recording import Recording

@@ -19,7 +19,7 @@ from kvstore.checkpoint.folders import (
 )
 from kvstore.errors import CheckpointError
 from kvstore.job.valid_values import Interval
-from kvstore.manifests import MANIFEST
+from kvstore.sealed_folders import MANIFEST
 
 ARRAYS = {"w": torch.ones(3)}
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from written import contents, headers
 
 from kvstore.checkpoint import folders
+from kvstore.checkpoint.checkpoint_reader import state_name, value_name, verify
 from kvstore.checkpoint.command import main
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, from_json, load_manifest, save_manifest
 from kvstore.checkpoint.stateful import packed, unpacked
 from kvstore.checkpoint.tables import IDS, NUMBERS, VALUES, page_name, rest_name, shared_out
 from kvstore.checkpoint.tensors import write_tensors
-from kvstore.checkpoint.whole_arrays import state_name, value_name, verify
 from kvstore.client.resuming import Resumed
 from kvstore.errors import KVStoreError
-from kvstore.manifests import MANIFEST, record_of
 from kvstore.rows.stripe import STATE
+from kvstore.sealed_folders import MANIFEST, record_of
 from kvstore.spec import Spec
 from kvstore.table import MinCount, Table, TableSpec, Unseen
 

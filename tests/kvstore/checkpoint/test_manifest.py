@@ -22,7 +22,7 @@ from kvstore.checkpoint.manifest import (
 )
 from kvstore.checkpoint.tensors import TensorHeader, opened, write_tensors
 from kvstore.errors import CheckpointError
-from kvstore.manifests import MANIFEST, PIECE, FileRecord, record_of
+from kvstore.sealed_folders import MANIFEST, PIECE, FileRecord, record_of
 from kvstore.spec import ITEMSIZE, Spec
 
 SPECS = {"w": Spec((2, 3), "float32"), 7: Spec((), "int64"), "e": Spec((0,), "float32")}

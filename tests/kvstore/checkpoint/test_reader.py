@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from written import write
 
+from kvstore.checkpoint.checkpoint_reader import CheckpointReader, verify
 from kvstore.checkpoint.tables import NUMBERS, StripeNames, page_name, read_page, rest_name, shared_out
-from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
 from kvstore.errors import CheckpointError
-from kvstore.manifests import MANIFEST
 from kvstore.rows.ids import stripes_of
 from kvstore.rows.row_table import RowTable
+from kvstore.sealed_folders import MANIFEST
 from kvstore.table import MinCount, Table
 
 SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=4)

@@ -9,9 +9,9 @@ import torch
 from placed import cut_anywhere
 
 from kvstore.checkpoint import folders
+from kvstore.checkpoint.checkpoint_reader import state_name, value_name
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, save_manifest
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors
-from kvstore.checkpoint.whole_arrays import state_name, value_name
 from kvstore.values import spec_of, to_buffer
 
 

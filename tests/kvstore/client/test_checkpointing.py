@@ -17,11 +17,11 @@ from safetensors import safe_open
 from threaded import ThreadedJob
 from waiting import LONG
 
+from kvstore.checkpoint.checkpoint_reader import CheckpointReader, verify
 from kvstore.checkpoint.folders import listed, promise_of
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.stateful import unpacked
 from kvstore.checkpoint.tensors import write_tensors
-from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
 from kvstore.client import DistStore
 from kvstore.client.checkpointing import Meetings, WorkerPart, told
 from kvstore.client.resuming import TrainedStore

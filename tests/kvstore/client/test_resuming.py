@@ -19,13 +19,13 @@ from written import write
 
 import kvstore as kv
 from kvstore import wire
+from kvstore.checkpoint.checkpoint_reader import CheckpointReader, verify
 from kvstore.checkpoint.command import export
 from kvstore.checkpoint.folders import begin, listed, part_of, promise_of
 from kvstore.checkpoint.manifest import load_manifest
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors
-from kvstore.checkpoint.whole_arrays import CheckpointReader, verify
 from kvstore.client import DistStore
-from kvstore.client.checkpoint_files import CheckpointInProgress, SavedStore, ask
+from kvstore.client.checkpoint_in_progress import CheckpointInProgress, SavedStore, ask
 from kvstore.client.compression import Compressing, describe
 from kvstore.client.entries import Entries, PushClocks, SegmentColumns
 from kvstore.client.optimizing import Optimizing, StoredStates, described
@@ -36,8 +36,8 @@ from kvstore.client.resuming import Resumed, TrainedStore
 from kvstore.client.stored_tables import StoredTables
 from kvstore.errors import Mismatch, ServerError
 from kvstore.job.valid_values import Interval
-from kvstore.manifests import FileRecord
 from kvstore.rule import Rule
+from kvstore.sealed_folders import FileRecord
 from kvstore.spec import Spec
 from kvstore.ticket import WaitLimits
 

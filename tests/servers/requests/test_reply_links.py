@@ -7,8 +7,8 @@ from asking import Door, Worker
 
 from kvstore import wire
 from kvstore.errors import KVStoreError, Mismatch, UsageError
-from servers.requests.ledger import Ledger
 from servers.requests.reasons import Reason
+from servers.requests.repeats import Ledger
 from servers.requests.replies import Answer, refuse
 from servers.requests.reply_links import KEPT, ReplyLinks
 

@@ -17,8 +17,8 @@ import kvstore as kv
 from kvstore.checkpoint.command import export
 from kvstore.checkpoint.folders import listed
 from kvstore.client import DistStore
-from kvstore.manifests import MANIFEST
 from kvstore.rule import Rule
+from kvstore.sealed_folders import MANIFEST
 from workers import Trainer
 
 STEPS = 4

@@ -16,9 +16,9 @@ from kvstore.checkpoint.folders import part_of, promise_of, prune, remove, settl
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, save_manifest
 from kvstore.client.entries import Entries
 from kvstore.errors import CheckpointError, KVStoreError
-from kvstore.manifests import FileRecord, record_of
 from kvstore.member.outstanding import Question, ready
 from kvstore.member.session import Session
+from kvstore.sealed_folders import FileRecord, record_of
 from kvstore.ticket import Operation
 
 log = logging.getLogger(__name__)

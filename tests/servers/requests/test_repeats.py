@@ -3,7 +3,7 @@ from __future__ import annotations
 from asking import sender
 
 from kvstore import wire
-from servers.requests.ledger import Ledger, Verdict
+from servers.requests.repeats import Ledger, Verdict
 
 
 def request(seq: int, *, done: int = 0, rank: int = 0, incarnation: int = 1, role: str = "worker") -> wire.Request:

@@ -1,4 +1,4 @@
-"""Values and optimizer states of whole arrays, out of a checkpoint's segments, however many servers held them."""
+"""Checkpoints are read and verified: values and states of whole arrays, however many servers held their segments."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvstore.checkpoint.manifest import Manifest, StoredSegment, load_manifest
 from kvstore.checkpoint.tables import NUMBERS, Rest, StripeNames, are_rest, read_page, rest_name
 from kvstore.checkpoint.tensors import DTYPES, opened
 from kvstore.errors import CheckpointError
-from kvstore.manifests import record_of
 from kvstore.optim.states import StateTensors
 from kvstore.rows.frozen_rows import Page
+from kvstore.sealed_folders import record_of
 from kvstore.spec import Key, Spec
 from kvstore.table import Table, TableSpec
 from kvstore.values import spec_of
