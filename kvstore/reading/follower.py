@@ -297,13 +297,13 @@ class Follower:
         pause = LEAST_PAUSE_S
         while True:
             with self._source.lock:
-                if self._newer(deadline) and self._update(deadline):
+                if (self._copy is None or self._wait(deadline)) and self._update(deadline):
                     return self.version
             if self._session.now() + pause >= deadline:
                 missing = [] if self._copy is not None else self._missing(self._session.deadline(None))
                 why = f"; {shorten(missing)} has no value yet" if missing else ""
                 raise DeadlineExceeded(f"no version after {self.version} was published in time{why}")
-            self._session.pause(pause)
+            self._session.pause(pause)  # until the first version
             pause = min(MOST_PAUSE_S, 1.5 * pause)
 
     def __iter__(self) -> Iterator[int]:
@@ -395,11 +395,16 @@ class Follower:
         self._source.ask("follow", (), [self._question(server, store, fields, replies.append)], deadline)
         return replies[-1].lineage, replies[-1].number
 
-    def _newer(self, deadline: float) -> bool:
-        """Return whether there may be a newer version. It takes one small message to one server."""
+    def _wait(self, deadline: float) -> bool:
+        """Wait for another version on one of the servers; return whether there is one. It costs two small messages."""
         if self._copy is None or self._torn:
             return True
-        return self._newest(self._copy.servers[0], self._store, deadline) != (self._lineage, self.version)
+        fields = {"ids": [], "lineage": self._lineage, "held": [self.version], "want": 0, "waits": True}
+        with suppress(DeadlineExceeded):
+            question = self._question(self._copy.servers[0], self._store, fields, _ignore)
+            self._source.ask("wait_newer", list(self._copy.arrays), [question], deadline)
+            return True
+        return False
 
     def _update(self, deadline: float) -> bool:
         copy = self._found(deadline)

@@ -92,7 +92,7 @@ class PublishedState(Message):
 class ReadVersion(Request):
     """From a reader to a server: how have the pieces of segments ``ids`` changed since the versions that I have?
 
-    Without ``ids``: which version is there?
+    Without ``ids``: which version is there? If it ``waits``: once there is another one than the one I have.
     """
 
     store: f.Store
@@ -100,6 +100,7 @@ class ReadVersion(Request):
     lineage: f.Lineage  # of the numbers
     held: Numbers  # the version that I have of each piece, 0 for none; one number alone is that of all
     want: Number  # the version that I want; 0 for the newest. If it is not there any more, a later one comes
+    waits: Annotated[bool, f.flag] = False
 
 
 @message(159)

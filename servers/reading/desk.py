@@ -28,6 +28,7 @@ from servers.store.served_store import ServedStore
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 64  # requests of one reader
+MOST_PARKED = 1024  # followers that wait, some of which may have gone
 
 Read: TypeAlias = wire.ReadValues | wire.ReadRows | wire.ReadVersion
 
@@ -113,15 +114,20 @@ class ReadDesk:
     def __init__(self, stores: Mapping[int, ServedStore], memory: Memory, links: ReaderLinks) -> None:
         self.links = links
         self.taken = self.followed = 0
-        self._stores = stores
+        self.stores = stores
         self._memory = memory
         # By reader, the one whose turn is next first, and by the number of the request.
         self._waiting: OrderedDict[wire.Node, dict[int, tuple[bytes, Read]]] = OrderedDict()
+        # Followers that wait for a newer version, the longest first, and how many there were when they were looked at.
+        self._parked: OrderedDict[wire.Node, tuple[bytes, wire.ReadVersion]] = OrderedDict()
+        self._made = 0
         self._current: tuple[bytes, Read] | None = None
         self._begun: ValueRead | RowRead | PublishedRead | None = None  # what has been done for it
 
     @property
     def busy(self) -> bool:
+        if self._parked:
+            self._wake()
         return self._current is not None or bool(self._waiting)
 
     @property
@@ -140,6 +146,7 @@ class ReadDesk:
             return refusal or []
         if isinstance(message, wire.Leave):
             self._waiting.pop(message.node, None)
+            self._parked.pop(message.node, None)
             return [(peer, wire.Ack(message.seq))]
         if isinstance(message, wire.Explain):
             return [(peer, wire.Explanation(message.seq, "answers readers in the time that workers leave it"))]
@@ -147,6 +154,11 @@ class ReadDesk:
             return _refused(
                 peer, message, f"servers do not know where keys are; send a {type(message).__name__} to the scheduler"
             )
+        if isinstance(message, wire.ReadVersion) and message.waits and not self._is_newer(message):
+            self._parked[message.node] = peer, message  # a follower waits for one thing at a time
+            while len(self._parked) > MOST_PARKED:
+                self._parked.popitem(last=False)  # it asks again
+            return []
         waiting = self._waiting.setdefault(message.node, {})
         if len(waiting) >= MOST_WAITING and message.seq not in waiting:
             return _refused(peer, message, f"{MOST_WAITING} requests of {message.node} wait here already")
@@ -173,6 +185,25 @@ class ReadDesk:
         self._current = self._begun = None
         return [(peer, reply)]
 
+    def _is_newer(self, message: wire.ReadVersion) -> bool:
+        """Return whether there is another version than the follower has, or nothing to wait for."""
+        store = self.stores.get(message.store)
+        if store is None:
+            return True
+        publishing = store.publishing
+        has = message.lineage == publishing.lineage and message.held == [publishing.newest]
+        return bool(publishing.whole) and not has
+
+    def _wake(self) -> None:
+        """Let followers be answered for whom there is a newer version."""
+        made = sum(store.publishing.made for store in self.stores.values())
+        if made == self._made:
+            return
+        self._made = made
+        for node in [node for node, (_, message) in self._parked.items() if self._is_newer(message)]:
+            peer, message = self._parked.pop(node)
+            self._waiting.setdefault(node, {})[message.seq] = peer, message
+
     def _next(self) -> tuple[bytes, Read]:
         node, waiting = self._waiting.popitem(last=False)
         chosen = waiting.pop(next(iter(waiting)))
@@ -181,7 +212,7 @@ class ReadDesk:
         return chosen
 
     def _begin(self, request: Read) -> ValueRead | RowRead | PublishedRead:
-        store = self._stores.get(request.store)
+        store = self.stores.get(request.store)
         if store is None:
             raise UsageError(f"store {request.store} is not open here")
         if isinstance(request, wire.ReadValues):

@@ -41,12 +41,14 @@ class Publishing:
         pending: the versions that are not whole here, oldest first. Look here before anything else: it is empty at most
             times, and always where nothing is published.
         whole: the labels of the last two whole versions, by number.
+        made: how many versions have become whole here.
     """
 
     def __init__(self, store: int, buckets: Buckets, recording: Recording) -> None:
         self.lineage = UNKNOWN
         self.pending: list[_Pending] = []
         self.whole: dict[int, str] = {}
+        self.made = 0
         self._store = store
         self._buckets = buckets
         self._recording = recording
@@ -118,6 +120,7 @@ class Publishing:
         while self.pending and not self.pending[0].missing:
             done = self.pending.pop(0)
             self.whole[done.number] = done.label
+            self.made += 1
             for old in sorted(self.whole)[:-2]:
                 del self.whole[old]
 
