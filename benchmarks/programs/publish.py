@@ -59,6 +59,8 @@ def published(args: argparse.Namespace, flat: torch.Tensor, publish: Version) ->
     bits = flat.view(torch.int16).numpy()
     bits[:] = rng.integers(0x3C00, 0x3F80, len(bits), np.int16)
     whole, after = [], []
+    for reader in range(args.readers):
+        _noted(args.folder / f"reader{reader}", 0)
     for number in range(1, 2 + args.rounds):
         bits[rng.integers(0, len(bits), int(args.share * len(bits)))] ^= 1
         began = time.monotonic()
@@ -76,6 +78,7 @@ def published(args: argparse.Namespace, flat: torch.Tensor, publish: Version) ->
 def follow(args: argparse.Namespace, flat: torch.Tensor, wait: Version) -> None:
     """Wait for all versions, and note when each was here."""
     with (args.folder / f"reader{args.reader}").open("a", buffering=1) as notes:
+        notes.write("0 0\n")  # it is ready
         for number in range(1, 2 + args.rounds):
             wait(number)
             notes.write(f"{number} {time.monotonic()!r}\n")

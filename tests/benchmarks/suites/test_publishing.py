@@ -48,6 +48,8 @@ def test_a_version_is_visible_when_the_last_reader_has_it(tmp_path):
     args = Namespace(rounds=1, readers=2, share=0.5, folder=tmp_path)
     flat = torch.zeros(100, dtype=torch.bfloat16)
     seen = []
+    for reader in range(2):
+        (tmp_path / f"reader{reader}").write_text("0 0\n")
 
     def publish(number: int) -> None:
         seen.append(flat.clone())
