@@ -553,6 +553,7 @@ class DistStore(KVStore):
             takeovers=self._session.takeovers,
             checkpoints=0 if self._checkpoints is None else self._checkpoints.made,
             failed_checkpoints=0 if self._checkpoints is None else self._checkpoints.failed,
+            versions=self._publishing.number,
             bytes_lent=0 if lending is None else lending.nbytes,
             not_lent="" if lending is None else lending.refusal,
             server_bytes=tuple(self._entries.bytes_by_server(len(self._session.servers))),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvstore import wire
-from kvstore.codecs.changes import apply_changes, checksum
+from kvstore.codecs.changes import apply_changes, checksum, decode_changes
 from kvstore.dynamo import outside_graphs
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError, WireError
 from kvstore.lineage import UNKNOWN
@@ -26,11 +26,10 @@ from kvstore.reading.reader_session import Ask, ReaderSession
 from kvstore.spec import Key, shorten
 from kvstore.table import TableSpec
 from kvstore.values import as_dtype, as_output
-from kvstore.wire.versions import pieces
+from kvstore.wire.versions import NEVER, pieces
 
 log = logging.getLogger(__name__)
 
-NEVER = 1 << 61  # no version has so high a number
 MOST_DAMAGED = 3  # pieces that are fetched again in one update
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.005, 0.1  # between two questions whether there is a newer version
 
@@ -101,11 +100,14 @@ class PublishedArray:
         for place in places:
             start, stop = self.ranges[place]
             changes = self.changes[place]
-            if whole or changes is None or out.device.type != "cpu" or out.dtype != self.flat.dtype:
+            if whole or changes is None:
                 into[start:stop].copy_(self.flat[start:stop])
                 continue
             for buffers in changes:
-                apply_changes(buffers, _bits(into[start:stop]))
+                if out.device.type == "cpu" and out.dtype == self.flat.dtype:
+                    apply_changes(buffers, _bits(into[start:stop]))
+                else:
+                    _copy_changes(buffers, self.flat[start:stop], into[start:stop])
         return bool(places)
 
     def written(self) -> None:
@@ -122,6 +124,19 @@ def _bits(values: torch.Tensor) -> Any:
     signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]
     array = values.view(signed).numpy()
     return array.view(f"u{values.itemsize}")
+
+
+def _copy_changes(buffers: Sequence[memoryview], source: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy the elements of ``source`` that changes name to ``out``, of another dtype or on a device."""
+    positions, _ = decode_changes(buffers, _bits(source).dtype, len(source))
+    if positions is None:
+        out.copy_(source)
+        return
+    where = torch.from_numpy(positions)
+    values = source[where].to(out.dtype)
+    if out.is_cuda:  # what is pinned is copied while the next changes are decoded
+        where, values = where.pin_memory(), values.pin_memory()
+    out.index_copy_(0, where.to(out.device, non_blocking=True), values.to(out.device, non_blocking=True))
 
 
 class VersionAsk(NamedTuple):
@@ -399,7 +414,7 @@ class Follower:
         """Wait for another version on one of the servers; return whether there is one. It costs two small messages."""
         if self._copy is None or self._torn:
             return True
-        fields = {"ids": [], "lineage": self._lineage, "held": [self.version], "want": 0, "waits": True}
+        fields = {"ids": [], "lineage": self._lineage, "held": [self.version], "want": 0, "newer": True}
         with suppress(DeadlineExceeded):
             question = self._question(self._copy.servers[0], self._store, fields, _ignore)
             self._source.ask("wait_newer", list(self._copy.arrays), [question], deadline)

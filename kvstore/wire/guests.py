@@ -96,6 +96,9 @@ class ServerReport(MemberNotice):
     missing: f.Ranks
     oldest_us: Counter  # how long the request has waited that waits for longest; 0 for none
     why: Annotated[str, f.text(1024)] = ""  # what it waits for, in words
+    version: Counter = 0  # of what is published, the newest; 0 for none
+    followers: Counter = 0  # readers that have asked for versions lately
+    behind: Counter = 0  # how many versions the last of them is behind
 
     def __post_init__(self) -> None:
         same_length(self.came_last, self.alone_us)

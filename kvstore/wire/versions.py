@@ -16,6 +16,7 @@ from kvstore.wire.coding import Buffer, message
 from kvstore.wire.message import Message, Reply, Request, same_length
 
 PIECE = 1 << 19  # elements. A server looks at one piece at a time; workers' messages come in between
+NEVER = 1 << 61  # no version has so high a number; who wants it only asks whether arrays are published
 WIDE = ("float32", "float64")  # what may be rounded
 PUBLISHED = ("float16", "bfloat16")  # what values may be published as, beside their own dtype
 
@@ -92,7 +93,7 @@ class PublishedState(Message):
 class ReadVersion(Request):
     """From a reader to a server: how have the pieces of segments ``ids`` changed since the versions that I have?
 
-    Without ``ids``: which version is there? If it ``waits``: once there is another one than the one I have.
+    Without ``ids``: which version is there? If ``newer``: once there is another one than the one I have.
     """
 
     store: f.Store
@@ -100,7 +101,7 @@ class ReadVersion(Request):
     lineage: f.Lineage  # of the numbers
     held: Numbers  # the version that I have of each piece, 0 for none; one number alone is that of all
     want: Number  # the version that I want; 0 for the newest. If it is not there any more, a later one comes
-    waits: Annotated[bool, f.flag] = False
+    newer: Annotated[bool, f.flag] = False  # whether the answer waits for another version than the one that I have
 
 
 @message(159)

@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from kvstore.rows.ids import Ids
 from kvstore.transport.memory import Memory
 from kvstore.values import to_buffer
 from kvstore.wire.guests import NOT_HELD, aligned
+from kvstore.wire.versions import NEVER
+from servers.activity import Followed
 from servers.requests.guest_links import ReaderLinks
 from servers.requests.replies import Outbox, refuse
 from servers.store.bucket import Bucket
@@ -28,6 +30,7 @@ from servers.store.served_store import ServedStore
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 64  # requests of one reader
+SILENT = 64  # reports without a word of a follower; then it counts as gone
 MOST_PARKED = 1024  # followers that wait, some of which may have gone
 
 Read: TypeAlias = wire.ReadValues | wire.ReadRows | wire.ReadVersion
@@ -105,6 +108,14 @@ class ValueRead:
         return copied
 
 
+class _Follower(NamedTuple):
+    """What a follower has said last: the version that it has, in which store, and before which report."""
+
+    store: int
+    held: int
+    report: int
+
+
 class ReadDesk:
     """The requests of readers that wait at this server, and the one that is being answered.
 
@@ -121,6 +132,8 @@ class ReadDesk:
         # Followers that wait for a newer version, the longest first, and how many there were when they were looked at.
         self._parked: OrderedDict[wire.Node, tuple[bytes, wire.ReadVersion]] = OrderedDict()
         self._made = 0
+        self._followers: OrderedDict[wire.Node, _Follower] = OrderedDict()  # the longest silent first
+        self._reports = 0
         self._current: tuple[bytes, Read] | None = None
         self._begun: ValueRead | RowRead | PublishedRead | None = None  # what has been done for it
 
@@ -147,6 +160,7 @@ class ReadDesk:
         if isinstance(message, wire.Leave):
             self._waiting.pop(message.node, None)
             self._parked.pop(message.node, None)
+            self._followers.pop(message.node, None)
             return [(peer, wire.Ack(message.seq))]
         if isinstance(message, wire.Explain):
             return [(peer, wire.Explanation(message.seq, "answers readers in the time that workers leave it"))]
@@ -154,7 +168,9 @@ class ReadDesk:
             return _refused(
                 peer, message, f"servers do not know where keys are; send a {type(message).__name__} to the scheduler"
             )
-        if isinstance(message, wire.ReadVersion) and message.waits and not self._is_newer(message):
+        if isinstance(message, wire.ReadVersion) and message.want != NEVER:
+            self._note(message)
+        if isinstance(message, wire.ReadVersion) and message.newer and not self._is_newer(message):
             self._parked[message.node] = peer, message  # a follower waits for one thing at a time
             while len(self._parked) > MOST_PARKED:
                 self._parked.popitem(last=False)  # it asks again
@@ -184,6 +200,26 @@ class ReadDesk:
             return []
         self._current = self._begun = None
         return [(peer, reply)]
+
+    def followed_by(self) -> Followed:
+        """Return which version there is, and who follows; called at each report."""
+        self._reports += 1
+        newest = {number: store.publishing.newest for number, store in self.stores.items()}
+        for node, follower in list(self._followers.items()):
+            silent = self._reports - follower.report > SILENT and node not in self._parked
+            if silent or follower.store not in newest:
+                del self._followers[node]
+        lags = [max(0, newest[follower.store] - follower.held) for follower in self._followers.values()]
+        return Followed(max(newest.values(), default=0), len(lags), max(lags, default=0))
+
+    def _note(self, message: wire.ReadVersion) -> None:
+        store = self.stores.get(message.store)
+        known = store is not None and store.publishing.lineage == message.lineage
+        held = min(message.held, default=0) if known else 0
+        self._followers.pop(message.node, None)
+        self._followers[message.node] = _Follower(message.store, held, self._reports)
+        if len(self._followers) > MOST_PARKED:
+            self._followers.popitem(last=False)
 
     def _is_newer(self, message: wire.ReadVersion) -> bool:
         """Return whether there is another version than the follower has, or nothing to wait for."""

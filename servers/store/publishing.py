@@ -87,7 +87,7 @@ class Publishing:
         """
         for bucket in self._buckets.all() if buckets is None else buckets:
             now = not isinstance(bucket.rounds, Rounds)
-            for pending in self.pending:
+            for pending in list(self.pending):
                 due = [
                     number
                     for number in bucket.ids
@@ -99,7 +99,7 @@ class Publishing:
 
     def follow(self, message: wire.VersionMade) -> None:
         """Make, as a primary has, a version of segments; those that are made already are as they should be."""
-        for pending in self.pending:
+        for pending in list(self.pending):
             if pending.number == message.number:
                 self._make(pending, [number for number in message.ids if number in pending.missing])
         self._settle()

@@ -223,3 +223,17 @@ def test_a_follower_has_whole_versions_with_the_published_bytes(seed: int) -> No
 @given(st.integers(0, 2**32))
 def test_also_when_standbys_take_over(seed: int) -> None:
     play(seed, 150, takeovers=True)
+
+
+def test_a_follower_that_was_away_for_very_many_versions_has_the_newest_one_in_one_answer() -> None:
+    job = Job(1)
+    reader = Reader(job)
+    for away in (1, 5, 300):
+        for _ in range(away):
+            for rank in (0, 1):
+                job.push(rank)
+            job.publish()
+            job.settle()
+        reader.ask()
+        reader.hear(0)
+        assert reader.version == job.number

@@ -30,25 +30,30 @@ def test_arrays_become_each_version_whole() -> None:
     def work(store: DistStore) -> None:
         store.set_optimizer("sgd", learning_rate=0.5)
         store.init(["w", "b", "later"], [torch.randn(SIZE), torch.zeros(4, 2), torch.zeros(3)])
+        sparse = torch.zeros(SIZE)
+        sparse[::50] = 1.0
         if store.rank:
             for _ in range(4):
-                store.pushpull(["w", "b"], [torch.ones(SIZE), torch.ones(4, 2)])
+                store.pushpull(["w", "b"], [sparse, torch.ones(4, 2)])
                 store.publish(["w", "b"], dtype="bfloat16")
             return
-        half = torch.zeros(SIZE, dtype=torch.bfloat16)
+        half, full = torch.zeros(SIZE, dtype=torch.bfloat16), torch.zeros(SIZE)
         strided, wide = torch.zeros(2, 4).t(), np.zeros((4, 2), np.float64)
         with reader_of(job) as reader:
             model = reader.follow({"module.w": half, "b": strided}, {"module.w": "w"}, on_update=changed.append)
+            converted = reader.follow({"w": full})
             again = reader.follow({"b": wide, "later": torch.ones(3)}, strict=False)
             assert not model.update()
             with pytest.raises(DeadlineExceeded, match="no version after 0"):
                 model.wait_newer(0.3)
             for step in range(4):
                 w, b = torch.empty(SIZE), torch.empty(4, 2)
-                store.pushpull(["w", "b"], [torch.ones(SIZE), torch.ones(4, 2)], out=[w, b])
+                store.pushpull(["w", "b"], [sparse, torch.ones(4, 2)], out=[w, b])
                 number = store.publish(["w", "b"], label=f"step {step}", dtype=torch.bfloat16)
                 assert (model.wait_newer(), model.version, model.label) == (number, number, f"step {step}")
                 assert bytes_of(half) == bytes_of(w.to(torch.bfloat16))
+                assert converted.update()
+                assert torch.equal(full, half.float())
                 assert torch.equal(strided, b.to(torch.bfloat16).float())
                 assert step % 2 or again.update()  # it leaves versions out
             assert wide.tolist() == (b + 1.0).to(torch.bfloat16).tolist()
