@@ -21,6 +21,7 @@ SHARES = (0.01, 0.03, 0.1)
 ALLOWED = {0.01: 1.7, 0.1: 15.5}  # percent of the model
 BEHIND = 8  # versions
 COUNTED = 4_000_000  # elements of which bytes are counted
+RATE, STEPS = 3e-6, (1, 10, 100)
 READERS = (1, 4)
 ROUNDS = 8
 
@@ -30,6 +31,7 @@ def publish(session: Session) -> None:
     for share in SHARES:
         session.add(_bytes(share, 1))
     session.add(_bytes(SHARES[0], BEHIND))
+    session.add(_adamw_bytes())
     for readers in READERS:
         _times(session, readers)
 
@@ -59,6 +61,28 @@ def _bytes(share: float, behind: int) -> Result:
     allowed = [Row("allowed", [ALLOWED[share]])] if behind == 1 and share in ALLOWED else []
     rows = [Row("kvstore", [100 * nbytes / (2 * values.numel())]), ideal, *allowed]
     return Result(name, title, rows, ("ideal", "allowed"), "% of the model")
+
+
+def _adamw_bytes() -> Result:
+    """Count the bytes of single versions while AdamW trains float32 weights, which are published in bf16."""
+    torch.manual_seed(0)
+    weights = torch.nn.Parameter(0.02 * torch.randn(COUNTED // PIECE, PIECE))
+    optimizer = torch.optim.AdamW([weights], lr=RATE, fused=True)
+    pieces = [PublishedValues(PIECE, "float32", "bfloat16") for _ in weights]
+    rows = []
+    for step in range(1 + max(STEPS)):
+        if step:
+            weights.grad = torch.randn_like(weights)
+            optimizer.step()
+        values = weights.detach()
+        changed = sum(piece.publish(part, 1 + step) for piece, part in zip(pieces, values, strict=True))
+        if step in STEPS:
+            answers = [piece.changes(step, 1 + step) or [] for piece in pieces]
+            nbytes = sum(memoryview(buffer).nbytes for answer in answers for buffer in answer)
+            note = f"{changed / values.numel():.1%} of the elements"
+            rows.append(Row(f"step {step}", [100 * nbytes / (2 * values.numel())], note))
+    title = f"Bytes of a version after a step of AdamW at a rate of {RATE:g} on N(0, 0.02), with random gradients"
+    return Result("publish-bytes-adamw", title, rows, unit="% of the model")
 
 
 def _times(session: Session, readers: int) -> None:
@@ -105,7 +129,7 @@ class Versions:
             publisher = Member("publisher", command)
             if self.name == "kvstore":
                 job = launched(1, self.servers, command, {})
-                more = ["--readers", str(folder / "readers.json"), "--reader-share", "50%"]
+                more = ["--readers", str(folder / "readers.json"), "--reader-share", "100%"]
                 publisher = Member(job.name, [*job.argv[:3], *more, *job.argv[3:]], job.env)
             members = [
                 Member(f"reader {number}", [*command, "--reader", str(number)]) for number in range(self.readers)

@@ -37,6 +37,9 @@ def test_bytes_are_counted_beside_the_ideal_and_readers_beside_peers(session, mo
     for row in rows.values():
         assert row["ideal"] < row["kvstore"] < 1.1 * row["ideal"]
     assert rows["publish-bytes-1-behind"]["ideal"] == pytest.approx(10.2, abs=0.3)  # 1 - 0.99^8 of the elements
+    steps = made.results[4]
+    assert [row.name for row in steps.rows] == ["step 1", "step 10", "step 100"]
+    assert steps.rows[0].median > 2 * steps.rows[2].median
     assert [case.name for case in cases] == ["publish-1", "publish-4"]
     assert [one.name for one in cases[0].contenders] == ["kvstore", "gloo", "safetensors"]
     asked = [target for target in TARGETS if target.result.startswith("publish-")]
