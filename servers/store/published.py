@@ -83,6 +83,7 @@ class PublishedValues:
         self._changes: list[int] = []  # by mark: the version that made this change
         self._replaced: list[_Replaced] = []
         self._sums: dict[int, int] = {}
+        self._answers: dict[int, list[Buffer]] = {}  # what the last change alone makes, by version
         self._nan = _NAN.get(dtype) if dtype != source_dtype else None
         self._published_dtype = as_dtype(dtype)
 
@@ -118,6 +119,7 @@ class PublishedValues:
                 self._changes.append(version)
         self.previous, self.newest = self.newest, version
         self._sums = {at: total for at, total in self._sums.items() if at == self.previous}
+        self._answers.clear()
         return changed
 
     def changes(self, since: int | None, at: int) -> list[Buffer] | None:
@@ -145,12 +147,14 @@ class PublishedValues:
         if at != self.newest and known < reached:
             marks = self._with([(each, each.marks) for each in self._replaced], marks)
         oldest = min(known, reached)
-        if oldest == len(self._changes) - 2 and self._replaced:  # the last change alone: without a pass over the marks
-            few = [
-                each.start + each.positions.astype(np.int64) for each in self._replaced if each.positions is not None
-            ]
-            if len(few) == len(self._replaced):
-                return encode_changes(np.concatenate(few), bits)
+        last = oldest == len(self._changes) - 2 and bool(self._replaced)
+        few = [(each.start, each.positions) for each in self._replaced if last and each.positions is not None]
+        if last and len(few) == len(self._replaced):  # the last change alone: without a pass over the marks
+            answer = self._answers.get(at)
+            if answer is None:  # else another reader has had it
+                where = np.concatenate([start + positions.astype(np.int64) for start, positions in few])
+                answer = self._answers[at] = encode_changes(where, bits)
+            return answer
         changed = marks > oldest
         if not may_be_shorter(int(np.count_nonzero(changed)), self.size, bits.itemsize):
             return encode_changes(None, bits)
@@ -199,7 +203,7 @@ class PublishedValues:
         self._bits.view(np.uint8)[:] = bits.numpy()
         self._marks[:] = marks.numpy()
         self.newest, self.previous, self._changes = newest, None, list(numbers)
-        self._replaced, self._sums = [], {}
+        self._replaced, self._sums, self._answers = [], {}, {}
 
     def _round(self, values: torch.Tensor) -> Array:
         """Return the bits of ``values``, a block at most, in the published dtype; valid until the next call."""
