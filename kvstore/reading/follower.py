@@ -329,15 +329,22 @@ class Follower:
 
     # ---- which arrays
 
+    def _keys(self, deadline: float) -> list[Key]:
+        """Return the keys that have values; none before the store is made."""
+        try:
+            return self._source.keys(deadline)
+        except KeyNotInitialized:
+            return []
+
     def _missing(self, deadline: float) -> list[Key]:
-        known = set(self._source.keys(deadline))
+        known = set(self._keys(deadline))
         return [key for key in self._names.values() if key not in known]
 
     def _found(self, deadline: float) -> PublishedCopy | None:
         """Return what is fetched, once the arrays are known; None while nothing is published."""
         if self._copy is not None:
             return self._copy
-        keys = self._source.keys(deadline)
+        keys = self._keys(deadline)
         if not keys:
             return None
         known = set(keys)

@@ -10,6 +10,7 @@ import random
 from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from asking import Worker, sender, sent
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from pairs import copied
 
 from kvstore import wire
+from kvstore.codecs.changes import apply_changes
 from kvstore.reading.follower import PublishedCopy, VersionAsk
 from kvstore.reading.held import ReadSegment
 from kvstore.transport.memory import Heap
@@ -65,10 +67,28 @@ class Server:
             if self.standby is not None:
                 self.standby.apply(record)
 
-    def take_over(self) -> None:
+    def crash(self, part: float) -> None:
+        """Die over a request, when the standby has stored a part of its records, and nobody has an answer."""
+        link = max((0, 1), key=lambda link: len(self.links[link]))
+        if self.standby is not None and self.links[link]:
+            message = self.links[link].popleft()
+            self.unanswered[link][message.seq] = message
+            self.shard.handle(b"link %d" % link, sent(message))
+            for record in list(self.records)[: int(part * len(self.records))]:
+                self.standby.apply(record)
+            self.records.clear()
+            self.take_over(crashed=True)
+
+    @property
+    def newest(self) -> int:
+        return self.shard.stores[0].publishing.newest
+
+    def take_over(self, crashed: bool = False) -> None:
         if self.standby is not None:
+            newest = self.newest
             self.serve(self.standby)
             self.standby = None
+            assert self.newest >= newest or crashed
             for link, unanswered in zip(self.links, self.unanswered, strict=True):  # workers resend
                 link.extendleft(reversed(unanswered.values()))
                 unanswered.clear()
@@ -133,6 +153,21 @@ class Job:
     def bytes_of(self, number: int) -> torch.Tensor:
         return self.values[self.published[number]].to(torch.bfloat16)
 
+    def check(self, server: Server) -> None:
+        """Whatever a server, or its standby, says that it has of a version is what was published."""
+        for shard in (server.shard, server.standby):
+            if shard is None or not shard.stores:
+                continue
+            publishing = shard.stores[0].publishing
+            for number in publishing.whole:
+                wanted = self.part(server, self.bytes_of(number)).view(torch.int16).numpy().view("u2")
+                for place, piece in enumerate(publishing.pieces_of([server.rank])):
+                    if (found := publishing.changes(piece, 0, number)) is not None:
+                        expected = wanted[place * PIECE : (place + 1) * PIECE]
+                        has = np.zeros_like(expected)
+                        apply_changes(found[1], has)
+                        assert has.tolist() == expected.tolist()
+
     def settle(self) -> None:
         while self.clocks[0] != self.clocks[1]:
             self.push(min((0, 1), key=self.clocks.__getitem__))
@@ -184,7 +219,7 @@ class Reader:
         assert torch.equal(self.out, self.job.bytes_of(self.version))
 
 
-def play(seed: int, steps: int, takeovers: bool, servers: int = 3) -> Job:
+def play(seed: int, steps: int, takeovers: bool, servers: int = 2) -> Job:
     rng = random.Random(seed)
     job = Job(servers)
     readers = [Reader(job), Reader(job)]
@@ -197,13 +232,17 @@ def play(seed: int, steps: int, takeovers: bool, servers: int = 3) -> Job:
         elif kind == "publish":
             job.publish()
         elif kind == "deliver":
-            rng.choice(job.servers).deliver(rng.randrange(2))
+            server = rng.choice(job.servers)
+            server.deliver(rng.randrange(2))
+            job.check(server)
         elif kind == "ask":
             readers[rng.random() < 0.2].ask()  # one of them is slow
         else:
             readers[rng.random() < 0.2].hear(rng.randrange(servers))
-        if takeovers and rng.random() < 0.03:
-            rng.choice(job.servers).take_over()
+        if takeovers and rng.random() < 0.1:
+            server = rng.choice(job.servers)
+            job.check(server)
+            server.crash(rng.random()) if rng.random() < 0.7 else server.take_over()
     job.settle()
     for reader in readers:
         for _ in range(20 * servers):
@@ -237,3 +276,20 @@ def test_a_follower_that_was_away_for_very_many_versions_has_the_newest_one_in_o
         reader.ask()
         reader.hear(0)
         assert reader.version == job.number
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_a_server_that_takes_over_a_round_without_its_version_makes_it_before_the_next_round(part: float) -> None:
+    job = Job(1)
+    (server,) = job.servers
+    for rank in (0, 0, 1):
+        job.push(rank) if rank or not job.clocks[0] else job.publish()
+    server.deliver(0)
+    server.deliver(0)
+    server.crash(part)
+    for _ in range(2):
+        job.push(0)
+        job.push(1)
+    job.settle()
+    assert server.newest == 1
+    job.check(server)

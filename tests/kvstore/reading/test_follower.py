@@ -13,6 +13,7 @@ from reading_job import job_with_readers, reader_of
 from kvstore.client import DistStore
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError, WireError
 from kvstore.lineage import UNKNOWN
+from kvstore.member.session import Session
 from kvstore.reading.follower import PublishedCopy
 from kvstore.reading.held import ReadSegment
 from kvstore.wire import VersionRead
@@ -68,6 +69,21 @@ def test_arrays_become_each_version_whole() -> None:
 
     with job_with_readers(workers=2) as job:
         job.run(work)
+
+
+def test_a_follower_may_be_there_before_the_store_and_its_keys() -> None:
+    def work(session: Session) -> None:
+        with reader_of(job) as reader:
+            model = reader.follow({"w": torch.zeros(3)})
+            assert not model.update()
+            store = DistStore(session)
+            assert not model.update()
+            store.init("w", torch.ones(3))
+            assert not model.update()
+            assert store.publish() == model.wait_newer() == 1
+
+    with job_with_readers(workers=1) as job:
+        job.run_sessions(work)
 
 
 def test_versions_of_a_store_whose_every_push_is_an_update() -> None:
