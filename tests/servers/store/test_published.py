@@ -151,6 +151,17 @@ def test_going_back_from_the_newest_version_costs_its_changes() -> None:
     assert model.check(2, 1) < 400
 
 
+def test_the_version_before_costs_none_of_the_newest_versions_changes() -> None:
+    model = Model(10_000, "float32", "bfloat16")
+    values = torch.zeros(10_000)
+    model.publish(values, 1)
+    values[7] = 1
+    model.publish(values, 2)
+    values[::3] = 2
+    model.publish(values, 3)
+    assert model.check(1, 2) <= 24
+
+
 def test_a_nan_is_published_with_the_same_bits_wherever_it_lies() -> None:
     for dtype, expected in (("bfloat16", 0x7FC0), ("float16", 0x7E00)):
         published = PublishedValues(100, "float32", dtype)
